@@ -413,7 +413,7 @@ impl Publisher {
         if let Some(sink) = self.sink.as_mut().filter(|_| self.reset || !self.flight.is_empty()) {
             sink.reset();
         }
-        self.tracker.give_up();
+        self.tracker.discard_in_flight();
         self.flight.clear();
         self.flight_bytes = 0;
         self.alone = false;

@@ -2,7 +2,7 @@
 
 use super::notes::{Notes, Seen, marker};
 use super::plan::Bad;
-use super::postgres::{Answer, Change, Server, Statement, Transaction, at, watermark};
+use super::postgres::{Answer, Server, Statement, Transaction, WalChange, at, watermark};
 use super::rng::Rng;
 use super::script::{By, From, Step};
 use super::truth::Truth;
@@ -184,7 +184,7 @@ impl Fake {
         let mut changes = Vec::new();
         for (row, ordinal) in rows.iter().zip(0..) {
             if row.contains("other") {
-                changes.push(Change::Other);
+                changes.push(WalChange::Other);
                 continue;
             }
             let position = Position { commit_lsn: at(commit), ordinal };
@@ -192,7 +192,7 @@ impl Fake {
             // Published and refused often enough for whatever is written of it.
             self.truth.write(event, 0, &[]).unwrap();
             self.truth.events[event].refused = 100;
-            changes.push(Change::Event(event));
+            changes.push(WalChange::Event(event));
         }
         self.server.transactions.push(Transaction { commit, end, changes });
         self.rows.insert(commit, rows);
@@ -295,7 +295,7 @@ impl Fake {
         };
         let rows = rows.iter().map(row).collect();
         let marks = marks.iter().map(mark).collect();
-        let statement = Statement::Parking { rows, marks, epoch: self.epoch(by) };
+        let statement = Statement::Parking { rows, statuses: marks, epoch: self.epoch(by) };
         let Answer::Parking(left) = self.execute(statement) else { panic!("its answer") };
         self.notes.say(format!("a parking write: stored {}", left.is_some()));
     }

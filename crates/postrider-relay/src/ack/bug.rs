@@ -1,65 +1,65 @@
-//! Ways to break an invariant on purpose, so that `sim` can be seen to notice. None of it is in a build that runs.
+//! Bugs that tests inject, to show that `sim` detects them. Outside tests [`injected`] is the constant `false`.
 
-/// A broken invariant, one line of `ack` or `relay` each.
+/// A broken invariant: each changes one line of `ack` or `relay`.
 #[cfg_attr(not(test), expect(dead_code, reason = "some are only asked for in tests"))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Bug {
-    /// One transaction is confirmed that is not resolved.
+    /// One unresolved transaction is confirmed.
     ConfirmsOneEarly,
-    /// No answer counts as a yes.
+    /// An unknown outcome counts as acknowledged.
     UnknownIsAcked,
-    /// Time that passes counts as a yes.
+    /// An event counts as acknowledged after some time.
     TimeOutIsAcked,
-    /// A keepalive is confirmed while something before it is unresolved.
+    /// The position of a keepalive is confirmed while a ticket before it is unresolved.
     KeepaliveConfirms,
-    /// Of a transaction, what was sent counts as resolved.
+    /// The changes of a transaction count as resolved once they are sent.
     PartialCountsSent,
     /// A parked event is resolved before its row is committed.
     ParkedBeforeCommit,
-    /// Not only the head of a lane is tried.
-    TriesOutOfOrder,
-    /// A lane is live before its marks are committed.
-    LiveBeforeMarks,
-    /// A mark that was left out of a write counts as committed.
-    ForgetsLeftMarks,
-    /// Later marks of a lane do not wait for one that was left out.
-    MarksPassLeftOnes,
-    /// A report of an earlier session resolves a ticket of this one.
+    /// Events other than the head of a lane are attempted.
+    AttemptsOutOfOrder,
+    /// A lane is unblocked before the statuses of its rows are committed.
+    UnblocksBeforeStatuses,
+    /// A row status that was left out of a write counts as committed.
+    ForgetsDeferredStatuses,
+    /// Later row statuses of a lane do not wait for one that was left out of a write.
+    StatusesPassDeferred,
+    /// A report of an earlier session resolves a ticket of this session.
     ForgetsSessions,
-    /// After a failure only what failed is sent again.
-    ResendsTheFailed,
-    /// The position is confirmed when the cursor row is sent, not when it is written.
+    /// After a failure only the failed events are sent again.
+    ResendsOnlyFailed,
+    /// The position is confirmed when the cursor row is sent, not when it is committed.
     ConfirmsBeforeRow,
-    /// A refused batch counts against each event in it.
-    BlamesTheInnocent,
-    /// A head is tried before the stream has passed it.
-    TriesAhead,
-    /// A head is tried when the stream has passed it, and the cursor row has not.
-    TriesAboveRow,
-    /// What was given up by a person is not remembered.
+    /// The refusal of a batch counts for each event in it.
+    BlamesWholeBatch,
+    /// A head is attempted before the stream has passed it.
+    AttemptsAhead,
+    /// A head is attempted when the stream has passed it, but the cursor row has not.
+    AttemptsAboveCursor,
+    /// Skipped and published parked events are not remembered.
     ForgetsTombstones,
-    /// A row is tried before it is committed.
-    TriesUncommitted,
-    /// What another owner did meanwhile does not count.
+    /// An event is attempted before its row is committed.
+    AttemptsUncommitted,
+    /// That another process has owned the pipeline meanwhile is ignored.
     IgnoresOtherOwner,
-    /// What was set aside survives another owner.
+    /// Uncommitted parked events survive another owner.
     KeepsPending,
-    /// The bound on what is in flight does not hold.
+    /// The bounds on the events in flight are ignored.
     NoBound,
-    /// Rows that the stream has not reached again shut it out.
-    FullShutsOut,
-    /// A suspect is sent beside tries.
-    SuspectInCompany,
-    /// A large event, which goes through a producer of its own, is sent beside others.
-    LargeInCompany,
-    /// A drain waits for a write whose answer it has thrown away.
+    /// Parked rows that the stream has not reached again close the intake.
+    FullBlocksRepeats,
+    /// A suspect is sent while attempts are in flight.
+    SuspectNotExclusive,
+    /// A large event, which has a producer of its own, is sent while other events are in flight.
+    LargeNotExclusive,
+    /// A drain waits for a write whose answer was discarded.
     DrainForgetsWrite,
-    /// Strict order is not kept.
+    /// Strict order is ignored.
     NotStrict,
-    /// That an event was overtaken is not remembered.
+    /// That an event was overtaken is forgotten.
     ForgetsOvertaken,
-    /// An event that was overtaken and is published is not told as such.
-    OvertakenUntold,
+    /// The publication of an overtaken event is not reported as such.
+    OvertakenUnreported,
 }
 
 #[cfg(test)]
@@ -67,19 +67,19 @@ thread_local! {
     static INJECTED: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
 }
 
-/// Breaks this from now on, on this thread.
+/// Injects a bug on this thread, or none.
 #[cfg(test)]
 pub(crate) fn inject(bug: Option<Bug>) {
     INJECTED.set(bug);
 }
 
-/// Whether this is broken.
+/// Whether this bug is injected.
 #[cfg(test)]
 pub(crate) fn injected(bug: Bug) -> bool {
     INJECTED.get() == Some(bug)
 }
 
-/// Whether this is broken: it is not.
+/// Always false outside tests.
 #[cfg(not(test))]
 #[inline]
 pub(crate) const fn injected(_: Bug) -> bool {

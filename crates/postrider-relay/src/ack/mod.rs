@@ -1,12 +1,9 @@
 //! The ack tracker: which position may be confirmed.
 //!
-//! Owns the one watermark. Every change of the stream gets a ticket, in WAL order; tickets are resolved in any order;
-//! the watermark follows the longest resolved prefix and moves only over whole transactions. A transaction blocks it
-//! from its Begin on, since its tickets lie behind the mark of the transaction before it.
-//!
-//! Refuses to know what a ticket stands for, why it was resolved, and what time it is. There is no way to resolve a
-//! ticket but [`Tracker::resolve`]: no default, no drop logic, no time-out. `relay` feeds it and is the only one that
-//! does.
+//! Every change of the stream gets a ticket, in WAL order, and tickets are resolved in any order. The watermark follows
+//! the longest resolved prefix and moves only over whole transactions. A transaction blocks the watermark from its
+//! Begin, because its tickets follow those of the transaction before it. A ticket is resolved only by
+//! [`Tracker::resolve`]: there is no default, no drop logic and no time-out.
 #![deny(clippy::indexing_slicing, clippy::as_conversions, clippy::arithmetic_side_effects)]
 
 pub(crate) mod bug;
@@ -19,69 +16,70 @@ use postrider_core::event::Position;
 use postrider_core::record::Ticket;
 use std::collections::VecDeque;
 
-/// How far the stream is resolved: what a cursor row holds.
+/// How far the stream is resolved: the content of a cursor row.
 ///
-/// Ordered by how far it is.
+/// Values are ordered by position.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Progress {
     /// Every transaction that commits before this position is resolved.
     pub watermark: Watermark,
-    /// Of the first transaction that is not, the changes below this position are resolved too.
+    /// Position within the first unresolved transaction, if some of its changes are resolved: its changes below this
+    /// position are.
     pub partial: Option<Position>,
 }
 
 impl Progress {
-    /// Every change below it is resolved.
+    /// The position below which every change is resolved.
     pub fn position(&self) -> Position {
         let start = Position { commit_lsn: self.watermark.lsn(), ordinal: 0 };
         self.partial.unwrap_or(start)
     }
 }
 
-/// What came of resolving a ticket.
+/// The result of [`Tracker::resolve`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Resolution {
-    /// The ticket is resolved now.
+    /// The ticket is resolved.
     Resolved,
-    /// The ticket is of a session that was given up: its event is published again under another ticket.
+    /// The ticket was discarded with an earlier session. Its event is published again under another ticket.
     Stale,
 }
 
-/// The impossible: the caller, or a peer we trusted, broke the order of the stream.
+/// The caller or the server broke the order of the stream, so its positions can't be trusted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OrderViolation {
-    /// A Begin inside a transaction.
+    /// A Begin was received inside a transaction.
     #[error("transaction {inner} begins inside transaction {outer}")]
     Nested {
-        /// The commit position of the transaction that is open.
+        /// Commit position of the open transaction.
         outer: Lsn,
-        /// The commit position of the one that begins.
+        /// Commit position of the transaction that begins.
         inner: Lsn,
     },
-    /// Commit positions must rise.
+    /// Commit positions did not increase.
     #[error("transaction {commit_lsn} commits below {floor}, which was passed before")]
     Backwards {
-        /// The commit position that came.
+        /// The commit position received.
         commit_lsn: Lsn,
-        /// The position it had to reach.
+        /// The minimum it had to have.
         floor: Lsn,
     },
-    /// A change outside of every transaction.
-    #[error("a change came that belongs to no transaction")]
+    /// A change was received outside a transaction.
+    #[error("a change was received outside a transaction")]
     Outside,
-    /// A transaction that came before with more changes than it has now: not the same history.
-    #[error("transaction {commit_lsn} has fewer changes than when it came before")]
+    /// A repeated transaction has fewer changes than before, so this is not the same history.
+    #[error("transaction {commit_lsn} has fewer changes than when it was received before")]
     Shorter {
         /// The commit position of the transaction.
         commit_lsn: Lsn,
     },
-    /// A Commit outside a transaction, or of another one.
+    /// A Commit was received outside a transaction, or for another one.
     #[error("commit {commit_lsn} has no open transaction")]
     NotOpen {
-        /// The commit position that came.
+        /// The commit position received.
         commit_lsn: Lsn,
     },
-    /// A Commit that ends before it starts.
+    /// A Commit record ends before it starts.
     #[error("transaction {commit_lsn} ends at {end_lsn}, before its commit")]
     Inverted {
         /// Start of the commit record.
@@ -94,19 +92,20 @@ pub enum OrderViolation {
     Ticket(Ticket),
 }
 
-/// A transaction, or a run of WAL without changes of ours, that is wholly received.
+/// A completely received transaction, or a run of WAL without changes of this pipeline.
 #[derive(Clone, Copy, Debug)]
 struct Unit {
-    /// The first ticket, and the ordinal it stands for.
+    /// The first ticket, and the ordinal of its change.
     first: u64,
     first_ordinal: u64,
     /// The ticket after the last.
     upto: u64,
     commit_lsn: Lsn,
-    /// What may be confirmed once every ticket below `upto` is resolved.
+    /// The position that may be confirmed once every ticket below `upto` is resolved.
     safe: Watermark,
 }
 
+/// The transaction being received.
 #[derive(Clone, Copy, Debug)]
 struct Open {
     first: u64,
@@ -114,21 +113,22 @@ struct Open {
     commit_lsn: Lsn,
 }
 
-/// The ack tracker.
+/// The ack tracker: the tickets of one stream, and its watermark.
 #[derive(Debug)]
 pub struct Tracker {
     window: Window,
-    /// Units with unresolved tickets, or behind ones that have, oldest first.
+    /// Units that have unresolved tickets, or follow such a unit; oldest first.
     units: VecDeque<Unit>,
     open: Option<Open>,
     watermark: Watermark,
     received: Lsn,
-    /// The resolved part of a transaction that an earlier session knew, until it begins again.
+    /// Position within a transaction of which an earlier session has resolved a part, until the transaction begins
+    /// again.
     carried: Option<Position>,
 }
 
 impl Tracker {
-    /// A tracker of a stream that starts at `progress`, with tickets from 0.
+    /// Returns a tracker of a stream that starts at `progress`. Tickets start at 0.
     pub fn new(progress: Progress) -> Self {
         Self {
             window: Window::default(),
@@ -140,27 +140,30 @@ impl Tracker {
         }
     }
 
-    /// Gives up every ticket that is out, and the transaction that is open; the watermark stays.
-    ///
-    /// What was in flight will be streamed again, from [`Tracker::progress`] as it was before.
-    pub fn give_up(&mut self) {
+    /// Discards every unresolved ticket and the open transaction. The watermark and [`Tracker::progress`] stay, and the
+    /// stream is repeated from there.
+    pub fn discard_in_flight(&mut self) {
         self.carried = self.progress().partial;
-        self.window.give_up();
+        self.window.discard();
         self.units.clear();
         self.open = None;
         self.received = self.watermark.lsn();
     }
 
-    /// Gives up every ticket, and goes on from where somebody else has got to, or where another history of the same
-    /// database stands: the one way in which the watermark may go back.
+    /// Discards every unresolved ticket and continues from `progress`, which another owner or another history of the
+    /// database has reached. Only this method can move the watermark back.
     pub fn adopt(&mut self, progress: Progress) {
-        self.give_up();
+        self.discard_in_flight();
         self.watermark = progress.watermark;
         self.received = self.watermark.lsn();
         self.carried = progress.partial;
     }
 
-    /// A transaction begins, of which the changes below `first_ordinal` were resolved in an earlier session.
+    /// A transaction begins. Its changes below `first_ordinal` were resolved in an earlier session.
+    ///
+    /// # Errors
+    /// [`OrderViolation::Nested`] inside a transaction; [`OrderViolation::Backwards`] if `commit_lsn` is below the end
+    /// of the transaction before it.
     pub fn begin(&mut self, commit_lsn: Lsn, first_ordinal: u64) -> Result<(), OrderViolation> {
         if let Some(open) = self.open {
             return Err(OrderViolation::Nested { outer: open.commit_lsn, inner: commit_lsn });
@@ -174,21 +177,28 @@ impl Tracker {
         Ok(())
     }
 
-    /// One change of the open transaction.
+    /// Issues the ticket of the next change of the open transaction.
+    ///
+    /// # Panics
+    /// In debug builds, outside a transaction.
     pub fn change(&mut self) -> Ticket {
         debug_assert!(self.open.is_some(), "a change outside a transaction");
         Ticket(self.window.issue())
     }
 
-    /// The newest ticket was not used after all: its change comes again.
+    /// Takes back the newest ticket, whose change is passed again. The ticket is issued again for it.
     ///
     /// # Panics
-    /// When it is not the newest, or resolved.
+    /// If the ticket is not the newest, or is resolved.
     pub fn retract(&mut self, ticket: Ticket) {
         assert!(self.window.retract(ticket.0), "{ticket:?} is not the newest, or is resolved");
     }
 
-    /// The open transaction is whole.
+    /// The open transaction is complete.
+    ///
+    /// # Errors
+    /// [`OrderViolation::NotOpen`] if this transaction is not open; [`OrderViolation::Inverted`] if `end_lsn` is not
+    /// above `commit_lsn`.
     pub fn commit(&mut self, commit_lsn: Lsn, end_lsn: Lsn) -> Result<(), OrderViolation> {
         let open = self.open.take().filter(|open| open.commit_lsn == commit_lsn);
         let Some(open) = open else { return Err(OrderViolation::NotOpen { commit_lsn }) };
@@ -200,9 +210,9 @@ impl Tracker {
         Ok(())
     }
 
-    /// The server has nothing of ours up to `wal_end`.
+    /// The server has no further changes of this pipeline up to `wal_end`.
     ///
-    /// Ignored inside a transaction, where it says nothing about the changes still to come.
+    /// Moves nothing but [`Tracker::received`] inside a transaction, whose further changes may be below `wal_end`.
     pub fn keepalive(&mut self, wal_end: Lsn) {
         self.received = self.received.max(wal_end);
         if self.open.is_some() {
@@ -215,20 +225,23 @@ impl Tracker {
         }
     }
 
-    /// The event of a ticket is acknowledged, parked with its row committed, or passed over on purpose.
+    /// Resolves a ticket: its event is acknowledged, is parked in a committed row, or is skipped.
+    ///
+    /// # Errors
+    /// [`OrderViolation::Ticket`] if the ticket is resolved already, or was never issued.
     pub fn resolve(&mut self, ticket: Ticket) -> Result<Resolution, OrderViolation> {
         match self.window.resolve(ticket.0) {
-            Answer::Stale => Ok(Resolution::Stale),
-            Answer::Impossible => Err(OrderViolation::Ticket(ticket)),
-            Answer::Behind => Ok(Resolution::Resolved),
-            Answer::Moved => {
+            WindowResolution::Stale => Ok(Resolution::Stale),
+            WindowResolution::Invalid => Err(OrderViolation::Ticket(ticket)),
+            WindowResolution::Behind => Ok(Resolution::Resolved),
+            WindowResolution::Advanced => {
                 self.pop_resolved();
                 Ok(Resolution::Resolved)
             }
         }
     }
 
-    /// The highest position that may be confirmed. It never goes back.
+    /// The highest position that may be confirmed. Only [`Tracker::adopt`] can move it back.
     pub fn watermark(&self) -> Watermark {
         self.watermark
     }
@@ -238,7 +251,7 @@ impl Tracker {
         self.received
     }
 
-    /// What a cursor row should say.
+    /// How far the stream is resolved: the content of the next cursor row.
     pub fn progress(&self) -> Progress {
         let sent = injected(Bug::PartialCountsSent);
         let low = if sent { self.window.next() } else { self.window.low() };
@@ -258,7 +271,7 @@ impl Tracker {
         Progress { watermark: self.watermark, partial: partial.or(self.carried) }
     }
 
-    /// The lowest ticket without an outcome: all below are resolved, or given up.
+    /// The lowest unresolved ticket, or the next one: all below are resolved or discarded.
     pub fn low(&self) -> Ticket {
         Ticket(self.window.low())
     }
@@ -268,7 +281,7 @@ impl Tracker {
         Ticket(self.window.next())
     }
 
-    /// Tickets from the lowest without an outcome to the newest: what this tracker's memory grows with.
+    /// Number of tickets from the lowest unresolved one to the newest. The memory of the tracker grows with it.
     pub fn span(&self) -> u64 {
         self.window.next().saturating_sub(self.window.low())
     }
@@ -290,7 +303,7 @@ impl Tracker {
             return;
         }
         match self.units.back_mut() {
-            // A transaction without changes of ours: it rides on the one before.
+            // A transaction without changes of this pipeline is added to the unit before it.
             Some(unit) if unit.upto == upto => unit.safe = unit.safe.max(safe),
             Some(_) | None => self.units.push_back(Unit {
                 first: open.first,
@@ -315,7 +328,7 @@ impl Tracker {
         self.watermark = self.watermark.max(to);
         let oldest = self.units.front().map(|unit| unit.commit_lsn);
         let oldest = oldest.or(self.open.map(|open| open.commit_lsn));
-        // The whole safety argument: the server skips a transaction iff it commits below the confirmed position.
+        // The safety argument: the server skips a transaction if and only if it commits below the confirmed position.
         assert!(
             oldest.is_none_or(|commit_lsn| self.watermark.lsn() <= commit_lsn),
             "watermark {} passes an unresolved transaction",
@@ -324,33 +337,33 @@ impl Tracker {
     }
 }
 
-// Tickets from the lowest unresolved one on, one bit each.
-//
-// Owns the numbering: tickets rise by one and are never used twice, so a ticket below `given_up` is of an earlier
-// session.
-
+/// Bits of a word of [`Window`].
 const WORD_BITS: u64 = 64;
 
-/// What resolving did.
+/// The result of [`Window::resolve`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Answer {
-    /// It was the lowest: the resolved prefix grew.
-    Moved,
-    /// It waits behind lower ones.
+enum WindowResolution {
+    /// The ticket was the lowest unresolved one: the resolved prefix grew.
+    Advanced,
+    /// A lower ticket is unresolved.
     Behind,
-    /// It was given up before.
+    /// The ticket was discarded.
     Stale,
-    /// It was resolved before, or never issued.
-    Impossible,
+    /// The ticket was resolved before, or never issued.
+    Invalid,
 }
 
+/// The tickets from the lowest unresolved one, one bit each.
+///
+/// Tickets are issued in sequence and never reused, so a ticket below `discarded` is of an earlier session. Only a
+/// ticket that was taken back is issued again.
 #[derive(Debug, Default)]
 struct Window {
-    /// Bits of tickets, 1 for resolved; the first word holds `low`.
+    /// One bit for each ticket, 1 if it is resolved. The first word contains `low`.
     words: VecDeque<u64>,
     low: u64,
     next: u64,
-    given_up: u64,
+    discarded: u64,
 }
 
 impl Window {
@@ -371,7 +384,7 @@ impl Window {
         ticket
     }
 
-    /// Takes back the newest ticket, if it is that, and unresolved.
+    /// Takes back the newest ticket. Returns whether it was the newest, and unresolved.
     fn retract(&mut self, ticket: u64) -> bool {
         let newest = self.next.checked_sub(1) == Some(ticket) && ticket >= self.low;
         let word = self.words.get(self.word_of(ticket)).copied().unwrap_or(0);
@@ -382,35 +395,35 @@ impl Window {
         true
     }
 
-    fn give_up(&mut self) {
+    fn discard(&mut self) {
         self.words.clear();
         self.next = if injected(Bug::ForgetsSessions) { 0 } else { self.next };
         self.low = self.next;
-        self.given_up = self.next;
-        // Bits below `low` in its word stand for tickets of before and must read as resolved.
+        self.discarded = self.next;
+        // The bits below `low` in its word belong to earlier tickets and must read as resolved.
         if self.low.checked_rem(WORD_BITS).is_some_and(|bit| bit != 0) {
             self.words.push_back(bit(self.low).wrapping_sub(1));
         }
     }
 
-    fn resolve(&mut self, ticket: u64) -> Answer {
-        if ticket < self.given_up {
-            return Answer::Stale;
+    fn resolve(&mut self, ticket: u64) -> WindowResolution {
+        if ticket < self.discarded {
+            return WindowResolution::Stale;
         }
         if ticket < self.low || ticket >= self.next {
-            return Answer::Impossible;
+            return WindowResolution::Invalid;
         }
         let index = self.word_of(ticket);
-        let Some(word) = self.words.get_mut(index) else { return Answer::Impossible };
+        let Some(word) = self.words.get_mut(index) else { return WindowResolution::Invalid };
         if *word & bit(ticket) != 0 {
-            return Answer::Impossible;
+            return WindowResolution::Invalid;
         }
         *word |= bit(ticket);
         if ticket != self.low {
-            return Answer::Behind;
+            return WindowResolution::Behind;
         }
         self.advance();
-        Answer::Moved
+        WindowResolution::Advanced
     }
 
     /// Moves `low` over every resolved ticket, a word at a time.
@@ -426,7 +439,7 @@ impl Window {
         }
     }
 
-    /// Index into `words` of a ticket not below the word of `low`.
+    /// The index into `words` of a ticket. The ticket must not be below the word of `low`.
     fn word_of(&self, ticket: u64) -> usize {
         let words = (ticket >> 6).saturating_sub(self.low >> 6);
         usize::try_from(words).unwrap_or(usize::MAX)

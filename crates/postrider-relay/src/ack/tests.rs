@@ -1,4 +1,4 @@
-//! Transcripts, and every law of the tracker against a naive model that scans a list.
+//! Sequences of calls, and a comparison of the tracker with a naive model that scans a list.
 
 #![expect(
     clippy::arithmetic_side_effects,
@@ -68,7 +68,7 @@ fn keepalive_behind_unresolved_events_counts_once_they_are_resolved() {
 }
 
 #[test]
-fn partly_resolved_transaction_goes_on_where_an_earlier_session_was() {
+fn partly_resolved_transaction_continues_from_the_earlier_session() {
     let mut tracker = started_at(10);
     tracker.begin(lsn(50), 7).unwrap();
     let tickets = [tracker.change(), tracker.change()];
@@ -78,13 +78,13 @@ fn partly_resolved_transaction_goes_on_where_an_earlier_session_was() {
 }
 
 #[test]
-fn what_was_resolved_of_a_transaction_survives_giving_up() {
+fn resolved_part_of_a_transaction_survives_discarding() {
     let mut tracker = started_at(10);
     tracker.begin(lsn(50), 0).unwrap();
     let tickets = [tracker.change(), tracker.change()];
     tracker.resolve(tickets[0]).unwrap();
     let before = tracker.progress();
-    tracker.give_up();
+    tracker.discard_in_flight();
     assert_eq!(tracker.progress(), before);
     tracker.begin(lsn(50), 1).unwrap();
     assert_eq!(tracker.progress(), before);
@@ -130,35 +130,35 @@ fn resolved_ticket_is_not_taken_back() {
 }
 
 #[test]
-fn received_runs_ahead_of_the_watermark_until_it_is_given_up() {
+fn received_is_ahead_of_the_watermark_until_tickets_are_discarded() {
     let mut tracker = started_at(10);
     transaction(&mut tracker, 20, 30, 1);
     assert_eq!(tracker.received(), lsn(30));
     tracker.keepalive(lsn(90));
     assert_eq!((tracker.received(), tracker.watermark().lsn()), (lsn(90), lsn(10)));
-    tracker.give_up();
+    tracker.discard_in_flight();
     assert_eq!(tracker.received(), lsn(10));
 }
 
 #[test]
-fn tickets_of_a_session_that_was_given_up_are_stale() {
-    for out in [1_usize, 63, 64, 65, 130] {
+fn tickets_of_a_discarded_session_are_stale() {
+    for discarded in [1_usize, 63, 64, 65, 130] {
         let mut tracker = started_at(10);
-        let before = transaction(&mut tracker, 20, 30, out);
-        tracker.give_up();
+        let before = transaction(&mut tracker, 20, 30, discarded);
+        tracker.discard_in_flight();
         assert!(tracker.all_resolved());
         let after = transaction(&mut tracker, 20, 30, 70);
-        assert_eq!(tracker.resolve(before[out - 1]), Ok(Resolution::Stale));
+        assert_eq!(tracker.resolve(before[discarded - 1]), Ok(Resolution::Stale));
         assert_eq!(tracker.watermark().lsn(), lsn(10));
         for ticket in after {
             assert_eq!(tracker.resolve(ticket), Ok(Resolution::Resolved));
         }
-        assert_eq!(tracker.watermark().lsn(), lsn(30), "{out} tickets given up");
+        assert_eq!(tracker.watermark().lsn(), lsn(30), "{discarded} tickets discarded");
     }
 }
 
 #[test]
-fn impossible_sequences_are_refused() {
+fn order_violations_are_refused() {
     let mut tracker = started_at(10);
     let tickets = transaction(&mut tracker, 20, 30, 2);
     tracker.resolve(tickets[1]).unwrap();
@@ -171,7 +171,7 @@ fn impossible_sequences_are_refused() {
     assert!(matches!(tracker.commit(lsn(30), lsn(30)), Err(OrderViolation::Inverted { .. })));
 }
 
-/// Every order in which the reports of three transactions of two events each can come.
+/// Every order in which the reports of three transactions of two events each can be received.
 #[test]
 fn every_order_of_six_reports_ends_at_the_same_watermark() {
     let mut order = [0_usize, 1, 2, 3, 4, 5];
@@ -209,26 +209,26 @@ enum Step {
     Transaction { gap: u64, changes: usize, length: u64 },
     Keepalive { gap: u64 },
     Resolve(prop::sample::Index),
-    GiveUp,
+    Discard,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        // A gap of 0 makes commits that touch: the case in which `end_lsn + 1` loses a transaction.
+        // A gap of 0 makes adjacent commits: the case in which `end_lsn + 1` would lose a transaction.
         4 => (prop_oneof![3 => Just(0), 1 => 1..50_u64], 0..70_usize, 1..40_u64)
             .prop_map(|(gap, changes, length)| Step::Transaction { gap, changes, length }),
         2 => (0..60_u64).prop_map(|gap| Step::Keepalive { gap }),
         8 => any::<prop::sample::Index>().prop_map(Step::Resolve),
-        1 => Just(Step::GiveUp),
+        1 => Just(Step::Discard),
     ]
 }
 
-/// What the tracker should know, as a plain list.
+/// The expected state of the tracker, as a plain list.
 #[derive(Default)]
 struct Model {
     end: u64,
     confirmed: u64,
-    /// Commit position, what may be confirmed after it, and its unresolved tickets.
+    /// Commit position, the position that may be confirmed after it, and its unresolved tickets.
     units: Vec<(u64, u64, Vec<Ticket>)>,
 }
 
@@ -261,8 +261,8 @@ impl Model {
                 assert_eq!(tracker.resolve(ticket), Ok(Resolution::Resolved));
                 self.units.iter_mut().for_each(|unit| unit.2.retain(|other| *other != ticket));
             }
-            Step::GiveUp => {
-                tracker.give_up();
+            Step::Discard => {
+                tracker.discard_in_flight();
                 self.units.clear();
                 self.end = self.end.max(self.confirmed);
             }
@@ -280,9 +280,9 @@ proptest! {
         for step in &steps {
             model.apply(&mut tracker, step);
             let now = tracker.watermark();
-            prop_assert!(now >= before, "the watermark went back");
+            prop_assert!(now >= before, "the watermark moved back");
             prop_assert_eq!(now.lsn(), lsn(model.confirmed));
-            // The server's own rule: whatever it would skip is resolved.
+            // Every transaction that the server would skip by its own rule is resolved.
             let skipped = model.units.iter().find(|unit| lsn(unit.0) < now.lsn() && !unit.2.is_empty());
             prop_assert!(skipped.is_none());
             prop_assert_eq!(tracker.all_resolved(), model.units.iter().all(|unit| unit.2.is_empty()));

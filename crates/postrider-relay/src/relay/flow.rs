@@ -1,7 +1,7 @@
-//! What is in flight, and the bounds on it.
+//! The events of the stream in flight, and the bounds on them.
 //!
-//! One slot a ticket, from the lowest without an outcome on, so that a report finds its event's size and time by
-//! subtraction.
+//! [`Flow`] has one slot for each ticket, from the lowest one without an outcome, so that a report finds the size and
+//! the time of its event by subtraction.
 
 use super::stream::Upcoming;
 use crate::ack::bug::{Bug, injected};
@@ -10,37 +10,40 @@ use postrider_core::parked::Lane;
 use postrider_core::record::Ticket;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
-/// Tickets from the oldest without an outcome to the newest. One stuck report may have this many resolved ones behind
-/// it: about 50 bytes each, 50 MB at the worst.
+/// Maximum number of tickets from the oldest without an outcome to the newest. This many resolved tickets may be behind
+/// one missing report, at about 50 bytes each: 50 MB in the worst case.
 pub(super) const SPAN_MAX: u64 = 1 << 20;
 
-/// Bounds on what is in flight. Reaching one shuts the intake; it opens again at three quarters.
+/// Bounds on the events in flight. When one is reached the intake closes; it opens again at three quarters of both.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Events handed over without a report.
+    /// Number of events handed to the sink without a report.
     pub events_max: u64,
-    /// Bytes of their keys, headers and payloads. One event may exceed it alone.
+    /// Bytes of their keys, headers and payloads. A single event may exceed it.
     pub bytes_max: u64,
 }
 
+/// What is known of a ticket of the stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
     pub(super) position: Position,
     pub(super) commit_time: PgTime,
     pub(super) lane: Lane,
     size_bytes: u32,
-    state: Handed,
+    state: SlotState,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Handed {
-    Over,
-    Landed,
-    /// Refused, by a broker that may have meant another of its batch.
+enum SlotState {
+    /// Handed to the sink, without a report.
+    InFlight,
+    Acked,
+    /// The broker refused the batch, and may have meant another event of it.
     Refused,
-    /// Set aside: its row is not committed.
-    Aside,
-    Never,
+    /// Parked; its row is not committed.
+    Parked,
+    /// Not an event of this pipeline.
+    Skipped,
 }
 
 impl Slot {
@@ -50,7 +53,7 @@ impl Slot {
             commit_time: upcoming.commit_time,
             lane,
             size_bytes: u32::try_from(size_bytes).unwrap_or(u32::MAX),
-            state: Handed::Over,
+            state: SlotState::InFlight,
         }
     }
 
@@ -59,6 +62,7 @@ impl Slot {
     }
 }
 
+/// The events of the stream in flight, and which event must have nothing else in flight.
 #[derive(Debug)]
 pub(super) struct Flow {
     limits: Limits,
@@ -67,28 +71,31 @@ pub(super) struct Flow {
     base: u64,
     events: u64,
     bytes: u64,
-    /// Tickets of what is no event, in all.
+    /// Number of tickets that were not events, in all.
     skipped: u64,
-    shut: bool,
+    /// A bound was reached.
+    full: bool,
     /// Commit time of an event that the sink has not taken yet.
-    waiting: Option<PgTime>,
-    /// Events of batches that a broker refused: they are sent with nothing else in flight, to find the one it means.
+    not_taken: Option<PgTime>,
+    /// Events of batches that a broker refused. Each is sent with nothing else in flight, to find the one that the
+    /// broker means.
     suspects: BTreeSet<Position>,
-    /// One of them is in flight.
-    alone: bool,
-    /// The event that the sink takes only with no other event of the stream in flight: it is larger than its topic
-    /// takes before compression, and a producer of its own finds out whether the broker takes it.
+    /// A suspect is in flight.
+    suspect_in_flight: bool,
+    /// The event that the sink takes only with no other event of the stream in flight: before compression it is larger
+    /// than its topic takes, and a producer of its own finds out whether the broker takes it.
     large: Option<Position>,
-    /// It is in flight.
-    large_flies: bool,
-    /// Of a suspect, a later event of its lane that reached the broker before it.
+    large_in_flight: bool,
+    /// For a discarded event, a later event of its lane that reached the broker before it.
     overtaken: BTreeMap<Position, Position>,
-    /// What was given up without a report that it landed: one that comes late can still tell of overtaking.
-    given_up: HashMap<Ticket, (Position, Lane)>,
-    /// The same by lane, newest first.
-    behind: HashMap<Lane, Vec<Position>>,
-    /// Lanes with an event in flight, where a lane may have only one.
-    flying: Option<HashSet<Lane>>,
+    /// Events that were discarded without an acknowledgement. A late acknowledgement can still show that one of them
+    /// has overtaken another.
+    discarded: HashMap<Ticket, (Position, Lane)>,
+    /// The positions in `discarded` by lane, highest first.
+    discarded_by_lane: HashMap<Lane, Vec<Position>>,
+    /// Lanes with an event in flight. `None` unless order is strict.
+    lanes_in_flight: Option<HashSet<Lane>>,
+    /// See [`Bug::ResendsOnlyFailed`].
     #[cfg(test)]
     pub(super) remembered: BTreeSet<Position>,
 }
@@ -102,156 +109,161 @@ impl Flow {
             events: 0,
             bytes: 0,
             skipped: 0,
-            shut: false,
-            waiting: None,
+            full: false,
+            not_taken: None,
             suspects: BTreeSet::new(),
-            alone: false,
+            suspect_in_flight: false,
             large: None,
-            large_flies: false,
+            large_in_flight: false,
             overtaken: BTreeMap::new(),
-            given_up: HashMap::new(),
-            behind: HashMap::new(),
-            flying: strict.then(HashSet::new),
+            discarded: HashMap::new(),
+            discarded_by_lane: HashMap::new(),
+            lanes_in_flight: strict.then(HashSet::new),
             #[cfg(test)]
             remembered: BTreeSet::new(),
         }
     }
 
-    /// Tickets of what is no event, in all.
+    /// Number of tickets that were not events, in all.
     pub(super) fn skipped(&self) -> u64 {
         self.skipped
     }
 
-    /// How many events may be in flight.
+    /// Maximum number of events in flight.
     pub(super) fn events_max(&self) -> u64 {
         self.limits.events_max
     }
 
-    /// Whether the next event may be handed over, while `tries` of parked events are out.
-    pub(super) fn has_room(&self, next: Position, tries: usize) -> bool {
-        if self.alone || self.suspects.contains(&next) {
-            return self.events == 0 && (tries == 0 || injected(Bug::SuspectInCompany));
+    /// Whether the next event may be handed over, while this many attempts of parked events are in flight.
+    pub(super) fn has_room(&self, next: Position, attempts: usize) -> bool {
+        if self.suspect_in_flight || self.suspects.contains(&next) {
+            return self.events == 0 && (attempts == 0 || injected(Bug::SuspectNotExclusive));
         }
-        if self.goes_alone(next) && !injected(Bug::LargeInCompany) {
+        if self.is_large(next) && !injected(Bug::LargeNotExclusive) {
             return self.events == 0;
         }
-        !self.shut || injected(Bug::NoBound)
+        !self.full || injected(Bug::NoBound)
     }
 
-    /// Whether this event is sent with no other of the stream in flight because of its size, or one that is has not
-    /// been reported.
-    pub(super) fn goes_alone(&self, next: Position) -> bool {
-        self.large_flies || self.large == Some(next)
+    /// Whether this event must have no other event of the stream in flight because of its size, or such an event is in
+    /// flight.
+    pub(super) fn is_large(&self, next: Position) -> bool {
+        self.large_in_flight || self.large == Some(next)
     }
 
-    /// Whether this event is sent with nothing else in flight, or one that is has not been reported.
-    pub(super) fn is_suspicious(&self, next: Position) -> bool {
-        (self.alone || self.suspects.contains(&next)) && !injected(Bug::SuspectInCompany)
+    /// Whether this event must have nothing else in flight because it is suspected, or such an event is in flight.
+    pub(super) fn is_suspect(&self, next: Position) -> bool {
+        (self.suspect_in_flight || self.suspects.contains(&next))
+            && !injected(Bug::SuspectNotExclusive)
     }
 
     /// Whether the lane may have another event in flight.
     pub(super) fn admits(&self, lane: Lane) -> bool {
-        let free = |flying: &HashSet<Lane>| !flying.contains(&lane) || injected(Bug::NotStrict);
-        self.flying.as_ref().is_none_or(free)
+        let free = |lanes: &HashSet<Lane>| !lanes.contains(&lane) || injected(Bug::NotStrict);
+        self.lanes_in_flight.as_ref().is_none_or(free)
     }
 
     pub(super) fn hand_over(&mut self, ticket: Ticket, slot: Slot) {
-        self.waiting = None;
-        self.alone = self.suspects.contains(&slot.position);
-        self.large_flies = self.large == Some(slot.position);
-        if let Some(flying) = &mut self.flying {
-            flying.insert(slot.lane);
+        self.not_taken = None;
+        self.suspect_in_flight = self.suspects.contains(&slot.position);
+        self.large_in_flight = self.large == Some(slot.position);
+        if let Some(lanes) = &mut self.lanes_in_flight {
+            lanes.insert(slot.lane);
         }
         self.events += 1;
         self.bytes += u64::from(slot.size_bytes);
-        self.shut = self.events >= self.limits.events_max || self.bytes >= self.limits.bytes_max;
+        self.full = self.events >= self.limits.events_max || self.bytes >= self.limits.bytes_max;
         self.push(ticket, slot);
     }
 
     /// The newest event was not taken by the sink.
     pub(super) fn retract(&mut self) {
         let Some(slot) = self.slots.pop_back() else { return };
-        self.left(&slot);
-        self.waiting = Some(slot.commit_time);
-        // It was let in, so the intake was open before it.
-        self.shut = false;
+        self.release(&slot);
+        self.not_taken = Some(slot.commit_time);
+        // The event was taken by the relay, so the bounds were not reached before it.
+        self.full = false;
     }
 
-    /// The newest event was not taken by the sink, which takes it only with no other in flight.
-    pub(super) fn retract_to_send_alone(&mut self) {
+    /// The newest event was not taken by the sink, which takes it only with no other event of the stream in flight.
+    pub(super) fn retract_as_large(&mut self) {
         self.large = self.slots.back().map(|slot| slot.position);
         self.retract();
     }
 
-    /// A ticket that no sink will report on.
+    /// Adds a ticket that is not handed to the sink.
     pub(super) fn skip(&mut self, ticket: Ticket) {
         let slot = Slot {
             position: Position::default(),
             commit_time: PgTime::default(),
             lane: Lane::default(),
             size_bytes: 0,
-            state: Handed::Never,
+            state: SlotState::Skipped,
         };
         self.skipped += 1;
         self.push(ticket, slot);
     }
 
-    /// The event of a ticket that is in flight; `None` for a report of an earlier session.
+    /// The event of a ticket in flight; `None` if the ticket is of an earlier session.
+    ///
+    /// # Panics
+    /// If the ticket has an outcome already.
     pub(super) fn get(&self, ticket: Ticket) -> Option<Slot> {
         let slot = self.slots.get(self.index(ticket)?)?;
-        assert!(slot.state == Handed::Over, "a second report for {ticket:?}");
+        assert!(slot.state == SlotState::InFlight, "a second report for {ticket:?}");
         Some(*slot)
     }
 
     /// Whether the event of a ticket is in flight.
     #[cfg(test)]
-    pub(super) fn flies(&self, ticket: Ticket) -> bool {
+    pub(super) fn is_in_flight(&self, ticket: Ticket) -> bool {
         let slot = self.index(ticket).and_then(|index| self.slots.get(index));
-        slot.is_some_and(|slot| slot.state == Handed::Over)
+        slot.is_some_and(|slot| slot.state == SlotState::InFlight)
     }
 
-    /// See [`Bug::ResendsTheFailed`].
+    /// See [`Bug::ResendsOnlyFailed`].
     #[cfg(test)]
-    pub(super) fn remember_the_landed(&mut self) {
-        let landed = self.slots.iter().filter(|slot| slot.state == Handed::Landed);
-        self.remembered.extend(landed.map(|slot| slot.position));
+    pub(super) fn remember_acked(&mut self) {
+        let acked = self.slots.iter().filter(|slot| slot.state == SlotState::Acked);
+        self.remembered.extend(acked.map(|slot| slot.position));
     }
 
-    /// The event of a ticket reached the broker; a later one of its lane that had come first.
-    pub(super) fn landed(&mut self, ticket: Ticket) -> Option<Position> {
-        let position = self.ends(ticket, Handed::Landed)?.position;
+    /// The event of a ticket reached the broker. Returns a later event of its lane that had reached the broker first.
+    pub(super) fn acked(&mut self, ticket: Ticket) -> Option<Position> {
+        let position = self.complete(ticket, SlotState::Acked)?.position;
         if self.overtaken.is_empty() { None } else { self.overtaken.remove(&position) }
     }
 
-    /// The batch the event was in was refused.
+    /// The batch that contained the event was refused.
     pub(super) fn refused(&mut self, ticket: Ticket) {
-        self.ends(ticket, Handed::Refused);
+        self.complete(ticket, SlotState::Refused);
     }
 
-    /// The event of a ticket was handed over, and is to be set aside instead.
-    pub(super) fn put_aside(&mut self, ticket: Ticket) {
-        self.ends(ticket, Handed::Aside);
+    /// The event of a ticket was handed over, and is parked instead.
+    pub(super) fn park_handed_over(&mut self, ticket: Ticket) {
+        self.complete(ticket, SlotState::Parked);
     }
 
-    /// An event that is set aside without being handed over.
-    pub(super) fn aside(&mut self, ticket: Ticket, slot: Slot) {
-        self.waiting = None;
-        self.push(ticket, Slot { state: Handed::Aside, ..slot });
+    /// Adds an event that is parked without being handed over.
+    pub(super) fn park(&mut self, ticket: Ticket, slot: Slot) {
+        self.not_taken = None;
+        self.push(ticket, Slot { state: SlotState::Parked, ..slot });
     }
 
-    /// Whether the newest event is sent with no other of the stream in flight, because it is suspected or for its size.
+    /// Whether the newest event is sent with no other event of the stream in flight, because it is suspected or because
+    /// of its size.
     pub(super) fn sends_exclusively(&self) -> bool {
-        self.alone || self.large_flies
+        self.suspect_in_flight || self.large_in_flight
     }
 
-    /// Whether the event in flight was sent with nothing else in flight, so that a refusal can mean nothing else. One
-    /// that is sent by itself for its size may have a try in its batch: its topic may have come to take its size.
-    pub(super) fn was_alone(&self) -> bool {
-        self.alone
+    /// Whether the event in flight was sent with nothing else in flight, so that a refusal can mean no other event. A
+    /// large event may share its batch with an attempt, because its topic may have come to take its size.
+    pub(super) fn is_exclusive(&self) -> bool {
+        self.suspect_in_flight
     }
 
-    /// A later event of its lane that was published before this one.
-    pub(super) fn overtaken(&mut self, position: Position) -> Option<Position> {
+    /// Removes and returns a later event of its lane that was published before this one.
+    pub(super) fn take_overtaken(&mut self, position: Position) -> Option<Position> {
         self.suspects.remove(&position);
         self.overtaken.remove(&position)
     }
@@ -261,66 +273,67 @@ impl Flow {
         !self.overtaken.is_empty() && self.overtaken.contains_key(&position)
     }
 
-    fn ends(&mut self, ticket: Ticket, state: Handed) -> Option<Slot> {
+    fn complete(&mut self, ticket: Ticket, state: SlotState) -> Option<Slot> {
         let slot = self.index(ticket).and_then(|index| self.slots.get_mut(index))?;
         slot.state = state;
         let slot = *slot;
-        if state == Handed::Landed && self.alone {
+        if state == SlotState::Acked && self.suspect_in_flight {
             self.suspects.remove(&slot.position);
         }
-        self.left(&slot);
+        self.release(&slot);
         let Limits { events_max, bytes_max } = self.limits;
-        self.shut &= self.events > events_max / 4 * 3 || self.bytes > bytes_max / 4 * 3;
+        self.full &= self.events > events_max / 4 * 3 || self.bytes > bytes_max / 4 * 3;
         Some(slot)
     }
 
     /// An event is not in flight any more.
-    fn left(&mut self, slot: &Slot) {
+    fn release(&mut self, slot: &Slot) {
         self.events -= 1;
         self.bytes -= u64::from(slot.size_bytes);
-        (self.alone, self.large_flies) = (false, false);
-        if let Some(flying) = &mut self.flying {
-            flying.remove(&slot.lane);
+        (self.suspect_in_flight, self.large_in_flight) = (false, false);
+        if let Some(lanes) = &mut self.lanes_in_flight {
+            lanes.remove(&slot.lane);
         }
     }
 
-    /// Remembers who was in a refused batch, and whom a later event of its lane has overtaken: of a batch that was
-    /// refused some may have no report yet, and one of those can be the culprit.
-    pub(super) fn suspect_the_refused(&mut self) {
-        let mut landed: HashMap<Lane, Position> = HashMap::new();
-        self.given_up.clear();
-        self.behind.clear();
+    /// Records, before everything in flight is discarded, which events were in a refused batch, and which were
+    /// overtaken by a later event of their lane. An event of a refused batch may have no report yet, and may be the one
+    /// that the broker means.
+    pub(super) fn suspect_refused(&mut self) {
+        let mut acked: HashMap<Lane, Position> = HashMap::new();
+        self.discarded.clear();
+        self.discarded_by_lane.clear();
         let mut ticket = self.base + self.slots.len() as u64;
         for slot in self.slots.iter().rev() {
             ticket -= 1;
             match slot.state {
-                Handed::Landed => {
-                    landed.entry(slot.lane).or_insert(slot.position);
+                SlotState::Acked => {
+                    acked.entry(slot.lane).or_insert(slot.position);
                 }
-                Handed::Refused | Handed::Over => {
-                    self.given_up.insert(Ticket(ticket), (slot.position, slot.lane));
-                    self.behind.entry(slot.lane).or_default().push(slot.position);
-                    if slot.state == Handed::Refused {
+                SlotState::Refused | SlotState::InFlight => {
+                    self.discarded.insert(Ticket(ticket), (slot.position, slot.lane));
+                    self.discarded_by_lane.entry(slot.lane).or_default().push(slot.position);
+                    if slot.state == SlotState::Refused {
                         self.suspects.insert(slot.position);
                     }
                     if let Some(&later) =
-                        landed.get(&slot.lane).filter(|_| !injected(Bug::ForgetsOvertaken))
+                        acked.get(&slot.lane).filter(|_| !injected(Bug::ForgetsOvertaken))
                     {
                         self.overtaken.insert(slot.position, later);
                     }
                 }
-                Handed::Aside | Handed::Never => {}
+                SlotState::Parked | SlotState::Skipped => {}
             }
         }
     }
 
-    /// An event that was given up had reached the broker: whoever is before it in its lane was overtaken.
-    pub(super) fn landed_late(&mut self, ticket: Ticket) {
-        let Some((position, lane)) = self.given_up.remove(&ticket) else { return };
+    /// A discarded event had reached the broker: the discarded events before it in its lane were overtaken.
+    pub(super) fn acked_late(&mut self, ticket: Ticket) {
+        let Some((position, lane)) = self.discarded.remove(&ticket) else { return };
         if injected(Bug::ForgetsOvertaken) {
             return;
         }
-        for &before in self.behind.get(&lane).into_iter().flatten() {
+        for &before in self.discarded_by_lane.get(&lane).into_iter().flatten() {
             if before < position {
                 self.overtaken.entry(before).or_insert(position);
             }
@@ -333,25 +346,25 @@ impl Flow {
         }
     }
 
-    /// Positions mean something else from now on.
+    /// The stream has another history, in which these positions mean other events.
     pub(super) fn forget_positions(&mut self) {
         self.suspects.clear();
         self.large = None;
         self.overtaken.clear();
-        self.given_up.clear();
-        self.behind.clear();
+        self.discarded.clear();
+        self.discarded_by_lane.clear();
     }
 
     pub(super) fn clear(&mut self) {
         self.slots.clear();
-        self.waiting = None;
-        (self.alone, self.large_flies) = (false, false);
-        if let Some(flying) = &mut self.flying {
-            flying.clear();
+        self.not_taken = None;
+        (self.suspect_in_flight, self.large_in_flight) = (false, false);
+        if let Some(lanes) = &mut self.lanes_in_flight {
+            lanes.clear();
         }
         self.events = 0;
         self.bytes = 0;
-        self.shut = false;
+        self.full = false;
     }
 
     pub(super) fn in_flight(&self) -> (u64, u64) {
@@ -359,9 +372,10 @@ impl Flow {
     }
 
     pub(super) fn oldest(&self) -> Option<PgTime> {
-        let unresolved = |slot: &&Slot| matches!(slot.state, Handed::Over | Handed::Aside);
+        let unresolved =
+            |slot: &&Slot| matches!(slot.state, SlotState::InFlight | SlotState::Parked);
         let front = self.slots.front().filter(unresolved);
-        front.map(|slot| slot.commit_time).or(self.waiting)
+        front.map(|slot| slot.commit_time).or(self.not_taken)
     }
 
     fn push(&mut self, ticket: Ticket, slot: Slot) {

@@ -1,10 +1,10 @@
-//! Parked events in memory: which lanes are blocked, who is at their head, and when it is tried next.
+//! Parked events in memory: which lanes are blocked, which event is at the head of each, and when it is attempted next.
 //!
-//! One owner decides here; the table is its durability and is read once, when a stream starts. Knows no record and no
-//! sink: `parking` turns what is decided into rows, marks and tries.
+//! The parked table makes this state durable; it is read once, when a stream starts.
+//! [`Parking`](super::parking::Parking) turns the decisions into rows, row statuses and attempts.
 //!
-//! Only the head of a lane is ever tried, and only when the cursor row has passed it. A lane is live again when no row
-//! of it is left and every mark of it is committed.
+//! Only the head of a lane is attempted, and only after the cursor row has passed it. A lane is unblocked when it has
+//! no row left and every status of its rows is committed.
 
 use crate::ack::bug::{Bug, injected};
 use postrider_core::event::Position;
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
-/// Rows looked at to find heads for `status`, however many stand behind one.
+/// Maximum number of rows that are searched for heads for `status`, because any number may be parked behind one head.
 const HEADS_SCAN_ROWS: usize = 1_000;
 
 /// One parked event.
@@ -23,24 +23,24 @@ pub(super) struct Row {
     pub(super) lane: Option<Lane>,
     pub(super) state: State,
     pub(super) attempts: u32,
-    /// When it may be tried, by the relay's clock.
+    /// When it may be attempted, by the relay's clock.
     due: Duration,
-    /// The ticket of the try that is out.
-    pub(super) trying: Option<Ticket>,
-    /// Writes of it that are not committed: what the table has of it is not what is to be tried.
-    unwritten: u32,
-    /// Asked for while it is being tried.
+    /// The ticket of the attempt or probe in flight.
+    pub(super) attempt: Option<Ticket>,
+    /// Number of its writes that are not committed. While there are any, the table does not have the row's state.
+    uncommitted: u32,
+    /// Requested while an attempt is in flight.
     pub(super) request: Option<Request>,
-    /// A broker refused a batch it was in: it is tried with nothing else in flight.
-    pub(super) alone: bool,
-    /// Where it goes alone: its destination is known, so that nobody waits for that.
-    pub(super) sounded: bool,
+    /// A broker refused a batch that contained the event: it is attempted with nothing else in flight.
+    pub(super) exclusive: bool,
+    /// The destination of an exclusive attempt is known, so that other events need not wait for it.
+    pub(super) probed: bool,
 }
 
 impl Row {
-    /// Whether nothing is being done with it: the table has it as it is.
-    pub(super) fn at_rest(&self) -> bool {
-        self.trying.is_none() && self.unwritten == 0
+    /// Whether it has no attempt in flight and no uncommitted write.
+    pub(super) fn is_settled(&self) -> bool {
+        self.attempt.is_none() && self.uncommitted == 0
     }
 }
 
@@ -48,27 +48,27 @@ impl Row {
 #[derive(Debug, Default)]
 struct Queue {
     rows: VecDeque<Position>,
-    /// Rows that are resolved, and whose marks are not committed.
-    unmarked: u32,
-    /// One of those marks can't be written yet: nothing more of the lane is tried until a mark of it is committed.
-    held: bool,
+    /// Number of resolved rows whose status is not committed.
+    uncommitted: u32,
+    /// One of those statuses can't be written yet: no event of the lane is attempted until a status of it is committed.
+    deferred: bool,
 }
 
-/// How many events are parked, by state.
+/// Number of parked events, by state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
-    /// Refused, and tried again.
+    /// Refused, and attempted again later.
     pub waiting: u64,
     /// Behind an earlier event of their aggregate.
     pub behind: u64,
-    /// Their time has not come.
+    /// Their `available_at` has not come.
     pub due: u64,
-    /// Only a person moves them.
+    /// Refused as often as allowed: only an operator can retry or skip them.
     pub dead: u64,
 }
 
 impl Counts {
-    /// All of them.
+    /// The sum of all states.
     pub const fn total(&self) -> u64 {
         self.waiting + self.behind + self.due + self.dead
     }
@@ -84,18 +84,20 @@ impl Counts {
     }
 }
 
+/// The parked events, and the schedule of their attempts: the head of each lane, if the table has its state.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     rows: BTreeMap<Position, Row>,
-    queues: HashMap<Lane, Queue, ByLane>,
-    /// Resolved rows that the stream may bring again.
-    settled: BTreeSet<Position>,
-    /// Heads whose time has not come.
-    later: BTreeSet<(Duration, Position)>,
-    /// Heads whose time has come, in order of the stream.
-    now: BTreeSet<Position>,
+    queues: HashMap<Lane, Queue, LaneHashBuilder>,
+    /// Resolved rows whose events the stream may repeat.
+    resolved: BTreeSet<Position>,
+    /// Scheduled heads, by time.
+    scheduled: BTreeSet<(Duration, Position)>,
+    /// Heads that are due, in order of the stream.
+    due: BTreeSet<Position>,
     counts: Counts,
-    /// No row, and nothing settled, stands behind it: one comparison for each new event, however many are parked.
+    /// The highest position in `rows` and `resolved`, so that a new event costs one comparison, however many are
+    /// parked.
     last: Position,
 }
 
@@ -104,14 +106,14 @@ impl Lanes {
         self.counts
     }
 
-    /// Blocked lanes.
+    /// Number of blocked lanes.
     pub(super) fn blocked(&self) -> usize {
         self.queues.len()
     }
 
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.rows.is_empty() && self.queues.is_empty() && self.settled.is_empty()
+        self.rows.is_empty() && self.queues.is_empty() && self.resolved.is_empty()
     }
 
     #[inline]
@@ -119,14 +121,14 @@ impl Lanes {
         !self.queues.is_empty() && self.queues.contains_key(&lane)
     }
 
-    /// Whether an event the stream brings is parked, or was, and is committed as such.
+    /// Whether an event of the stream is parked, or was parked and is resolved. Either is recorded in the table.
     #[inline]
-    pub(super) fn knows(&self, position: Position) -> bool {
+    pub(super) fn contains(&self, position: Position) -> bool {
         position <= self.last
-            && (self.rows.contains_key(&position) || self.settled.contains(&position))
+            && (self.rows.contains_key(&position) || self.resolved.contains(&position))
     }
 
-    /// Whether a parked event stands here or further on.
+    /// Whether an event is parked at this position or above it.
     pub(super) fn any_from(&self, position: Position) -> bool {
         position <= self.last
             && self.rows.last_key_value().is_some_and(|(last, _)| *last >= position)
@@ -140,7 +142,7 @@ impl Lanes {
         self.rows.get_mut(&position)
     }
 
-    /// Heads among the first rows in order of the stream, with the time of their next try.
+    /// Heads among the first rows in order of the stream, with the time of their next attempt.
     pub(super) fn heads(&self, most: usize) -> Vec<(Position, State, u32, Duration)> {
         let head = |(position, row): (&Position, &Row)| {
             self.is_head(*position, row).then_some((*position, row.state, row.attempts, row.due))
@@ -148,25 +150,25 @@ impl Lanes {
         self.rows.iter().take(HEADS_SCAN_ROWS).filter_map(head).take(most).collect()
     }
 
-    /// Dead rows, whose lanes wait for a person.
+    /// Dead rows, whose lanes wait for an operator.
     pub(super) fn dead(&self, most: usize) -> Vec<Position> {
-        let dead = self.rows.iter().filter(|(_, row)| row.state == State::Dead && row.at_rest());
+        let dead = self.rows.iter().filter(|(_, row)| row.state == State::Dead && row.is_settled());
         dead.map(|(position, _)| *position).take(most).collect()
     }
 
-    /// A row that is new to us. `written` where the table has it already.
+    /// Adds a row. `written`: it was read from the table.
     pub(super) fn insert(&mut self, now: Duration, entry: &Entry, written: bool) {
         let Entry { position, lane, state, attempts, wait, overtaken_by: _ } = *entry;
         self.last = self.last.max(position);
         if state.resolved() {
             if !injected(Bug::ForgetsTombstones) {
-                self.settled.insert(position);
+                self.resolved.insert(position);
             }
             return;
         }
         if let Some(row) = self.rows.get_mut(&position) {
-            // On its way to the table when the connection was lost, and it arrived.
-            row.unwritten -= u32::from(written && row.unwritten > 0);
+            // Its write was in progress when the connection was lost, and was committed.
+            row.uncommitted -= u32::from(written && row.uncommitted > 0);
             return;
         }
         if let Some(lane) = lane {
@@ -177,32 +179,40 @@ impl Lanes {
                 self.unschedule(second);
             }
         }
-        let (due, unwritten) = (now.saturating_add(wait), u32::from(!written));
-        let (trying, request, alone, sounded) = (None, None, false, false);
-        let row = Row { lane, state, attempts, due, trying, unwritten, request, alone, sounded };
+        let row = Row {
+            lane,
+            state,
+            attempts,
+            due: now.saturating_add(wait),
+            attempt: None,
+            uncommitted: u32::from(!written),
+            request: None,
+            exclusive: false,
+            probed: false,
+        };
         self.rows.insert(position, row);
         self.count(state, true);
         self.schedule(position);
     }
 
-    /// A write of the row has begun.
-    pub(super) fn writing(&mut self, position: Position) {
+    /// A write of the row starts.
+    pub(super) fn write_started(&mut self, position: Position) {
         self.unschedule(position);
         if let Some(row) = self.rows.get_mut(&position) {
-            row.unwritten += 1;
+            row.uncommitted += 1;
         }
     }
 
     /// A write of the row is committed.
-    pub(super) fn written(&mut self, position: Position) {
+    pub(super) fn write_committed(&mut self, position: Position) {
         if let Some(row) = self.rows.get_mut(&position) {
-            row.unwritten = row.unwritten.saturating_sub(1);
+            row.uncommitted = row.uncommitted.saturating_sub(1);
             self.schedule(position);
         }
     }
 
-    /// The row changes its state, and is tried at `due`.
-    pub(super) fn becomes(
+    /// The row changes its state, and is attempted at `due`.
+    pub(super) fn set_state(
         &mut self,
         position: Position,
         state: State,
@@ -212,95 +222,96 @@ impl Lanes {
         self.unschedule(position);
         let Some(row) = self.rows.get_mut(&position) else { return };
         let before = std::mem::replace(&mut row.state, state);
-        (row.attempts, row.due, row.trying) = (attempts, due, None);
+        (row.attempts, row.due, row.attempt) = (attempts, due, None);
         self.count(before, false);
         self.count(state, true);
         self.schedule(position);
     }
 
-    /// The row is out of its lane: published, given up, or gone. `unmarked` where a mark will say so; `known` where
-    /// the stream may bring it again.
-    pub(super) fn remove(&mut self, position: Position, unmarked: bool, known: bool) {
+    /// Removes a row from its lane: it is published, skipped, or deleted. `uncommitted`: a status of the row is still
+    /// to be committed. `repeatable`: the stream may repeat the event.
+    pub(super) fn remove(&mut self, position: Position, uncommitted: bool, repeatable: bool) {
         self.unschedule(position);
         let Some(row) = self.rows.remove(&position) else { return };
         self.count(row.state, false);
-        if known {
-            self.settled.insert(position);
+        if repeatable {
+            self.resolved.insert(position);
         }
         let Some(lane) = row.lane else { return };
         let Some(queue) = self.queues.get_mut(&lane) else { return };
-        // A lane may hold all rows there are: taking its head must not cost their number.
+        // A lane may contain every row: removing its head must not take time in proportion to their number.
         if queue.rows.front() == Some(&position) {
             queue.rows.pop_front();
         } else if let Ok(at) = queue.rows.binary_search(&position) {
             queue.rows.remove(at);
         }
-        queue.unmarked += u32::from(unmarked && !injected(Bug::LiveBeforeMarks));
+        queue.uncommitted += u32::from(uncommitted && !injected(Bug::UnblocksBeforeStatuses));
         let next = queue.rows.front().copied();
-        self.free(lane);
+        self.unblock_if_empty(lane);
         if let Some(next) = next {
             self.schedule(next);
         }
     }
 
-    /// A resolved row of a lane waits for its mark, though the table shows it as it was.
-    pub(super) fn owe_mark(&mut self, lane: Lane) {
-        self.queues.entry(lane).or_default().unmarked += 1;
+    /// The status of a resolved row is still to be written, though the rows that were read do not contain it as
+    /// unresolved.
+    pub(super) fn expect_status(&mut self, lane: Lane) {
+        self.queues.entry(lane).or_default().uncommitted += 1;
     }
 
-    /// The mark of a resolved row is committed.
-    pub(super) fn marked(&mut self, lane: Option<Lane>) {
+    /// The status of a resolved row is committed.
+    pub(super) fn status_written(&mut self, lane: Option<Lane>) {
         let Some(lane) = lane else { return };
         let mut next = None;
         if let Some(queue) = self.queues.get_mut(&lane) {
-            queue.unmarked = queue.unmarked.saturating_sub(1);
-            next = queue.rows.front().copied().filter(|_| std::mem::take(&mut queue.held));
+            queue.uncommitted = queue.uncommitted.saturating_sub(1);
+            next = queue.rows.front().copied().filter(|_| std::mem::take(&mut queue.deferred));
         }
-        self.free(lane);
+        self.unblock_if_empty(lane);
         if let Some(next) = next {
             self.schedule(next);
         }
     }
 
-    /// The mark of a resolved row can't be written yet: nothing more of its lane is tried until one is.
-    pub(super) fn hold(&mut self, lane: Lane) {
+    /// The status of a resolved row can't be written yet: no event of its lane is attempted until a status is written.
+    pub(super) fn defer(&mut self, lane: Lane) {
         let Some(queue) = self.queues.get_mut(&lane) else { return };
-        queue.held = true;
+        queue.deferred = true;
         if let Some(next) = queue.rows.front().copied() {
             self.unschedule(next);
         }
     }
 
-    /// A broker refused a batch this row was in.
-    pub(super) fn set_alone(&mut self, position: Position) {
+    /// A broker refused a batch that contained this event.
+    pub(super) fn set_exclusive(&mut self, position: Position) {
         if let Some(row) = self.rows.get_mut(&position) {
-            row.alone = true;
+            row.exclusive = true;
         }
     }
 
-    /// A try of this row is out, from before the connection was lost. Whether there is such a row.
-    pub(super) fn try_again(&mut self, position: Position, ticket: Ticket) -> bool {
+    /// An attempt of this row is in flight since before the connection was lost. Returns whether the row exists.
+    pub(super) fn resume_attempt(&mut self, position: Position, ticket: Ticket) -> bool {
         self.unschedule(position);
         let row = self.rows.get_mut(&position);
-        row.map(|row| row.trying = Some(ticket)).is_some()
+        row.map(|row| row.attempt = Some(ticket)).is_some()
     }
 
-    /// No try is out any more.
-    pub(super) fn stop_trying(&mut self) {
-        let trying: Vec<Position> =
-            self.rows.iter().filter(|(_, row)| row.trying.is_some()).map(|(at, _)| *at).collect();
-        for position in trying {
+    /// No attempt is in flight any more.
+    pub(super) fn clear_attempts(&mut self) {
+        let attempted: Vec<Position> =
+            self.rows.iter().filter(|(_, row)| row.attempt.is_some()).map(|(at, _)| *at).collect();
+        for position in attempted {
             if let Some(row) = self.rows.get_mut(&position) {
-                row.trying = None;
+                row.attempt = None;
             }
             self.schedule(position);
         }
     }
 
-    /// The stream never goes back below `resolved`.
+    /// Forgets the resolved rows below `resolved`: the stream never repeats them.
     pub(super) fn forget_below(&mut self, resolved: Position) {
-        if self.settled.first().is_some_and(|first| *first < resolved) {
-            self.settled = self.settled.split_off(&resolved);
+        if self.resolved.first().is_some_and(|first| *first < resolved) {
+            self.resolved = self.resolved.split_off(&resolved);
         }
     }
 
@@ -308,8 +319,11 @@ impl Lanes {
         *self = Self::default();
     }
 
-    fn free(&mut self, lane: Lane) {
-        if self.queues.get(&lane).is_some_and(|queue| queue.rows.is_empty() && queue.unmarked == 0)
+    fn unblock_if_empty(&mut self, lane: Lane) {
+        if self
+            .queues
+            .get(&lane)
+            .is_some_and(|queue| queue.rows.is_empty() && queue.uncommitted == 0)
         {
             self.queues.remove(&lane);
         }
@@ -320,103 +334,101 @@ impl Lanes {
             if more { *count += 1 } else { *count -= 1 }
         }
     }
-}
 
-// Which head is tried next, and when: those whose time has not come, and those whose time has.
-//
-// Owns what is scheduled: the head of a lane, where the table has it as it is. Knows no sink, nor what became of a
-// try; what is due goes to `parking`, which sends it.
-
-impl Lanes {
-    /// Whether neither time nor a report changes anything before something else does: no head is due, and no settled
-    /// row waits to be forgotten.
+    /// Whether no head is due, and no resolved row has to be forgotten.
     #[inline]
-    pub(super) fn asleep(&self, now: Duration) -> bool {
-        self.now.is_empty()
-            && self.settled.is_empty()
-            && self.later.first().is_none_or(|(due, _)| *due > now)
+    pub(super) fn is_idle(&self, now: Duration) -> bool {
+        self.due.is_empty()
+            && self.resolved.is_empty()
+            && self.scheduled.first().is_none_or(|(due, _)| *due > now)
     }
 
-    /// Time has passed: rows fall due.
-    pub(super) fn ripen(&mut self, now: Duration) {
-        while let Some(&(due, position)) = self.later.first().filter(|(due, _)| *due <= now) {
-            self.later.remove(&(due, position));
-            self.now.insert(position);
+    /// Moves the heads whose time has come from `scheduled` to `due`.
+    pub(super) fn promote_due(&mut self, now: Duration) {
+        while let Some(&(due, position)) = self.scheduled.first().filter(|(due, _)| *due <= now) {
+            self.scheduled.remove(&(due, position));
+            self.due.insert(position);
         }
     }
 
-    /// The next row to try, or to sound: due, at the head of its lane, and below the cursor row, `durable`.
-    /// `alone_allowed` where nothing is in flight. `None` where there is none, or the next one has to wait to be alone.
-    pub(super) fn next_due(&mut self, durable: Position, alone_allowed: bool) -> Option<Position> {
-        let position = self.now.first().copied().filter(|position| *position < durable)?;
-        let alone = self.rows.get(&position).is_some_and(|row| row.alone && row.sounded);
-        if alone && !alone_allowed {
+    /// Takes the next row to attempt or to probe: it is due, at the head of its lane, and below the cursor row
+    /// (`durable`). `exclusive_allowed`: nothing is in flight. `None` if there is no such row, or if the next one must
+    /// have nothing else in flight.
+    pub(super) fn next_due(
+        &mut self,
+        durable: Position,
+        exclusive_allowed: bool,
+    ) -> Option<Position> {
+        let position = self.due.first().copied().filter(|position| *position < durable)?;
+        let exclusive = self.rows.get(&position).is_some_and(|row| row.exclusive && row.probed);
+        if exclusive && !exclusive_allowed {
             return None;
         }
-        self.now.remove(&position);
+        self.due.remove(&position);
         Some(position)
     }
 
-    /// Whether the next row to try must have nothing else in flight.
-    pub(super) fn wants_to_be_alone(&self, durable: Position) -> bool {
-        let first = self.now.first().filter(|position| **position < durable);
+    /// Whether the next attempt must have nothing else in flight.
+    pub(super) fn needs_exclusive(&self, durable: Position) -> bool {
+        let first = self.due.first().filter(|position| **position < durable);
         first
             .and_then(|position| self.rows.get(position))
-            .is_some_and(|row| row.alone && row.sounded)
+            .is_some_and(|row| row.exclusive && row.probed)
     }
 
-    /// Whether a head is due that stands at `durable` or behind it, and before `resolved`.
+    /// Whether a head is due at or above `durable` and below `resolved`.
     pub(super) fn is_due_between(&self, durable: Position, resolved: Position) -> bool {
-        durable < resolved && self.now.range(durable..resolved).next().is_some()
+        durable < resolved && self.due.range(durable..resolved).next().is_some()
     }
 
-    /// When the next row falls due.
+    /// When the next row is due.
     pub(super) fn deadline(&self) -> Option<Duration> {
-        self.later.first().map(|(due, _)| *due)
+        self.scheduled.first().map(|(due, _)| *due)
     }
 
     fn is_head(&self, position: Position, row: &Row) -> bool {
-        let any = injected(Bug::TriesOutOfOrder);
+        let any = injected(Bug::AttemptsOutOfOrder);
         any || row.lane.is_none_or(|lane| {
             self.queues.get(&lane).is_none_or(|queue| queue.rows.front() == Some(&position))
         })
     }
 
-    /// Puts a row where its time finds it, if it is at the head and nothing keeps it.
+    /// Schedules a row if it is at the head of its lane, and may be attempted.
     fn schedule(&mut self, position: Position) {
         let Some(row) = self.rows.get(&position) else { return };
-        let written = row.unwritten == 0 || injected(Bug::TriesUncommitted);
-        let free = row.trying.is_none() && written && row.state != State::Dead;
-        let held = row.lane.and_then(|lane| self.queues.get(&lane)).is_some_and(|queue| queue.held);
-        if free && !held && self.is_head(position, row) {
-            self.later.insert((row.due, position));
+        let written = row.uncommitted == 0 || injected(Bug::AttemptsUncommitted);
+        let free = row.attempt.is_none() && written && row.state != State::Dead;
+        let deferred =
+            row.lane.and_then(|lane| self.queues.get(&lane)).is_some_and(|queue| queue.deferred);
+        if free && !deferred && self.is_head(position, row) {
+            self.scheduled.insert((row.due, position));
         }
     }
 
     fn unschedule(&mut self, position: Position) {
-        self.now.remove(&position);
+        self.due.remove(&position);
         if let Some(row) = self.rows.get(&position) {
-            self.later.remove(&(row.due, position));
+            self.scheduled.remove(&(row.due, position));
         }
     }
 }
 
-// How lanes are looked up: a lane is a hash already, so one multiplication by a number of this process is enough.
-
-/// Odd, with its bits well spread: the fraction of the golden ratio.
+/// Multiplier of [`LaneHasher`]: odd, with evenly spread bits (the fraction of the golden ratio).
 const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Hashes lanes with a random seed of the process, so that nobody can choose aggregates whose hashes collide.
+/// Hashes lanes with a random seed of the process, so that aggregates can't be chosen to make hashes collide.
+///
+/// A [`Lane`] is a hash already, so one multiplication is enough.
 #[derive(Clone, Debug)]
-pub(super) struct ByLane(u64);
+pub(super) struct LaneHashBuilder(u64);
 
-impl Default for ByLane {
+impl Default for LaneHashBuilder {
     fn default() -> Self {
         Self(RandomState::new().hash_one(0_u64))
     }
 }
 
-impl BuildHasher for ByLane {
+impl BuildHasher for LaneHashBuilder {
     type Hasher = LaneHasher;
 
     #[inline]
@@ -425,14 +437,14 @@ impl BuildHasher for ByLane {
     }
 }
 
-/// See [`ByLane`].
+/// The hasher of [`LaneHashBuilder`].
 pub(super) struct LaneHasher(u64);
 
 impl Hasher for LaneHasher {
     #[inline]
     fn write_u64(&mut self, number: u64) {
         let product = (self.0 ^ number).wrapping_mul(SPREAD);
-        // The table takes the lowest bits, which know nothing of the highest.
+        // The hash table uses the lowest bits, which do not depend on the highest.
         self.0 = product ^ (product >> 32);
     }
 

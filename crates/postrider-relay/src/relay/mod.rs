@@ -1,19 +1,15 @@
-//! The relay: one synchronous state machine that decides what is published, what may be confirmed, and when to stop.
+//! The relay: a synchronous state machine that decides what is published, what may be confirmed, and when to stop.
 //!
-//! Owns the order of events, the bounds on what is in flight, and the only [`Tracker`]. It takes one [`Input`] at a
-//! time with the time it happened and answers with [`Effect`]s; the driver alone waits. It has no clock, socket, lock
-//! or random number, and it never sees a payload: an event is its aggregate, its size and its ticket, and the record
-//! itself stays with the driver, which publishes the one at hand when told to.
-//!
-//! The price of a machine that can't wait is that work of several steps (drain, halt) is spelt out as a [`Phase`],
-//! and is looked at again after every input ([`Relay::settle`]).
+//! [`Relay::apply`] takes one [`Input`] with its time and returns [`Effect`]s; only the driver waits. The relay sees of
+//! an event its aggregate, size and ticket; the record stays with the driver. Because the machine can't wait, work of
+//! several steps (drain, halt) is a [`Phase`], which is checked after every input ([`Relay::settle`]).
 //!
 //! ```text
 //! Begin Change* Commit ─▶ stream ─▶ tracker ─▶ feedback ─▶ WriteCursor ─▶ (written) ─▶ Confirm
 //!                            ├────▶ flow ─▶ Publish ─▶ (report) ─▶ tracker
 //!                            └────▶ parking ─▶ Park, WriteParking ─▶ (written) ─▶ tracker
-//!                                      ├─ lanes ─▶ Try ─▶ (report) ─▶ WriteParking
-//!                                      └─ letters ─▶ Letter ─▶ (report) ─▶ WriteParking
+//!                                      ├─ lanes ─▶ Attempt ─▶ (report) ─▶ WriteParking
+//!                                      └─ dead letters ─▶ DeadLetter ─▶ (report) ─▶ WriteParking
 //! ```
 
 mod feedback;
@@ -44,18 +40,38 @@ use postrider_core::record::{Outcome, Refusal, Scope, Ticket};
 use std::time::Duration;
 use stream::Stream;
 
-/// What an operator may set.
+/// The settings of a relay.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Bounds on what is in flight.
+    /// Bounds on the events in flight.
     pub limits: Limits,
-    /// Pause between two cursor rows while events are delivered.
+    /// Pause between two writes of the cursor row while events are published.
     pub cursor_interval: Duration,
-    /// How events are parked and tried again.
+    /// When events are parked and attempted again.
     pub rules: ParkingRules,
 }
 
-/// The relay of one pipeline.
+/// Whether the relay runs, or what its end waits for.
+#[derive(Debug)]
+enum Phase {
+    Running,
+    Draining,
+    Halting { halt: Box<Halt>, until: Until },
+    Ended,
+}
+
+/// What a halt waits for.
+#[derive(Clone, Copy, Debug)]
+enum Until {
+    /// Every ticket below this one to be resolved.
+    Lowest(Ticket),
+    /// Everything in flight to be reported, and every decision to be committed.
+    Settled,
+    /// Nothing, because no report can be trusted any more.
+    Now,
+}
+
+/// The relay of one pipeline: the order of its events, the bounds on its events in flight, and its [`Tracker`].
 #[derive(Debug)]
 pub struct Relay {
     tracker: Tracker,
@@ -64,9 +80,9 @@ pub struct Relay {
     feedback: Feedback,
     parking: Parking,
     phase: Phase,
-    /// A broker refused a batch: nothing more is sent until all of it is reported, or the sink says it is broken.
+    /// A broker refused a batch. Nothing more is sent until everything in flight is reported, or the sink is broken.
     refused: Option<Refusal>,
-    /// When all that follows of the inputs so far was seen to.
+    /// The time of the last [`Relay::settle`].
     settled_at: Option<Duration>,
 }
 
@@ -85,39 +101,48 @@ impl Relay {
         }
     }
 
-    /// One step. `now` is the time since any fixed moment; it never goes back.
+    /// Applies one input, and appends what it requires to `effects`.
+    ///
+    /// `now` is the time since any fixed moment, and never goes back. An input that breaks the order of the stream
+    /// leads to an [`Effect::Halt`] with [`HaltReason::Protocol`]. After [`Relay::ended`] every input is ignored.
+    ///
+    /// # Panics
+    /// If a ticket is reported twice, or [`Input::NotTaken`] or [`Input::NeedsExclusive`] names a ticket that is not
+    /// the newest.
     pub fn apply(&mut self, now: Duration, input: Input<'_>, effects: &mut Vec<Effect>) {
         if matches!(self.phase, Phase::Ended) {
             return;
         }
         let is_event = matches!(input, Input::Change(Change::Event { .. }));
-        if let Err(broken) = self.take(now, input, effects) {
-            self.violated(broken);
+        if let Err(violation) = self.take(now, input, effects) {
+            self.violated(violation);
         }
-        // Fast path: one more event at the same time as the input before, so no timer and no report can have become
-        // due.
-        let nothing_new = is_event && self.settled_at == Some(now) && self.is_at_ease(now);
-        if !nothing_new {
+        // Fast path: one more event at the time of the input before it, so that no timer can have become due, and no
+        // report was received.
+        let nothing_due = is_event && self.settled_at == Some(now) && self.is_idle(now);
+        if !nothing_due {
             self.settle(now, effects);
             self.settled_at = Some(now);
         }
     }
 
-    /// Whether the next change may be taken. While it is not, the driver keeps its place and waits for reports.
+    /// Whether the next change may be taken. While it may not, the driver keeps its place in the stream and waits for
+    /// reports.
     ///
-    /// An event of a refused batch, which is sent alone, waits until all before it is resolved, parked rows too: where
-    /// it is refused, the stream begins again behind what is resolved, and what was published behind a row that is not
-    /// committed would come twice.
+    /// An event of a refused batch is sent with nothing else in flight, and waits until every event before it is
+    /// resolved and every row of a parked event is committed. If the event is refused again, the stream starts again
+    /// from the resolved position, and an event published behind an uncommitted row would be published twice.
     pub fn intake_open(&self) -> bool {
         matches!(self.phase, Phase::Running)
             && self.refused.is_none()
-            && self.flow.has_room(self.stream.expected(), self.parking.tries())
-            && (self.tracker.span() == 0 || !self.flow.is_suspicious(self.stream.expected()))
+            && self.flow.has_room(self.stream.expected(), self.parking.in_flight())
+            && (self.tracker.span() == 0 || !self.flow.is_suspect(self.stream.expected()))
             && self.may_go_on()
-            && !self.row_lags()
+            && !self.cursor_lags()
     }
 
-    fn row_lags(&self) -> bool {
+    /// Whether too many published events are not covered by the cursor row.
+    fn cursor_lags(&self) -> bool {
         let next = Tickets { from: self.tracker.next().0, skipped: self.flow.skipped() };
         self.feedback.lags(next, self.flow.events_max())
     }
@@ -128,61 +153,62 @@ impl Relay {
 
     fn may_go_on(&self) -> bool {
         self.tracker.span() < flow::SPAN_MAX
-            && (self.parking.idle()
+            && (self.parking.is_empty()
                 || (self.parking.has_room(self.stream.expected())
-                    && !self.parking.needs_quiet(self.durable())))
+                    && !self.parking.needs_exclusive(self.durable())))
     }
 
-    /// What the next change waits for, in an operator's words; `None` while it may be taken.
+    /// What the next change waits for, as `status` and the log show it. `None` while it may be taken.
     pub fn waits_for(&self) -> Option<&'static str> {
         if self.intake_open() {
             return None;
         }
         let next = self.stream.expected();
         Some(if !matches!(self.phase, Phase::Running) {
-            "the beginning of the stream"
+            "the start of the stream"
         } else if self.refused.is_some() {
-            "answers to all that is in flight, after a refusal"
-        } else if self.row_lags() && self.feedback.is_held() {
+            "reports for all events in flight, after the broker refused a batch"
+        } else if self.cursor_lags() && self.feedback.is_deferred() {
             "rows of the outbox table that another session has locked: a million events are published behind them"
-        } else if self.row_lags() {
+        } else if self.cursor_lags() {
             "PostgreSQL to commit the cursor row"
         } else if self.parking_is_full() {
-            "room among the parked events: parking.rows_max is reached"
+            "free space in the parking table: parking.rows_max is reached"
         } else if !self.parking.has_room(next) {
             "PostgreSQL to commit rows of parked events"
         } else if self.tracker.span() >= flow::SPAN_MAX {
-            "the answer to the oldest event in flight, with a million behind it"
-        } else if self.parking.needs_quiet(self.durable()) {
-            "a parked event that is tried alone, after a refused batch"
-        } else if self.flow.is_suspicious(next) {
-            "the answer to an event that is sent alone, one at a time, after a refused batch"
-        } else if self.flow.goes_alone(next) {
-            "answers to what is in flight, or to an event that is sent by itself: it is larger than its topic takes \
-             before compression"
+            "the report for the oldest event in flight: a million tickets are behind it"
+        } else if self.parking.needs_exclusive(self.durable()) {
+            "an attempt of a parked event with nothing else in flight, after the broker refused a batch"
+        } else if self.flow.is_suspect(next) {
+            "the report for an event that is sent with nothing else in flight, after the broker refused a batch"
+        } else if self.flow.is_large(next) {
+            "reports for the events in flight, or for an event that is sent separately because it is larger than its \
+             topic takes before compression"
         } else {
-            "answers: as much is in flight as in_flight_events and in_flight_bytes allow"
+            "reports: in_flight_events or in_flight_bytes is reached"
         })
     }
 
-    /// Whether an event of this aggregate may be handed over now; while it may not, the driver keeps its place.
+    /// Whether an event of this aggregate may be handed over now. While it may not, the driver keeps its place in the
+    /// stream. Always true unless order is strict.
     pub fn admits(&self, aggregate: Aggregate<'_>) -> bool {
         !self.parking.rules.strict || self.flow.admits(Lane::of(aggregate))
     }
 
-    /// Changes to rows of parked events that could not be written when they were last to be: the rows are locked.
+    /// Number of row statuses of parked events that the last write left out because their rows are locked.
     pub fn deferred_statuses(&self) -> usize {
-        self.parking.left_marks()
+        self.parking.deferred_statuses()
     }
 
-    /// Whether parked events have reached their bound, so that the intake is shut.
+    /// Whether the number of parked events has reached `rows_max`, so that the intake is closed.
     pub fn parking_is_full(&self) -> bool {
         self.parking.is_full(self.stream.expected())
     }
 
-    /// Whether a parked event or a letter is being tried, or what became of one is not written yet.
+    /// Whether an attempt or a dead letter is in flight, or a decision about a parked event is not committed.
     pub fn has_unsettled_attempts(&self) -> bool {
-        !self.parking.quiet()
+        !self.parking.is_settled()
     }
 
     /// Whether the event just handed over is sent with no other event of the stream in flight.
@@ -190,23 +216,24 @@ impl Relay {
         self.flow.sends_exclusively()
     }
 
-    /// How many events are parked.
+    /// Number of parked events, by state.
     pub fn parked(&self) -> Counts {
         self.parking.counts()
     }
 
-    /// How many lanes are blocked.
+    /// Number of blocked lanes.
     pub fn blocked_lanes(&self) -> usize {
         self.parking.lanes.blocked()
     }
 
-    /// The first parked events that others wait behind, in order of the stream: where, state, attempts, and when they
-    /// are tried next, by the relay's clock.
+    /// The first heads of lanes, `most` at most, in order of the stream: position, state, refused attempts, and the
+    /// time of the next attempt by the clock of `now`.
     pub fn heads(&self, most: usize) -> Vec<(Position, State, u32, Duration)> {
         self.parking.lanes.heads(most)
     }
 
-    /// The first dead events: only a person moves them, maybe by deleting their rows.
+    /// The first dead events, `most` at most, in order of the stream. Only an operator can move them, possibly by
+    /// deleting their rows.
     pub fn dead(&self, most: usize) -> Vec<Position> {
         if self.parking.counts().dead == 0 {
             return Vec::new();
@@ -214,22 +241,23 @@ impl Relay {
         self.parking.lanes.dead(most)
     }
 
-    /// What the next change of the stream is, or `None` where an earlier session has dealt with it.
+    /// The next change of the stream. `None` outside a transaction, and if an earlier session has dealt with the
+    /// change.
     pub fn upcoming(&self) -> Option<Upcoming> {
         self.stream.upcoming()
     }
 
-    /// Whether a later event of its aggregate was published before this one, which is to be published only now.
+    /// Whether a later event of its aggregate was published before this one, which is still to be published.
     pub fn is_overtaken(&self, position: Position) -> bool {
         self.flow.is_overtaken(position)
     }
 
-    /// The ticket of the next change, if it gets one.
+    /// The ticket of the next change, unless the change is skipped as repeated.
     pub fn next_ticket(&self) -> Ticket {
         self.tracker.next()
     }
 
-    /// How far the stream is resolved.
+    /// How far the stream is resolved: the content of the next cursor row.
     pub fn progress(&self) -> Progress {
         self.tracker.progress()
     }
@@ -239,10 +267,11 @@ impl Relay {
         self.tracker.received()
     }
 
-    /// Events and bytes that were handed over and have no report.
+    /// Number of events in flight, including attempts and dead letters, and bytes of the events of the stream among
+    /// them.
     pub fn in_flight(&self) -> (u64, u64) {
         let (events, bytes) = self.flow.in_flight();
-        (events + self.parking.tries() as u64, bytes)
+        (events + self.parking.in_flight() as u64, bytes)
     }
 
     /// Commit time of the oldest event without an outcome.
@@ -250,19 +279,19 @@ impl Relay {
         self.flow.oldest()
     }
 
-    /// When the relay next wants a [`Input::Tick`], by the clock of `now`.
+    /// When the relay next needs an [`Input::Tick`], by the clock of `now`. `None` if no timer is set.
     pub fn deadline(&self) -> Option<Duration> {
         let row = self.feedback.deadline(self.tracker.progress());
-        let due = self.parking.deadline().filter(|_| self.tries_allowed());
+        let due = self.parking.deadline().filter(|_| self.attempts_allowed());
         [row, due, self.parking.locked_until()].into_iter().flatten().min()
     }
 
-    /// Whether the relay has said [`Effect::Drained`] or [`Effect::Halt`].
+    /// Whether the relay has returned [`Effect::Drained`] or [`Effect::Halt`].
     pub fn ended(&self) -> bool {
         matches!(self.phase, Phase::Ended)
     }
 
-    /// The halt that waits for what is in flight.
+    /// The halt that waits for events in flight.
     pub fn halting(&self) -> Option<&Halt> {
         match &self.phase {
             Phase::Halting { halt, .. } => Some(halt),
@@ -270,82 +299,85 @@ impl Relay {
         }
     }
 
-    /// Whether a halt waits for all that has come, and is forgotten where the stream brings it again. Not that for a
-    /// poison, behind which the stream goes on.
+    /// Whether a halt waits for every change received so far, and is dropped if the stream is restarted, which repeats
+    /// its cause. False for the halt of a poison event, which has a ticket itself.
     pub fn halt_awaits_all(&self) -> bool {
         let next = self.tracker.next();
         matches!(self.phase, Phase::Halting { until: Until::Lowest(last), .. } if last == next)
     }
 
-    /// Whether the intake is shut for good: draining, halting or ended.
+    /// Whether no more changes are taken: the relay is draining, halting or ended.
     pub fn stopping(&self) -> bool {
         !matches!(self.phase, Phase::Running)
     }
 
-    /// Every change of the stream below it is resolved.
+    /// The position below which every change is resolved.
     fn resolved(&self) -> Position {
         self.tracker.progress().position()
     }
 
-    /// The cursor row says that every change below it is resolved: no restart brings it again.
+    /// The position of the cursor row: no restart repeats a change below it.
     ///
-    /// Parked events below it may be tried. One above it would be published, marked as done, and passed over when a
-    /// restart brings the events before it once more: its aggregate would end with one of those.
+    /// Parked events below it may be attempted. If an event above it were published and its row set to done, a restart
+    /// would repeat the events before it and skip the event itself, so that an earlier event would be the last one of
+    /// its aggregate.
     fn durable(&self) -> Position {
-        if injected(Bug::TriesAhead) {
+        if injected(Bug::AttemptsAhead) {
             return Position { commit_lsn: Lsn::from_wire(u64::MAX), ordinal: 0 };
         }
-        if injected(Bug::TriesAboveRow) {
+        if injected(Bug::AttemptsAboveCursor) {
             return self.resolved();
         }
         self.feedback.row().position()
     }
 
-    /// Whether parked events may be tried: not beside an event of the stream that a refusal has to be certain of.
-    fn tries_allowed(&self) -> bool {
-        let one_at_a_time = self.flow.is_suspicious(self.stream.expected()) && self.may_go_on();
-        matches!(self.phase, Phase::Running) && self.refused.is_none() && !one_at_a_time
+    /// Whether parked events may be attempted. They may not while an event of the stream must have nothing else in
+    /// flight.
+    fn attempts_allowed(&self) -> bool {
+        let exclusive = self.flow.is_suspect(self.stream.expected()) && self.may_go_on();
+        matches!(self.phase, Phase::Running) && self.refused.is_none() && !exclusive
     }
 
-    /// Whether events come and go, and nothing else is under way.
-    fn is_at_ease(&self, now: Duration) -> bool {
-        matches!(self.phase, Phase::Running) && self.refused.is_none() && self.parking.asleep(now)
+    /// Whether events are published, and nothing else is to be done.
+    fn is_idle(&self, now: Duration) -> bool {
+        matches!(self.phase, Phase::Running) && self.refused.is_none() && self.parking.is_idle(now)
     }
 
-    /// What holds after every input: parked rows are written, heads are tried, the cursor follows the watermark, the
-    /// confirmation follows the cursor, and a phase that has nothing left to wait for ends.
+    /// Restores the invariants after an input: parked rows are written, heads are attempted, the cursor row follows the
+    /// watermark, the confirmation follows the cursor row, and a phase that waits for nothing more ends.
     fn settle(&mut self, now: Duration, effects: &mut Vec<Effect>) {
-        let nothing_flies = self.flow.in_flight().0 == 0 && self.parking.tries() == 0;
-        if let Some(reason) = self.refused.filter(|_| nothing_flies) {
+        let nothing_in_flight = self.flow.in_flight().0 == 0 && self.parking.in_flight() == 0;
+        if let Some(reason) = self.refused.filter(|_| nothing_in_flight) {
             self.restart(Restart::Refused(reason), effects);
         }
-        // Nothing is parked, or nothing of it is due: events pay for no more than this.
-        let parks = !self.parking.asleep(now);
-        if parks && self.tries_allowed() {
+        // The only cost for an event while nothing is parked, or nothing parked is due.
+        let parking_is_active = !self.parking.is_idle(now);
+        if parking_is_active && self.attempts_allowed() {
             let in_flight = self.flow.in_flight().0;
-            self.parking.tick(now, (self.resolved(), self.durable()), in_flight, effects);
+            self.parking.start_attempts(now, (self.resolved(), self.durable()), in_flight, effects);
         }
-        if parks {
+        if parking_is_active {
             effects.extend(self.parking.write_due(now));
         }
         let progress = self.tracker.progress();
-        let quiet = self.flow.in_flight().0 == 0 && self.parking.quiet();
+        let settled = self.flow.in_flight().0 == 0 && self.parking.is_settled();
         let last = match &self.phase {
             Phase::Running => false,
-            Phase::Draining | Phase::Halting { until: Until::Quiet, .. } => quiet,
+            Phase::Draining | Phase::Halting { until: Until::Settled, .. } => settled,
             Phase::Halting { until: Until::Lowest(poison), .. } => self.tracker.low() == *poison,
             Phase::Halting { until: Until::Now, .. } => true,
             Phase::Ended => return,
         };
-        let wanted = parks && self.parking.waits_for_row(self.durable(), progress.position());
-        let standing = (progress, self.unresolved());
-        if let Some(row) = self.feedback.cursor_due(now, standing, last || wanted) {
+        let wanted =
+            parking_is_active && self.parking.waits_for_cursor(self.durable(), progress.position());
+        let content = (progress, self.unresolved());
+        if let Some(row) = self.feedback.cursor_due(now, content, last || wanted) {
             effects.push(Effect::WriteCursor(row));
         }
         if let Some(watermark) = self.feedback.confirmable() {
             effects.push(Effect::Confirm(watermark));
         }
-        if last && self.feedback.settled(progress) {
+        if last && self.feedback.is_current(progress) {
             match std::mem::replace(&mut self.phase, Phase::Ended) {
                 Phase::Draining => effects.push(Effect::Drained),
                 Phase::Halting { halt, .. } => effects.push(Effect::Halt(halt)),
@@ -353,12 +385,7 @@ impl Relay {
             }
         }
     }
-}
 
-// What an input does: events of the stream, sent or parked, and what comes back from the table. What a sink
-// says of them is in `reports`.
-
-impl Relay {
     /// Takes one input.
     fn take(
         &mut self,
@@ -368,11 +395,11 @@ impl Relay {
     ) -> Result<(), OrderViolation> {
         match input {
             Input::Change(change) => self.change(now, change, effects)?,
-            Input::Report { ticket, outcome } if self.parking.is_letter(ticket) => {
-                self.report_letter(now, ticket, outcome, effects);
+            Input::Report { ticket, outcome } if self.parking.is_dead_letter(ticket) => {
+                self.report_dead_letter(now, ticket, outcome, effects);
             }
-            Input::Report { ticket, outcome } if Parking::is_try(ticket) => {
-                self.report_try(now, ticket, outcome, effects);
+            Input::Report { ticket, outcome } if Parking::is_attempt(ticket) => {
+                self.report_attempt(now, ticket, outcome, effects);
             }
             Input::Report { ticket, outcome } => self.report(ticket, outcome, effects),
             Input::Refused { ticket, reason, halt } => {
@@ -404,30 +431,30 @@ impl Relay {
             Input::SlotTaken => self.slot_taken(effects),
             Input::SourceLost => self.source_lost(effects),
             Input::CursorWritten => self.feedback.written(),
-            Input::CursorDeferred => self.feedback.held(),
+            Input::CursorDeferred => self.feedback.defer(),
             Input::ParkingWritten { locked } => self.parking_written(now, locked),
             Input::NeedsExclusive { ticket } => {
                 self.tracker.retract(ticket);
-                self.flow.retract_to_send_alone();
+                self.flow.retract_as_large();
                 self.stream.retract();
             }
-            Input::RowMissing { ticket } => self.parking.gone(ticket),
-            Input::Probed { ticket } => self.parking.sounded(now, ticket),
-            Input::DeadRowDeleted { position } => self.parking.deleted(position),
-            Input::DeadLetterUnsent { position } => self.parking.unsent(position),
+            Input::RowMissing { ticket } => self.parking.row_missing(ticket),
+            Input::Probed { ticket } => self.parking.probed(now, ticket),
+            Input::DeadRowDeleted { position } => self.parking.dead_row_deleted(position),
+            Input::DeadLetterUnsent { position } => self.parking.dead_letter_unsent(position),
             Input::Unavailable { ticket, soon } => {
                 let (state, wait) = self.parking.rules.unavailable(soon);
-                self.wait_aside(now, ticket, (state, wait), effects);
+                self.park_handed_over(now, ticket, (state, wait), effects);
             }
             Input::StaleDestination { ticket } => {
-                self.wait_aside(now, ticket, (State::Due, Duration::ZERO), effects);
+                self.park_handed_over(now, ticket, (State::Due, Duration::ZERO), effects);
             }
             Input::Request { position, request } => {
                 self.parking.request(now, position, request, self.resolved());
             }
             Input::Drain => self.drain(),
             Input::Halt(halt) => self.halt(halt),
-            Input::Unreadable(halt) => self.halt_behind(halt),
+            Input::Unreadable(halt) => self.halt_after_received(halt),
             Input::Tick => {
                 #[cfg(test)]
                 self.acknowledge_by_time(effects);
@@ -450,7 +477,7 @@ impl Relay {
             self.resolve(ticket);
             return Ok(());
         }
-        if self.parking.lanes.knows(upcoming.position) {
+        if self.parking.lanes.contains(upcoming.position) {
             self.flow.skip(ticket);
             self.resolve(ticket);
             return Ok(());
@@ -458,13 +485,13 @@ impl Relay {
         match change {
             Change::Event { aggregate, size_bytes, wait } => {
                 let slot = Slot::new(&upcoming, Lane::of(aggregate), size_bytes);
-                match self.to_be_parked(&upcoming, slot.lane, wait) {
+                match self.entry_instead_of_send(&upcoming, slot.lane, wait) {
                     None => {
                         self.flow.hand_over(ticket, slot);
                         effects.push(Effect::Publish(ticket));
                     }
                     Some((entry, reason)) => {
-                        self.flow.aside(ticket, slot);
+                        self.flow.park(ticket, slot);
                         self.park(now, ticket, (entry, reason), size_bytes, effects);
                     }
                 }
@@ -480,8 +507,9 @@ impl Relay {
         Ok(())
     }
 
-    /// What an event is parked as before it is sent, and why the broker has refused it; `None` where it is sent.
-    fn to_be_parked(
+    /// The entry of an event that is parked instead of being sent, and the refusal of the broker, if that is why.
+    /// `None` if the event is sent.
+    fn entry_instead_of_send(
         &self,
         upcoming: &Upcoming,
         lane: Lane,
@@ -489,9 +517,9 @@ impl Relay {
     ) -> Option<(Entry, Option<Refusal>)> {
         let position = upcoming.position;
         let (state, wait) = if self.parking.lanes.is_blocked(lane) {
-            // Whether its own time has come is seen when it is at the head.
+            // Its own `available_at` is checked when it is at the head of its lane.
             (if wait.is_zero() { State::Behind } else { State::Due }, wait)
-        } else if let Some((entry, reason)) = self.parking.condemned(position) {
+        } else if let Some((entry, reason)) = self.parking.refusal(position) {
             return Some((entry, Some(reason)));
         } else if wait.is_zero() {
             return None;
@@ -518,12 +546,12 @@ impl Relay {
         }
         let lane = aggregate.map(Lane::of);
         let slot = Slot::new(upcoming, lane.unwrap_or_default(), 0);
-        self.flow.aside(ticket, slot);
+        self.flow.park(ticket, slot);
         let entry = self.parking.rules.refused(upcoming.position, lane, true);
         self.park(now, ticket, (entry, None), 0, effects);
     }
 
-    /// The sink will not take the event just handed over; its record is still at hand.
+    /// The event just handed over can't be published; the driver still has its record.
     fn refused_at_once(
         &mut self,
         now: Duration,
@@ -537,15 +565,15 @@ impl Relay {
             self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
             return;
         }
-        self.flow.put_aside(ticket);
+        self.flow.park_handed_over(ticket);
         let hopeless = reason == Refusal::TopicName;
         let mut entry = self.parking.rules.refused(slot.position, Some(slot.lane), hopeless);
-        entry.overtaken_by = self.flow.overtaken(slot.position);
+        entry.overtaken_by = self.flow.take_overtaken(slot.position);
         self.park(now, ticket, (entry, None), slot.size_bytes(), effects);
     }
 
-    /// Nothing is known to be wrong with the event just handed over, and yet it is parked: its aggregate waits.
-    fn wait_aside(
+    /// Parks the event just handed over, though nothing is known to be wrong with it: its aggregate waits.
+    fn park_handed_over(
         &mut self,
         now: Duration,
         ticket: Ticket,
@@ -553,8 +581,8 @@ impl Relay {
         effects: &mut Vec<Effect>,
     ) {
         let Some(slot) = self.flow.get(ticket) else { return };
-        self.flow.put_aside(ticket);
-        let overtaken_by = self.flow.overtaken(slot.position);
+        self.flow.park_handed_over(ticket);
+        let overtaken_by = self.flow.take_overtaken(slot.position);
         let (position, lane) = (slot.position, Some(slot.lane));
         let entry = Entry { position, lane, state, attempts: 0, wait, overtaken_by };
         self.park(now, ticket, (entry, None), slot.size_bytes(), effects);
@@ -581,7 +609,7 @@ impl Relay {
                 continue;
             }
             self.resolve(ticket);
-            self.feedback.delivered();
+            self.feedback.published();
         }
     }
 
@@ -590,17 +618,11 @@ impl Relay {
         assert_eq!(resolution, Ok(Resolution::Resolved), "of {ticket:?}");
         self.flow.forget_below(self.tracker.low());
     }
-}
 
-// What a sink says of events, tries and letters, and what follows: resolved, condemned, put off, or all of it again.
-//
-// Knows no record. What is resolved goes to the tracker; a refusal that is certain goes to `parking`.
-
-impl Relay {
     fn report(&mut self, ticket: Ticket, outcome: Outcome, effects: &mut Vec<Effect>) {
         let Some(slot) = self.flow.get(ticket) else {
             if outcome == Outcome::Acked {
-                self.flow.landed_late(ticket);
+                self.flow.acked_late(ticket);
             }
             return;
         };
@@ -609,10 +631,10 @@ impl Relay {
                 self.report(ticket, Outcome::Acked, effects);
             }
             Outcome::Acked => {
-                let overtaken = self.flow.landed(ticket);
+                let overtaken = self.flow.acked(ticket);
                 self.resolve(ticket);
-                self.feedback.delivered();
-                if let Some(by) = overtaken.filter(|_| !injected(Bug::OvertakenUntold)) {
+                self.feedback.published();
+                if let Some(by) = overtaken.filter(|_| !injected(Bug::OvertakenUnreported)) {
                     effects.push(Effect::Overtaken { position: slot.position, by });
                 }
                 effects.push(Effect::Published { ticket, commit_time: slot.commit_time });
@@ -625,21 +647,21 @@ impl Relay {
         }
     }
 
-    /// A broker refuses batches, so its word counts for one event only where it was sent alone; else all of its batch
-    /// are streamed again, one at a time. One that was alone is streamed again too, and parked when it comes: by then
-    /// its record is at hand, and the producer is a new one.
+    /// A broker refuses whole batches, so a refusal is certain to mean an event only if the event was sent with nothing
+    /// else in flight. Otherwise all events of the batch are streamed again, one at a time. An event that is certainly
+    /// meant is streamed again too, and parked then: the driver has its record again, and the producer is a new one.
     fn refused(&mut self, ticket: Ticket, slot: Slot, reason: Refusal, effects: &mut Vec<Effect>) {
         let certain =
-            self.flow.was_alone() || names_one(reason) || injected(Bug::BlamesTheInnocent);
+            self.flow.is_exclusive() || means_one_event(reason) || injected(Bug::BlamesWholeBatch);
         if self.parking.rules.on_poison == OnPoison::Stop && certain {
-            let halt = Box::new(poison(slot.position, reason));
+            let halt = Box::new(poison_halt(slot.position, reason));
             self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
             return;
         }
         if certain {
             let mut entry = self.parking.rules.refused(slot.position, Some(slot.lane), false);
-            entry.overtaken_by = self.flow.overtaken(slot.position);
-            self.parking.condemn(entry, reason);
+            entry.overtaken_by = self.flow.take_overtaken(slot.position);
+            self.parking.park_when_repeated(entry, reason);
             self.restart(Restart::Refused(reason), effects);
         } else {
             self.flow.refused(ticket);
@@ -647,7 +669,7 @@ impl Relay {
         }
     }
 
-    fn report_try(
+    fn report_attempt(
         &mut self,
         now: Duration,
         ticket: Ticket,
@@ -661,18 +683,18 @@ impl Relay {
                 }
             }
             Outcome::Rejected { scope: Scope::Event, reason } => {
-                if names_one(reason) || self.parking.was_alone(ticket) {
-                    self.parking.refused_again(now, ticket, reason);
-                } else if self.parking.tried(ticket) {
+                if means_one_event(reason) || self.parking.is_exclusive(ticket) {
+                    self.parking.attempt_refused(now, ticket, reason);
+                } else if self.parking.attempt_in_flight(ticket) {
                     self.parking.suspect(now, ticket);
                     self.refused = Some(reason);
                 }
             }
             Outcome::Rejected { scope: Scope::Destination, reason: _ } => {
-                self.parking.put_off(now, ticket);
+                self.parking.postpone(now, ticket);
             }
             Outcome::Rejected { scope: Scope::Broker, reason: _ } | Outcome::Unknown => {
-                if self.parking.tried(ticket) {
+                if self.parking.attempt_in_flight(ticket) {
                     self.restart(Restart::Unknown, effects);
                 }
             }
@@ -682,12 +704,12 @@ impl Relay {
     #[cfg(test)]
     fn acknowledge_by_time(&mut self, effects: &mut Vec<Effect>) {
         let low = self.tracker.low();
-        if injected(Bug::TimeOutIsAcked) && self.flow.flies(low) {
+        if injected(Bug::TimeOutIsAcked) && self.flow.is_in_flight(low) {
             self.report(low, Outcome::Acked, effects);
         }
     }
 
-    fn report_letter(
+    fn report_dead_letter(
         &mut self,
         now: Duration,
         ticket: Ticket,
@@ -695,9 +717,9 @@ impl Relay {
         effects: &mut Vec<Effect>,
     ) {
         match outcome {
-            Outcome::Acked => self.parking.delivered(ticket),
+            Outcome::Acked => self.parking.dead_letter_acked(ticket),
             Outcome::Rejected { scope: Scope::Event | Scope::Destination, reason } => {
-                if let Some(position) = self.parking.undelivered(now, ticket) {
+                if let Some(position) = self.parking.dead_letter_refused(now, ticket) {
                     effects.push(Effect::DeadLetterRefused { position, reason });
                 }
             }
@@ -706,38 +728,26 @@ impl Relay {
             }
         }
     }
-}
 
-/// Whether a refusal can only mean the event it came for: the sink's own, or a broker's of a batch of one.
-fn names_one(reason: Refusal) -> bool {
-    match reason {
-        Refusal::TooLarge { .. }
-        | Refusal::TooLargeCompressed { .. }
-        | Refusal::TopicName
-        | Refusal::Partition(_) => true,
-        Refusal::Kafka(_) => false,
-    }
-}
-
-// Starts, restarts and ends of a stream: what survives them.
-
-impl Relay {
-    /// Another owner of the slot has published what we have in flight, and may have published again what we had
-    /// resolved: so events come once more from the row on, or an aggregate could end with one of those. The same where
-    /// the row is ahead of our own progress.
-    /// In another history our progress means nothing: what we took for a repetition there would be a new event.
+    /// A stream starts from the cursor row.
+    ///
+    /// If another process has owned the slot meanwhile, it has published what this relay has in flight, and may have
+    /// repeated events that this relay had resolved. All events above the row are then published once more, because
+    /// otherwise a repeated event could be the last one of its aggregate. The same applies if the row is ahead of this
+    /// relay's progress. In another history this relay's progress means nothing: a position that it would take for
+    /// repeated would be a new event.
     fn start(
         &mut self,
         cursor: Progress,
         (same_history, same_owner): (bool, bool),
         effects: &mut Vec<Effect>,
     ) {
-        self.feedback.lost();
+        self.feedback.disconnected();
         let ours = self.stream.started() && same_history && same_owner;
         let ours = ours || (self.stream.started() && injected(Bug::IgnoresOtherOwner));
         let ahead = cursor > self.tracker.progress() && !injected(Bug::IgnoresOtherOwner);
         if !ours || ahead {
-            let busy = self.flow.in_flight().0 > 0 || !self.parking.quiet();
+            let unsettled = self.flow.in_flight().0 > 0 || !self.parking.is_settled();
             self.tracker.adopt(cursor);
             self.flow.clear();
             self.refused = None;
@@ -745,11 +755,11 @@ impl Relay {
                 self.flow.forget_positions();
             }
             if !injected(Bug::KeepsPending) {
-                self.parking.forget(same_history);
+                self.parking.reset(same_history);
             }
             self.stream.expect(cursor);
             self.feedback.resumed(cursor, self.unresolved());
-            if busy {
+            if unsettled {
                 effects.push(Effect::Restart { why: Restart::SlotTaken });
             }
         }
@@ -760,34 +770,36 @@ impl Relay {
         let progress = self.tracker.progress();
         self.refused = None;
         #[cfg(test)]
-        if injected(Bug::ResendsTheFailed) {
-            self.flow.remember_the_landed();
+        if injected(Bug::ResendsOnlyFailed) {
+            self.flow.remember_acked();
         }
-        self.flow.suspect_the_refused();
-        self.tracker.give_up();
+        self.flow.suspect_refused();
+        self.tracker.discard_in_flight();
         self.flow.clear();
-        self.parking.given_up();
+        self.parking.discard_in_flight();
         self.stream.expect(progress);
         match self.phase {
             Phase::Running => {
-                self.parking.lost();
+                self.parking.disconnected();
                 effects.push(Effect::Restart { why });
             }
-            // It may not say that all before it is published when that is in doubt. The stream brings it again.
+            // The halt promises that everything before its cause is published, which is uncertain now. The stream
+            // repeats its cause.
             Phase::Halting { until: Until::Lowest(_), .. } => {
                 self.phase = Phase::Running;
-                self.parking.lost();
+                self.parking.disconnected();
                 effects.push(Effect::Restart { why });
             }
-            // Nothing more will be resolved, so the end is here.
+            // Nothing more will be resolved.
             Phase::Halting { ref mut until, .. } => *until = Until::Now,
             Phase::Draining | Phase::Ended => {}
         }
     }
 
-    /// What is in flight is not ours to send, nor is the row ours to write: an end that waited for either is here.
+    /// Another process publishes what is in flight and writes the cursor row, so a drain or a halt that waited for
+    /// either ends.
     fn slot_taken(&mut self, effects: &mut Vec<Effect>) {
-        self.feedback.lost();
+        self.feedback.disconnected();
         self.restart(Restart::SlotTaken, effects);
         match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Running => self.phase = Phase::Running,
@@ -802,14 +814,15 @@ impl Relay {
     }
 
     fn source_lost(&mut self, effects: &mut Vec<Effect>) {
-        self.feedback.lost();
-        self.parking.lost();
+        self.feedback.disconnected();
+        self.parking.disconnected();
         self.stream.disconnected();
         if matches!(self.phase, Phase::Halting { until: Until::Lowest(_), .. }) {
-            // Without a row nobody may rely on what was before the poison: it is found again.
+            // Without a cursor row, the promise that everything before the poison is published does not hold. The next
+            // stream finds the poison again.
             self.restart(Restart::Unknown, effects);
         }
-        // A cursor row can't be written any more: what is repeated then is what the row does not show.
+        // The cursor row can't be written any more. The next start repeats what the row does not contain.
         match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Running => self.phase = Phase::Running,
             Phase::Draining => effects.push(Effect::Drained),
@@ -825,61 +838,52 @@ impl Relay {
     }
 
     fn halt(&mut self, halt: Box<Halt>) {
-        // The first reason stands.
+        // The first reason is kept.
         if !matches!(self.phase, Phase::Halting { .. }) {
-            self.phase = Phase::Halting { halt, until: Until::Quiet };
+            self.phase = Phase::Halting { halt, until: Until::Settled };
         }
     }
 
-    /// Once all that has come is resolved.
-    fn halt_behind(&mut self, halt: Box<Halt>) {
+    /// Halts once every change received so far is resolved.
+    fn halt_after_received(&mut self, halt: Box<Halt>) {
         if matches!(self.phase, Phase::Running) {
             self.phase = Phase::Halting { halt, until: Until::Lowest(self.tracker.next()) };
         }
     }
 
-    fn violated(&mut self, broken: OrderViolation) {
-        let halt = Box::new(violation(broken));
+    fn violated(&mut self, violation: OrderViolation) {
+        let halt = Box::new(violation_halt(violation));
         self.phase = Phase::Halting { halt, until: Until::Now };
     }
 }
 
-// What a relay is on its way to: running, draining or halting, and what an end waits for.
-
-#[derive(Debug)]
-enum Phase {
-    Running,
-    Draining,
-    Halting { halt: Box<Halt>, until: Until },
-    Ended,
+/// Whether a refusal can only mean the event that it was reported for: it is the sink's own, or the broker's for a
+/// batch of one record.
+fn means_one_event(reason: Refusal) -> bool {
+    match reason {
+        Refusal::TooLarge { .. }
+        | Refusal::TooLargeCompressed { .. }
+        | Refusal::TopicName
+        | Refusal::Partition(_) => true,
+        Refusal::Kafka(_) => false,
+    }
 }
 
-/// What a halt waits for.
-#[derive(Clone, Copy, Debug)]
-enum Until {
-    /// All before the poison to be resolved, or before what can't be read.
-    Lowest(Ticket),
-    /// Everything in flight to be reported.
-    Quiet,
-    /// Nothing: no report can be trusted any more.
-    Now,
-}
-
-fn poison(position: Position, reason: Refusal) -> Halt {
+fn poison_halt(position: Position, reason: Refusal) -> Halt {
     Halt {
         reason: HaltReason::PoisonEvent,
         message: format!("the event at position {position} can't be published: {reason}"),
-        meaning: "everything before it is published; it and all that follows wait in the database"
+        meaning: "everything before it is published; it and all later events wait in the database"
             .into(),
         hint: "fix the destination so that it accepts the event, then start again".into(),
     }
 }
 
-fn violation(broken: OrderViolation) -> Halt {
+fn violation_halt(violation: OrderViolation) -> Halt {
     Halt {
         reason: HaltReason::Protocol,
-        message: format!("the stream broke its own order: {broken}"),
-        meaning: "nothing is confirmed that was not published; going on could lose events".into(),
-        hint: "start again; if it comes back, report it with the server's version".into(),
+        message: format!("the server sent the stream out of order: {violation}"),
+        meaning: "every confirmed event is published; continuing could lose events".into(),
+        hint: "start again; if it happens again, report it with the server's version".into(),
     }
 }

@@ -1,21 +1,22 @@
-//! Where in the stream we are: which change comes next, and whether an earlier session has dealt with it.
+//! The current position in the stream: which change is next, and whether an earlier session has dealt with it.
 //!
-//! A server sends again what it was not told to forget. One position tells new from repeated: everything below
-//! `expected` has a ticket already, or was resolved before this session, and is passed over without a trace.
+//! A server repeats everything above the confirmed position. One position separates new changes from repeated ones:
+//! every change below `expected` has a ticket already, or was resolved before this session, and is skipped.
 
 use crate::ack::{OrderViolation, Progress, Tracker};
 use pg_replication::lsn::Lsn;
 use postrider_core::event::{PgTime, Position};
 
-/// The change that comes next.
+/// The next change of the stream, if it is new.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Upcoming {
-    /// Its identity.
+    /// The position of the change: its identity.
     pub position: Position,
-    /// When its transaction was committed.
+    /// When its transaction was committed, by the server's clock.
     pub commit_time: PgTime,
 }
 
+/// The transaction being received, and the ordinal of its next change.
 #[derive(Clone, Copy, Debug)]
 struct Current {
     commit_lsn: Lsn,
@@ -23,6 +24,7 @@ struct Current {
     ordinal: u64,
 }
 
+/// The position in the stream.
 #[derive(Debug, Default)]
 pub(super) struct Stream {
     /// The first position that has not been seen.
@@ -40,7 +42,7 @@ impl Stream {
         self.expected
     }
 
-    /// Sets the first position that counts as new: after a start, and after all in flight was given up.
+    /// Sets the first position that counts as new: after a start, and after everything in flight was discarded.
     pub(super) fn expect(&mut self, progress: Progress) {
         let start = Position { commit_lsn: progress.watermark.lsn(), ordinal: 0 };
         self.expected = progress.partial.unwrap_or(start);
@@ -70,11 +72,11 @@ impl Stream {
             return Ok(());
         }
         if commit_lsn == self.expected.commit_lsn && tracker.transaction_open() {
-            // Cut by the loss of a connection: it goes on where it was cut.
+            // The loss of a connection interrupted this transaction. It continues where it was interrupted.
             return Ok(());
         }
         if commit_lsn > self.expected.commit_lsn && self.expected.ordinal > 0 {
-            // Of the transaction that was cut, the rest has not come again.
+            // The rest of an interrupted transaction was not repeated.
             let floor = self.expected.commit_lsn;
             return Err(OrderViolation::Backwards { commit_lsn, floor });
         }
@@ -91,7 +93,7 @@ impl Stream {
             .then_some(Upcoming { position, commit_time: current.commit_time })
     }
 
-    /// Steps over one change; `None` where it is a repetition.
+    /// Advances over one change. `None` if the change is repeated.
     pub(super) fn change(&mut self) -> Result<Option<Upcoming>, OrderViolation> {
         let upcoming = self.upcoming();
         let Some(current) = &mut self.current else {
@@ -104,7 +106,7 @@ impl Stream {
         Ok(upcoming)
     }
 
-    /// Steps back over the change just stepped over.
+    /// Goes back over the last change.
     pub(super) fn retract(&mut self) {
         let Some(current) = &mut self.current else { return };
         current.ordinal -= 1;

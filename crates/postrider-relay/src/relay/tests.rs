@@ -1,21 +1,21 @@
-//! Transcripts of the relay: what happens on the left, what it wants done on the right.
+//! Transcripts of the relay: inputs on the left, effects on the right.
 //!
-//! Times are milliseconds, positions small numbers. The limits are 4 events and 1000 bytes, the cursor's interval
-//! 1000 ms. A poison event stops the relay in [`check`]; in [`check_parking`] it blocks its aggregate: 3 attempts, n
-//! seconds after the n-th, 5 rows.
+//! Times are milliseconds, and positions are small numbers. The limits are 4 events and 1000 bytes, and the interval of
+//! the cursor is 1000 ms. A poison event stops the relay in [`check`]. In [`check_parking`] it blocks its aggregate,
+//! with 3 attempts, a pause of n seconds after the n-th, and 5 rows.
 
-mod again;
-mod alone;
+mod attempts;
+mod dead_letters;
 mod ends;
 mod flow;
-mod letters;
-mod park;
+mod large;
+mod parking;
 mod refused;
+mod repeats;
 mod requests;
 mod reread;
+mod status;
 mod suspects;
-mod told;
-mod tries;
 mod unreadable;
 mod waits;
 
@@ -66,12 +66,12 @@ fn rules(on_poison: OnPoison) -> ParkingRules {
     }
 }
 
-/// Runs a script where poison stops, a line an input, and compares the transcript.
+/// Runs a script with one input in each line, in which poison halts, and compares the transcript.
 fn check(script: &str, expected: &Expect) {
     run(rules(OnPoison::Stop), script, expected);
 }
 
-/// Runs a script where poison blocks its aggregate.
+/// Runs a script in which poison blocks its aggregate.
 fn check_parking(script: &str, expected: &Expect) {
     run(rules(OnPoison::BlockKey), script, expected);
 }
@@ -103,7 +103,7 @@ impl Script {
         }
     }
 
-    #[expect(clippy::too_many_lines, reason = "a line for each input there is")]
+    #[expect(clippy::too_many_lines, reason = "one line for each input")]
     fn line(&mut self, line: &str) {
         let words: Vec<&str> = line.split(' ').collect();
         let number = |index: usize| words[index].parse::<u64>().unwrap();
@@ -166,8 +166,8 @@ impl Script {
             "taken" => Input::SlotTaken,
             "lost" => Input::SourceLost,
             "written" => Input::CursorWritten,
-            "held" => Input::CursorDeferred,
-            // `parked 32 1 32 2`: but for the marks of 0/20:1 and 0/20:2.
+            "deferred" => Input::CursorDeferred,
+            // `parked 32 1 32 2`: except the statuses of 0/20:1 and 0/20:2.
             "parked" => {
                 let at = |at: &[&str]| Position {
                     commit_lsn: lsn(at[0].parse().unwrap()),
@@ -178,18 +178,18 @@ impl Script {
             }
             "unsent" => Input::DeadLetterUnsent { position: position() },
             "unavailable" => Input::Unavailable { ticket: ticket(1), soon: words.len() > 2 },
-            "doubted" => Input::StaleDestination { ticket: ticket(1) },
+            "stale" => Input::StaleDestination { ticket: ticket(1) },
             "deleted" => Input::DeadRowDeleted { position: position() },
-            "sounded" => Input::Probed { ticket: ticket(1) },
-            "alone" => Input::NeedsExclusive { ticket: ticket(1) },
-            "gone" => Input::RowMissing { ticket: ticket(1) },
+            "probed" => Input::Probed { ticket: ticket(1) },
+            "exclusive" => Input::NeedsExclusive { ticket: ticket(1) },
+            "missing" => Input::RowMissing { ticket: ticket(1) },
             "request" => {
                 Input::Request { position: position(), request: Request::parse(words[3]).unwrap() }
             }
             "unreadable" => Input::Unreadable(Box::new(halt("too large to be read"))),
             "unfit" => Input::Halt(Box::new(halt("no reader"))),
-            // Nothing is due that time alone does not bring on.
-            "calm" => {
+            // Nothing is due before time has passed.
+            "idle" => {
                 assert!(
                     self.relay.deadline().is_none_or(|at| at > self.now),
                     "{}",
@@ -207,8 +207,8 @@ impl Script {
         let mut effects = Vec::new();
         self.relay.apply(self.now, input, &mut effects);
         let effects: Vec<String> = effects.iter().map(show).collect();
-        let shut = if self.relay.intake_open() { "" } else { " (shut)" };
-        writeln!(self.transcript, "{line:<18}│ {}{shut}", effects.join(", ")).unwrap();
+        let closed = if self.relay.intake_open() { "" } else { " (closed)" };
+        writeln!(self.transcript, "{line:<18}│ {}{closed}", effects.join(", ")).unwrap();
     }
 }
 
@@ -224,8 +224,8 @@ fn row(position: Position, id: &str, state: &str) -> Entry {
     }
 }
 
-fn became(mark: &ParkedUpdate) -> String {
-    let became = match mark.became {
+fn status(status: &ParkedUpdate) -> String {
+    let became = match status.became {
         ParkedOutcome::Refused { state, attempts, .. } => {
             format!("{} after {attempts}", state.name())
         }
@@ -233,10 +233,10 @@ fn became(mark: &ParkedUpdate) -> String {
         ParkedOutcome::Skipped => "skipped".into(),
         ParkedOutcome::Again => "again".into(),
         ParkedOutcome::Declined => "declined".into(),
-        ParkedOutcome::DeadSent => "sent to the dead".into(),
+        ParkedOutcome::DeadSent => "sent to the dead-letter topic".into(),
         ParkedOutcome::Overtaken { by } => format!("overtaken by {by}"),
     };
-    format!("{} {became}", mark.position)
+    format!("{} {became}", status.position)
 }
 
 fn show(effect: &Effect) -> String {
@@ -252,19 +252,21 @@ fn show(effect: &Effect) -> String {
             format!("park #{} {} {wait}{by}", ticket.0, entry.state.name())
         }
         Effect::WriteParking { rows, statuses } => {
-            let statuses: Vec<String> = statuses.iter().map(became).collect();
+            let statuses: Vec<String> = statuses.iter().map(status).collect();
             format!("write {rows} rows [{}]", statuses.join("; "))
         }
         Effect::Attempt { ticket, position } => {
-            format!("try t{} {position}", ticket.0 & !(1 << 63))
+            format!("attempt t{} {position}", ticket.0 & !(1 << 63))
         }
         Effect::Probe { ticket, position } => {
-            format!("sound t{} {position}", ticket.0 & !(1 << 63))
+            format!("probe t{} {position}", ticket.0 & !(1 << 63))
         }
         Effect::DeadLetter { ticket, position } => {
-            format!("letter t{} {position}", ticket.0 & !(1 << 63))
+            format!("dead letter t{} {position}", ticket.0 & !(1 << 63))
         }
-        Effect::DeadLetterRefused { position, reason: _ } => format!("undelivered {position}"),
+        Effect::DeadLetterRefused { position, reason: _ } => {
+            format!("dead letter refused {position}")
+        }
         Effect::Overtaken { position, by } => format!("{position} overtaken by {by}"),
         Effect::Released { position } => format!("released {position}"),
         Effect::Published { .. } => "published".into(),

@@ -1,4 +1,4 @@
-//! The fake broker and its client: records by partition, batches, and what comes back of them.
+//! The fake broker and its client: records by partition, batches, and their reports.
 
 use super::plan::{Bad, Knobs};
 use super::rng::Rng;
@@ -7,10 +7,10 @@ use super::{Check, Stop};
 use postrider_core::record::{Outcome, Refusal, Scope, Ticket};
 use std::collections::VecDeque;
 
-/// Milliseconds a new producer is waited for.
-const SETTLING_MAX: u64 = 20;
+/// Maximum time until a new producer can send. Unit: milliseconds.
+const STARTUP_MAX: u64 = 20;
 
-/// What a broker says of a record that is too large for it.
+/// The outcome of a record that is too large for the broker.
 pub(super) const TOO_LARGE: Outcome = Outcome::Rejected {
     scope: Scope::Event,
     reason: Refusal::TooLargeCompressed { size: 9, limit: 8 },
@@ -23,7 +23,7 @@ pub(super) struct Record {
     pub(super) version: u32,
 }
 
-/// What a sink posts.
+/// What a sink posts to the mailbox.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Post {
     /// `by` is the number of the producer that took the record.
@@ -42,26 +42,26 @@ pub(super) enum NotTaken {
     Refused(Refusal),
 }
 
-/// One producer of one process, and the broker's end of it.
+/// One producer of a process, and the broker's end of it.
 #[derive(Debug)]
 pub(super) struct Producer {
-    /// Of those of its process.
+    /// Its number among the producers of its process.
     pub(super) number: u64,
     partitions: Vec<VecDeque<Record>>,
-    /// Partitions that lack a record: nothing behind it is ever written.
+    /// Partitions that lack a record: no later record is ever written.
     stuck: Vec<bool>,
     reports: VecDeque<Post>,
     /// Events of batches that were refused.
     refused: Vec<usize>,
     failed: bool,
     pub(super) broken_due: bool,
-    /// Reports that will never come.
+    /// A report was lost, and is never received.
     pub(super) silent: bool,
-    settled_at: u64,
+    ready_from: u64,
 }
 
 impl Producer {
-    pub(super) fn new(knobs: &Knobs, number: u64, settled_at: u64) -> Self {
+    pub(super) fn new(knobs: &Knobs, number: u64, ready_from: u64) -> Self {
         Self {
             number,
             partitions: vec![VecDeque::new(); knobs.partitions],
@@ -71,12 +71,12 @@ impl Producer {
             failed: false,
             broken_due: false,
             silent: false,
-            settled_at,
+            ready_from,
         }
     }
 
-    /// Whether something is on its way.
-    pub(super) fn busy(&self) -> bool {
+    /// Whether a record or a report is in flight.
+    pub(super) fn is_busy(&self) -> bool {
         self.broken_due || !self.reports.is_empty() || self.partitions.iter().any(|p| !p.is_empty())
     }
 
@@ -86,7 +86,7 @@ impl Producer {
         (knobs, rng, now): (&Knobs, &mut Rng, u64),
         record: Record,
     ) -> Result<(), NotTaken> {
-        if self.failed || now < self.settled_at || rng.chance(knobs.sink_full) {
+        if self.failed || now < self.ready_from || rng.chance(knobs.sink_full) {
             return Err(NotTaken::Full);
         }
         let what = &truth.events[record.event];
@@ -110,15 +110,15 @@ impl Producer {
         Ok(())
     }
 
-    /// The same for a record that the broker refuses for its size. It goes through a producer of its own, and costs
-    /// none.
+    /// Enqueues a record that the broker refuses for its size. The record has a producer of its own, so this producer
+    /// does not fail.
     pub(super) fn send_refused(
         &mut self,
         truth: &mut Truth,
         (knobs, rng, now): (&Knobs, &mut Rng, u64),
         record: Record,
     ) -> Result<(), NotTaken> {
-        if self.failed || now < self.settled_at || rng.chance(knobs.sink_full) {
+        if self.failed || now < self.ready_from || rng.chance(knobs.sink_full) {
             return Err(NotTaken::Full);
         }
         truth.events[record.event].refused += 1;
@@ -127,7 +127,7 @@ impl Producer {
         Ok(())
     }
 
-    /// The broker takes a batch of some partition.
+    /// The broker takes a batch of one partition.
     pub(super) fn batch(
         &mut self,
         truth: &mut Truth,
@@ -140,11 +140,12 @@ impl Producer {
         let Some(at) = full else { return Ok(()) };
         let batch = self.take(at, knobs, rng);
         let scope = |scope| Outcome::Rejected { scope, reason: Refusal::Kafka(3) };
-        let guilty = |record: &Record| truth.bad(record.event, now) == Bad::Batch;
-        if batch.iter().any(guilty) {
-            for record in batch.iter().filter(|record| guilty(record)).copied().collect::<Vec<_>>()
+        let is_refused = |record: &Record| truth.bad(record.event, now) == Bad::Batch;
+        if batch.iter().any(is_refused) {
+            for record in
+                batch.iter().filter(|record| is_refused(record)).copied().collect::<Vec<_>>()
             {
-                // Only one that was alone is known to be meant, but each of them was.
+                // The refusal means each of them, though the client knows that only for a batch of one.
                 truth.events[record.event].refused += 1;
             }
             let outcome = Outcome::Rejected { scope: Scope::Event, reason: Refusal::Kafka(10) };
@@ -152,22 +153,22 @@ impl Producer {
             self.fail(&batch, Some(outcome));
             while rng.chance(knobs.overtakes) && !self.partitions[at].is_empty() {
                 let behind = self.take(at, knobs, rng);
-                let innocent = |record: &Record| truth.bad(record.event, now) != Bad::Batch;
-                if !behind.iter().all(innocent) {
+                let is_accepted = |record: &Record| truth.bad(record.event, now) != Bad::Batch;
+                if !behind.iter().all(is_accepted) {
                     break;
                 }
                 self.write(truth, behind)?;
             }
-            // The rest has no report any more.
+            // The other records get no report.
             self.partitions[at].clear();
         } else if rng.chance(knobs.refused_wider) {
             let wide = [Scope::Destination, Scope::Broker][rng.index(2)];
             self.fail(&batch, Some(scope(wide)));
             self.partitions[at].clear();
         } else if rng.chance(knobs.unknown) {
-            let said = rng.chance(500).then_some(Outcome::Unknown);
+            let outcome = rng.chance(500).then_some(Outcome::Unknown);
             let written = rng.chance(500);
-            self.fail(&batch, said);
+            self.fail(&batch, outcome);
             if written {
                 for record in batch {
                     truth.write(record.event, record.version, &self.refused)?;
@@ -202,7 +203,7 @@ impl Producer {
         Ok(())
     }
 
-    /// The next thing it says.
+    /// The next report.
     pub(super) fn report(&mut self, knobs: &Knobs, rng: &mut Rng) -> Option<Post> {
         let broken = self.broken_due && (self.reports.is_empty() || rng.chance(100));
         if broken || (self.silent && rng.chance(20)) {
@@ -226,8 +227,9 @@ impl Producer {
         (self.failed, self.broken_due) = (true, true);
     }
 
-    /// Nobody listens any more: of each partition a beginning may be written, the rest never will be.
-    pub(super) fn cut(
+    /// The producer is discarded: the first records of each partition may be written, the others never are. Returns the
+    /// records that are written.
+    pub(super) fn discard(
         &mut self,
         truth: &mut Truth,
         (knobs, rng, now): (&Knobs, &mut Rng, u64),
@@ -248,23 +250,23 @@ impl Producer {
         Ok(late)
     }
 
-    /// Another process has the slot: what is on its way is written before that one sends, or never.
-    pub(super) fn overruled(
+    /// Another process has the slot: a record in flight is written before that process sends, or never.
+    pub(super) fn fence(
         &mut self,
         truth: &mut Truth,
         (knobs, rng, now): (&Knobs, &mut Rng, u64),
     ) -> Check {
-        let on_the_way = self.partitions.iter().map(VecDeque::len).sum::<usize>();
-        let late = self.cut(truth, (knobs, rng, now))?;
-        self.silent |= late.len() < on_the_way;
+        let in_flight = self.partitions.iter().map(VecDeque::len).sum::<usize>();
+        let late = self.discard(truth, (knobs, rng, now))?;
+        self.silent |= late.len() < in_flight;
         let (outcome, by) = (Outcome::Acked, self.number);
         let acked = |record| Post::Report { record, outcome, by };
         self.reports.extend(late.into_iter().map(acked));
         Ok(())
     }
 
-    /// When a new one may send.
-    pub(super) fn settles(rng: &mut Rng, now: u64) -> u64 {
-        now + rng.below(SETTLING_MAX)
+    /// When a new producer can send.
+    pub(super) fn ready_at(rng: &mut Rng, now: u64) -> u64 {
+        now + rng.below(STARTUP_MAX)
     }
 }

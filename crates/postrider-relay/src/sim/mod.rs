@@ -1,47 +1,37 @@
-//! The simulator: the relay in a world of fake servers, where what can go wrong for it does.
+//! The simulator: the relay among fake servers, with injected faults and virtual time.
 //!
-//! One seed makes a [`Plan`](plan::Plan): transactions, faults, and how often the world misbehaves; each seed draws its
-//! own weights. A run drives [`Relay::apply`](crate::relay::Relay::apply) through a fake PostgreSQL ([`postgres`]), a
-//! fake broker ([`broker`]) and a fake driver ([`process`], [`shelf`], [`feed`], [`session`]) that does what `driver`
-//! does, in the same order. Time is virtual. What holds at every step and at the end is checked against what really
-//! happened ([`truth`]), never against what the relay believes.
-//!
-//! What the fakes do is what real servers do: the integration tests `model` run the same scripts on both.
-//!
-//! Not in it: dead letters, which nothing waits for; a person who deletes a dead row is heard of at the next connection
-//! only; a failover, which is another history; repair and replay, which are not the relay's; polling, and two processes
-//! of which one polls, which have a world of their own ([`owners`]); a partition that does not know the producer, and
-//! takes a later request where it refused an earlier (`docs/guarantees.md`, order).
-//!
-//! After the last fault everything is mended ([`heal`]): then all that was committed must be delivered, parked for a
-//! person, or given up by one, and what is committed next must flow. A plan that fails is cut down ([`shrink`]).
+//! A seed determines a [`Plan`](plan::Plan): transactions, faults and probabilities. A run drives
+//! [`Relay::apply`](crate::relay::Relay::apply) through a fake PostgreSQL ([`postgres`]), a fake broker ([`broker`])
+//! and fake processes ([`world`], [`process`]) that do what `pipeline` does, in the same order. Every step and the end
+//! are checked against what really happened ([`truth`]), not against the state of the relay. After the last fault every
+//! committed event must be published, parked or skipped, and the next one published. A failing plan is reduced by
+//! [`shrink`]. The integration tests `model` run the same scripts on the fakes and on the real servers.
+
+// Not simulated: dead letters, for which nothing waits; the deletion of a dead row, except at the next connection; a
+// failover, which is another history; repair and replay, which do not use the relay; polling, and two processes of
+// which one polls, which have a search of their own ([`owners`]); and a partition that does not know the producer and
+// accepts a later request after it refused an earlier one (`docs/guarantees.md`, order).
 
 mod broker;
-mod faults;
-mod feed;
-mod heal;
 mod owners;
 mod plan;
 mod postgres;
 mod process;
 mod rng;
-mod session;
-mod shelf;
 mod shrink;
 mod tests;
-mod told;
 mod truth;
 mod walsender;
 mod world;
 
 use crate::relay::{Limits, OnPoison, ParkingRules, Settings};
 
-/// Why something does not go on.
+/// Why a turn or a run stops.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Stop {
-    /// The process died, as planned.
+    /// The process dies, as planned.
     Died,
-    /// What may not happen has happened.
+    /// An invariant is violated.
     Wrong(String),
 }
 
@@ -51,17 +41,17 @@ fn wrong<T>(message: String) -> Check<T> {
     Err(Stop::Wrong(message))
 }
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Run {
-    /// What went wrong.
+    /// The violated invariant.
     failure: Option<String>,
-    /// Inputs applied to relays.
+    /// Number of inputs applied to relays.
     inputs: u64,
     faults: u64,
-    /// Records written, and how many of them were repetitions.
+    /// Number of records written, and of repeated ones among them.
     written: u64,
     repeated: u64,
-    /// What happened, a line each, where it was asked for.
+    /// One line for each input, effect and fault, if requested.
     transcript: String,
 }

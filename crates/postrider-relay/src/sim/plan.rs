@@ -1,49 +1,49 @@
-//! What a run is made of: the transactions, the faults, and how often the world misbehaves. All of it from one seed.
+//! The plan of a run: its transactions, its faults, and their probabilities. All of it is drawn from one seed.
 //!
-//! A plan is plain data, so that a failing one can be cut down ([`shrink`](super::shrink)).
+//! A plan is plain data, so that a failing plan can be reduced ([`shrink`](super::shrink)).
 
 use super::rng::Rng;
 use super::{Limits, OnPoison, ParkingRules, Settings};
 use std::time::Duration;
 
-/// Aggregates there may be.
+/// Maximum number of aggregates.
 pub(super) const AGGREGATES: u64 = 6;
 
-/// What is wrong with an event, until somebody mends it.
+/// What is wrong with an event, until it is fixed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Bad {
     /// Nothing.
     No,
-    /// The sink does not take it.
+    /// The sink refuses it.
     TooLarge,
-    /// The sink does not take it, and no try can change that.
+    /// The sink refuses it, and no attempt can change that.
     TopicName,
-    /// The broker refuses the batch it is in.
+    /// The broker refuses the batch that contains it.
     Batch,
-    /// It can't be mapped; whether its aggregate is known all the same.
+    /// It can't be mapped. `known`: its aggregate is known.
     Poison { known: bool },
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PlannedChange {
-    /// Another table's.
+    /// A change of another table.
     Other,
     Event {
         aggregate: u64,
         bad: Bad,
-        /// Milliseconds after its commit at which it is mended without anybody's help.
-        mends_after: u64,
+        /// Milliseconds after its commit when it is fixed without an operator.
+        fixed_after: u64,
         size: u64,
         /// Milliseconds after its commit before which it may not be published.
-        kept_back: u64,
+        delay: u64,
     },
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct PlannedTransaction {
-    /// Steps after the one before.
+    /// Number of steps after the transaction before it.
     pub(super) pause: u64,
-    /// Bytes of other WAL before it: 0 where two commits touch.
+    /// Bytes of other WAL before it: 0 makes two commits adjacent.
     pub(super) gap: u64,
     pub(super) rolled_back: bool,
     pub(super) changes: Vec<PlannedChange>,
@@ -53,23 +53,23 @@ pub(super) struct PlannedTransaction {
 pub(super) enum Fault {
     /// The process dies after this many boundaries of effects.
     Crash { boundaries: u64 },
-    /// The connections are gone; statements on their way may arrive, all the same.
+    /// The connections are lost. Statements that were sent may still arrive.
     Lost,
-    /// The server dies: connections are gone, and the slot's advance since it was last saved.
+    /// The server dies: connections are lost, and the advance of the slot since it was last saved.
     ServerCrash,
     /// The slot is saved.
     Checkpoint,
     /// The client's state is fatal.
     SinkFatal,
-    /// The process is told to stop, and started again.
+    /// The process drains, and is started again.
     Drain,
-    /// The driver finds a reason to halt; the process is started again.
+    /// The driver halts the relay, and the process is started again.
     Halt,
-    /// A person asks for something.
+    /// An operator requests something.
     Request,
-    /// A person deletes a parked row.
+    /// An operator deletes a parked row.
     Delete,
-    /// Tombstones below the cursor go.
+    /// Resolved rows below the cursor are deleted.
     Prune,
 }
 
@@ -86,34 +86,34 @@ const FAULTS: [Fault; 10] = [
     Fault::Prune,
 ];
 
-/// How the world behaves: chances in a thousand, and bounds.
+/// How the world behaves: probabilities in a thousand, and bounds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Knobs {
     pub(super) settings: Settings,
     pub(super) processes: usize,
     pub(super) partitions: usize,
     pub(super) batch_max: u64,
-    /// Records that wait in the client before it is full.
+    /// Maximum number of records in the client.
     pub(super) queue_max: usize,
     pub(super) sink_full: u64,
     pub(super) destination_down: u64,
-    /// Of a batch: no answer will come, though it may be written.
+    /// Of a batch: its outcome is unknown; it may be written.
     pub(super) unknown: u64,
-    /// Of a batch: refused for the destination, or for the broker.
+    /// Of a batch: it is refused because of the destination or the broker.
     pub(super) refused_wider: u64,
-    /// Of a report: it never comes.
+    /// Of a report: it is lost.
     pub(super) report_lost: u64,
-    /// Reports come in any order.
+    /// Reports are received in any order.
     pub(super) reports_shuffled: bool,
     /// Of the batch behind a refused one: it is written.
     pub(super) overtakes: u64,
-    /// Of what a producer had in its queue when it was thrown away: it is written.
+    /// Of a record in the queue of a discarded producer: it is written.
     pub(super) written_late: u64,
-    /// Of a report of a producer that was thrown away: it comes all the same, and late.
-    pub(super) stragglers: u64,
+    /// Of a report of a discarded producer: it is received late.
+    pub(super) late_reports: u64,
     pub(super) keepalive: u64,
     pub(super) frames_max: u64,
-    /// How often each thing has its turn: the server, the broker, reports, the control connection, processes, time.
+    /// The weights of the turns of the server, the broker, reports, the control connection, processes, and time.
     pub(super) turns: [u64; 6],
 }
 
@@ -122,7 +122,7 @@ pub(super) struct Plan {
     pub(super) schedule: u64,
     pub(super) knobs: Knobs,
     pub(super) transactions: Vec<PlannedTransaction>,
-    /// Steps at which they happen, in order.
+    /// The faults and their steps, in order.
     pub(super) faults: Vec<(u64, Fault)>,
 }
 
@@ -131,18 +131,18 @@ impl Plan {
         let mut rng = Rng::new(seed);
         let knobs = Knobs::new(&mut rng);
         let poisoned = swarm(&mut rng, 300);
-        let (kept_back, others) = (swarm(&mut rng, 200), swarm(&mut rng, 400));
+        let (delay, others) = (swarm(&mut rng, 200), swarm(&mut rng, 400));
         let aggregates = rng.range(1, AGGREGATES);
         let pause = [1, 10, 40][rng.index(3)];
         let events_max = [2, 4, 12][rng.index(3)];
-        let mends = [50, 400, 5_000][rng.index(3)];
+        let fixed_max = [50, 400, 5_000][rng.index(3)];
         let count = rng.range(1, 30);
         let event = |rng: &mut Rng| PlannedChange::Event {
             aggregate: rng.below(aggregates),
             bad: if rng.chance(poisoned) { bad(rng) } else { Bad::No },
-            mends_after: rng.below(mends),
+            fixed_after: rng.below(fixed_max),
             size: rng.range(1, 120),
-            kept_back: if rng.chance(kept_back) { rng.range(1, 300) } else { 0 },
+            delay: if rng.chance(delay) { rng.range(1, 300) } else { 0 },
         };
         let change = |rng: &mut Rng| {
             if rng.chance(others) { PlannedChange::Other } else { event(rng) }
@@ -165,22 +165,20 @@ impl Plan {
         let faults = faults(&mut rng);
         Self { schedule: rng.next(), knobs, transactions, faults }
     }
-}
 
-impl Plan {
-    /// Few aggregates, much that is parked and soon mended, and hardly anything but crashes and requests: for what goes
-    /// wrong in a narrow place.
+    /// Few aggregates, many events that are parked and fixed soon, and no faults but crashes, lost connections and
+    /// requests: finds bugs that need many events of one aggregate.
     fn focused(rng: &mut Rng, mut knobs: Knobs) -> Self {
         let aggregates = rng.range(1, 2);
-        let (poisoned, mends) = (rng.range(50, 500), rng.range(10, 120));
+        let (poisoned, fixed_max) = (rng.range(50, 500), rng.range(10, 120));
         let event = |rng: &mut Rng| {
             let late = rng.chance(150);
             PlannedChange::Event {
                 aggregate: rng.below(aggregates),
-                bad: if late || !rng.chance(poisoned) { Bad::No } else { mendable(rng) },
-                mends_after: rng.below(mends),
+                bad: if late || !rng.chance(poisoned) { Bad::No } else { fixable(rng) },
+                fixed_after: rng.below(fixed_max),
                 size: 1,
-                kept_back: if late { rng.below(mends) } else { 0 },
+                delay: if late { rng.below(fixed_max) } else { 0 },
             }
         };
         let transaction = |rng: &mut Rng| PlannedTransaction {
@@ -211,14 +209,13 @@ impl Plan {
         Self { schedule: rng.next(), knobs, transactions, faults }
     }
 
-    /// The control connection is slow, all else is fast, and there are crashes: for what is decided, and not yet
-    /// committed when the next thing happens. One event is refused for long, so that a mark of it is nearly always on
-    /// its way; others are parked for a moment, and their aggregates go on soon after.
+    /// The control connection is slow, everything else is fast, and there are crashes: finds bugs around decisions that
+    /// are not committed yet. One event is refused for long, so that a status of its row is nearly always in flight;
+    /// other events are parked for a moment, and their aggregates continue soon after.
     fn lagging(rng: &mut Rng, mut knobs: Knobs) -> Self {
         let parked = rng.range(300, 500);
-        let transaction = |pause, aggregate, mends_after, bad| {
-            let change =
-                PlannedChange::Event { aggregate, bad, mends_after, size: 1, kept_back: 0 };
+        let transaction = |pause, aggregate, fixed_after, bad| {
+            let change = PlannedChange::Event { aggregate, bad, fixed_after, size: 1, delay: 0 };
             PlannedTransaction { pause, gap: 0, rolled_back: false, changes: vec![change] }
         };
         let moment = |rng: &mut Rng| {
@@ -248,7 +245,7 @@ impl Plan {
     }
 }
 
-fn mendable(rng: &mut Rng) -> Bad {
+fn fixable(rng: &mut Rng) -> Bad {
     if rng.chance(400) { Bad::TooLarge } else { Bad::Batch }
 }
 
@@ -261,7 +258,7 @@ fn bad(rng: &mut Rng) -> Bad {
     }
 }
 
-/// In half of all seeds a thing never happens; else its weight is drawn.
+/// A weight that is 0 in half of all seeds, and drawn otherwise.
 fn swarm(rng: &mut Rng, most: u64) -> u64 {
     if rng.chance(500) { 0 } else { rng.range(1, most) }
 }
@@ -306,7 +303,7 @@ impl Knobs {
             steps_max: 3,
             rows_max: [2, 5, 1_000][rng.index(3)],
             strict: rng.chance(250),
-            // Copies of dead events for people: no order, and no resolution, hangs on them.
+            // Dead letters are copies for operators: neither order nor resolution depends on them.
             dead_letters: false,
         };
         let limits = Limits {
@@ -331,7 +328,7 @@ impl Knobs {
             keepalive: swarm(rng, 300),
             frames_max: [1, 3, 30][rng.index(3)],
             turns: std::array::from_fn(|_| rng.range(1, 8)),
-            stragglers: swarm(&mut rng.clone(), 600),
+            late_reports: swarm(&mut rng.clone(), 600),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The fake database: WAL, slot, cursor row, parked table, and the statements on them.
 //!
-//! As the real one where the relay can tell (the integration tests `model` compare the two): the slot's advance is not
-//! durable until it is saved; a stream leaves out what commits below its start; a write is fenced by the owner's epoch;
-//! of one statement the marks don't see the rows.
+//! It behaves as PostgreSQL does wherever the relay can observe a difference (the integration tests `model` compare the
+//! two): the advance of the slot is durable only after it is saved; a stream skips transactions that commit below its
+//! start; a write is fenced by the owner's epoch; the status changes of a statement do not see its new rows.
 
 use super::rng::Rng;
 use super::truth::Truth;
@@ -14,20 +14,20 @@ use postrider_core::parked::{Entry, Lane, ParkedOutcome, ParkedUpdate, Request, 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Makes the seed of the generator for locked rows another one.
+/// Makes the seed of the generator for locked rows differ from the others.
 const LOCKS_SEED: u64 = 0x10CC;
 
-/// Of a thousand runs, those in which rows are locked.
+/// Number of runs in a thousand in which rows are locked.
 const LOCKS_RUNS: u64 = 300;
 
-/// Of a thousand writes with marks in such a run, those that find a row locked.
+/// Number of writes in a thousand with status changes, in such a run, that find a row locked.
 const LOCKS_ROWS: u64 = 300;
 
-/// How long a person holds it. Unit: milliseconds.
+/// Maximum time that a row stays locked. Unit: milliseconds.
 const LOCKED_MAX: u64 = 3_000;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Change {
+pub(super) enum WalChange {
     Other,
     Event(usize),
 }
@@ -36,12 +36,12 @@ pub(super) enum Change {
 pub(super) struct Transaction {
     pub(super) commit: u64,
     pub(super) end: u64,
-    pub(super) changes: Vec<Change>,
+    pub(super) changes: Vec<WalChange>,
 }
 
 /// A row of the parked table.
 #[derive(Clone, Debug)]
-pub(super) struct Row {
+pub(super) struct ParkedRow {
     pub(super) event: usize,
     lane: Option<Lane>,
     pub(super) state: State,
@@ -55,46 +55,46 @@ pub(super) struct Row {
 #[derive(Debug)]
 pub(super) enum Statement {
     Cursor { progress: Progress, epoch: u64 },
-    Parking { rows: Vec<(Entry, usize)>, marks: Vec<ParkedUpdate>, epoch: u64 },
+    Parking { rows: Vec<(Entry, usize)>, statuses: Vec<ParkedUpdate>, epoch: u64 },
     Fetch { positions: Vec<Position> },
-    Ask,
+    ReadRequests,
 }
 
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// Whether it was stored.
+    /// Whether the row was written.
     Cursor(bool),
-    /// The rows whose marks were left out, because somebody has locked them; `None` where nothing was stored.
+    /// The locked rows whose status was left out; `None` if nothing was written.
     Parking(Option<Vec<Position>>),
-    /// What was asked for, and the events and versions that were there.
+    /// The requested positions, and the events and versions that were found.
     Fetched(Vec<Position>, Vec<(Position, usize, u32)>),
-    Asked(Vec<(Position, Request)>),
+    Requests(Vec<(Position, Request)>),
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Server {
     pub(super) transactions: Vec<Transaction>,
-    /// First byte after what is written.
+    /// First byte after the WAL.
     pub(super) end: u64,
     pub(super) confirmed: u64,
-    /// What a crash leaves of it.
+    /// The confirmed position after a crash.
     pub(super) saved: u64,
     /// The process that streams.
     pub(super) holder: Option<usize>,
     pub(super) row: Progress,
     pub(super) epoch: u64,
-    pub(super) table: BTreeMap<Position, Row>,
-    /// Statements whose session is gone, and which nobody has stopped.
+    pub(super) table: BTreeMap<Position, ParkedRow>,
+    /// Statements of lost sessions that may still be executed.
     pub(super) orphans: VecDeque<Statement>,
-    /// Rows that a person has locked, and until when.
+    /// Locked rows, and until when.
     locked: BTreeMap<Position, u64>,
-    /// Whether the next write finds one locked.
+    /// Decides whether the next write finds a row locked.
     pub(super) locks: Locks,
-    /// Transactions below it are known to be accounted for.
+    /// Transactions before this index are checked: all of their events are accounted for.
     accounted: usize,
 }
 
-/// How often a person locks a row just before a mark of it is written.
+/// How often a row is locked just before a status of it is written.
 #[derive(Debug, Default)]
 pub(super) struct Locks {
     rng: Rng,
@@ -124,14 +124,14 @@ impl Server {
         Self { end: 16, confirmed: 16, saved: 16, row, ..Self::default() }
     }
 
-    /// The end of a transaction is written, behind `gap` bytes of others: where it stands.
+    /// Writes the commit record of a transaction, behind `gap` bytes of other WAL. Returns its start and end.
     pub(super) fn write(&mut self, gap: u64) -> (u64, u64) {
         let commit = self.end + gap;
         self.end = commit + 48;
         (commit, self.end)
     }
 
-    /// It dies: the slot is where it was when it was last saved.
+    /// The server dies: the slot returns to its last saved position.
     pub(super) fn crash(&mut self) {
         self.confirmed = self.saved;
         self.holder = None;
@@ -143,46 +143,46 @@ impl Server {
         self.saved = self.confirmed;
     }
 
-    /// Where a stream starts, and the changes to be passed over.
+    /// The progress from which a stream starts.
     pub(super) fn resume(&self) -> Result<Progress, super::Stop> {
         if self.confirmed > watermark(self.row) {
-            // As the fence does, which halts.
+            // The start check halts in this case.
             let (slot, row) = (at(self.confirmed), self.row.watermark);
-            wrong(format!("the slot stands at {slot}, beyond the cursor row at {row}"))?;
+            wrong(format!("the slot is at {slot}, beyond the cursor row at {row}"))?;
         }
         Ok(self.row)
     }
 
-    /// A stream is told this position.
+    /// A status update confirms this position.
     pub(super) fn confirm(&mut self, truth: &Truth, lsn: u64) -> Check {
         if lsn > watermark(self.row) {
             let row = self.row.watermark;
-            return wrong(format!("{} is confirmed, the cursor row says {row}", at(lsn)));
+            return wrong(format!("{} is confirmed, the cursor row is at {row}", at(lsn)));
         }
         self.check_below(truth, lsn, None)?;
         self.confirmed = self.confirmed.max(lsn);
         Ok(())
     }
 
-    /// Everything below the position is delivered, has a row, or was given up by a person.
+    /// Every event below the position is published, has a row, or was skipped.
     fn check_below(&mut self, truth: &Truth, lsn: u64, partial: Option<Position>) -> Check {
         if lsn > self.end {
             return wrong(format!("{} is beyond the end of the WAL", at(lsn)));
         }
         let missing = |event: usize| {
             let position = truth.events[event].position;
-            let owed = !truth.settled(event) && !self.table.contains_key(&position);
-            owed.then_some(position)
+            let is_missing = !truth.settled(event) && !self.table.contains_key(&position);
+            is_missing.then_some(position)
         };
         let mut accounted = self.accounted;
         while let Some(transaction) =
             self.transactions.get(accounted).filter(|transaction| transaction.commit < lsn)
         {
             for change in &transaction.changes {
-                let Change::Event(event) = change else { continue };
+                let WalChange::Event(event) = change else { continue };
                 if let Some(position) = missing(*event) {
                     let lsn = at(lsn);
-                    return wrong(format!("{lsn} passes {position}, which is nowhere"));
+                    return wrong(format!("{lsn} passes {position}, which is lost"));
                 }
             }
             accounted += 1;
@@ -193,9 +193,9 @@ impl Server {
         {
             for change in transaction.changes.iter().take(usize::try_from(partial.ordinal).unwrap())
             {
-                let Change::Event(event) = change else { continue };
+                let WalChange::Event(event) = change else { continue };
                 if let Some(position) = missing(*event) {
-                    return wrong(format!("{partial} passes {position}, which is nowhere"));
+                    return wrong(format!("{partial} passes {position}, which is lost"));
                 }
             }
         }
@@ -218,12 +218,12 @@ impl Server {
                 }
                 Answer::Cursor(stored)
             }
-            Statement::Parking { rows, marks, epoch } => {
+            Statement::Parking { rows, statuses, epoch } => {
                 if epoch == self.epoch {
-                    let left = self.leave_locked(now, &marks);
-                    let mut marks = marks;
-                    marks.retain(|mark| !left.contains(&mark.position));
-                    self.write_marks(truth, now, &marks)?;
+                    let left = self.defer_locked(now, &statuses);
+                    let mut statuses = statuses;
+                    statuses.retain(|status| !left.contains(&status.position));
+                    self.write_statuses(truth, now, &statuses)?;
                     self.write_rows(truth, now, &rows)?;
                     Answer::Parking(Some(left))
                 } else {
@@ -238,22 +238,22 @@ impl Server {
                 let found = positions.iter().filter_map(found).collect();
                 Answer::Fetched(positions, found)
             }
-            Statement::Ask => Answer::Asked(
+            Statement::ReadRequests => Answer::Requests(
                 self.table.iter().filter_map(|(at, row)| Some((*at, row.request?))).collect(),
             ),
         })
     }
 
-    /// Which rows a write leaves out: those that are locked, and the later ones of their lanes.
-    fn leave_locked(&mut self, now: u64, marks: &[ParkedUpdate]) -> Vec<Position> {
-        if !marks.is_empty() && self.locks.rng.chance(self.locks.in_1000) {
-            let at = marks[self.locks.rng.index(marks.len())].position;
+    /// The rows whose status a write leaves out: locked rows, and later rows of their lanes.
+    fn defer_locked(&mut self, now: u64, statuses: &[ParkedUpdate]) -> Vec<Position> {
+        if !statuses.is_empty() && self.locks.rng.chance(self.locks.in_1000) {
+            let at = statuses[self.locks.rng.index(statuses.len())].position;
             let until = now + self.locks.rng.below(LOCKED_MAX);
             self.locked.insert(at, until);
         }
         self.locked.retain(|_, until| *until > now);
         let (mut left, mut lanes) = (Vec::new(), Vec::new());
-        for ParkedUpdate { position, .. } in marks {
+        for ParkedUpdate { position, .. } in statuses {
             let Some(row) = self.table.get(position) else { continue };
             let behind = row.lane.is_some_and(|lane| lanes.contains(&lane));
             if self.locked.contains_key(position) || behind {
@@ -269,10 +269,13 @@ impl Server {
             let what = &mut truth.events[*event];
             assert_eq!(what.position, entry.position);
             if entry.attempts > what.refused {
-                return wrong(format!("{} is parked as refused, and never was", entry.position));
+                return wrong(format!(
+                    "{} is parked as refused, but was never refused",
+                    entry.position
+                ));
             }
             what.free |= entry.lane.is_none() && !self.table.contains_key(&entry.position);
-            self.table.entry(entry.position).or_insert_with(|| Row {
+            self.table.entry(entry.position).or_insert_with(|| ParkedRow {
                 event: *event,
                 lane: entry.lane,
                 state: entry.state,
@@ -286,8 +289,8 @@ impl Server {
         Ok(())
     }
 
-    fn write_marks(&mut self, truth: &mut Truth, now: u64, marks: &[ParkedUpdate]) -> Check {
-        for ParkedUpdate { position, became } in marks {
+    fn write_statuses(&mut self, truth: &mut Truth, now: u64, statuses: &[ParkedUpdate]) -> Check {
+        for ParkedUpdate { position, became } in statuses {
             let Some(row) = self.table.get_mut(position) else { continue };
             let what = &mut truth.events[row.event];
             if matches!(became, ParkedOutcome::Declined) {
@@ -302,13 +305,13 @@ impl Server {
             match *became {
                 ParkedOutcome::Done => {
                     if !truth.delivered(row.event) {
-                        return wrong(format!("{position} is marked as done, and is not"));
+                        return wrong(format!("{position} is set to done, and was not published"));
                     }
                     (row.state, row.request) = (State::Done, None);
                 }
                 ParkedOutcome::Skipped => {
                     if !what.skip_asked {
-                        return wrong(format!("{position} is skipped, and nobody asked for it"));
+                        return wrong(format!("{position} is skipped without a request"));
                     }
                     what.skipped = true;
                     (row.state, row.request) = (State::Skipped, None);
@@ -316,9 +319,7 @@ impl Server {
                 ParkedOutcome::Refused { state, attempts, wait, reason: _ } => {
                     if attempts > what.refused {
                         let really = what.refused;
-                        return wrong(format!(
-                            "{position} counts {attempts} refusals, there were {really}"
-                        ));
+                        return wrong(format!("{position} counts {attempts} refusals of {really}"));
                     }
                     (row.state, row.attempts) = (state, attempts);
                     row.next_at = now + millis(wait);
@@ -327,8 +328,8 @@ impl Server {
                     if row.request == Some(Request::Replace) {
                         row.version += 1;
                         what.version = row.version;
-                        // What a person puts in its place is good.
-                        what.mended_at = 0;
+                        // The replacement is published without a refusal.
+                        what.fixed_at = 0;
                     }
                     (row.state, row.attempts, row.next_at) = (State::Waiting, 0, now);
                     row.request = None;
@@ -340,10 +341,10 @@ impl Server {
         Ok(())
     }
 
-    /// The parked table as a start reads it.
+    /// The rows and requests that a start reads.
     pub(super) fn load(&self, from: Position, now: u64) -> (Vec<Entry>, Vec<(Position, Request)>) {
         let rows = self.table.iter().filter(|(at, row)| !row.state.resolved() || **at >= from);
-        let entry = |(position, row): (&Position, &Row)| Entry {
+        let entry = |(position, row): (&Position, &ParkedRow)| Entry {
             position: *position,
             lane: row.lane,
             state: row.state,
@@ -359,7 +360,7 @@ impl Server {
         (rows.map(entry).collect(), requests)
     }
 
-    /// Tombstones that no stream brings again go.
+    /// Deletes resolved rows that no stream repeats.
     pub(super) fn prune(&mut self) {
         let low = self.row.watermark.lsn();
         self.table.retain(|at, row| {

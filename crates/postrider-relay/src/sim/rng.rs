@@ -16,22 +16,22 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// Below `bound`, which is not 0.
+    /// A number below `bound`, which must not be 0.
     pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 
-    /// From `low` to `high`, both included.
+    /// A number from `low` to `high`, both included.
     pub(super) fn range(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    /// An index into something of `len` parts, which is not empty.
+    /// An index below `len`, which must not be 0.
     pub(super) fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.below(len as u64)).unwrap()
     }
 
-    /// `in_1000` times of a thousand.
+    /// True with a probability of `in_1000` in a thousand.
     pub(super) fn chance(&mut self, in_1000: u64) -> bool {
         in_1000 > 0 && self.below(1000) < in_1000
     }

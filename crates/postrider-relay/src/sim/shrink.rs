@@ -1,19 +1,19 @@
-//! Cuts a failing plan down: fewer faults, transactions and changes, calmer knobs, while it still fails alike.
+//! Reduces a failing plan to fewer faults, transactions and changes, while it still fails in the same way.
 
 use super::plan::{Bad, Plan, PlannedChange};
 use super::world::run;
 
-/// Orders of turns that are tried for each smaller plan.
+/// Number of orders of turns that are tried for each smaller plan.
 const SCHEDULES: u64 = 12;
 
-/// What went wrong, without positions and numbers.
+/// The failure without positions and numbers.
 fn kind(failure: &str) -> String {
     let words = failure.split(|c: char| c.is_whitespace());
     let plain = words.filter(|word| !word.contains(|c: char| c.is_ascii_digit()));
     plain.collect::<Vec<_>>().join(" ")
 }
 
-/// The smaller plan that still fails in the same way.
+/// Returns a smaller plan that still fails in the same way.
 pub(super) fn shrink(plan: &Plan) -> Plan {
     let Some(failure) = run(plan, false).failure else { return plan.clone() };
     let kind_of = kind(&failure);
@@ -42,12 +42,12 @@ fn still_fails(candidate: &Plan, kind_of: &str) -> Option<Plan> {
     })
 }
 
-/// What a reader has to look at.
+/// How much a reader of the plan has to read.
 fn size(plan: &Plan) -> u64 {
     let k = &plan.knobs;
     let changes: usize = plan.transactions.iter().map(|t| 2 + t.changes.len()).sum();
     let bad = plan.transactions.iter().flat_map(|t| &t.changes).filter(|change| {
-        matches!(change, PlannedChange::Event { bad, kept_back, .. } if *bad != Bad::No || *kept_back > 0)
+        matches!(change, PlannedChange::Event { bad, delay, .. } if *bad != Bad::No || *delay > 0)
     });
     let knobs = [k.sink_full, k.destination_down, k.unknown, k.refused_wider, k.report_lost];
     let knobs = knobs.iter().chain([&k.overtakes, &k.keepalive]).filter(|knob| **knob > 0).count();
@@ -91,10 +91,8 @@ fn candidates(plan: &Plan) -> Vec<Plan> {
                 p.transactions[t].changes.remove(c);
             });
             add(&|p| {
-                if let PlannedChange::Event { bad, kept_back, .. } =
-                    &mut p.transactions[t].changes[c]
-                {
-                    (*bad, *kept_back) = (Bad::No, 0);
+                if let PlannedChange::Event { bad, delay, .. } = &mut p.transactions[t].changes[c] {
+                    (*bad, *delay) = (Bad::No, 0);
                 }
             });
         }

@@ -1,4 +1,4 @@
-//! Seeds that must pass, and faults of the relay that must be found.
+//! Seeds that must pass, and injected bugs of the relay that must be detected.
 
 use super::Run;
 use super::plan::Plan;
@@ -8,16 +8,16 @@ use crate::ack::bug::{Bug, inject};
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-/// Seeds of every run of the tests.
+/// Number of seeds in every run of the tests.
 const SEEDS: u64 = 600;
 
-/// Seeds within which each injected bug must be noticed.
+/// Number of seeds within which each injected bug must be detected.
 const BUG_SEEDS: u64 = 2_000;
 
-/// How long the long run takes, where nothing else is asked for.
+/// Duration of the long run, unless the environment sets another.
 const LONG_RUN: Duration = Duration::from_secs(30);
 
-/// Each bug, all of which must be noticed.
+/// The bugs that must be detected from seed 0.
 const BUGS: &[Bug] = &[
     Bug::ConfirmsOneEarly,
     Bug::UnknownIsAcked,
@@ -25,46 +25,47 @@ const BUGS: &[Bug] = &[
     Bug::KeepaliveConfirms,
     Bug::PartialCountsSent,
     Bug::ParkedBeforeCommit,
-    Bug::TriesOutOfOrder,
-    Bug::ResendsTheFailed,
+    Bug::AttemptsOutOfOrder,
+    Bug::ResendsOnlyFailed,
     Bug::ConfirmsBeforeRow,
-    Bug::BlamesTheInnocent,
-    Bug::TriesAhead,
-    Bug::TriesAboveRow,
+    Bug::BlamesWholeBatch,
+    Bug::AttemptsAhead,
+    Bug::AttemptsAboveCursor,
     Bug::ForgetsTombstones,
     Bug::IgnoresOtherOwner,
     Bug::KeepsPending,
     Bug::NoBound,
-    Bug::FullShutsOut,
+    Bug::FullBlocksRepeats,
     Bug::NotStrict,
     Bug::ForgetsOvertaken,
-    Bug::LiveBeforeMarks,
-    Bug::ForgetsLeftMarks,
-    Bug::MarksPassLeftOnes,
-    Bug::OvertakenUntold,
-    Bug::LargeInCompany,
+    Bug::UnblocksBeforeStatuses,
+    Bug::ForgetsDeferredStatuses,
+    Bug::StatusesPassDeferred,
+    Bug::OvertakenUnreported,
+    Bug::LargeNotExclusive,
 ];
 
-/// Bugs that need several things to go wrong at once, and a seed near which they do: each has other guards around it.
+/// Bugs that only a coincidence of several faults reveals, because other checks prevent their effect, and a seed
+/// shortly before such a coincidence.
 const RARE_BUGS: &[(Bug, u64)] = &[
-    (Bug::SuspectInCompany, 2_700),
+    (Bug::SuspectNotExclusive, 2_700),
     (Bug::DrainForgetsWrite, 3_400),
     (Bug::ForgetsSessions, 45_300),
-    (Bug::TriesUncommitted, 53_800),
+    (Bug::AttemptsUncommitted, 53_800),
 ];
 
-/// Runs a seed that must pass; a failure is told by the shortest plan that fails alike.
+/// Runs a seed that must pass. A failure is reported with the shortest plan that fails in the same way.
 fn check(seed: u64) -> Run {
     let result = run(&Plan::new(seed), false);
     if let Some(failure) = &result.failure {
         let small = shrink(&Plan::new(seed));
-        let told = run(&small, true);
-        panic!("seed {seed}: {failure}\n{small:#?}\n{}{:?}", told.transcript, told.failure);
+        let result = run(&small, true);
+        panic!("seed {seed}: {failure}\n{small:#?}\n{}{:?}", result.transcript, result.failure);
     }
     result
 }
 
-fn say(what: &str, seeds: u64, sum: &Run, took: Duration) {
+fn report(what: &str, seeds: u64, sum: &Run, took: Duration) {
     let Run { inputs, faults, written, repeated, .. } = sum;
     let per_second = u128::from(*inputs) * 1_000 / took.as_millis().max(1);
     println!(
@@ -81,12 +82,12 @@ fn add(sum: &mut Run, run: &Run) {
 }
 
 #[test]
-fn nothing_is_lost_or_swapped_whatever_fails() {
+fn nothing_is_lost_or_reordered_whatever_fails() {
     let (began, mut sum) = (Instant::now(), Run::default());
     for seed in 0..SEEDS {
         add(&mut sum, &check(seed));
     }
-    say("simulator", SEEDS, &sum, began.elapsed());
+    report("simulator", SEEDS, &sum, began.elapsed());
 }
 
 #[test]
@@ -109,7 +110,7 @@ fn same_seed_has_the_same_transcript() {
 }
 
 #[test]
-fn injected_bugs_are_noticed() {
+fn injected_bugs_are_detected() {
     let mut table = String::new();
     let mut missed = Vec::new();
     let hook = std::panic::take_hook();
@@ -128,13 +129,13 @@ fn injected_bugs_are_noticed() {
     }
     std::panic::set_hook(hook);
     println!("{table}");
-    assert!(missed.is_empty(), "not noticed within {BUG_SEEDS} seeds: {missed:?}");
+    assert!(missed.is_empty(), "not detected within {BUG_SEEDS} seeds: {missed:?}");
 }
 
 /// `scripts/test` runs it with a seed of the commit.
 #[test]
 #[ignore = "takes as long as it is given"]
-#[expect(clippy::disallowed_methods, reason = "a test's own knobs")]
+#[expect(clippy::disallowed_methods, reason = "settings of a test")]
 fn long_run() {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let first = number("POSTRIDER_SIM_SEED").unwrap_or(0);
@@ -144,5 +145,5 @@ fn long_run() {
         add(&mut sum, &check(first.wrapping_add(seeds)));
         seeds += 1;
     }
-    say(&format!("simulator, from seed {first}"), seeds, &sum, began.elapsed());
+    report(&format!("simulator, from seed {first}"), seeds, &sum, began.elapsed());
 }

@@ -1,10 +1,10 @@
-//! What really happened, and what may happen: the checks hold the relay against this, never against itself.
+//! What really happened, and what may happen. The checks compare the relay with this, and not with its own state.
 
 use super::plan::Bad;
 use super::{Check, wrong};
 use postrider_core::event::Position;
 
-/// An event that was committed.
+/// A committed event.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Clone, Debug)]
 pub(super) struct Event {
@@ -13,47 +13,49 @@ pub(super) struct Event {
     /// Its place among the events of its aggregate.
     place: usize,
     pub(super) bad: Bad,
-    /// When it is good again. Unit: milliseconds, as all times here.
-    pub(super) mended_at: u64,
+    /// When it is published without a refusal. Unit: milliseconds, as all times here.
+    pub(super) fixed_at: u64,
     pub(super) size: u64,
     pub(super) not_before: u64,
-    /// Times the broker wrote it.
+    /// Number of times that the broker wrote it.
     delivered: u32,
-    /// The number of the newest of these writings, of all that there are.
+    /// The number of the newest of these records, among all records.
     pub(super) newest: u64,
-    /// What may still be published of it: 0 its own value, n the n-th that took its place.
+    /// The lowest version that may still be published: 0 is its own value, n its n-th replacement.
     pub(super) version: u32,
-    /// Refusals that meant this event and no other.
+    /// Number of refusals that meant this event.
     pub(super) refused: u32,
-    /// A person gave it up, and the row says so.
+    /// An operator skipped it, and its row records that.
     pub(super) skipped: bool,
-    /// A person asked for it to be given up.
+    /// An operator has requested to skip it.
     pub(super) skip_asked: bool,
-    /// A person deleted its row.
+    /// An operator deleted its row.
     pub(super) deleted: bool,
-    /// Parked without a lane: it blocks nobody and has no place in the order any more.
+    /// Parked without a lane: it blocks no other event, and has no place in the order any more.
     pub(super) free: bool,
-    /// Its refusal and a later event's writing were under way together, or nothing waits for it by the rules: so later
-    /// events of its aggregate may come before it.
+    /// Its refusal and the record of a later event were in flight together, or the rules let no other event wait for
+    /// it, so that later events of its aggregate may be published before it.
     pub(super) overtaken: bool,
 }
 
 impl Event {
-    /// A person said, or is saying, that it is not to be published (any more).
-    fn is_given_up(&self) -> bool {
+    /// Whether an operator has decided, or requested, that it is not published (any more).
+    fn is_dropped(&self) -> bool {
         self.skipped || self.skip_asked || self.deleted
     }
 }
 
+/// The events of an aggregate, and the places of its records.
 #[derive(Clone, Debug, Default)]
 struct Aggregate {
     events: Vec<usize>,
-    /// Of the newest record.
+    /// The place of the newest record.
     last: Option<usize>,
-    /// The furthest that was ever written.
-    furthest: Option<usize>,
+    /// The highest place of all records.
+    highest: Option<usize>,
 }
 
+/// All events and what became of them.
 #[derive(Debug)]
 pub(super) struct Truth {
     pub(super) events: Vec<Event>,
@@ -69,13 +71,13 @@ impl Truth {
         Self { events: Vec::new(), aggregates, strict, written: 0, repeated: 0 }
     }
 
-    /// An event is committed.
+    /// Adds a committed event. Returns its index.
     pub(super) fn commit(
         &mut self,
         position: Position,
         aggregate: Option<usize>,
         bad: Bad,
-        mended_at: u64,
+        fixed_at: u64,
         (size, not_before): (u64, u64),
     ) -> usize {
         let at = self.events.len();
@@ -89,7 +91,7 @@ impl Truth {
             aggregate,
             place,
             bad,
-            mended_at,
+            fixed_at,
             size,
             not_before,
             delivered: 0,
@@ -108,20 +110,20 @@ impl Truth {
     /// What is wrong with an event at this time.
     pub(super) fn bad(&self, event: usize, now: u64) -> Bad {
         let event = &self.events[event];
-        if now < event.mended_at { event.bad } else { Bad::No }
+        if now < event.fixed_at { event.bad } else { Bad::No }
     }
 
     pub(super) fn delivered(&self, event: usize) -> bool {
         self.events[event].delivered > 0
     }
 
-    /// Whether nothing is owed for it any more, but for its row.
+    /// Whether the event is published, skipped or deleted.
     pub(super) fn settled(&self, event: usize) -> bool {
         let event = &self.events[event];
         event.delivered > 0 || event.skipped || event.deleted
     }
 
-    /// Whether `later` has the place behind `earlier` in the same aggregate.
+    /// Whether both events have the same aggregate, and `later` has the higher place.
     pub(super) fn is_behind(&self, later: usize, earlier: usize) -> bool {
         let (later, earlier) = (&self.events[later], &self.events[earlier]);
         later.aggregate.is_some()
@@ -129,7 +131,7 @@ impl Truth {
             && later.place > earlier.place
     }
 
-    /// The broker writes a record; `refused` are the events this producer has a refusal for.
+    /// The broker writes a record. `refused`: the events for which this producer has reported a refusal.
     pub(super) fn write(&mut self, event: usize, version: u32, refused: &[usize]) -> Check {
         let what = self.events[event].clone();
         self.written += 1;
@@ -140,30 +142,36 @@ impl Truth {
             return wrong(format!("{} was skipped and is published", what.position));
         }
         if version < what.version {
-            return wrong(format!("{} was replaced and is published as it was", what.position));
+            return wrong(format!(
+                "{} was replaced and is published with its old value",
+                what.position
+            ));
         }
         let Some(aggregate) = what.aggregate.filter(|_| !what.free) else { return Ok(()) };
         let lane = &self.aggregates[aggregate];
-        let (last, furthest) = (lane.last, lane.furthest);
-        // Nobody knows any more that an event was parked whose row a person deleted before the cursor had passed it.
+        let (last, highest) = (lane.last, lane.highest);
+        // If the row of a parked event is deleted before the cursor has passed it, no trace of the parking is left.
         let excused = what.overtaken || what.deleted;
-        if what.delivered == 0 && furthest.is_some_and(|at| at > what.place) && !excused {
-            return wrong(format!("{} comes behind a later event of its aggregate", what.position));
+        if what.delivered == 0 && highest.is_some_and(|at| at > what.place) && !excused {
+            return wrong(format!(
+                "{} is published after a later event of its aggregate",
+                what.position
+            ));
         }
         let next = last.map_or(0, |last| last + 1);
         for place in next..what.place {
             let between = self.aggregates[aggregate].events[place];
-            let meant = refused.contains(&between) && !self.strict;
+            let overtakes = refused.contains(&between) && !self.strict;
             let between = &mut self.events[between];
-            if meant {
+            if overtakes {
                 between.overtaken = true;
-            } else if !(between.is_given_up()
+            } else if !(between.is_dropped()
                 || between.free
                 || (between.overtaken && between.delivered == 0))
             {
                 let again = if between.delivered > 0 { "again " } else { "" };
                 let message = format!(
-                    "{} comes without {} {again}before it",
+                    "{} is published without {} {again}before it",
                     what.position, between.position
                 );
                 return wrong(message);
@@ -171,20 +179,20 @@ impl Truth {
         }
         let lane = &mut self.aggregates[aggregate];
         lane.last = Some(what.place);
-        lane.furthest = Some(furthest.map_or(what.place, |at| at.max(what.place)));
+        lane.highest = Some(highest.map_or(what.place, |at| at.max(what.place)));
         Ok(())
     }
 
-    /// At the end the newest record of each aggregate is of its furthest event, unless that comes again because it is
-    /// `parked`, or a person gave up each that would have come again behind the newest.
+    /// At the end the newest record of each aggregate is of its highest event, unless that event is `parked` and will
+    /// be repeated, or an operator has dropped every event above the newest record.
     pub(super) fn check_ends(&self, parked: impl Fn(Position) -> bool) -> Check {
         let at = |lane: &Aggregate, place: usize| &self.events[lane.events[place]];
         for lane in &self.aggregates {
-            let (Some(last), Some(furthest)) = (lane.last, lane.furthest) else { continue };
-            let owed = (last + 1..=furthest).any(|place| !at(lane, place).is_given_up());
-            let (last, furthest) = (at(lane, last).position, at(lane, furthest).position);
-            if owed && !parked(furthest) {
-                let message = format!("after {furthest} its aggregate ends with {last}");
+            let (Some(last), Some(highest)) = (lane.last, lane.highest) else { continue };
+            let missing = (last + 1..=highest).any(|place| !at(lane, place).is_dropped());
+            let (last, highest) = (at(lane, last).position, at(lane, highest).position);
+            if missing && !parked(highest) {
+                let message = format!("after {highest} its aggregate ends with {last}");
                 return wrong(message);
             }
         }

@@ -1,17 +1,17 @@
-//! The server's end of a stream: which transactions it sends, in which order, and what its keepalives say.
+//! The server's end of a stream: the transactions that it sends, in order, and its keepalives.
 
-use super::postgres::{Change, Server};
+use super::postgres::{Server, WalChange};
 use super::rng::Rng;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Frame {
     Keepalive { wal_end: u64 },
     Begin { commit: u64 },
-    Change(Change),
+    Change(WalChange),
     Commit { commit: u64, end: u64 },
 }
 
-/// Where it stands: transaction, and change of it once it has begun.
+/// The next transaction to send, and the next change of it once it has begun.
 #[derive(Debug)]
 pub(super) struct Walsender {
     next: usize,
@@ -20,8 +20,8 @@ pub(super) struct Walsender {
 }
 
 impl Walsender {
-    /// A stream of all that commits at `from` or later, or where the slot stands, if that is further on; and the first
-    /// that it sends.
+    /// Returns a stream of the transactions that commit at or above `from` and the confirmed position, and its first
+    /// frame.
     pub(super) fn start(server: &Server, from: u64) -> (Self, Frame) {
         let from = from.max(server.confirmed);
         let next = server.transactions.partition_point(|transaction| transaction.commit < from);
@@ -29,20 +29,20 @@ impl Walsender {
         (Self { next, change: None, sent }, Frame::Keepalive { wal_end: sent })
     }
 
-    /// The furthest position that it has told.
+    /// The highest position that was sent.
     pub(super) fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Whether it has sent all.
-    pub(super) fn idle(&self, transactions: usize) -> bool {
+    /// Whether every transaction was sent.
+    pub(super) fn is_idle(&self, transactions: usize) -> bool {
         self.next == transactions
     }
 
-    /// The next frame; with a chance of `keepalive` in a thousand it is one that nobody needs.
+    /// The next frame; with a probability of `keepalive` in a thousand it is an additional keepalive.
     pub(super) fn send(&mut self, server: &Server, rng: &mut Rng, keepalive: u64) -> Option<Frame> {
         let Some(transaction) = server.transactions.get(self.next) else {
-            // Nothing to send: it tells how far it has read.
+            // Nothing to send but the position up to which the WAL was read.
             if self.sent >= server.end {
                 return None;
             }
@@ -50,7 +50,7 @@ impl Walsender {
             return Some(Frame::Keepalive { wal_end: server.end });
         };
         if rng.chance(keepalive) {
-            // Of what was read before this transaction's commit.
+            // A position that was read before the commit of this transaction.
             let wal_end = self.sent + rng.below(transaction.commit - self.sent + 1);
             self.sent = wal_end;
             return Some(Frame::Keepalive { wal_end });

@@ -122,14 +122,14 @@ impl Fake {
             self.turn();
         }
         let knobs = (&self.knobs, &mut self.rng, NOW);
-        self.producer.cut(&mut self.truth, knobs).unwrap();
+        self.producer.discard(&mut self.truth, knobs).unwrap();
         self.producer = Producer::new(&self.knobs, 0, NOW);
         let first_marker = self.truth.events.len();
         for partition in 0..PARTITIONS {
             let marker = self.event(partition, Kind::Small);
             self.enqueue(marker).unwrap();
         }
-        while self.producer.busy() {
+        while self.producer.is_busy() {
             self.turn();
         }
         let mut written: Vec<_> =

@@ -1,4 +1,4 @@
-//! How it ends: poison, drain, a stream that breaks its own order.
+//! The end of a relay: poison, drain, and a stream that is out of order.
 
 use super::check;
 use expect_test::expect;
@@ -20,15 +20,15 @@ fn poison_halts_once_all_before_it_is_resolved_and_confirmed() {
             event a           │ publish #0
             commit 32 48      │ 
             begin 48          │ 
-            poison            │  (shut)
-            acked 0           │ published, write cursor 0/30 (shut)
-            written           │ confirm 0/30, halt: no aggregate id (shut)
+            poison            │  (closed)
+            acked 0           │ published, write cursor 0/30 (closed)
+            written           │ confirm 0/30, halt: no aggregate id (closed)
         "#]],
     );
 }
 
 #[test]
-fn record_that_was_not_taken_halts_in_the_words_of_who_knows_it() {
+fn refused_record_halts_with_the_message_of_the_driver() {
     check(
         "start 16
          begin 32
@@ -42,15 +42,15 @@ fn record_that_was_not_taken_halts_in_the_words_of_who_knows_it() {
             begin 32          │ 
             event a           │ publish #0
             event a           │ publish #1
-            nottaken 1        │  (shut)
-            acked 0           │ published, write cursor 0/10+0/20:1 (shut)
-            written           │ halt: no such partition (shut)
+            nottaken 1        │  (closed)
+            acked 0           │ published, write cursor 0/10+0/20:1 (closed)
+            written           │ halt: no such partition (closed)
         "#]],
     );
 }
 
 #[test]
-fn event_the_sink_will_not_take_halts_and_nothing_behind_it_is_published() {
+fn event_refused_by_the_sink_halts_and_nothing_behind_it_is_published() {
     check(
         "start 16
          begin 32
@@ -64,9 +64,9 @@ fn event_the_sink_will_not_take_halts_and_nothing_behind_it_is_published() {
             begin 32          │ 
             event a           │ publish #0
             event a           │ publish #1
-            toolarge 1        │  (shut)
-            acked 0           │ published, write cursor 0/10+0/20:1 (shut)
-            written           │ halt: the event at position 0/20:1 can't be published: the record has 9 bytes, the destination takes 8 (shut)
+            toolarge 1        │  (closed)
+            acked 0           │ published, write cursor 0/10+0/20:1 (closed)
+            written           │ halt: the event at position 0/20:1 can't be published: the record has 9 bytes, the destination takes 8 (closed)
         "#]],
     );
 }
@@ -88,17 +88,17 @@ fn drain_waits_for_reports_and_the_last_row() {
             begin 32          │ 
             event a           │ publish #0
             event b           │ publish #1
-            drain             │  (shut)
-            acked 1           │ published (shut)
-            acked 0           │ published, write cursor 0/10+0/20:2 (shut)
-            written           │ drained (shut)
-            acked 0           │  (shut)
+            drain             │  (closed)
+            acked 1           │ published (closed)
+            acked 0           │ published, write cursor 0/10+0/20:2 (closed)
+            written           │ drained (closed)
+            acked 0           │  (closed)
         "#]],
     );
 }
 
 #[test]
-fn drain_ends_when_the_database_is_gone() {
+fn drain_ends_when_the_connection_is_lost() {
     check(
         "start 16
          begin 32
@@ -109,14 +109,14 @@ fn drain_ends_when_the_database_is_gone() {
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
-            drain             │  (shut)
-            lost              │ drained (shut)
+            drain             │  (closed)
+            lost              │ drained (closed)
         "#]],
     );
 }
 
 #[test]
-fn sequence_that_cannot_be_stops_the_relay() {
+fn impossible_sequence_stops_the_relay() {
     check(
         "start 16
          begin 32
@@ -128,30 +128,30 @@ fn sequence_that_cannot_be_stops_the_relay() {
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
-            begin 40          │ halt: the stream broke its own order: transaction 0/28 begins inside transaction 0/20 (shut)
-            acked 0           │  (shut)
-            written           │  (shut)
+            begin 40          │ halt: the server sent the stream out of order: transaction 0/28 begins inside transaction 0/20 (closed)
+            acked 0           │  (closed)
+            written           │  (closed)
         "#]],
     );
 }
 
 #[test]
-fn cut_transaction_that_does_not_come_again_stops_the_relay() {
+fn interrupted_transaction_that_is_not_repeated_stops_the_relay() {
     check(
         "resume 16 32 2
          begin 40
          written",
         &expect![[r#"
             resume 16 32 2    │ confirm 0/10
-            begin 40          │ halt: the stream broke its own order: transaction 0/28 commits below 0/20, which was passed before (shut)
-            written           │  (shut)
+            begin 40          │ halt: the server sent the stream out of order: transaction 0/28 commits below 0/20, which was passed before (closed)
+            written           │  (closed)
         "#]],
     );
 }
 
-/// It halts again when it comes again, and by then all before it is published.
+/// The relay halts when the poison is repeated, after everything before it is published.
 #[test]
-fn poison_does_not_halt_while_what_is_before_it_is_in_doubt() {
+fn poison_does_not_halt_while_an_earlier_event_is_uncertain() {
     check(
         "start 16
          begin 32
@@ -173,25 +173,25 @@ fn poison_does_not_halt_while_what_is_before_it_is_in_doubt() {
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
-            poison            │  (shut)
+            poison            │  (closed)
             unknown 0         │ restart: Unknown
             start 16          │ 
             begin 32          │ 
             event a           │ publish #2
-            poison            │  (shut)
+            poison            │  (closed)
             lost              │ restart: Unknown
             start 16          │ 
             begin 32          │ 
             event a           │ publish #4
-            poison            │  (shut)
-            acked 4           │ published, write cursor 0/10+0/20:1 (shut)
-            written           │ halt: no aggregate id (shut)
+            poison            │  (closed)
+            acked 4           │ published, write cursor 0/10+0/20:1 (closed)
+            written           │ halt: no aggregate id (closed)
         "#]],
     );
 }
 
 #[test]
-fn row_that_is_not_ours_ends_a_drain_and_a_halt_at_once() {
+fn another_owner_ends_a_drain_and_a_halt_at_once() {
     check(
         "start 16
          begin 32
@@ -203,16 +203,16 @@ fn row_that_is_not_ours_ends_a_drain_and_a_halt_at_once() {
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
-            drain             │  (shut)
-            acked 0           │ published, write cursor 0/10+0/20:1 (shut)
-            taken             │ restart: SlotTaken, drained (shut)
+            drain             │  (closed)
+            acked 0           │ published, write cursor 0/10+0/20:1 (closed)
+            taken             │ restart: SlotTaken, drained (closed)
         "#]],
     );
 }
 
-/// A sink that can't be used any more reports on nothing, and the halt says so at once.
+/// A broken sink reports nothing more, so the halt is returned at once.
 #[test]
-fn halt_of_a_sink_that_is_gone_does_not_wait_for_its_reports() {
+fn halt_of_a_broken_sink_does_not_wait_for_its_reports() {
     check(
         "start 16
          begin 32
@@ -223,8 +223,8 @@ fn halt_of_a_sink_that_is_gone_does_not_wait_for_its_reports() {
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
-            unfit             │  (shut)
-            broken            │ halt: no reader (shut)
+            unfit             │  (closed)
+            broken            │ halt: no reader (closed)
         "#]],
     );
 }
@@ -235,14 +235,14 @@ fn change_outside_a_transaction_stops_the_relay() {
         "start 16\nevent a",
         &expect![[r#"
         start 16          │ confirm 0/10
-        event a           │ halt: the stream broke its own order: a change came that belongs to no transaction (shut)
+        event a           │ halt: the server sent the stream out of order: a change was received outside a transaction (closed)
     "#]],
     );
 }
 
-/// Not the same history: what was resolved of it was another transaction.
+/// This is not the same history: the resolved changes belonged to another transaction.
 #[test]
-fn transaction_that_comes_again_shorter_stops_the_relay() {
+fn repeated_transaction_with_fewer_changes_stops_the_relay() {
     check(
         "resume 16 96 2
          begin 96
@@ -252,7 +252,7 @@ fn transaction_that_comes_again_shorter_stops_the_relay() {
             resume 16 96 2    │ confirm 0/10
             begin 96          │ 
             event a           │ 
-            commit 96 112     │ halt: the stream broke its own order: transaction 0/60 has fewer changes than when it came before (shut)
+            commit 96 112     │ halt: the server sent the stream out of order: transaction 0/60 has fewer changes than when it was received before (closed)
         "#]],
     );
 }

@@ -1,4 +1,4 @@
-//! What is published, and when its position is confirmed.
+//! Which events are published, and when their positions are confirmed.
 
 use super::{OnPoison, Script, check, rules};
 use expect_test::expect;
@@ -94,7 +94,7 @@ fn transaction_of_any_size_streams_through_and_its_acked_part_is_kept() {
 }
 
 #[test]
-fn full_window_shuts_the_intake_and_three_quarters_open_it() {
+fn full_window_closes_the_intake_and_three_quarters_open_it() {
     check(
         "start 16
          begin 32
@@ -114,19 +114,19 @@ fn full_window_shuts_the_intake_and_three_quarters_open_it() {
             event a           │ publish #0
             event b           │ publish #1
             event c           │ publish #2
-            event d           │ publish #3 (shut)
+            event d           │ publish #3 (closed)
             acked 3           │ published
             acked 2           │ published
-            event e 2000      │ publish #4 (shut)
-            acked 0           │ published, write cursor 0/10+0/20:1 (shut)
-            acked 1           │ published (shut)
+            event e 2000      │ publish #4 (closed)
+            acked 0           │ published, write cursor 0/10+0/20:1 (closed)
+            acked 1           │ published (closed)
             acked 4           │ published
         "#]],
     );
 }
 
 #[test]
-fn idle_outbox_follows_the_keepalives_without_feeding_on_its_own_rows() {
+fn idle_outbox_follows_the_keepalives_without_following_its_own_rows() {
     check(
         "start 16
          keepalive 300
@@ -158,7 +158,7 @@ fn idle_outbox_follows_the_keepalives_without_feeding_on_its_own_rows() {
 }
 
 #[test]
-fn keepalive_inside_a_transaction_says_nothing() {
+fn keepalive_inside_a_transaction_confirms_nothing() {
     check(
         "start 16
          begin 9000
@@ -184,7 +184,7 @@ fn keepalive_inside_a_transaction_says_nothing() {
 }
 
 #[test]
-fn event_the_sink_was_too_busy_for_comes_again_and_is_in_flight_once() {
+fn event_not_taken_by_a_full_sink_is_passed_again_and_in_flight_once() {
     check(
         "start 16
          begin 32
@@ -220,7 +220,7 @@ fn event_the_sink_was_too_busy_for_comes_again_and_is_in_flight_once() {
 }
 
 #[test]
-fn drain_does_not_wait_for_an_event_the_sink_never_took() {
+fn drain_does_not_wait_for_an_event_that_the_sink_never_took() {
     check(
         "start 16
          begin 32
@@ -236,16 +236,16 @@ fn drain_does_not_wait_for_an_event_the_sink_never_took() {
             event a           │ publish #0
             event b           │ publish #1
             busy 1            │ 
-            drain             │  (shut)
-            acked 0           │ published, write cursor 0/10+0/20:1 (shut)
-            written           │ drained (shut)
+            drain             │  (closed)
+            acked 0           │ published, write cursor 0/10+0/20:1 (closed)
+            written           │ drained (closed)
         "#]],
     );
 }
 
-/// So a crash repeats no more than that, however long the interval is.
+/// A crash repeats no more than that number, however long the interval is.
 #[test]
-fn row_is_due_when_ten_thousand_events_were_delivered_since_the_last() {
+fn row_is_due_when_ten_thousand_events_were_published_since_the_last() {
     let mut run = Script::new(rules(OnPoison::BlockKey));
     for line in ["start 16", "begin 32", "event a", "acked 0", "written"] {
         run.line(line);
@@ -261,12 +261,12 @@ fn row_is_due_when_ten_thousand_events_were_delivered_since_the_last() {
     assert!(run.transcript.ends_with("published, write cursor 0/10+0/20:10001\n"));
 }
 
-/// A crash repeats what the row does not know of, and a commit may take its time.
+/// A crash repeats every event that the row does not cover, and a commit may take long.
 #[test]
-fn no_more_is_taken_while_a_row_is_being_written_than_a_crash_may_repeat() {
+fn intake_closes_while_a_row_is_being_written_at_what_a_crash_may_repeat() {
     let mut run = Script::new(rules(OnPoison::BlockKey));
     run.lines(&["start 16", "begin 32"]);
-    // Twice what makes a row due, and what may be in flight.
+    // Twice the number of events that makes a row due, and the maximum in flight.
     let taken_max = 20_004;
     for ticket in 0..taken_max {
         assert!(run.relay.intake_open(), "{ticket}");
@@ -275,7 +275,7 @@ fn no_more_is_taken_while_a_row_is_being_written_than_a_crash_may_repeat() {
     }
     assert!(!run.relay.intake_open());
     assert!(run.relay.waits_for().unwrap().contains("cursor row"));
-    // The first row stood before all but one; the next is due at once, and the intake is open while it is written.
+    // The first row covered one event. The next row is due at once, and the intake is open while it is written.
     run.line("written");
     assert!(run.transcript.ends_with("write cursor 0/10+0/20:20004\n"));
     assert!(run.relay.intake_open());
@@ -295,27 +295,27 @@ fn what_the_intake_waits_for_is_named() {
     run.line("acked 1");
     assert_eq!(waits_for(&run), "nothing");
     run.line("refused 2");
-    assert!(waits_for(&run).contains("after a refusal"));
+    assert!(waits_for(&run).contains("after the broker refused a batch"));
 }
 
-/// A row that would pass an event without its mark is written a second later, and nothing waits for it: events go on,
-/// and no position is confirmed.
+/// A cursor row that would pass an event without its row status is written a second later. Meanwhile events are
+/// published, and no position is confirmed.
 #[test]
-fn row_that_is_held_back_stops_no_event_and_confirms_nothing() {
+fn deferred_row_stops_no_event_and_confirms_nothing() {
     check(
         "start 16
          begin 32
          event a
          commit 32 48
          acked 0
-         held
+         deferred
          wait 999
          begin 48
          event b
          commit 48 64
          acked 1
          wait 1
-         held
+         deferred
          wait 1000
          written",
         &expect![[r#"
@@ -324,30 +324,30 @@ fn row_that_is_held_back_stops_no_event_and_confirms_nothing() {
             event a           │ publish #0
             commit 32 48      │ 
             acked 0           │ published, write cursor 0/30
-            held              │ 
+            deferred          │ 
             wait 999          │ 
             begin 48          │ 
             event b           │ publish #1
             commit 48 64      │ 
             acked 1           │ published
             wait 1            │ write cursor 0/40
-            held              │ 
+            deferred          │ 
             wait 1000         │ write cursor 0/40
             written           │ confirm 0/40
         "#]],
     );
 }
 
-/// An end waits for the row as long as it is allowed to, and does not ask for it again and again.
+/// A drain waits for the cursor row as long as it may, and does not write it more often.
 #[test]
-fn drain_asks_for_a_row_that_is_held_back_once_a_second() {
+fn drain_retries_a_deferred_row_once_a_second() {
     check(
         "start 16
          begin 32
          event a
          commit 32 48
          acked 0
-         held
+         deferred
          drain
          wait 500
          wait 500
@@ -358,11 +358,11 @@ fn drain_asks_for_a_row_that_is_held_back_once_a_second() {
             event a           │ publish #0
             commit 32 48      │ 
             acked 0           │ published, write cursor 0/30
-            held              │ 
-            drain             │  (shut)
-            wait 500          │  (shut)
-            wait 500          │ write cursor 0/30 (shut)
-            written           │ confirm 0/30, drained (shut)
+            deferred          │ 
+            drain             │  (closed)
+            wait 500          │  (closed)
+            wait 500          │ write cursor 0/30 (closed)
+            written           │ confirm 0/30, drained (closed)
         "#]],
     );
 }

@@ -1,10 +1,10 @@
-//! What a broker refuses: a batch of which one is guilty, and who was overtaken meanwhile.
+//! Batches that a broker refuses because of one event, and events that are overtaken meanwhile.
 
 use super::check_parking;
 use expect_test::expect;
 
 #[test]
-fn broker_refusal_names_a_batch_and_the_culprit_is_found_alone() {
+fn broker_refusal_means_a_batch_and_the_refused_event_is_found_alone() {
     check_parking(
         "start 16
          begin 32
@@ -36,18 +36,18 @@ fn broker_refusal_names_a_batch_and_the_culprit_is_found_alone() {
             event a           │ publish #0
             event b           │ publish #1
             event a           │ publish #2
-            refused 0         │  (shut)
-            acked 2           │ published (shut)
+            refused 0         │  (closed)
+            acked 2           │ published (closed)
             refused 1         │ restart: Refused(Kafka(10))
             start 16          │ 
             begin 32          │ 
-            event a           │ publish #3 (shut)
+            event a           │ publish #3 (closed)
             refused 3         │ restart: Refused(Kafka(10))
             broken            │ restart: SinkBroken
             start 16          │ 
             begin 32          │ 
-            event a           │ park #4 waiting 1000 overtaken by 0/20:2, write 1 rows [] (shut)
-            event b           │ publish #5 (shut)
+            event a           │ park #4 waiting 1000 overtaken by 0/20:2, write 1 rows [] (closed)
+            event b           │ publish #5 (closed)
             acked 5           │ published
             event a           │ park #6 behind 0
             event c           │ publish #7
@@ -60,7 +60,7 @@ fn broker_refusal_names_a_batch_and_the_culprit_is_found_alone() {
 }
 
 #[test]
-fn culprit_that_was_not_reported_with_its_batch_is_told_as_overtaken_all_the_same() {
+fn refused_event_without_a_report_of_its_batch_is_reported_as_overtaken() {
     check_parking(
         "start 16
          begin 32
@@ -89,28 +89,28 @@ fn culprit_that_was_not_reported_with_its_batch_is_told_as_overtaken_all_the_sam
             event a           │ publish #0
             event b           │ publish #1
             event a           │ publish #2
-            refused 1         │  (shut)
-            acked 2           │ published (shut)
+            refused 1         │  (closed)
+            acked 2           │ published (closed)
             broken            │ restart: Refused(Kafka(10))
             start 16          │ 
             begin 32          │ 
-            event a           │ publish #3 (shut)
+            event a           │ publish #3 (closed)
             refused 3         │ restart: Refused(Kafka(10))
             broken            │ restart: SinkBroken
             start 16          │ 
             begin 32          │ 
-            event a           │ publish #4 (shut)
+            event a           │ publish #4 (closed)
             refused 4         │ restart: Refused(Kafka(10))
             broken            │ restart: SinkBroken
             start 16          │ 
             begin 32          │ 
-            event a           │ park #5 waiting 1000 overtaken by 0/20:2, write 1 rows [] (shut)
+            event a           │ park #5 waiting 1000 overtaken by 0/20:2, write 1 rows [] (closed)
         "#]],
     );
 }
 
 #[test]
-fn innocent_of_a_refused_batch_that_was_overtaken_is_told_as_such() {
+fn accepted_event_of_a_refused_batch_is_reported_as_overtaken() {
     check_parking(
         "start 16
          begin 32
@@ -134,14 +134,14 @@ fn innocent_of_a_refused_batch_that_was_overtaken_is_told_as_such() {
             event a           │ publish #0
             event b           │ publish #1
             event a           │ publish #2
-            refused 0         │  (shut)
-            refused 1         │  (shut)
+            refused 0         │  (closed)
+            refused 1         │  (closed)
             acked 2           │ published, restart: Refused(Kafka(10))
             start 16          │ 
             begin 32          │ 
-            event a           │ publish #3 (shut)
+            event a           │ publish #3 (closed)
             acked 3           │ 0/20:0 overtaken by 0/20:2, published, write cursor 0/10+0/20:1
-            event b           │ publish #4 (shut)
+            event b           │ publish #4 (closed)
             acked 4           │ published
             event a           │ publish #5
             acked 5           │ published
@@ -150,7 +150,7 @@ fn innocent_of_a_refused_batch_that_was_overtaken_is_told_as_such() {
 }
 
 #[test]
-fn event_that_landed_before_the_restart_and_is_told_after_it_has_overtaken_too() {
+fn late_acknowledgement_of_a_discarded_event_shows_that_it_has_overtaken() {
     check_parking(
         "start 16
          begin 32
@@ -172,12 +172,12 @@ fn event_that_landed_before_the_restart_and_is_told_after_it_has_overtaken_too()
             begin 32          │ 
             event a           │ publish #0
             event a           │ publish #1
-            refused 0         │  (shut)
+            refused 0         │  (closed)
             broken            │ restart: Refused(Kafka(10))
             acked 1           │ 
             start 16          │ 
             begin 32          │ 
-            event a           │ publish #2 (shut)
+            event a           │ publish #2 (closed)
             refused 2         │ restart: Refused(Kafka(10))
             broken            │ restart: SinkBroken
             start 16          │ 
@@ -187,8 +187,7 @@ fn event_that_landed_before_the_restart_and_is_told_after_it_has_overtaken_too()
     );
 }
 
-/// Of what was before a new beginning nothing is left to be found: else one restart would follow another that nobody
-/// waits for.
+/// A refusal from before a start in another history is dropped. Otherwise it would cause a second restart.
 #[test]
 fn refusal_is_forgotten_with_the_history_it_was_of() {
     check_parking(
@@ -201,9 +200,9 @@ fn refusal_is_forgotten_with_the_history_it_was_of() {
          promoted 64
          acked t2",
         &expect![[r#"
-            start 64          │ try t0 0/20:0, try t1 0/20:1, confirm 0/40
-            refused t0        │  (shut)
-            promoted 64       │ restart: SlotTaken, try t2 0/20:0, try t3 0/20:1, confirm 0/40
+            start 64          │ attempt t0 0/20:0, attempt t1 0/20:1, confirm 0/40
+            refused t0        │  (closed)
+            promoted 64       │ restart: SlotTaken, attempt t2 0/20:0, attempt t3 0/20:1, confirm 0/40
             acked t2          │ released 0/20:0, write 0 rows [0/20:0 done]
         "#]],
     );

@@ -1,4 +1,4 @@
-//! The parked table as a start, or a reconnect, finds it.
+//! The parked table as it is read by a start or after a lost connection.
 
 use super::check_parking;
 use expect_test::expect;
@@ -36,7 +36,7 @@ fn row_that_may_be_committed_is_read_again_after_a_restart() {
             event a           │ write cursor 0/10+0/20:1
             event a           │ 
             event b           │ publish #5
-            written           │ try t0 0/20:0
+            written           │ attempt t0 0/20:0
             commit 32 48      │ 
             acked 5           │ published
         "#]],
@@ -44,7 +44,7 @@ fn row_that_may_be_committed_is_read_again_after_a_restart() {
 }
 
 #[test]
-fn row_that_was_not_committed_is_parked_again_after_a_restart() {
+fn uncommitted_row_is_parked_again_after_a_restart() {
     check_parking(
         "start 16
          begin 32
@@ -110,7 +110,7 @@ fn lost_connection_writes_the_rows_again() {
 }
 
 #[test]
-fn tombstone_keeps_what_was_skipped_from_being_published() {
+fn skipped_row_prevents_its_event_from_being_published() {
     check_parking(
         "row 32 0 a skipped
          start 16
@@ -130,9 +130,9 @@ fn tombstone_keeps_what_was_skipped_from_being_published() {
     );
 }
 
-/// Found by `sim`: the intake stayed shut for ever, since a row is tried only when the stream has passed it.
+/// Found by `sim`: the intake stayed closed for ever, because a row is attempted only after the stream has passed it.
 #[test]
-fn rows_that_the_stream_has_not_reached_again_do_not_shut_it_out() {
+fn rows_that_the_stream_has_not_reached_again_do_not_close_the_intake() {
     check_parking(
         "row 32 1 a waiting
          row 32 2 a behind
@@ -157,25 +157,25 @@ fn rows_that_the_stream_has_not_reached_again_do_not_shut_it_out() {
             event a           │ 
             event a           │ 
             acked 0           │ published, write cursor 0/10+0/20:5
-            event a           │  (shut)
+            event a           │  (closed)
         "#]],
     );
 }
 
-/// Found by `sim`: an owner had given it up and published what came behind, and died before the mark was committed.
+/// Found by `sim`: an owner had skipped the event, published a later one, and died before the row status was committed.
 #[test]
-fn what_a_person_gave_up_is_not_tried_before_the_next_owner_hears_of_it() {
+fn skip_request_is_carried_out_before_the_next_owner_attempts_the_event() {
     check_parking(
         "row 32 1 a waiting skip
          row 32 2 a behind
          start 48",
         &expect![[r#"
-            start 48          │ try t0 0/20:2, write 0 rows [0/20:1 skipped], confirm 0/30
+            start 48          │ attempt t0 0/20:2, write 0 rows [0/20:1 skipped], confirm 0/30
         "#]],
     );
 }
 
-/// The mark that takes off a request may be on its way as the request is read again.
+/// The row status that removes a request may be in flight while the request is read again.
 #[test]
 fn request_that_is_read_twice_is_carried_out_once() {
     check_parking(
@@ -186,9 +186,9 @@ fn request_that_is_read_twice_is_carried_out_once() {
          parked",
         &expect![[r#"
             start 48          │ confirm 0/30
-            request 32 1 retry   │ write 0 rows [0/20:1 again]
-            request 32 1 retry   │ 
-            parked            │ try t0 0/20:1
+            request 32 1 retry│ write 0 rows [0/20:1 again]
+            request 32 1 retry│ 
+            parked            │ attempt t0 0/20:1
         "#]],
     );
 }

@@ -1,10 +1,10 @@
-//! A row that can't be read: the relay halts when all before it is done.
+//! A row that can't be read: the relay halts when everything before it is resolved.
 
 use super::check;
 use expect_test::expect;
 
 #[test]
-fn what_cannot_be_read_halts_once_all_before_it_is_resolved_and_confirmed() {
+fn unreadable_change_halts_once_all_before_it_is_resolved_and_confirmed() {
     check(
         "start 16
          begin 32
@@ -21,17 +21,17 @@ fn what_cannot_be_read_halts_once_all_before_it_is_resolved_and_confirmed() {
             event a           │ publish #0
             event b           │ publish #1
             acked 0           │ published, write cursor 0/10+0/20:1
-            unreadable        │  (shut)
-            acked 1           │ published (shut)
-            written           │ write cursor 0/10+0/20:2 (shut)
-            written           │ halt: too large to be read (shut)
+            unreadable        │  (closed)
+            acked 1           │ published (closed)
+            written           │ write cursor 0/10+0/20:2 (closed)
+            written           │ halt: too large to be read (closed)
         "#]],
     );
 }
 
-/// A person passes over it: nothing before it may be left out.
+/// An operator skips the change, so everything before it must be published.
 #[test]
-fn what_cannot_be_read_does_not_halt_while_what_is_before_it_is_in_doubt() {
+fn unreadable_change_does_not_halt_while_an_earlier_event_is_uncertain() {
     check(
         "start 16
          begin 32
@@ -61,31 +61,31 @@ fn what_cannot_be_read_does_not_halt_while_what_is_before_it_is_in_doubt() {
             begin 32          │ 
             event a           │ publish #0
             event b           │ publish #1
-            unreadable        │  (shut)
-            refused 0         │  (shut)
+            unreadable        │  (closed)
+            refused 0         │  (closed)
             acked 1           │ published, restart: Refused(Kafka(10))
             start 16          │ 
             begin 32          │ 
-            event a           │ publish #2 (shut)
-            unreadable        │  (shut)
+            event a           │ publish #2 (closed)
+            unreadable        │  (closed)
             unknown 2         │ restart: Unknown
             start 16          │ 
             begin 32          │ 
-            event a           │ publish #3 (shut)
-            unreadable        │  (shut)
+            event a           │ publish #3 (closed)
+            unreadable        │  (closed)
             lost              │ restart: Unknown
             start 16          │ 
             begin 32          │ 
-            event a           │ publish #4 (shut)
-            unreadable        │  (shut)
-            acked 4           │ published, write cursor 0/10+0/20:1 (shut)
-            written           │ halt: too large to be read (shut)
+            event a           │ publish #4 (closed)
+            unreadable        │  (closed)
+            acked 4           │ published, write cursor 0/10+0/20:1 (closed)
+            written           │ halt: too large to be read (closed)
         "#]],
     );
 }
 
 #[test]
-fn what_cannot_be_read_is_nothing_to_who_stops() {
+fn unreadable_change_does_not_stop_a_drain() {
     check(
         "start 16
          begin 32
@@ -98,10 +98,10 @@ fn what_cannot_be_read_is_nothing_to_who_stops() {
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
-            drain             │  (shut)
-            unreadable        │  (shut)
-            acked 0           │ published, write cursor 0/10+0/20:1 (shut)
-            written           │ drained (shut)
+            drain             │  (closed)
+            unreadable        │  (closed)
+            acked 0           │ published, write cursor 0/10+0/20:1 (closed)
+            written           │ drained (closed)
         "#]],
     );
 }

@@ -1,4 +1,4 @@
-//! What the intake waits for, as `status` and the log say it.
+//! The reasons why the intake is closed, as `status` and the log show them.
 
 use super::{OnPoison, ParkingRules, Script, rules};
 use crate::relay::flow::SPAN_MAX;
@@ -16,7 +16,7 @@ fn waits_for(run: &Script) -> &'static str {
 }
 
 #[test]
-fn room_among_the_parked_events_is_waited_for() {
+fn intake_waits_for_free_space_in_the_parking_table() {
     let rules = rules(OnPoison::BlockKey);
     let full: Vec<String> = (0..5).map(|n| format!("row 16 {n} {n} dead")).collect();
     let mut lines: Vec<&str> = full.iter().map(String::as_str).collect();
@@ -29,7 +29,7 @@ fn room_among_the_parked_events_is_waited_for() {
 }
 
 #[test]
-fn rows_that_are_not_committed_are_waited_for_by_size_and_by_number() {
+fn intake_waits_for_uncommitted_rows_by_size_and_by_number() {
     let rules = ParkingRules { rows_max: 10_000, ..rules(OnPoison::BlockKey) };
     let blocked = ["row 16 0 a dead", "start 64", "begin 96"];
     let mut run = after(rules, &blocked);
@@ -50,7 +50,7 @@ fn rows_that_are_not_committed_are_waited_for_by_size_and_by_number() {
 }
 
 #[test]
-fn oldest_event_is_waited_for_when_a_million_are_behind_it() {
+fn intake_waits_for_the_oldest_event_when_a_million_are_behind_it() {
     let lines = ["start 16", "begin 32", "event a"];
     let mut run = after(rules(OnPoison::BlockKey), &lines);
     let mut effects = Vec::new();
@@ -64,12 +64,12 @@ fn oldest_event_is_waited_for_when_a_million_are_behind_it() {
 }
 
 #[test]
-fn event_that_is_sent_or_tried_alone_is_waited_for() {
+fn intake_waits_for_an_exclusive_event_or_attempt() {
     let lines = ["start 16", "begin 32", "event a", "event b", "refused 0", "refused 1"];
     let mut run = after(rules(OnPoison::BlockKey), &lines);
     run.lines(&["start 16", "begin 32", "event a"]);
-    assert!(waits_for(&run).contains("one at a time"));
-    let lines = ["start 16", "begin 32", "event a", "event b", "alone 1"];
+    assert!(waits_for(&run).contains("an event that is sent with nothing else"));
+    let lines = ["start 16", "begin 32", "event a", "event b", "exclusive 1"];
     let mut run = after(rules(OnPoison::BlockKey), &lines);
     assert!(waits_for(&run).contains("before compression"));
     run.lines(&["acked 0", "event b"]);
@@ -81,6 +81,6 @@ fn event_that_is_sent_or_tried_alone_is_waited_for() {
     let mut run = after(rules(OnPoison::BlockKey), &lines);
     run.lines(&["begin 96", "event b"]);
     assert_eq!(waits_for(&run), "nothing");
-    run.line("sounded t1");
-    assert!(waits_for(&run).contains("tried alone"));
+    run.line("probed t1");
+    assert!(waits_for(&run).contains("an attempt of a parked event"));
 }

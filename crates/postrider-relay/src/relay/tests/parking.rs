@@ -1,11 +1,11 @@
-//! Events that are set aside: who blocks whom, and when a parked event counts as resolved.
+//! Parking: which events block which, and when a parked event is resolved.
 
 use super::{check_parking, rules, run};
 use crate::relay::OnPoison;
 use expect_test::expect;
 
 #[test]
-fn refused_event_blocks_its_aggregate_alone_and_counts_once_its_row_is_committed() {
+fn refused_event_blocks_only_its_aggregate_and_is_resolved_once_its_row_is_committed() {
     check_parking(
         "start 16
          begin 32
@@ -35,7 +35,7 @@ fn refused_event_blocks_its_aggregate_alone_and_counts_once_its_row_is_committed
 }
 
 #[test]
-fn poison_without_an_aggregate_blocks_nobody() {
+fn poison_without_an_aggregate_blocks_no_other_event() {
     check_parking(
         "start 16
          begin 32
@@ -83,7 +83,7 @@ fn poison_of_a_known_aggregate_is_dead_and_blocks_it() {
 }
 
 #[test]
-fn event_whose_time_has_not_come_waits_with_its_followers() {
+fn event_that_is_not_available_yet_waits_with_its_followers() {
     check_parking(
         "start 16
          begin 32
@@ -113,9 +113,9 @@ fn event_whose_time_has_not_come_waits_with_its_followers() {
             parked            │ 
             written           │ 
             wait 400          │ write cursor 0/30
-            wait 100          │ try t0 0/20:0
+            wait 100          │ attempt t0 0/20:0
             acked t0          │ released 0/20:0, write 0 rows [0/20:0 done]
-            written           │ try t1 0/20:1, confirm 0/30
+            written           │ attempt t1 0/20:1, confirm 0/30
             acked t1          │ released 0/20:1
             parked            │ write 0 rows [0/20:1 done]
             parked            │ 
@@ -127,7 +127,7 @@ fn event_whose_time_has_not_come_waits_with_its_followers() {
 }
 
 #[test]
-fn skip_event_goes_on_without_the_poison() {
+fn skip_event_continues_without_the_poison() {
     run(
         rules(OnPoison::SkipEvent),
         "start 16
@@ -152,7 +152,7 @@ fn skip_event_goes_on_without_the_poison() {
 }
 
 #[test]
-fn bound_of_rows_shuts_the_intake_and_drops_nothing() {
+fn bound_of_rows_closes_the_intake_and_drops_nothing() {
     check_parking(
         "start 16
          begin 32
@@ -177,14 +177,14 @@ fn bound_of_rows_shuts_the_intake_and_drops_nothing() {
             event a           │ park #1 behind 0
             event a           │ park #2 behind 0
             event a           │ park #3 behind 0
-            event a           │ park #4 behind 0 (shut)
-            parked            │ write 4 rows [], write cursor 0/10+0/20:1 (shut)
-            parked            │  (shut)
-            written           │  (shut)
-            commit 32 48      │  (shut)
-            request 32 0 skip    │ write 0 rows [0/20:0 skipped], write cursor 0/30
+            event a           │ park #4 behind 0 (closed)
+            parked            │ write 4 rows [], write cursor 0/10+0/20:1 (closed)
+            parked            │  (closed)
+            written           │  (closed)
+            commit 32 48      │  (closed)
+            request 32 0 skip │ write 0 rows [0/20:0 skipped], write cursor 0/30
             parked            │ 
-            written           │ try t0 0/20:1, confirm 0/30
+            written           │ attempt t0 0/20:1, confirm 0/30
         "#]],
     );
 }

@@ -1,4 +1,4 @@
-//! Dead events whose records also go to the dead-letter topic, and destinations that are waited for no longer.
+//! Dead letters, and destinations that have been unavailable for too long.
 
 use super::{OnPoison, ParkingRules, check_parking, rules, run};
 use expect_test::{Expect, expect};
@@ -9,7 +9,7 @@ fn check(script: &str, expected: &Expect) {
 }
 
 #[test]
-fn dead_event_is_sent_once_its_row_says_so_and_marked_after_the_acknowledgement() {
+fn dead_event_is_sent_once_its_row_is_committed_and_its_status_follows_the_acknowledgement() {
     check(
         "row 32 0 a waiting
          row 32 1 a behind
@@ -23,13 +23,13 @@ fn dead_event_is_sent_once_its_row_says_so_and_marked_after_the_acknowledgement(
          parked
          wait 100000",
         &expect![[r#"
-            start 64          │ try t0 0/20:0, confirm 0/40
+            start 64          │ attempt t0 0/20:0, confirm 0/40
             toolarge t0       │ write 0 rows [0/20:0 waiting after 2]
             parked            │ 
-            wait 2000         │ try t1 0/20:0
+            wait 2000         │ attempt t1 0/20:0
             toolarge t1       │ write 0 rows [0/20:0 dead after 3]
-            parked            │ letter t2 0/20:0
-            acked t2          │ write 0 rows [0/20:0 sent to the dead]
+            parked            │ dead letter t2 0/20:0
+            acked t2          │ write 0 rows [0/20:0 sent to the dead-letter topic]
             parked            │ 
             wait 100000       │ 
         "#]],
@@ -60,20 +60,20 @@ fn hopeless_event_is_dead_at_once_and_sent_when_its_row_is_committed() {
             poison            │ park #1 dead 1000
             event b           │ publish #2
             commit 32 48      │ 
-            parked            │ letter t0 0/20:0, write 1 rows [], write cursor 0/10+0/20:1
+            parked            │ dead letter t0 0/20:0, write 1 rows [], write cursor 0/10+0/20:1
             parked            │ 
             acked 2           │ published
             acked t1          │ 
-            acked t0          │ letter t1 0/20:1, write 0 rows [0/20:0 sent to the dead]
+            acked t0          │ dead letter t1 0/20:1, write 0 rows [0/20:0 sent to the dead-letter topic]
             parked            │ 
-            acked t1          │ write 0 rows [0/20:1 sent to the dead]
+            acked t1          │ write 0 rows [0/20:1 sent to the dead-letter topic]
             parked            │ 
         "#]],
     );
 }
 
 #[test]
-fn what_was_not_sent_is_sent_after_the_next_start() {
+fn unsent_dead_letter_is_sent_after_the_next_start() {
     check(
         "row 32 0 a dead
          row 32 1 b dead
@@ -89,10 +89,10 @@ fn what_was_not_sent_is_sent_after_the_next_start() {
          wait 10000",
         &expect![[r#"
             start 64          │ confirm 0/40
-            unsent 32 0       │ letter t0 0/20:0
-            acked t0          │ write 0 rows [0/20:0 sent to the dead]
+            unsent 32 0       │ dead letter t0 0/20:0
+            acked t0          │ write 0 rows [0/20:0 sent to the dead-letter topic]
             lost              │ 
-            start 64          │ write 0 rows [0/20:0 sent to the dead]
+            start 64          │ write 0 rows [0/20:0 sent to the dead-letter topic]
             unsent 32 0       │ 
             parked            │ 
             wait 10000        │ 
@@ -101,7 +101,7 @@ fn what_was_not_sent_is_sent_after_the_next_start() {
 }
 
 #[test]
-fn letter_that_is_refused_is_offered_again_and_holds_up_no_other() {
+fn refused_dead_letter_is_sent_again_and_blocks_no_other() {
     check(
         "row 32 0 a dead
          row 32 1 b dead
@@ -119,23 +119,23 @@ fn letter_that_is_refused_is_offered_again_and_holds_up_no_other() {
          parked",
         &expect![[r#"
             start 64          │ confirm 0/40
-            unsent 32 0       │ letter t0 0/20:0
+            unsent 32 0       │ dead letter t0 0/20:0
             unsent 32 1       │ 
-            toolarge t0       │ undelivered 0/20:0, letter t1 0/20:1
-            acked t1          │ write 0 rows [0/20:1 sent to the dead]
+            toolarge t0       │ dead letter refused 0/20:0, dead letter t1 0/20:1
+            acked t1          │ write 0 rows [0/20:1 sent to the dead-letter topic]
             parked            │ 
             wait 1999         │ 
-            wait 1            │ letter t2 0/20:0
-            notopic t2        │ undelivered 0/20:0
-            wait 2000         │ letter t3 0/20:0
-            acked t3          │ write 0 rows [0/20:0 sent to the dead]
+            wait 1            │ dead letter t2 0/20:0
+            notopic t2        │ dead letter refused 0/20:0
+            wait 2000         │ dead letter t3 0/20:0
+            acked t3          │ write 0 rows [0/20:0 sent to the dead-letter topic]
             parked            │ 
         "#]],
     );
 }
 
 #[test]
-fn letter_whose_fate_is_unknown_is_sent_again() {
+fn dead_letter_with_an_unknown_outcome_is_sent_again() {
     check(
         "row 32 0 a dead
          start 64
@@ -148,18 +148,18 @@ fn letter_whose_fate_is_unknown_is_sent_again() {
          parked",
         &expect![[r#"
             start 64          │ confirm 0/40
-            unsent 32 0       │ letter t0 0/20:0
+            unsent 32 0       │ dead letter t0 0/20:0
             unknown t0        │ restart: Unknown
             start 64          │ 
-            unsent 32 0       │ letter t1 0/20:0
-            acked t1          │ write 0 rows [0/20:0 sent to the dead]
+            unsent 32 0       │ dead letter t1 0/20:0
+            acked t1          │ write 0 rows [0/20:0 sent to the dead-letter topic]
             parked            │ 
         "#]],
     );
 }
 
 #[test]
-fn dead_event_that_a_person_moves_is_no_letter_any_more() {
+fn dead_event_that_an_operator_retries_is_no_dead_letter_any_more() {
     check(
         "row 32 0 a dead
          row 32 1 b dead
@@ -173,30 +173,30 @@ fn dead_event_that_a_person_moves_is_no_letter_any_more() {
          acked t0
          parked
          parked
-         gone t1
+         missing t1
          toolarge t2
          parked
          wait 10000",
         &expect![[r#"
             start 64          │ confirm 0/40
-            unsent 32 0       │ letter t0 0/20:0
+            unsent 32 0       │ dead letter t0 0/20:0
             unsent 32 1       │ 
             unsent 32 2       │ 
-            request 32 0 retry   │ letter t1 0/20:1, write 0 rows [0/20:0 again]
-            request 32 1 skip    │ letter t2 0/20:2
+            request 32 0 retry│ dead letter t1 0/20:1, write 0 rows [0/20:0 again]
+            request 32 1 skip │ dead letter t2 0/20:2
             acked t0          │ 
-            parked            │ try t3 0/20:0, write 0 rows [0/20:1 skipped]
+            parked            │ attempt t3 0/20:0, write 0 rows [0/20:1 skipped]
             parked            │ 
-            gone t1           │ 
-            toolarge t2       │ undelivered 0/20:2
+            missing t1        │ 
+            toolarge t2       │ dead letter refused 0/20:2
             parked            │ 
-            wait 10000        │ letter t4 0/20:2
+            wait 10000        │ dead letter t4 0/20:2
         "#]],
     );
 }
 
 #[test]
-fn drain_waits_for_the_letter_that_is_out_and_sends_no_other() {
+fn drain_waits_for_the_dead_letter_in_flight_and_sends_no_other() {
     check(
         "row 32 0 a dead
          row 32 1 b dead
@@ -208,17 +208,17 @@ fn drain_waits_for_the_letter_that_is_out_and_sends_no_other() {
          parked",
         &expect![[r#"
             start 64          │ confirm 0/40
-            unsent 32 0       │ letter t0 0/20:0
+            unsent 32 0       │ dead letter t0 0/20:0
             unsent 32 1       │ 
-            drain             │  (shut)
-            acked t0          │ write 0 rows [0/20:0 sent to the dead] (shut)
-            parked            │ drained (shut)
+            drain             │  (closed)
+            acked t0          │ write 0 rows [0/20:0 sent to the dead-letter topic] (closed)
+            parked            │ drained (closed)
         "#]],
     );
 }
 
 #[test]
-fn event_of_a_destination_that_is_given_up_is_parked_with_no_attempt_and_its_followers_behind_it() {
+fn event_of_an_unavailable_destination_is_parked_without_an_attempt_and_its_followers_behind_it() {
     check_parking(
         "start 16
          begin 32
@@ -252,9 +252,9 @@ fn event_of_a_destination_that_is_given_up_is_parked_with_no_attempt_and_its_fol
             parked            │ 
             acked 2           │ published
             written           │ 
-            wait 1000         │ try t0 0/20:0, write cursor 0/30
+            wait 1000         │ attempt t0 0/20:0, write cursor 0/30
             notopic t0        │ 
-            wait 1000         │ try t1 0/20:0
+            wait 1000         │ attempt t1 0/20:0
             acked t1          │ released 0/20:0, write 0 rows [0/20:0 done]
             parked            │ 
             acked t2          │ 
@@ -265,9 +265,9 @@ fn event_of_a_destination_that_is_given_up_is_parked_with_no_attempt_and_its_fol
     );
 }
 
-/// The driver would have turned without an end, and never fetched the record of the try.
+/// Otherwise the driver would loop at once for ever, and never fetch the record of the attempt.
 #[test]
-fn letter_that_waits_for_a_try_to_be_alone_is_not_due() {
+fn dead_letter_that_waits_for_an_exclusive_attempt_is_not_due() {
     check(
         "row 32 0 a dead
          row 32 2 c waiting
@@ -276,24 +276,24 @@ fn letter_that_waits_for_a_try_to_be_alone_is_not_due() {
          row 32 0 a dead
          row 32 2 c waiting
          start 48
-         sounded t1
+         probed t1
          unsent 32 0
-         calm
+         idle
          acked t2",
         &expect![[r#"
-            start 48          │ try t0 0/20:2, confirm 0/30
+            start 48          │ attempt t0 0/20:2, confirm 0/30
             refused t0        │ restart: Refused(Kafka(10))
-            start 48          │ sound t1 0/20:2
-            sounded t1        │ try t2 0/20:2 (shut)
-            unsent 32 0       │  (shut)
-            acked t2          │ released 0/20:2, letter t3 0/20:0, write 0 rows [0/20:2 done]
+            start 48          │ probe t1 0/20:2
+            probed t1         │ attempt t2 0/20:2 (closed)
+            unsent 32 0       │  (closed)
+            acked t2          │ released 0/20:2, dead letter t3 0/20:0, write 0 rows [0/20:2 done]
         "#]],
     );
 }
 
-/// Whoever deleted the row wants no letter either.
+/// A deleted row needs no dead letter.
 #[test]
-fn letter_whose_row_was_deleted_comes_to_nothing() {
+fn dead_letter_whose_row_was_deleted_is_dropped() {
     check(
         "row 32 0 a dead
          row 32 1 a behind
@@ -301,14 +301,14 @@ fn letter_whose_row_was_deleted_comes_to_nothing() {
          start 64
          unsent 32 0
          unsent 32 2
-         gone t0
+         missing t0
          deleted 32 0",
         &expect![[r#"
             start 64          │ confirm 0/40
-            unsent 32 0       │ letter t0 0/20:0
+            unsent 32 0       │ dead letter t0 0/20:0
             unsent 32 2       │ 
-            gone t0           │ letter t1 0/20:2
-            deleted 32 0      │ try t2 0/20:1
+            missing t0        │ dead letter t1 0/20:2
+            deleted 32 0      │ attempt t2 0/20:1
         "#]],
     );
 }

@@ -1,4 +1,4 @@
-//! What `status` is told of a relay.
+//! The facts about a relay that `status` shows.
 
 use super::{OnPoison, Script, lsn, rules};
 use crate::relay::{Change, Input};
@@ -13,7 +13,7 @@ fn after(lines: &[&str]) -> Script {
 }
 
 #[test]
-fn blocked_aggregates_and_dead_events_are_told() {
+fn blocked_aggregates_and_dead_events_are_reported() {
     let rows = ["row 16 0 a dead", "row 16 1 a behind", "row 16 2 b waiting", "row 16 3 c dead"];
     let mut run = after(&["start 64"]);
     assert_eq!((run.relay.blocked_lanes(), run.relay.dead(9)), (0, Vec::new()));
@@ -28,7 +28,7 @@ fn blocked_aggregates_and_dead_events_are_told() {
 }
 
 #[test]
-fn oldest_event_without_an_outcome_is_told_by_its_commit_time() {
+fn oldest_unresolved_event_is_reported_by_its_commit_time() {
     let mut run = after(&["start 16"]);
     let mut apply = |input| {
         run.relay.apply(Duration::ZERO, input, &mut Vec::new());
@@ -52,17 +52,17 @@ fn oldest_event_without_an_outcome_is_told_by_its_commit_time() {
 }
 
 #[test]
-fn what_was_received_is_told_before_it_is_resolved() {
+fn received_position_is_reported_before_it_is_resolved() {
     let mut run = after(&["start 16", "begin 32", "event a", "commit 32 48"]);
     assert_eq!((run.relay.received(), run.relay.resolved().commit_lsn), (lsn(48), lsn(16)));
     run.line("keepalive 64");
     assert_eq!((run.relay.received(), run.relay.resolved().commit_lsn), (lsn(64), lsn(16)));
     run.line("unknown 0");
-    assert_eq!(run.relay.received(), lsn(16), "it comes again");
+    assert_eq!(run.relay.received(), lsn(16), "the event is repeated");
 }
 
 #[test]
-fn halt_is_told_while_it_waits_and_the_end_when_it_has_come() {
+fn halt_is_reported_while_it_waits_and_the_end_afterwards() {
     let mut run = Script::new(rules(OnPoison::Stop));
     run.lines(&["start 16", "begin 32", "event a", "poison b"]);
     assert_eq!(run.relay.halting().map(|halt| &*halt.message), Some("no aggregate id"));
@@ -72,7 +72,7 @@ fn halt_is_told_while_it_waits_and_the_end_when_it_has_come() {
 }
 
 #[test]
-fn try_is_told_until_its_mark_is_committed() {
+fn attempt_is_reported_until_its_row_status_is_committed() {
     let mut run = after(&["row 16 0 a waiting", "start 64"]);
     assert!(run.relay.has_unsettled_attempts());
     run.line("acked t0");

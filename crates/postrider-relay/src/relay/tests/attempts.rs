@@ -1,15 +1,15 @@
-//! Parked events that are tried again: when, how often, and what frees their aggregates.
+//! Attempts of parked events: when, how often, and what unblocks their aggregates.
 
 use super::check_parking;
 use expect_test::expect;
 
 #[test]
-fn doubted_event_is_tried_at_once_and_its_first_refusal_is_its_first_attempt() {
+fn event_with_a_stale_destination_is_attempted_at_once_and_its_first_refusal_is_counted() {
     check_parking(
         "start 16
          begin 32
          event a
-         doubted 0
+         stale 0
          event a
          event b
          commit 32 48
@@ -23,14 +23,14 @@ fn doubted_event_is_tried_at_once_and_its_first_refusal_is_its_first_attempt() {
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
-            doubted 0         │ park #0 due 0, write 1 rows []
+            stale 0           │ park #0 due 0, write 1 rows []
             event a           │ park #1 behind 0
             event b           │ publish #2
             commit 32 48      │ 
             acked 2           │ published
             parked            │ write 1 rows [], write cursor 0/10+0/20:1
             parked            │ 
-            written           │ try t0 0/20:0
+            written           │ attempt t0 0/20:0
             toolarge t0       │ write 0 rows [0/20:0 waiting after 1]
             parked            │ 
         "#]],
@@ -38,7 +38,7 @@ fn doubted_event_is_tried_at_once_and_its_first_refusal_is_its_first_attempt() {
 }
 
 #[test]
-fn head_is_tried_with_growing_pauses_and_is_dead_after_the_last() {
+fn head_is_attempted_with_growing_pauses_and_is_dead_after_the_last() {
     check_parking(
         "row 32 0 a waiting
          row 32 1 a behind
@@ -51,11 +51,11 @@ fn head_is_tried_with_growing_pauses_and_is_dead_after_the_last() {
          parked
          wait 100000",
         &expect![[r#"
-            start 64          │ try t0 0/20:0, confirm 0/40
+            start 64          │ attempt t0 0/20:0, confirm 0/40
             toolarge t0       │ write 0 rows [0/20:0 waiting after 2]
             parked            │ 
             wait 1999         │ 
-            wait 1            │ try t1 0/20:0
+            wait 1            │ attempt t1 0/20:0
             toolarge t1       │ write 0 rows [0/20:0 dead after 3]
             parked            │ 
             wait 100000       │ 
@@ -64,7 +64,7 @@ fn head_is_tried_with_growing_pauses_and_is_dead_after_the_last() {
 }
 
 #[test]
-fn followers_go_in_order_and_the_lane_is_live_when_all_marks_are_committed() {
+fn followers_are_published_in_order_and_the_lane_is_unblocked_once_every_status_is_committed() {
     check_parking(
         "row 32 0 a waiting
          row 32 1 a behind
@@ -87,19 +87,19 @@ fn followers_go_in_order_and_the_lane_is_live_when_all_marks_are_committed() {
          event b
          commit 96 112",
         &expect![[r#"
-            start 64          │ try t0 0/20:0, confirm 0/40
-            acked t0          │ released 0/20:0, try t1 0/20:1, write 0 rows [0/20:0 done]
+            start 64          │ attempt t0 0/20:0, confirm 0/40
+            acked t0          │ released 0/20:0, attempt t1 0/20:1, write 0 rows [0/20:0 done]
             begin 96          │ 
             event a           │ park #0 behind 0
             acked t1          │ released 0/20:1
             parked            │ write 1 rows [0/20:1 done]
             parked            │ write cursor 0/40+0/60:1
-            written           │ try t2 0/60:0
+            written           │ attempt t2 0/60:0
             acked t2          │ released 0/60:0, write 0 rows [0/60:0 done]
             event a           │ park #1 behind 0
             parked            │ write 1 rows []
             parked            │ write cursor 0/40+0/60:2
-            written           │ try t3 0/60:1
+            written           │ attempt t3 0/60:1
             acked t3          │ released 0/60:1, write 0 rows [0/60:1 done]
             parked            │ 
             event a           │ publish #2
@@ -110,7 +110,7 @@ fn followers_go_in_order_and_the_lane_is_live_when_all_marks_are_committed() {
 }
 
 #[test]
-fn nothing_is_tried_before_the_cursor_row_has_passed_it() {
+fn nothing_is_attempted_before_the_cursor_row_has_passed_it() {
     check_parking(
         "row 32 1 a waiting
          start 16
@@ -127,7 +127,7 @@ fn nothing_is_tried_before_the_cursor_row_has_passed_it() {
             event a           │ 
             commit 32 48      │ 
             parked            │ write cursor 0/30
-            written           │ try t0 0/20:0, confirm 0/30
+            written           │ attempt t0 0/20:0, confirm 0/30
         "#]],
     );
 }
@@ -142,27 +142,27 @@ fn missing_topic_counts_no_attempt() {
          wait 1
          acked t1",
         &expect![[r#"
-            start 64          │ try t0 0/20:0, confirm 0/40
+            start 64          │ attempt t0 0/20:0, confirm 0/40
             notopic t0        │ 
             wait 999          │ 
-            wait 1            │ try t1 0/20:0
+            wait 1            │ attempt t1 0/20:0
             acked t1          │ released 0/20:0, write 0 rows [0/20:0 done]
         "#]],
     );
 }
 
 #[test]
-fn row_deleted_by_hand_frees_its_lane() {
+fn deleted_row_unblocks_its_lane() {
     check_parking(
         "row 32 0 a waiting
          start 64
-         gone t0
+         missing t0
          begin 96
          event a
          commit 96 112",
         &expect![[r#"
-            start 64          │ try t0 0/20:0, confirm 0/40
-            gone t0           │ 
+            start 64          │ attempt t0 0/20:0, confirm 0/40
+            missing t0        │ 
             begin 96          │ 
             event a           │ publish #0
             commit 96 112     │ 
@@ -171,7 +171,7 @@ fn row_deleted_by_hand_frees_its_lane() {
 }
 
 #[test]
-fn try_in_flight_outlives_the_connection_and_its_mark_is_written_later() {
+fn attempt_in_flight_survives_the_connection_and_its_status_is_written_later() {
     check_parking(
         "row 32 0 a waiting
          start 64
@@ -186,7 +186,7 @@ fn try_in_flight_outlives_the_connection_and_its_mark_is_written_later() {
          written
          acked t1",
         &expect![[r#"
-            start 64          │ try t0 0/20:0, confirm 0/40
+            start 64          │ attempt t0 0/20:0, confirm 0/40
             lost              │ 
             acked t0          │ released 0/20:0
             start 64          │ write 0 rows [0/20:0 done]
@@ -194,14 +194,14 @@ fn try_in_flight_outlives_the_connection_and_its_mark_is_written_later() {
             event a           │ park #0 behind 0
             parked            │ write 1 rows []
             parked            │ write cursor 0/40+0/60:1
-            written           │ try t1 0/60:0
+            written           │ attempt t1 0/60:0
             acked t1          │ released 0/60:0, write 0 rows [0/60:0 done]
         "#]],
     );
 }
 
 #[test]
-fn drain_waits_for_tries_and_their_marks() {
+fn drain_waits_for_attempts_and_their_row_status() {
     check_parking(
         "row 32 0 a waiting
          start 64
@@ -209,18 +209,18 @@ fn drain_waits_for_tries_and_their_marks() {
          acked t0
          parked",
         &expect![[r#"
-            start 64          │ try t0 0/20:0, confirm 0/40
-            drain             │  (shut)
-            acked t0          │ released 0/20:0, write 0 rows [0/20:0 done] (shut)
-            parked            │ drained (shut)
+            start 64          │ attempt t0 0/20:0, confirm 0/40
+            drain             │  (closed)
+            acked t0          │ released 0/20:0, write 0 rows [0/20:0 done] (closed)
+            parked            │ drained (closed)
         "#]],
     );
 }
 
-/// Found by `sim`: such a head was published and marked as done, and after a crash the events before it came again and
-/// it did not, so that its aggregate ended with an older event.
+/// Found by `sim`: such a head was published and its row set to done. After a crash the events before it were repeated
+/// and the head was not, so that its aggregate ended with an older event.
 #[test]
-fn head_is_not_tried_before_a_restart_can_not_bring_again_what_stands_before_it() {
+fn head_is_not_attempted_while_a_restart_can_repeat_events_before_it() {
     check_parking(
         "start 16
          begin 32
@@ -244,14 +244,14 @@ fn head_is_not_tried_before_a_restart_can_not_bring_again_what_stands_before_it(
             parked            │ 
             wait 1000         │ 
             written           │ write cursor 0/30
-            written           │ try t0 0/20:1, confirm 0/30
+            written           │ attempt t0 0/20:1, confirm 0/30
         "#]],
     );
 }
 
-/// Found by `sim`: the marks were never written, and the drain took all the time it was given.
+/// Found by `sim`: the row statuses were never written, and the drain lasted until its time was over.
 #[test]
-fn drain_whose_producer_breaks_still_writes_its_marks() {
+fn drain_with_a_broken_producer_still_writes_its_row_status() {
     check_parking(
         "row 32 0 a waiting
          row 32 1 b waiting
@@ -263,19 +263,19 @@ fn drain_whose_producer_breaks_still_writes_its_marks() {
          parked
          parked",
         &expect![[r#"
-            start 64          │ try t0 0/20:0, try t1 0/20:1, confirm 0/40
-            drain             │  (shut)
-            acked t0          │ released 0/20:0, write 0 rows [0/20:0 done] (shut)
-            toolarge t1       │  (shut)
-            broken            │  (shut)
-            parked            │ write 0 rows [0/20:1 waiting after 2] (shut)
-            parked            │ drained (shut)
+            start 64          │ attempt t0 0/20:0, attempt t1 0/20:1, confirm 0/40
+            drain             │  (closed)
+            acked t0          │ released 0/20:0, write 0 rows [0/20:0 done] (closed)
+            toolarge t1       │  (closed)
+            broken            │  (closed)
+            parked            │ write 0 rows [0/20:1 waiting after 2] (closed)
+            parked            │ drained (closed)
         "#]],
     );
 }
 
 #[test]
-fn dead_event_that_is_deleted_lets_its_aggregate_go_on() {
+fn deleted_dead_event_unblocks_its_aggregate() {
     check_parking(
         "row 32 0 a dead
          row 32 1 a behind
@@ -288,9 +288,9 @@ fn dead_event_that_is_deleted_lets_its_aggregate_go_on() {
          acked t1
          event a",
         &expect![[r#"
-            start 64          │ try t0 0/20:2, confirm 0/40
+            start 64          │ attempt t0 0/20:2, confirm 0/40
             deleted 32 2      │ 
-            deleted 32 0      │ try t1 0/20:1
+            deleted 32 0      │ attempt t1 0/20:1
             begin 96          │ 
             event b           │ park #0 behind 0, write 1 rows []
             acked t1          │ released 0/20:1
@@ -299,10 +299,10 @@ fn dead_event_that_is_deleted_lets_its_aggregate_go_on() {
     );
 }
 
-/// A session holds the row of the first: what became of it is written again a second later, and meanwhile nothing more
-/// of its aggregate is tried; the other aggregate's mark is committed, and it is live again.
+/// Another session has locked the first row. Its status is written again a second later, and meanwhile no other event
+/// of its aggregate is attempted. The status of the other aggregate is committed, which unblocks it.
 #[test]
-fn mark_of_a_locked_row_comes_later_and_keeps_its_own_aggregate_alone() {
+fn status_of_a_locked_row_is_written_later_and_blocks_only_its_aggregate() {
     check_parking(
         "row 32 0 a waiting
          row 32 1 a behind
@@ -327,8 +327,8 @@ fn mark_of_a_locked_row_comes_later_and_keeps_its_own_aggregate_alone() {
          parked
          parked",
         &expect![[r#"
-            start 64          │ try t0 0/20:0, try t1 0/20:2, confirm 0/40
-            acked t0          │ released 0/20:0, try t2 0/20:1, write 0 rows [0/20:0 done]
+            start 64          │ attempt t0 0/20:0, attempt t1 0/20:2, confirm 0/40
+            acked t0          │ released 0/20:0, attempt t2 0/20:1, write 0 rows [0/20:0 done]
             acked t1          │ released 0/20:2
             parked 32 0       │ write 0 rows [0/20:2 done]
             parked            │ 
@@ -350,9 +350,9 @@ fn mark_of_a_locked_row_comes_later_and_keeps_its_own_aggregate_alone() {
     );
 }
 
-/// Marks of one aggregate are committed in order, also those that are made while an earlier one waits.
+/// The statuses of one aggregate are committed in order, also those that are decided while an earlier one is deferred.
 #[test]
-fn marks_behind_one_that_waits_stay_behind_it() {
+fn statuses_behind_a_deferred_one_stay_behind_it() {
     check_parking(
         "row 32 0 a waiting
          row 32 1 a behind
@@ -372,9 +372,9 @@ fn marks_behind_one_that_waits_stay_behind_it() {
          begin 96
          event a",
         &expect![[r#"
-            start 64          │ try t0 0/20:0, try t1 0/20:3, confirm 0/40
-            acked t0          │ released 0/20:0, try t2 0/20:1, write 0 rows [0/20:0 done]
-            acked t2          │ released 0/20:1, try t3 0/20:2
+            start 64          │ attempt t0 0/20:0, attempt t1 0/20:3, confirm 0/40
+            acked t0          │ released 0/20:0, attempt t2 0/20:1, write 0 rows [0/20:0 done]
+            acked t2          │ released 0/20:1, attempt t3 0/20:2
             acked t1          │ released 0/20:3
             parked 32 0       │ write 0 rows [0/20:3 done]
             acked t3          │ released 0/20:2
@@ -389,9 +389,9 @@ fn marks_behind_one_that_waits_stay_behind_it() {
     );
 }
 
-/// A drain ends when what waits is committed, and asks for it once a second.
+/// A drain ends when the deferred status is committed, and writes it once a second.
 #[test]
-fn drain_asks_for_a_mark_that_waits_once_a_second() {
+fn drain_retries_a_deferred_status_once_a_second() {
     check_parking(
         "row 32 0 a waiting
          start 64
@@ -404,22 +404,22 @@ fn drain_asks_for_a_mark_that_waits_once_a_second() {
          wait 1000
          parked",
         &expect![[r#"
-            start 64          │ try t0 0/20:0, confirm 0/40
+            start 64          │ attempt t0 0/20:0, confirm 0/40
             acked t0          │ released 0/20:0, write 0 rows [0/20:0 done]
             parked 32 0       │ 
-            drain             │  (shut)
-            wait 999          │  (shut)
-            wait 1            │ write 0 rows [0/20:0 done] (shut)
-            parked 32 0       │  (shut)
-            wait 1000         │ write 0 rows [0/20:0 done] (shut)
-            parked            │ drained (shut)
+            drain             │  (closed)
+            wait 999          │  (closed)
+            wait 1            │ write 0 rows [0/20:0 done] (closed)
+            parked 32 0       │  (closed)
+            wait 1000         │ write 0 rows [0/20:0 done] (closed)
+            parked            │ drained (closed)
         "#]],
     );
 }
 
-/// The connection is lost while a mark waits: the next session writes it at once.
+/// The connection is lost while a status is deferred: the next session writes it at once.
 #[test]
-fn mark_that_waits_is_written_by_the_next_session() {
+fn deferred_status_is_written_by_the_next_session() {
     check_parking(
         "row 32 0 a waiting
          start 64
@@ -430,7 +430,7 @@ fn mark_that_waits_is_written_by_the_next_session() {
          start 64
          parked",
         &expect![[r#"
-            start 64          │ try t0 0/20:0, confirm 0/40
+            start 64          │ attempt t0 0/20:0, confirm 0/40
             acked t0          │ released 0/20:0, write 0 rows [0/20:0 done]
             parked 32 0       │ 
             lost              │ 

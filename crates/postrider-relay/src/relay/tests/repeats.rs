@@ -1,10 +1,10 @@
-//! What is streamed again: after a lost connection, a restart, a refusal, another owner of the slot.
+//! Repeated streams: after a lost connection, a restart, a refusal, and another owner of the slot.
 
 use super::check;
 use expect_test::expect;
 
 #[test]
-fn restart_passes_over_what_the_cursor_row_knows() {
+fn restart_skips_what_the_cursor_row_contains() {
     check(
         "resume 16 96 2
          begin 32
@@ -34,7 +34,7 @@ fn restart_passes_over_what_the_cursor_row_knows() {
 }
 
 #[test]
-fn lost_connection_repeats_nothing_that_is_in_flight() {
+fn lost_connection_repeats_nothing_in_flight() {
     check(
         "start 16
          begin 32
@@ -72,7 +72,7 @@ fn lost_connection_repeats_nothing_that_is_in_flight() {
 }
 
 #[test]
-fn unknown_report_throws_everything_away_and_starts_from_the_last_acked() {
+fn unknown_report_discards_everything_and_restarts_behind_the_last_acked() {
     check(
         "start 16
          begin 32
@@ -118,7 +118,7 @@ fn unknown_report_throws_everything_away_and_starts_from_the_last_acked() {
 }
 
 #[test]
-fn refused_batch_is_sent_again_one_event_at_a_time_to_find_the_culprit() {
+fn refused_batch_is_sent_again_one_event_at_a_time_to_find_the_refused_event() {
     check(
         "start 16
          begin 32
@@ -142,23 +142,23 @@ fn refused_batch_is_sent_again_one_event_at_a_time_to_find_the_culprit() {
             event a           │ publish #0
             event b           │ publish #1
             event c           │ publish #2
-            refused 0         │  (shut)
-            refused 1         │  (shut)
+            refused 0         │  (closed)
+            refused 1         │  (closed)
             broken            │ restart: Refused(Kafka(10))
             start 16          │ 
             begin 32          │ 
-            event a           │ publish #3 (shut)
+            event a           │ publish #3 (closed)
             acked 3           │ published, write cursor 0/10+0/20:1
             written           │ 
-            event b           │ publish #4 (shut)
-            refused 4         │ halt: the event at position 0/20:1 can't be published: the broker refused it with code 10 (shut)
-            written           │  (shut)
+            event b           │ publish #4 (closed)
+            refused 4         │ halt: the event at position 0/20:1 can't be published: the broker refused it with code 10 (closed)
+            written           │  (closed)
         "#]],
     );
 }
 
 #[test]
-fn another_owner_of_the_slot_ends_our_claim_on_what_is_in_flight() {
+fn another_owner_of_the_slot_discards_what_is_in_flight() {
     check(
         "start 16
          begin 32
@@ -190,7 +190,7 @@ fn another_owner_of_the_slot_ends_our_claim_on_what_is_in_flight() {
 }
 
 #[test]
-fn destination_refused_while_running_starts_again_from_the_cursor() {
+fn destination_refused_while_running_restarts_from_the_cursor() {
     check(
         "start 16
          begin 32
@@ -206,7 +206,7 @@ fn destination_refused_while_running_starts_again_from_the_cursor() {
 }
 
 #[test]
-fn row_of_another_owner_is_believed_and_what_we_had_in_flight_is_not() {
+fn row_of_another_owner_replaces_own_progress_and_events_in_flight() {
     check(
         "start 16
          begin 32
@@ -239,10 +239,10 @@ fn row_of_another_owner_is_believed_and_what_we_had_in_flight_is_not() {
     );
 }
 
-/// What was published on the old primary and lost there leaves a gap in positions that the new one fills with new
-/// events.
+/// Events that were published and are lost with the old primary leave a gap in the positions, which the new primary
+/// fills with new events.
 #[test]
-fn after_a_failover_nothing_remembered_hides_a_new_event() {
+fn after_a_failover_no_remembered_position_hides_a_new_event() {
     check(
         "start 16
          begin 32
@@ -278,7 +278,7 @@ fn after_a_failover_nothing_remembered_hides_a_new_event() {
 }
 
 #[test]
-fn failover_with_events_in_flight_throws_them_away_first() {
+fn failover_with_events_in_flight_discards_them_first() {
     check(
         "start 16
          begin 32
