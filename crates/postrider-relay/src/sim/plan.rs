@@ -14,13 +14,13 @@ pub(super) const AGGREGATES: u64 = 6;
 pub(super) enum Bad {
     /// Nothing.
     No,
-    /// The sink refuses it.
+    /// The sink refuses the event.
     TooLarge,
-    /// The sink refuses it, and no attempt can change that.
+    /// The sink refuses the event, and no attempt can change that.
     TopicName,
-    /// The broker refuses the batch that contains it.
+    /// The broker refuses the batch that contains the event.
     Batch,
-    /// It can't be mapped. `known`: its aggregate is known.
+    /// The event can't be mapped. `known`: its aggregate is known.
     Poison { known: bool },
 }
 
@@ -97,19 +97,19 @@ pub(super) struct Knobs {
     pub(super) queue_max: usize,
     pub(super) sink_full: u64,
     pub(super) destination_down: u64,
-    /// Of a batch: its outcome is unknown; it may be written.
+    /// Probability that the outcome of a batch is unknown. The batch may be written.
     pub(super) unknown: u64,
-    /// Of a batch: it is refused because of the destination or the broker.
+    /// Probability that a batch is refused because of the destination or the broker.
     pub(super) refused_wider: u64,
-    /// Of a report: it is lost.
+    /// Probability that a report is lost.
     pub(super) report_lost: u64,
     /// Reports are received in any order.
     pub(super) reports_shuffled: bool,
-    /// Of the batch behind a refused one: it is written.
+    /// Probability that the batch behind a refused one is written.
     pub(super) overtakes: u64,
-    /// Of a record in the queue of a discarded producer: it is written.
+    /// Probability that a record in the queue of a discarded producer is written.
     pub(super) written_late: u64,
-    /// Of a report of a discarded producer: it is received late.
+    /// Probability that a report of a discarded producer is received late.
     pub(super) late_reports: u64,
     pub(super) keepalive: u64,
     pub(super) frames_max: u64,

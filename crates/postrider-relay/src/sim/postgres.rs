@@ -1,8 +1,8 @@
 //! The fake database: WAL, slot, cursor row, parked table, and the statements on them.
 //!
-//! It behaves as PostgreSQL does wherever the relay can observe a difference (the integration tests `model` compare the
-//! two): the advance of the slot is durable only after it is saved; a stream skips transactions that commit below its
-//! start; a write is fenced by the owner's epoch; the status changes of a statement do not see its new rows.
+//! The fake behaves as PostgreSQL does wherever the relay can observe a difference (the integration tests `model`
+//! compare the two): the advance of the slot is durable only after it is saved; a stream skips transactions that commit
+//! below its start; a write is fenced by the owner's epoch; the status changes of a statement do not see its new rows.
 
 use super::rng::Rng;
 use super::truth::Truth;

@@ -13,11 +13,11 @@ pub(super) struct Event {
     /// Its place among the events of its aggregate.
     place: usize,
     pub(super) bad: Bad,
-    /// When it is published without a refusal. Unit: milliseconds, as all times here.
+    /// The time from which the event is published without a refusal. Unit: milliseconds, as all times here.
     pub(super) fixed_at: u64,
     pub(super) size: u64,
     pub(super) not_before: u64,
-    /// Number of times that the broker wrote it.
+    /// Number of times that the broker wrote the event.
     delivered: u32,
     /// The number of the newest of these records, among all records.
     pub(super) newest: u64,
@@ -25,13 +25,13 @@ pub(super) struct Event {
     pub(super) version: u32,
     /// Number of refusals that meant this event.
     pub(super) refused: u32,
-    /// An operator skipped it, and its row records that.
+    /// An operator skipped the event, and its row records that.
     pub(super) skipped: bool,
-    /// An operator has requested to skip it.
+    /// An operator has requested to skip the event.
     pub(super) skip_asked: bool,
-    /// An operator deleted its row.
+    /// An operator deleted the row of the event.
     pub(super) deleted: bool,
-    /// Parked without a lane: it blocks no other event, and has no place in the order any more.
+    /// The event is parked without a lane: it blocks no other event, and has no place in the order any more.
     pub(super) free: bool,
     /// Its refusal and the record of a later event were in flight together, or the rules let no other event wait for
     /// it, so that later events of its aggregate may be published before it.
@@ -39,7 +39,7 @@ pub(super) struct Event {
 }
 
 impl Event {
-    /// Whether an operator has decided, or requested, that it is not published (any more).
+    /// Whether an operator has decided, or requested, that the event is not published (any more).
     fn is_dropped(&self) -> bool {
         self.skipped || self.skip_asked || self.deleted
     }
