@@ -461,9 +461,9 @@ impl Pipeline {
 
     async fn wait_polling(&self, polling: &mut Polling, stop: &Stop) -> PollEvent {
         let idle = polling.open.is_none() && polling.reload == ParkedReload::No;
-        let hungry = idle && !self.relay.stopping() && self.relay.intake_open();
+        let wants_claim = idle && !self.relay.stopping() && self.relay.intake_open();
         // While the broker is down a claim would only keep rows locked.
-        let claim = hungry && !self.broker_is_down();
+        let claim = wants_claim && !self.broker_is_down();
         let hold = polling.held_until();
         let due = self.due();
         let due = hold.map_or(due, |hold| due.min(hold));

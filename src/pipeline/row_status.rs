@@ -565,7 +565,7 @@ mod tests {
             row_status.parked(Some(parked));
         }
         assert!(row_status.take(Some(&row(10, 3))).is_none(), "no session has prepared a mark");
-        assert_eq!(done(&row_status), [""; 0], "the row stands directly before the first");
+        assert_eq!(done(&row_status), [""; 0], "the cursor row is directly before the first");
         drop(row_status.take(Some(&row(10, 4))));
         assert_eq!(done(&row_status), ["a"]);
         drop(row_status.take(Some(&row(20, 3))));

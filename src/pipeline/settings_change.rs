@@ -85,7 +85,7 @@ impl LeftBehind {
 
     /// When dropping it is safe.
     pub const WHY: &str = "drop it once the pipeline polls: what is unpublished is in the table, and mode = \"auto\" \
-                           makes a new slot. Only rows that were deleted before they were published, and logical \
+                           creates a new slot. Only rows that were deleted before they were published, and logical \
                            messages, are in the slot alone";
 }
 
@@ -385,8 +385,8 @@ impl Comparison<'_> {
         let (slot, (ways, sql)) = match self.found.slot.as_deref() {
             Some(slot) if catalog::stands(self.client, slot).await? => (
                 format!(
-                    "Slot {slot:?} stays and retains WAL until it is dropped; {in_slot} are in it alone, and polling \
-                     does not publish them"
+                    "Slot {slot:?} stays and retains WAL until it is dropped; {in_slot} are only in the slot, and \
+                     polling does not publish them"
                 ),
                 (self.ways_to_polling(rows, sql.as_deref()), sql),
             ),
@@ -409,7 +409,7 @@ impl Comparison<'_> {
             ),
             meaning: format!("nothing was published. {published}. {slot}"),
             hint: format!(
-                "{ways}. (b) to publish all {all} rows, some of them again, and nothing that is in the slot alone: \
+                "{ways}. (b) to publish all {all} rows, some of them again, and nothing that is only in the slot: \
                  postrider adopt -p {name}. (c) to stay: mode = \"{mode}\". Then start again"
             ),
         };
@@ -437,7 +437,7 @@ impl Comparison<'_> {
             });
             (
                 format!(
-                    "{mark}set mode = \"auto\" and start: it polls {again} and makes a new slot"
+                    "{mark}set mode = \"auto\" and start: it polls {again} and creates a new slot"
                 ),
                 mark_sql,
             )
@@ -464,8 +464,8 @@ impl Comparison<'_> {
         };
         let left = match (rows.before, mark_sql) {
             (Some(before), Some(_)) if before > 0 => format!(
-                ". The statement leaves out the {} rows that may be from before the slot was made: polling publishes \
-                 them. Without its last condition it marks them too, and they are never published",
+                ". The statement leaves out the {} rows that may be from before the slot was created: polling \
+                 publishes them. Without its last condition it marks them too, and they are never published",
                 figure(before)
             ),
             (Some(_), _) => String::new(),
@@ -475,15 +475,15 @@ impl Comparison<'_> {
                 figure(rows.all)
             ),
             (None, _) => format!(
-                ". No statement is printed that marks what is published: rows of before the slot was made would be \
-                 marked too, and never be published. Polling publishes all {} rows that have no mark",
+                ". No statement is printed that marks what is published: rows from before the slot was created would \
+                 be marked too, and never be published. Polling publishes all {} rows that have no mark",
                 figure(rows.all)
             ),
         };
         format!(
             "(a) to lose {repeats}: go back to mode = \"{mode}\" and stop the writers until postrider status shows no \
              lag for a few seconds; stop Postrider and set mode = \"poll\" again; {mark}run postrider adopt -p {name}, \
-             which says how many rows are left{left}"
+             which shows how many rows are left{left}"
         )
     }
 
@@ -536,7 +536,7 @@ impl Comparison<'_> {
         // With logical messages the slot is not created automatically.
         let first = if self.spec.messages() {
             format!(
-                "(a) to lose nothing (with outbox.message_prefix mode = \"auto\" does not make the slot again): set \
+                "(a) to lose nothing (with outbox.message_prefix mode = \"auto\" does not create the slot again): set \
                  mode = \"poll\" again, stop the writers, start, and wait until postrider status shows no lag for a \
                  few seconds; stop, set mode = \"{mode}\" again, and (b). "
             )
@@ -552,7 +552,7 @@ impl Comparison<'_> {
             ),
             meaning: format!(
                 "nothing was published. {left} rows of {table} have no mark and may be from before slot {slot:?}, \
-                 which does not bring them; what polling has published since {} comes by the slot again",
+                 which does not stream them; what polling has published since {} is streamed again from the slot",
                 self.found.watermark
             ),
             hint: format!(
@@ -572,7 +572,7 @@ impl Comparison<'_> {
             (None, _) => "",
             (Some(_), Some(0)) => ". The statement marks them",
             (Some(_), _) => {
-                ". The statement marks them, and leaves out rows that may be from before the slot was made"
+                ". The statement marks them, and leaves out rows that may be from before the slot was created"
             }
         };
         Ok(Some(ChangeNote {
@@ -733,10 +733,10 @@ impl Comparison<'_> {
                 let table = self.table();
                 return Some(match old? {
                     OldTable::Is(renamed) => format!(
-                        "table {table} is another one, and the one of before is called {renamed} now"
+                        "table {table} is another table, and the previous one is now named {renamed}"
                     ),
                     OldTable::None | OldTable::Gone(_) => format!(
-                        "table {table} is another one: the one of before was dropped, or this database was restored"
+                        "table {table} is another table: the previous one was dropped, or this database was restored"
                     ),
                 });
             }
@@ -756,14 +756,14 @@ impl Comparison<'_> {
         let pipeline = self.name();
         if !self.polls {
             return format!(
-                "(a) to go on with the new layout: postrider adopt -p {pipeline}. (b) to go on as before: set the old \
-                 values again"
+                "(a) to continue with the new layout: postrider adopt -p {pipeline}. (b) to continue as before: set \
+                 the old values again"
             );
         }
         format!(
             "(a) to publish none again: give the rows that layout {:?} has marked as published the mark that layout \
              {:?} has for it, or delete them where it has none; then postrider adopt -p {pipeline}. (b) to publish all \
-             rows that have no mark, some of them possibly again: postrider adopt -p {pipeline}. (c) to go on as \
+             rows that have no mark, some of them possibly again: postrider adopt -p {pipeline}. (c) to continue as \
              before: set the old values again",
             self.before.layout, now.layout
         )
@@ -773,10 +773,10 @@ impl Comparison<'_> {
     fn ways_to_place(&self) -> String {
         let pipeline = self.name();
         let (twice, begin) = if self.polls {
-            ("rows that have no mark come twice", "with the rows that have no mark")
+            ("rows that have no mark are published twice", "with the rows that have no mark")
         } else {
             (
-                "what was committed since the position comes twice",
+                "what was committed since the position is published twice",
                 "with what was committed since the position",
             )
         };
@@ -787,8 +787,8 @@ impl Comparison<'_> {
                 .to_owned()
         };
         format!(
-            "{replay}. (b) to begin there {begin}: postrider adopt -p {pipeline}. (c) to go on as before: set the old \
-             values again"
+            "{replay}. (b) to begin there {begin}: postrider adopt -p {pipeline}. (c) to continue as before: set the \
+             old values again"
         )
     }
 
@@ -817,16 +817,16 @@ impl Comparison<'_> {
                 let twice = if self.polls {
                     ""
                 } else {
-                    "; those that the slot brings come twice, and with another id if it is a number"
+                    "; those that are in the slot are published twice, and with another id if it is a number"
                 };
                 format!(
-                    ". (c) to go on as before: in one transaction, lock both tables, insert the rows of {table} into \
-                     {renamed} (ids that are numbers begin again in a new table: leave them out, and sort by them), \
-                     drop {table}, and rename {renamed} to {table}{twice}"
+                    ". (c) to continue as before: in one transaction, lock both tables, insert the rows of {table} \
+                     into {renamed} (ids that are numbers begin again in a new table: leave them out, and sort by \
+                     them), drop {table}, and rename {renamed} to {table}{twice}"
                 )
             }
             (OldTable::None | OldTable::Gone(_), true) => String::new(),
-            (_, false) => ". (c) to go on as before: set the old values again".to_owned(),
+            (_, false) => ". (c) to continue as before: set the old values again".to_owned(),
         };
         let publish_rest = |name: &TableName| {
             let config = format!("{}.{}", name.schema, name.name);
@@ -847,10 +847,10 @@ impl Comparison<'_> {
                     publish_rest(name)
                 ),
                 OldTable::Gone(_) => format!(
-                    "(a) to publish what was unpublished in the table of before: insert from a backup the rows that \
-                     have no mark in it into {table}; those that were published after the backup come again; then \
-                     (b). If this database was restored, {table} has them already, and (b) publishes again what was \
-                     published after the backup. "
+                    "(a) to publish what was unpublished in the previous table: insert from a backup the rows that \
+                     have no mark in it into {table}; those that were published after the backup are published again; \
+                     then (b). If this database was restored, {table} has them already, and (b) publishes again what \
+                     was published after the backup. "
                 ),
                 OldTable::None => String::new(),
             };
@@ -872,8 +872,8 @@ impl Comparison<'_> {
             }
             (OldTable::None | OldTable::Gone(_), _) => String::new(),
         };
-        let twice = "what was committed since the position comes twice, and so does what the statement of PR008 has \
-                     written again: after that statement take (b)";
+        let twice = "what was committed since the position is published twice, and so is what the statement of \
+                     PR008 has written again: after that statement take (b)";
         format!(
             "{rest}{}. (b) to begin there with what was committed since the position: postrider adopt -p \
              {pipeline}{back}",
@@ -887,8 +887,8 @@ impl Comparison<'_> {
             OldTable::None => return String::new(),
             OldTable::Gone(name) => {
                 return format!(
-                    ". What was unpublished in {name} of before can't be counted: that table is not in this database \
-                     any more"
+                    ". What was unpublished in the previous {name} can't be counted: that table is not in this \
+                     database any more"
                 );
             }
             OldTable::Is(name) => name,
@@ -899,7 +899,7 @@ impl Comparison<'_> {
         );
         // A stream uses the name that the table had at the time.
         let brings = if !self.polls && self.before.table == now.table {
-            "the slot brings only those that were committed before the table was renamed"
+            "the slot contains only those that were committed before the table was renamed"
         } else {
             "these settings do not publish them"
         };
@@ -939,7 +939,7 @@ impl Comparison<'_> {
             (None, true) => format!("Polling publishes all rows of {table} that have no mark"),
             // A row does not show when the table was added to the publication.
             (rows, false) => format!(
-                "No stream brings rows of {table} from before the position, or from before publication {:?} had the \
+                "No stream contains rows of {table} from before the position, or from before publication {:?} had the \
                  table: {} rows",
                 self.spec.names.publication,
                 rows.map_or_else(|| "an unknown number of".to_owned(), up_to),
@@ -986,16 +986,16 @@ impl Comparison<'_> {
         let rows = match counted.await {
             Ok(Some(rows)) => {
                 format!(
-                    "the new place lacks it: {} rows that {table} still has, and rows deleted since",
+                    "the new destination lacks it: {} rows that {table} still has, and rows deleted since",
                     figure(rows)
                 )
             }
             Ok(None) | Err(_) => {
-                "the new place lacks it: how much of it the table still has could not be counted"
+                "the new destination lacks it: how much of it the table still has could not be counted"
                     .to_owned()
             }
         };
-        format!("{at} went to the old place alone; {rows}{polls}")
+        format!("{at} went only to the old destination; {rows}{polls}")
     }
 
     /// Number of parked events that are not resolved.
@@ -1041,9 +1041,9 @@ impl Comparison<'_> {
             Difference::Recreated if !halts => (
                 format!("table {} was dropped and created again, or restored", self.table()),
                 if self.polls {
-                    "what was unpublished in the table of before was only in the slot, and no stream can be started"
+                    "what was unpublished in the previous table was only in the slot, and no stream can be started"
                 } else {
-                    "what was unpublished in the table of before is only in the slot"
+                    "what was unpublished in the previous table is only in the slot"
                 }
                 .to_owned(),
             ),
@@ -1063,20 +1063,20 @@ impl Comparison<'_> {
 fn published(rows: Unmarked) -> String {
     match (rows.passed, rows.before) {
         (_, None) => "How many of these rows are published is not known, since it is not known which are from before \
-                      the slot was made: an older version made the cursor row"
+        the slot was created: an older version made the cursor row"
             .to_owned(),
         (None, Some(_)) => "How many of these rows are published is not known yet".to_owned(),
         (Some(passed), Some(before)) => {
             let before = match before {
                 0 => String::new(),
                 rows => format!(
-                    "; {} may be from before the slot was made, or from before this table was adopted, so that the \
+                    "; {} may be from before the slot was created, or from before this table was adopted, so that the \
                      stream has not published them",
                     figure(rows)
                 ),
             };
             format!(
-                "Of these rows {} are known to be published, and would be published again behind newer events of their \
+                "Of these rows {} are known to be published, and would be published again after newer events of their \
                  aggregates{before}",
                 figure(passed)
             )

@@ -294,7 +294,7 @@ impl Pipeline {
     }
 
     async fn wait(&self, session: &mut StreamSession, stop: &Stop, more: bool) -> StreamEvent {
-        let hungry = session.feeding.is_none() && !self.relay.stopping();
+        let wants_batch = session.feeding.is_none() && !self.relay.stopping();
         // The end of the connection is noticed while the intake is closed too: the slot is free then, and what is in
         // flight may soon land after events of another owner. Not if only this turn is over: what was read before the
         // end is fed first.
@@ -316,7 +316,7 @@ impl Pipeline {
             status = slot_monitor.next() => StreamEvent::SlotStatus(status.map(Box::new)),
             () = self.mailbox.arrived() => StreamEvent::Posts,
             () = tokio::task::yield_now(), if more => StreamEvent::Again,
-            batch = next_or_lost(&mut connected.wal, hungry), if hungry || full => StreamEvent::Batch(batch),
+            batch = next_or_lost(&mut connected.wal, wants_batch), if wants_batch || full => StreamEvent::Batch(batch),
             // Last, because due work is checked in every turn and must not starve the other inputs.
             () = timer.at(due) => StreamEvent::Due,
         }
@@ -479,8 +479,8 @@ impl Pipeline {
 }
 
 /// The next batch; or, while there is no room for one, the end of the connection.
-async fn next_or_lost(wal: &mut WalStream, hungry: bool) -> Result<Batch, SourceError> {
-    if hungry { wal.next().await } else { Err(wal.lost().await) }
+async fn next_or_lost(wal: &mut WalStream, wants_batch: bool) -> Result<Batch, SourceError> {
+    if wants_batch { wal.next().await } else { Err(wal.lost().await) }
 }
 
 pub(super) async fn await_job<T>(job: &mut Option<StoreJob<T>>) -> Result<T, SourceError> {

@@ -70,7 +70,7 @@ pub enum ReplayError {
     Parked { kind: String, id: String },
     /// The topic accepts no records.
     #[error("topic \"{topic}\" accepts no records: {what}")]
-    Topic { topic: String, what: String, mend: Option<String> },
+    Topic { topic: String, what: String, fix: Option<String> },
     /// The name is not allowed.
     #[error("\"{name}\" can't be the name of a replay")]
     Name { name: String },
@@ -203,7 +203,7 @@ impl ReplayError {
                 "look at them first: postrider parked list --aggregate {kind}:{id}; or --include-parked publishes \
                  all the same"
             ),
-            Self::Topic { mend, topic, .. } => mend.clone().unwrap_or_else(|| {
+            Self::Topic { fix, topic, .. } => fix.clone().unwrap_or_else(|| {
                 format!("see that topic {topic} exists and may be written to, or name another by --to")
             }),
             Self::Name { .. } => "use 1 to 63 of A-Z a-z 0-9 . _ -".to_owned(),

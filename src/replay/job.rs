@@ -176,7 +176,7 @@ impl ReplayJob {
     /// A topic that the user names must exist.
     fn check_topic(&self) -> Result<(), ReplayError> {
         let Some(topic) = &self.plan.request.to else { return Ok(()) };
-        let refused = |what: String, mend| ReplayError::Topic { topic: topic.clone(), what, mend };
+        let refused = |what: String, fix| ReplayError::Topic { topic: topic.clone(), what, fix };
         if !is_topic_name(topic.as_bytes()) {
             return Err(refused("it is not the name of a topic".to_owned(), None));
         }
@@ -185,7 +185,7 @@ impl ReplayJob {
         match found.into_iter().find(worst) {
             None => Ok(()),
             Some(finding) => {
-                let lines: Vec<String> = finding.fix.iter().map(|mend| mend.line.clone()).collect();
+                let lines: Vec<String> = finding.fix.iter().map(|fix| fix.line.clone()).collect();
                 Err(refused(finding.what, (!lines.is_empty()).then(|| lines.join("\n"))))
             }
         }

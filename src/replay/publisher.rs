@@ -314,8 +314,8 @@ impl Publisher {
         match &self.failing_topic {
             Some(known) if known.topic == topic => {
                 if now.duration_since(known.since) >= TOPIC_WAIT_MAX {
-                    let (what, mend) = (known.what.clone(), known.hint.clone());
-                    return Err(ReplayError::Topic { topic, what, mend });
+                    let (what, fix) = (known.what.clone(), known.hint.clone());
+                    return Err(ReplayError::Topic { topic, what, fix });
                 }
             }
             Some(_) | None => {

@@ -36,10 +36,11 @@ pub(crate) fn check_updates(
         let Seen { session, lsn, received, .. } = *claim;
         let before = flushed.insert(session, lsn).unwrap_or(0);
         if lsn < before {
-            verdict.broken.push(format!("{} after {}: goes back", told(claim), hex(before)));
+            verdict.broken.push(format!("{} after {}: goes back", claim_text(claim), hex(before)));
         }
         if lsn > received {
-            let text = format!("{}: the server has sent {} at most", told(claim), hex(received));
+            let text =
+                format!("{}: the server has sent {} at most", claim_text(claim), hex(received));
             verdict.broken.push(text);
         }
         // The transactions that the server skips from now on are a prefix of all.
@@ -52,7 +53,8 @@ pub(crate) fn check_updates(
                 i64::MAX => "never was".to_owned(),
                 at => format!("was {} ms later", at - claim.at),
             };
-            let text = format!("{}: event {latest} was not resolved, and {late}", told(claim));
+            let text =
+                format!("{}: event {latest} was not resolved, and {late}", claim_text(claim));
             verdict.broken.push(text);
         }
     }
@@ -82,7 +84,7 @@ fn hex(lsn: u64) -> String {
     format!("{:X}/{:X}", lsn >> 32, lsn & 0xffff_ffff)
 }
 
-fn told(claim: &Seen) -> String {
+fn claim_text(claim: &Seen) -> String {
     let kind = match claim.kind {
         Kind::Start => "start at",
         Kind::Flush => "flush of",

@@ -204,7 +204,7 @@ async fn rows_of_before_the_slot_are_marked_only_where_a_backfill_has_published_
         let halted = run_to_halt(&polls).await;
         halted.assert_says("PR025", &["the 20 rows"], &["postrider adopt"]);
         assert_check_says(&polls, &halted);
-        let counted = format!("{before} may be from before the slot was made");
+        let counted = format!("{before} may be from before the slot was created");
         let left_out = format!("The statement leaves out the {before} rows");
         assert_eq!(halted.meaning.contains(&counted), before > 0, "{halted:#?}");
         assert_eq!(halted.hint.contains(&left_out), before > 0, "{halted:#?}");
@@ -698,7 +698,7 @@ async fn auto_whose_slot_is_lost_becomes_polling_without_a_repetition_as_printed
 }
 
 /// Mode `poll` and then a stream with logical messages, where `auto` makes no slot: nothing is lost by the way that is
-/// printed, and what was polled comes by the slot again.
+/// printed, and what was polled is streamed again from the slot.
 #[tokio::test]
 async fn polling_with_logical_messages_becomes_a_stream_as_printed() {
     let pipeline = Pipeline::shared(Version::Pg17, "pollmessages").await;
@@ -820,7 +820,7 @@ async fn rest_of_a_renamed_table_that_polling_read_is_published_as_printed() {
             pipeline.sql.batch(&again).await;
             run_to_halt(&polls).await
         };
-        let message = ["is another one", "is called \"public\".\"outbox_old\" now"];
+        let message = ["is another table", "is now named \"public\".\"outbox_old\""];
         halted.assert_says("PR025", &message, &["postrider adopt", "insert the rows of"]);
         let old = "Of \"public\".\"outbox_old\", up to 5 rows are not known to be published";
         assert_means(&halted, &["Polling publishes all 5 rows", old]);
@@ -857,7 +857,7 @@ async fn renamed_table_that_gets_its_name_back_as_printed_has_the_rows_of_both()
     let back = "lock both tables, insert the rows of \"public\".\"outbox\" into \"public\".\"outbox_old\" (ids that \
                 are numbers begin again in a new table: leave them out, and sort by them), drop \
                 \"public\".\"outbox\", and rename \"public\".\"outbox_old\" to \"public\".\"outbox\"";
-    halted.assert_says("PR025", &["is another one"], &[back]);
+    halted.assert_says("PR025", &["is another table"], &[back]);
     let sql = "begin; lock table outbox, outbox_old; \
                insert into outbox_old (aggregate_type, aggregate_id, event_type, payload, headers, created_at) \
                select aggregate_type, aggregate_id, event_type, payload, headers, created_at from outbox order by id; \
@@ -902,7 +902,7 @@ async fn rest_of_a_renamed_table_that_a_stream_read_is_counted() {
     pipeline.sql.batch(&rows("outbox_old", 20, 20)).await;
 
     let halted = run_to_halt(&pipeline.config).await;
-    let message = ["is another one", "is called \"public\".\"outbox_old\" now"];
+    let message = ["is another table", "is now named \"public\".\"outbox_old\""];
     halted.assert_says("PR025", &message, &["insert them into \"public\".\"outbox\" too"]);
     let old = "Of \"public\".\"outbox_old\", up to 6 rows are not known to be published";
     assert_means(&halted, &[old, "committed before the table was renamed", "up to 4 rows"]);
@@ -937,7 +937,7 @@ async fn renamed_table_of_a_stream_goes_on_by_the_statement_of_the_publication_w
     pipeline.sql.batch(add).await;
     pipeline.sql.batch(between(&halted.hint, "; then ", " (it writes the rows")).await;
     let halted = run_to_halt(&pipeline.config).await;
-    halted.assert_says("PR025", &["is another one"], &["after that statement take (b)"]);
+    halted.assert_says("PR025", &["is another table"], &["after that statement take (b)"]);
     postrider_ok(&pipeline.config, &["adopt"]);
     assert_each_once(&run_until(&pipeline.config, "streaming", &pipeline.topic, 19).await, 19);
 }
@@ -955,7 +955,7 @@ async fn rows_of_before_the_publication_had_their_table_are_counted_and_replayed
     let other = pipeline.config.replace("public.outbox\"", "public.outbox2\"");
     let halted = run_to_halt(&other).await;
     halted.assert_says("PR025", &["outbox.table"], &["postrider replay", "postrider adopt"]);
-    assert_means(&halted, &["No stream brings rows", "up to 3 rows", &pipeline.slot()]);
+    assert_means(&halted, &["No stream contains rows", "up to 3 rows", &pipeline.slot()]);
     assert_check_says(&other, &halted);
     let line = between(&halted.hint, "rows of the new table: postrider ", ", then postrider adopt");
     let args: Vec<&str> = line.split_whitespace().collect();
