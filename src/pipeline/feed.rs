@@ -176,7 +176,8 @@ impl Pipeline {
             Message::Delete(_) | Message::Truncate(_) => Input::Change(Change::Skipped),
             Message::Message(logical) => {
                 // After a reconnect the message is repeated: this counts messages received.
-                self.log.skipped.not_transactional += u64::from(self.mapper.has_prefix(logical));
+                self.log.skipped.counts.not_transactional +=
+                    u64::from(self.mapper.has_prefix(logical));
                 return FeedStep::Next;
             }
             Message::Origin(_) => return FeedStep::Next,
@@ -185,7 +186,7 @@ impl Pipeline {
             if self.relay.upcoming().is_some() && !self.relay.intake_open() {
                 return FeedStep::Stay;
             }
-            self.log.skipped.not_inserts += 1;
+            self.log.skipped.counts.not_inserts += 1;
         }
         self.apply(now, input);
         FeedStep::Next
@@ -221,7 +222,7 @@ impl Pipeline {
             mapped.remove_position();
         }
         if has_expired(&self.log, &self.requeued, mapped.expires_at, mapped.event_id) {
-            log::expired(&mut self.log, self.spec.name(), at.position, mapped.event_id);
+            self.log.skipped.event_expired(self.spec.name(), at.position, mapped.event_id);
             return self.skip(now);
         }
         if is_repeated((&self.requeued, &mut self.row_status), &mut self.polled_ids, &mapped, at) {
@@ -277,12 +278,12 @@ impl Pipeline {
     }
 
     fn skip_other(&mut self, now: Duration) -> FeedStep {
-        self.log.skipped.others += 1;
+        self.log.skipped.counts.others += 1;
         self.skip(now)
     }
 
     fn skip_repeated(&mut self, now: Duration) -> FeedStep {
-        self.log.skipped.repeated += 1;
+        self.log.skipped.counts.repeated += 1;
         self.skip(now)
     }
 

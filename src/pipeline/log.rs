@@ -5,15 +5,16 @@
 //! fields. [`PipelineLog`] also holds the wall clock, for latencies and lag and for the expiry of events
 //! ([`PipelineLog::has_passed`]).
 
-use super::health::{Condition, DueReport, LogRateLimit, duration_text};
+use super::health::{Condition, DueReport, duration_text};
 use super::lifecycle::Pipeline;
 use super::parked_log::ParkedLog;
 use super::row_status::WaitingRows;
 use super::service::PipelineExit;
 use super::settings_change::{ChangeNote, LeftBehind};
+use super::skipped_log::SkippedLog;
 use super::spec::{Mode, PipelineSpec};
 use crate::error::{Chain, Halt, HaltReason};
-use crate::event::{HistoryId, PgTime, Position, shown_id};
+use crate::event::{HistoryId, PgTime, Position};
 use crate::lsn::Lsn;
 use crate::postgres::catalog::LeafChange;
 use crate::postgres::locks::{self, Holder};
@@ -22,7 +23,7 @@ use crate::postgres::store::bookmark::{Reason, Swept};
 use crate::postgres::store::cursor::{Belongs, Written};
 use crate::postgres::{SourceError, TableName, error_policy};
 use crate::record::Refusal;
-use crate::status::{self, Skipped, StatusHandle};
+use crate::status::{self, StatusHandle};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::{debug, error, info, warn};
@@ -55,10 +56,8 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) struct PipelineLog {
     /// Events published since the start.
     pub(super) published_total: u64,
-    /// Changes skipped since the start.
-    pub(super) skipped: Skipped,
-    /// What was logged of them.
-    pub(super) skipped_log: SkippedLog,
+    /// Changes skipped since the start, and the lines about them.
+    pub(super) skipped: SkippedLog,
     /// Events parked since the start.
     pub(super) parked_total: u64,
     /// Events since the start whose time was replaced by one that the broker accepts.
@@ -109,8 +108,6 @@ pub(super) struct PipelineLog {
     close_since: Option<Instant>,
     /// Lines about parked events.
     pub(super) parked: ParkedLog,
-    /// Lines about expired events.
-    expired: LogRateLimit,
     /// Whether events are read, by stream or by polling.
     pub(super) streaming: bool,
     /// Whether the table is polled.
@@ -997,89 +994,6 @@ pub(super) fn row_goes_on(pipeline: &mut Pipeline) {
         let seconds = condition.seconds(Instant::now());
         let pipeline = pipeline.spec.name();
         info!(event = "cursor_written", pipeline, seconds, "the cursor row is written again");
-    }
-}
-
-/// What was logged last about skipped changes. Every skipped change is counted or logged: an expired event is named, a
-/// few lines a minute; the others are counted, and logged when the status is updated, at once and then at growing
-/// intervals.
-#[derive(Debug, Default)]
-pub(super) struct SkippedLog {
-    /// Counts that the last lines contained.
-    logged: Skipped,
-    /// Changes that are no new events are skipped.
-    passed: Option<Condition>,
-    /// Logical messages outside of transactions are skipped.
-    not_transactional: Option<Condition>,
-}
-
-/// An event whose time (`expires_at`) had passed before it was published.
-pub(super) fn expired(log: &mut PipelineLog, pipeline: &str, position: Position, id: &str) {
-    log.skipped.expired += 1;
-    let Some(suppressed) = log.expired.admit(Instant::now()) else { return };
-    warn!(
-        event = "event_expired",
-        pipeline,
-        %position,
-        id = %shown_id(id),
-        suppressed,
-        "event expired before it was published: it is skipped"
-    );
-}
-
-/// Rows that a claim found expired; their layout marks them.
-pub(super) fn rows_expired(log: &mut PipelineLog, pipeline: &str, rows: u64) {
-    if rows == 0 {
-        return;
-    }
-    log.skipped.expired += rows;
-    let Some(suppressed) = log.expired.admit(Instant::now()) else { return };
-    warn!(
-        event = "event_expired",
-        pipeline,
-        rows,
-        suppressed,
-        "events expired before they were published: they are skipped, and their rows marked as failed"
-    );
-}
-
-/// Logs what was skipped since the last line about it, if a line is due.
-pub(super) fn skipped(pipeline: &mut Pipeline) {
-    let (name, now) = (pipeline.spec.name(), Instant::now());
-    let PipelineLog { skipped, skipped_log: log, .. } = &mut pipeline.log;
-    let passed = |skipped: &Skipped| skipped.not_inserts + skipped.others + skipped.repeated;
-    if passed(skipped) > passed(&log.logged)
-        && Condition::note(&mut log.passed, String::new(), None, now).is_some()
-    {
-        let (not_inserts, others, repeated) = (
-            skipped.not_inserts - log.logged.not_inserts,
-            skipped.others - log.logged.others,
-            skipped.repeated - log.logged.repeated,
-        );
-        info!(
-            event = "changes_skipped",
-            pipeline = name,
-            not_inserts,
-            others,
-            repeated,
-            "changes that are no new events were skipped: updates, deletes and truncations; rows of other tables and \
-             messages of other prefixes; events that were published before"
-        );
-        log.logged = Skipped { not_transactional: log.logged.not_transactional, ..*skipped };
-    }
-    if skipped.not_transactional > log.logged.not_transactional
-        && Condition::note(&mut log.not_transactional, String::new(), None, now).is_some()
-    {
-        let messages = skipped.not_transactional - log.logged.not_transactional;
-        warn!(
-            event = "message_not_transactional",
-            pipeline = name,
-            messages,
-            hint = "SELECT pg_logical_emit_message(true, ...)",
-            "logical messages of outbox.message_prefix were skipped: they are not transactional, so they are in no \
-             transaction, and would be sent though theirs is rolled back"
-        );
-        log.logged.not_transactional = skipped.not_transactional;
     }
 }
 

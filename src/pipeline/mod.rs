@@ -30,6 +30,7 @@ mod requeue;
 mod row_status;
 mod service;
 mod settings_change;
+mod skipped_log;
 mod slot_monitor;
 mod spec;
 mod status;

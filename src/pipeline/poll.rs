@@ -567,7 +567,7 @@ impl Pipeline {
         self.lag.answered(std::time::Instant::now());
         let takes_all = !claim.more && claim.withheld == 0 && polling.poller.repairs().is_none();
         polling.empties_since = takes_all.then_some(began);
-        log::rows_expired(&mut self.log, self.spec.name(), claim.expired);
+        self.log.skipped.rows_expired(self.spec.name(), claim.expired);
         self.report_lock_holders(polling, &claim.missed, stop).await?;
         if let Some(hand_over) = &mut polling.hand_over {
             hand_over.claimed(claim.more, claim.withheld);

@@ -48,7 +48,7 @@ impl Pipeline {
             Some(_) | None => (reason, hint),
         };
         log::lag(self, state, lag);
-        log::skipped(self);
+        self.log.skipped.report(self.spec.name());
         let parked = self.parked();
         let (log, relay) = (&self.log, &self.relay);
         let parked_any = relay.parked().total() > 0;
@@ -61,8 +61,8 @@ impl Pipeline {
             snapshot.received = relay.received().to_string();
             (snapshot.in_flight_events, snapshot.in_flight_bytes) = (events, bytes);
             snapshot.published_total = log.published_total;
-            snapshot.skipped_total = log.skipped.total();
-            snapshot.skipped = log.skipped;
+            snapshot.skipped_total = log.skipped.counts.total();
+            snapshot.skipped = log.skipped.counts;
             snapshot.parked_total = log.parked_total;
             snapshot.parked = parked;
             snapshot.source_reconnects_total = log.reconnects_total;
