@@ -5,7 +5,7 @@
 
 use super::halts;
 use super::lifecycle::Pipeline;
-use super::log::{self, PipelineLog};
+use super::log::PipelineLog;
 use super::parked::RecordBuffer;
 use super::requeue::RequeuedEvents;
 use super::row_status::{HandOverFilter, RowStatusQueue};
