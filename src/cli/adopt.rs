@@ -1,6 +1,6 @@
-//! `postrider adopt`: a pipeline goes on at its position with settings that were changed since it reached it.
+//! `postrider adopt`: a pipeline continues at its position with settings that were changed since it was reached.
 //!
-//! Says what that means before it writes it. Refused while the pipeline runs.
+//! Prints what that means before it stores the new settings. Refused while the pipeline runs.
 
 use super::Output;
 use super::bookmark::the_one;
@@ -17,22 +17,22 @@ use crate::sink::{self, SinkSpec};
 use serde_json::json;
 use std::fmt::Write as _;
 
-/// What the server knows our own session by.
+/// `application_name` of the session.
 const APPLICATION_NAME: &str = "postrider adopt";
 
 /// `postrider adopt`
 #[derive(clap::Args, Debug)]
 #[command(
     after_help = "For a pipeline that halts with PR025: its mode, destination, table or layout was changed, and its \
-                  position belongs to the old ones. It publishes nothing and marks nothing; it says what the new place \
-                  lacks, or what will come twice. Refused while a process publishes for the pipeline; \
-                  one that has halted is restarted afterwards."
+                  position belongs to the old settings. The command publishes nothing and marks no rows; it prints \
+                  which events the new destination lacks, or which will be repeated. Refused while a process publishes \
+                  for the pipeline. Afterwards, restart the process that has halted."
 )]
 pub struct AdoptArgs {
-    /// Say what it would mean; change nothing
+    /// Print what the change means; change nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -47,17 +47,17 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
     if let Some(message) = start::check_polling(&facts).map_err(refused)? {
         return Err(refused(not_now(message, "run the command again later")));
     }
-    // Before the lock, which a stream would hold.
+    // Before the lock: a process that streams would hold it.
     let polls = polls_now(spec, &facts, APPLICATION_NAME).await;
     let cluster = cluster(spec).await?;
     if cluster.is_none() && matches!(spec.sink, SinkSpec::Kafka(_)) {
-        let message = "no broker answers, so the cluster that sink.brokers leads to is not known";
-        let hint = "postrider check says what is wrong with the brokers; run the command again when they answer";
+        let message = "no broker answers, so the cluster of sink.brokers cannot be identified";
+        let hint = "postrider check shows what is wrong with the brokers; run the command again when they answer";
         return Err(refused(not_now(message.to_owned(), hint)));
     }
     if let Locked::By { pid } = lock(client, spec.name()).await? {
         let by = pid.map_or_else(String::new, |pid| format!(": backend {pid}"));
-        return Err(refused(repair::live(&format!("it has the pipeline's lock{by}"))));
+        return Err(refused(repair::live(&format!("it holds the pipeline's lock{by}"))));
     }
     let table_oid = facts.table.as_ref().map(|table| table.oid);
     let settings = Settings {
@@ -69,7 +69,7 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
         thorough: false,
     };
     let change = compare_settings(client, settings).await?;
-    // Rows that are inserted from here on count as published when the position has passed them.
+    // Rows that are inserted from here on count as published once the position has passed them.
     if change.other_table && !polls {
         start::check_publication(&facts).map_err(refused)?;
     }
@@ -77,7 +77,7 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
         || cursor::read_settings(client, spec.name()).await?.is_none()
     {
         let text =
-            format!("{}: nothing to adopt: its position belongs to these settings", spec.name());
+            format!("{}: nothing to adopt: the position belongs to these settings", spec.name());
         return print(args, &text, spec, "same", &change).map(|()| Exit::Done);
     }
     let mut text = words(spec, &change);
@@ -87,15 +87,15 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
     }
     let epoch = cursor::take_over(client, spec.name()).await?;
     cursor::write_settings(client, spec.name(), epoch, &change.now, change.other_table).await?;
-    text.push_str("\nadopted: the position belongs to the present settings from here on; ");
+    text.push_str("\nadopted: the position now belongs to the present settings; ");
     text.push_str(&how_to_start(config.admin.listen, spec).await);
     print(args, &text, spec, "adopted", &change).map(|()| Exit::Done)
 }
 
-/// The cluster whose brokers answer.
+/// The id of the cluster whose brokers answer.
 async fn cluster(spec: &PipelineSpec) -> Result<Option<String>, CliError> {
     let sink = spec.sink.clone();
-    // It does not panic, and nobody aborts it.
+    // The task does not panic and is not aborted.
     Ok(tokio::task::spawn_blocking(move || sink::cluster(&sink)).await.unwrap_or_default())
 }
 
@@ -108,13 +108,13 @@ fn not_now(message: String, hint: &str) -> Halt {
     }
 }
 
-/// What differs, and what it means; without the ways out, of which this is one.
+/// What differs and what that means, without the remedies: this command is one of them.
 fn words(spec: &PipelineSpec, change: &Change) -> String {
     let name = spec.name();
     let mut text = match &change.halt {
         Some(halt) => format!("{name}: {}\n  {}", halt.message, halt.meaning),
         None if change.notes.is_empty() => {
-            format!("{name}: the settings differ, and nothing is lost or repeated by it")
+            format!("{name}: the settings differ; no event is lost or repeated")
         }
         None => format!("{name}: the settings differ"),
     };

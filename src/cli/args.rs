@@ -1,4 +1,4 @@
-//! What the user can type.
+//! The arguments of the command line, and the two commands that need nothing else: `config` and `completions`.
 
 use super::Output;
 use super::adopt::AdoptArgs;
@@ -25,10 +25,10 @@ use std::path::PathBuf;
                         3 stopped for an operator; 70 a bug in Postrider."
 )]
 pub struct Args {
-    /// What holds for every command.
+    /// The flags of every command.
     #[command(flatten)]
     pub global: Global,
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -36,35 +36,35 @@ pub struct Args {
 /// Flags of every command.
 #[derive(clap::Args, Debug, Default)]
 pub struct Global {
-    /// The configuration.
+    /// The configuration file.
     #[arg(short, long, value_name = "FILE", global = true)]
     #[arg(
-        help = "The configuration [default: $POSTRIDER_CONFIG, ./postrider.toml, /etc/postrider/postrider.toml]"
+        help = "Configuration file [default: $POSTRIDER_CONFIG, ./postrider.toml, /etc/postrider/postrider.toml]"
     )]
     pub config: Option<PathBuf>,
-    /// Only the pipeline of this name
+    /// Only the pipeline with this name
     #[arg(short, long, value_name = "NAME", global = true)]
     pub pipeline: Option<String>,
-    /// How the log is written, on standard error
+    /// Format of the log, which goes to standard error
     #[arg(long, value_name = "FORMAT", default_value = "text", global = true)]
     pub log_format: LogFormat,
-    /// What is logged: a level, or a filter by target.
+    /// A level, or a filter by target.
     #[arg(
-        help = "What is logged: error, warn, info, debug or trace, or a filter as info,postrider::pipeline=debug"
+        help = "Log level: error, warn, info, debug, trace, or a filter such as info,postrider::pipeline=debug"
     )]
     #[arg(long, value_name = "LEVEL|FILTER", default_value = "info", global = true)]
     pub log: String,
     /// Log only errors
     #[arg(short, long, global = true)]
     pub quiet: bool,
-    /// Whether there are colours.
-    #[arg(help = "Colours; auto has them on a terminal, unless $NO_COLOR is set")]
+    /// When to use colours.
+    #[arg(help = "When to use colours; auto: on a terminal, unless $NO_COLOR is set")]
     #[arg(long, value_name = "WHEN", default_value = "auto", global = true)]
     pub color: Color,
 }
 
 impl Global {
-    /// Whether to colour what goes to a stream that is a terminal or not.
+    /// Whether text for a stream has colours.
     pub fn color(&self, env: Env<'_>, is_terminal: bool) -> bool {
         match self.color {
             Color::Always => true,
@@ -87,10 +87,10 @@ pub(super) fn help_color(env: Env<'_>) -> ColorChoice {
 /// `--log-format`
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
 pub enum LogFormat {
-    /// Lines for people
+    /// Lines of text
     #[default]
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 
@@ -100,41 +100,41 @@ pub enum Color {
     /// On a terminal
     #[default]
     Auto,
-    /// In any case
+    /// Always
     Always,
-    /// In no case
+    /// Never
     Never,
 }
 
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
+    /// Run a self-contained demonstration: temporary database, in-process broker, writer and reader
     #[cfg(feature = "demo")]
-    /// See it work: a throwaway database, an in-process broker, a writer and a reader, one screen
     Demo(DemoArgs),
     /// Check configuration, database and broker for problems (read-only)
     Check(CheckArgs),
-    /// Write a first configuration: from nothing, from the tables of a database, or from a Debezium connector's
+    /// Write a first configuration: a template, or made from a database or a Debezium connector
     Init(InitArgs),
-    /// Create what is missing in the database: publication, slot, Postrider's schema
+    /// Create publication, replication slot and Postrider's schema in the database
     Setup(SetupArgs),
-    /// Stream until SIGTERM or SIGINT: the service
+    /// Run the service until SIGTERM or SIGINT
     Run(RunArgs),
-    /// One look at every pipeline of the running process
+    /// Show the state of every pipeline of the running process
     Status(StatusArgs),
-    /// Events that could not be published: list, show, retry, skip, replace
+    /// Manage events that could not be published: list, show, retry, skip, replace
     Parked(ParkedArgs),
     /// Recreate a lost replication slot and publish the missed events from the outbox table
     Repair(RepairArgs),
-    /// Go on at the position with a changed mode, destination, table or layout
+    /// Continue from the stored position after mode, destination, table or layout was changed
     Adopt(AdoptArgs),
-    /// Saved positions to replay from: create, list, drop
+    /// Manage saved positions to replay from: create, list, drop
     Bookmark(BookmarkArgs),
-    /// Publish again: from a bookmark, an LSN, a time, by ids or of one aggregate
+    /// Publish events again: from a bookmark, an LSN or a time, by id or by aggregate
     Replay(Box<ReplayArgs>),
-    /// Look at the configuration: the values in effect, or the schema for editors
+    /// Print the configuration in effect, or its JSON Schema
     Config(ConfigArgs),
-    /// Print the completions of a shell
+    /// Print the completion script of a shell
     Completions(CompletionsArgs),
 }
 
@@ -143,29 +143,30 @@ pub enum Command {
 #[derive(clap::Args, Debug)]
 #[command(
     after_help = "Needs PostgreSQL's server programs (initdb, postgres; $POSTRIDER_PG_BIN names their directory) or \
-                        --url. Exits 0 when the ledger balances, else 1. What it starts or creates is gone afterwards."
+                        --url. Exits 0 if every event was delivered, in order, else 1. The demo stops and deletes \
+                        everything it started and created."
 )]
 pub struct DemoArgs {
-    /// How long events are written [default: until Ctrl-C on a terminal, else 15; with --chaos 30]
+    /// Seconds for which events are written [default: until Ctrl-C on a terminal, else 15; with --chaos 30]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: Option<u32>,
-    /// Break things in turn: kill -9 of the relay, a frozen broker, a restart of the database
+    /// Inject failures in turn: kill -9 of the relay, a frozen broker, a restart of the database
     #[arg(long, conflicts_with = "kill")]
     pub chaos: bool,
-    /// Kill the relay with -9 and start it again, N times while it runs
+    /// Kill the relay with kill -9 and start it again, N times
     #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u32).range(..=100))]
     pub kill: u32,
-    /// Events a second
+    /// Events per second
     #[arg(long, value_name = "N", default_value = "500", value_parser = clap::value_parser!(u32).range(1..=20_000))]
     pub rate: u32,
-    /// A database of yours.
+    /// An existing database.
     #[arg(
-        help = "A database of yours, in place of a throwaway one: the demo makes a schema, a publication and a slot \
-                there, and drops them at the end"
+        help = "Use this database instead of a temporary one; the demo creates a schema, a publication and a slot \
+                there and drops them at the end"
     )]
     #[arg(long, value_name = "URL", env = "POSTRIDER_DEMO_URL", hide_env_values = true)]
     pub url: Option<String>,
-    /// A broker of yours, in place of the one in this process: a topic is made there, and deleted at the end
+    /// Use these brokers instead of the one in this process; the demo creates a topic there and deletes it at the end
     #[arg(long, value_name = "LIST")]
     pub brokers: Option<String>,
 }
@@ -173,18 +174,18 @@ pub struct DemoArgs {
 /// `postrider check`
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "Each finding comes with the lines that fix it: sql for an administrator of the database, config for \
-                        the file, shell. Warnings do not fail: exits 0 where there is no finding of severity error, \
-                        1 where there is one, 2 when the file itself can't be used."
+    after_help = "Each finding is printed with the lines that fix it: sql for an administrator of the database, config \
+                        for the file, shell for a terminal. Exits 0 without errors (warnings are not errors), 1 if \
+                        there is an error, 2 if the configuration is invalid."
 )]
 pub struct CheckArgs {
-    /// An array of findings, for programs
+    /// Print a JSON array of findings
     #[arg(long)]
     pub json: bool,
     /// Check only the file, without database and broker
     #[arg(long, conflicts_with = "url")]
     pub offline: bool,
-    /// Another login to look by.
+    /// Another login.
     #[arg(
         help = "Log in with this URL instead of source.url, as an administrator or before the relay's role exists"
     )]
@@ -195,14 +196,14 @@ pub struct CheckArgs {
 /// `postrider init`
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "Passwords are never written: not that of a URL, and none of a connector's file. What was found, what \
-                        is left to do and what has no counterpart is printed to standard error."
+    after_help = "Passwords are never written, neither the one of a URL nor those of a connector's file. What was \
+                        found, what is left to do and what has no counterpart is printed to standard error."
 )]
 pub struct InitArgs {
     /// The file to write; - is standard output
     #[arg(short, long, value_name = "FILE", default_value = "./postrider.toml")]
     pub output: PathBuf,
-    /// Overwrite the file where it is there
+    /// Overwrite an existing file
     #[arg(long)]
     pub force: bool,
     /// The pipeline's name: a-z, 0-9 and _
@@ -215,16 +216,16 @@ pub struct InitArgs {
     /// The outbox table, as SQL writes it
     #[arg(long, value_name = "TABLE")]
     pub table: Option<String>,
-    /// What source.url is to be
+    /// The value of source.url
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,
-    /// What sink.brokers is to be
+    /// The value of sink.brokers
     #[arg(long, value_name = "LIST")]
     pub brokers: Option<String>,
-    /// Look at the tables of this database, and propose layout and columns
+    /// Inspect the tables of this database and propose layout and columns
     #[arg(long, value_name = "URL", conflicts_with = "from_debezium")]
     pub from_database: Option<String>,
-    /// Translate this configuration of a Debezium connector: properties or JSON; - is standard input
+    /// Translate this Debezium connector configuration: properties or JSON; - is standard input
     #[arg(long, value_name = "FILE")]
     pub from_debezium: Option<PathBuf>,
 }
@@ -232,32 +233,32 @@ pub struct InitArgs {
 /// `postrider setup`
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "It says what it is about to do, then does it. Running it again does no harm: what stands and fits is \
-                  left as it is. Only --undo drops, after naming what is lost."
+    after_help = "Prints each step with its reason, then carries it out. Safe to run again: objects that exist and fit \
+                  are not changed. Only --undo drops anything, after it has printed what is lost."
 )]
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag that can be typed")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub struct SetupArgs {
-    /// Only print the SQL that is needed, for a DBA to run
+    /// Only print the SQL, for a DBA to run
     #[arg(long)]
     pub print_sql: bool,
-    /// Create the outbox table too, as the layout has it
+    /// Create the outbox table too, as the layout defines it
     #[arg(long)]
     pub create_table: bool,
-    /// Drop slot, publication and Postrider's rows again, after naming what is lost; never the outbox
+    /// Drop slot, publication and Postrider's rows, after printing what is lost; never the outbox table
     #[arg(long, conflicts_with = "create_table")]
     pub undo: bool,
-    /// Don't ask before --undo
+    /// Do not ask for confirmation of --undo
     #[arg(long)]
     pub yes: bool,
-    /// Create the trigger by which inserts wake a polling relay at once
+    /// Create the trigger with which an INSERT wakes a polling relay immediately
     #[arg(long)]
     pub notify: bool,
     /// Which existing rows of the table to publish before streaming starts
     #[arg(long, value_name = "WHICH", conflicts_with_all = ["print_sql", "undo"])]
     pub backfill: Option<Backfill>,
-    /// Another login for the work.
+    /// Another login.
     #[arg(
-        help = "Log in with this URL instead of source.url, as an administrator; the role of source.url gets its rights"
+        help = "Log in with this URL instead of source.url, as an administrator; grants the role of source.url its rights"
     )]
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,
@@ -266,12 +267,13 @@ pub struct SetupArgs {
 /// `postrider run`
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "SIGTERM and SIGINT stop it: what is in flight is finished within shutdown_grace; a second signal \
-                        exits immediately. A process whose pipelines have all halted stays up and answers; exit code \
-                        3: stopped after every pipeline had halted, or at the first halt with --fail-fast."
+    after_help = "SIGTERM or SIGINT shuts the process down: events in flight are completed within shutdown_grace. A \
+                        second signal exits immediately. If every pipeline has halted, the process stays up and \
+                        answers on admin.listen; when it is stopped then, or at the first halt with --fail-fast, it \
+                        exits with code 3."
 )]
 pub struct RunArgs {
-    /// Stop all pipelines and exit with 3 as soon as one has halted; without it a halted process stays up and answers
+    /// Stop all pipelines and exit with code 3 as soon as one has halted
     #[arg(long)]
     pub fail_fast: bool,
 }
@@ -279,16 +281,16 @@ pub struct RunArgs {
 /// `postrider status`
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "Asks the process that runs with the same configuration, at admin.listen. Exits 1 where it can't be \
-                        reached or a pipeline is not ready."
+    after_help = "Queries the running process at admin.listen of the same configuration. Exits 1 if the process cannot \
+                        be reached or a pipeline is not ready."
 )]
 pub struct StatusArgs {
-    /// JSON, as /status has it
+    /// Print the JSON of /status
     #[arg(long)]
     pub json: bool,
-    /// Look again and again until Ctrl-C.
+    /// Repeat until Ctrl-C.
     #[arg(
-        help = "Look again every SECONDS until Ctrl-C [default: 2]; with --json one object a line"
+        help = "Repeat every SECONDS until Ctrl-C [default: 2]; with --json one object per line"
     )]
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=3600))]
@@ -298,28 +300,28 @@ pub struct StatusArgs {
 /// `postrider config`
 #[derive(clap::Args, Debug)]
 pub struct ConfigArgs {
-    /// What to print.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: ConfigCommand,
 }
 
-/// What `postrider config` prints.
+/// The subcommands of `postrider config`.
 #[derive(Subcommand, Debug)]
 pub enum ConfigCommand {
-    /// The values in effect, each with where it comes from; secrets are masked
+    /// Print the values in effect, each with its origin; secrets are masked
     Show(ConfigShowArgs),
-    /// JSON Schema of the file, for editors
+    /// Print the JSON Schema of the file, for editors
     Schema,
 }
 
 /// `postrider config show`
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "Text is TOML, with where each value comes from behind it: the line of the file and the variables \
-                        it was filled in from, the layout, or the default."
+    after_help = "The text is TOML. The comment after each value names its origin: the line of the file and the \
+                        variables that it takes its value from, the layout, or the default."
 )]
 pub struct ConfigShowArgs {
-    /// JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -337,8 +339,7 @@ pub struct CompletionsArgs {
     pub shell: clap_complete::Shell,
 }
 
-// `postrider completions`: the script that makes a shell complete our commands and flags.
-
+/// `postrider completions`: prints the script that makes a shell complete the commands and flags.
 pub(super) fn run(args: &CompletionsArgs) -> Result<Exit, CliError> {
     let mut command = Args::command();
     let mut script = Vec::new();
@@ -348,11 +349,10 @@ pub(super) fn run(args: &CompletionsArgs) -> Result<Exit, CliError> {
     Ok(Exit::Done)
 }
 
-// `postrider config show` and `postrider config schema`.
-
-/// The column at which origins begin, where the value leaves room.
+/// The column at which the origin begins, unless the value is longer.
 const ORIGIN_COLUMN: usize = 50;
 
+/// `postrider config show`
 pub(super) fn show(config: &Config, args: &ConfigShowArgs, env: Env<'_>) -> Result<Exit, CliError> {
     let rows = rows_of(config);
     let variables = conninfo::variables(env);
@@ -365,6 +365,7 @@ pub(super) fn show(config: &Config, args: &ConfigShowArgs, env: Env<'_>) -> Resu
     Ok(Exit::Done)
 }
 
+/// `postrider config schema`
 pub(super) fn schema() -> Result<Exit, CliError> {
     let text = format!("{:#}", config_schema::schema());
     Output::stdout().line(&text).map_err(CliError::Output)?;
@@ -398,7 +399,8 @@ fn as_json(config: &Config, rows: &[Shown], variables: &[&str]) -> Value {
 
 fn as_text(config: &Config, rows: &[Shown], variables: &[&str]) -> String {
     // Writing to a String does not fail.
-    let mut text = format!("# {}, with the defaults of what it does not say\n", config.file);
+    let mut text =
+        format!("# {}, with the defaults of the keys that it does not set\n", config.file);
     let mut table = "";
     for row in rows {
         if row.table != table {
@@ -423,18 +425,18 @@ fn as_text(config: &Config, rows: &[Shown], variables: &[&str]) -> String {
     }
     if !variables.is_empty() {
         let names = variables.join(", $");
-        write!(text, "\n# What source.url does not say comes from ${names} too.\n")
+        write!(text, "\n# What source.url leaves out is taken from ${names}.\n")
             .unwrap_or_default();
     }
     text.truncate(text.trim_end().len());
     text
 }
 
-/// A value as TOML has it; `None` for null, which TOML does not have.
+/// A value in TOML; `None` for null, which TOML does not have.
 fn toml_of(value: &Value) -> Option<String> {
     match value {
         Value::Null => None,
-        // As the file would have it: what is shown is no variable any more.
+        // Escaped as in the file, because the shown text is a value and not a reference to a variable.
         Value::String(text) => Some(toml::Value::String(text.replace("${", "$${")).to_string()),
         Value::Bool(_) | Value::Number(_) => {
             toml::Value::try_from(value).ok().map(|value| value.to_string())

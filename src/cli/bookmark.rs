@@ -1,7 +1,7 @@
 //! `postrider bookmark`: positions saved under a name, to replay from.
 //!
-//! Each is a slot of its own that keeps WAL: what it costs is in the list, and what may be spent is
-//! `bookmarks.retain_max`. Every word of this command lets go of what is over its time or the budget first.
+//! Each bookmark is a replication slot that retains WAL. The list shows how much; `bookmarks.retain_max` limits it.
+//! Every subcommand first drops the bookmarks that have expired or that exceed the limit.
 
 use super::Output;
 use super::error::{CliError, Exit};
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// What the server knows the session by.
+/// `application_name` of the session.
 const APPLICATION_NAME: &str = "postrider bookmark";
 
 pub(super) async fn run(config: &Config, args: &BookmarkArgs) -> Result<Exit, CliError> {
@@ -27,7 +27,7 @@ pub(super) async fn run(config: &Config, args: &BookmarkArgs) -> Result<Exit, Cl
     }
 }
 
-/// The one pipeline that there is, or that `-p` names.
+/// The only pipeline of the configuration, or the one that `-p` selected.
 pub(super) fn the_one(config: &Config) -> Result<&PipelineSpec, CliError> {
     match config.specs.as_slice() {
         [spec] => Ok(spec),
@@ -38,7 +38,7 @@ pub(super) fn the_one(config: &Config) -> Result<&PipelineSpec, CliError> {
     }
 }
 
-/// A session in a database whose schema is ours.
+/// A session in the pipeline's database, whose schema `postrider` has the version of this release.
 pub(super) async fn session(spec: &PipelineSpec, name: &str) -> Result<Control, CliError> {
     let control = Control::connect(&spec.conninfo, name).await?;
     if schema::read(control.client(), Acting::Relay).await? != SchemaState::Version(schema::VERSION)
@@ -48,7 +48,7 @@ pub(super) async fn session(spec: &PipelineSpec, name: &str) -> Result<Control, 
     Ok(control)
 }
 
-/// Lets go of what is due, and tells it.
+/// Drops the bookmarks that have expired or exceed the limit, and prints a warning for each.
 async fn sweep(spec: &PipelineSpec, control: &Control) -> Result<(), CliError> {
     let max = spec.bookmarks_retain_max;
     let swept = bookmark::sweep(control.client(), spec.name(), max).await;
@@ -56,12 +56,13 @@ async fn sweep(spec: &PipelineSpec, control: &Control) -> Result<(), CliError> {
         let why = match swept.reason {
             Reason::Expired => "it has expired".to_owned(),
             Reason::Budget => format!(
-                "bookmarks held back {} of WAL, more than bookmarks.retain_max ({})",
+                "the bookmarks retained {} of WAL, more than bookmarks.retain_max ({})",
                 size(swept.held_bytes),
                 size(max)
             ),
         };
-        Output::stderr().say(&format!("warning: bookmark {} is dropped: {why}", swept.name));
+        let text = format!("warning: dropped bookmark {}: {why}", swept.name);
+        Output::stderr().line_or_ignore(&text);
     }
     Ok(())
 }
@@ -116,13 +117,13 @@ async fn drop(config: &Config, args: &DropArgs) -> Result<Exit, CliError> {
     for name in &args.names {
         match bookmark::drop(control.client(), spec.name(), name).await {
             Ok(held) => {
-                let text = format!("bookmark {name} is gone; it held back {} of WAL", size(held));
+                let text = format!("dropped bookmark {name}; it retained {} of WAL", size(held));
                 out.line(&text).map_err(CliError::Output)?;
             }
-            // The others are dropped all the same; each failure is told, the first ends the command.
+            // The other bookmarks are dropped all the same. Every failure is printed; the first one is the result.
             Err(error) => match &failed {
                 None => failed = Some(error),
-                Some(_) => Output::stderr().say(&CliError::from(error).report()),
+                Some(_) => Output::stderr().line_or_ignore(&CliError::from(error).report()),
             },
         }
     }
@@ -130,22 +131,20 @@ async fn drop(config: &Config, args: &DropArgs) -> Result<Exit, CliError> {
     failed.map_or(Ok(Exit::Done), |error| Err(error.into()))
 }
 
-// What can be typed behind `postrider bookmark`.
-
 /// `postrider bookmark`
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "A bookmark is a copy of the pipeline's slot: it takes one of max_replication_slots, and the database \
-                  keeps WAL from there on until it is dropped. All bookmarks of a pipeline together retain at most \
-                  bookmarks.retain_max of WAL; past it the oldest is deleted."
+    after_help = "A bookmark is a copy of the pipeline's replication slot. It counts towards max_replication_slots, and \
+                  PostgreSQL retains WAL from its position on until it is dropped. All bookmarks of a pipeline together \
+                  retain at most bookmarks.retain_max of WAL; beyond that the oldest one is dropped."
 )]
 pub struct BookmarkArgs {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: BookmarkCommand,
 }
 
-/// The words of `postrider bookmark`.
+/// The subcommands of `postrider bookmark`.
 #[derive(Subcommand, Debug)]
 pub enum BookmarkCommand {
     /// Save the current position under a name
@@ -162,13 +161,13 @@ pub struct CreateArgs {
     /// The name: A-Z a-z 0-9 . _ -
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// A line to remember it by
+    /// A note to store with the bookmark
     #[arg(long, value_name = "TEXT")]
     pub note: Option<String>,
-    /// Delete it automatically after this time: 7d
+    /// Delete the bookmark automatically after this time: 7d
     #[arg(long, value_name = "DURATION", value_parser = config::duration)]
     pub expire: Option<Duration>,
-    /// JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -176,7 +175,7 @@ pub struct CreateArgs {
 /// `postrider bookmark list`
 #[derive(clap::Args, Debug)]
 pub struct ListBookmarksArgs {
-    /// JSON, one object a line
+    /// Print JSON, one object per line
     #[arg(long)]
     pub json: bool,
 }
@@ -184,16 +183,14 @@ pub struct ListBookmarksArgs {
 /// `postrider bookmark drop`
 #[derive(clap::Args, Debug)]
 pub struct DropArgs {
-    /// Which
+    /// The bookmarks to delete
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<String>,
 }
 
-// Bookmarks as text and as JSON.
+const HEAD: [&str; 7] = ["BOOKMARK", "POSITION", "CREATED", "RETAINS", "EXPIRES", "STATE", "NOTE"];
 
-const HEAD: [&str; 7] = ["BOOKMARK", "POSITION", "MADE", "HOLDS BACK", "EXPIRES", "STATE", "NOTE"];
-
-/// One line for each, and what they cost together.
+/// A line for each bookmark, then the WAL that all of them retain together.
 fn table(pipeline: &str, all: &[Bookmark], retain_max: u64) -> String {
     if all.is_empty() {
         return format!("{pipeline}: no bookmarks");
@@ -211,7 +208,7 @@ fn table(pipeline: &str, all: &[Bookmark], retain_max: u64) -> String {
         }
         writeln!(text, "{}", line.trim_end()).unwrap_or_default();
     }
-    // WAL is kept from the oldest on, so they cost as much as it alone.
+    // PostgreSQL retains WAL from the oldest position on, so all bookmarks together retain as much as the oldest one.
     let held = all.iter().map(|bookmark| bookmark.held_bytes).max().unwrap_or(0);
     let (held, max) = (size(held), size(retain_max));
     write!(text, "{pipeline}: together they retain {held} of WAL, of {max} (bookmarks.retain_max)")
@@ -221,7 +218,7 @@ fn table(pipeline: &str, all: &[Bookmark], retain_max: u64) -> String {
 
 fn cells(bookmark: &Bookmark) -> [String; HEAD.len()] {
     let text = |text: Option<&String>| text.map_or("-".to_owned(), |text| printable(text));
-    let reading = if bookmark.active_pid.is_some() { ", being read" } else { "" };
+    let reading = if bookmark.active_pid.is_some() { ", in use" } else { "" };
     [
         bookmark.name.clone(),
         bookmark.lsn.map_or("-".to_owned(), |lsn| lsn.to_string()),
@@ -233,19 +230,19 @@ fn cells(bookmark: &Bookmark) -> [String; HEAD.len()] {
     ]
 }
 
-/// What was made.
+/// The result of `create` as text.
 fn made_line(pipeline: &str, bookmark: &Bookmark) -> String {
     let at = bookmark.lsn.map_or_else(String::new, |lsn| format!(" at {lsn}"));
     let until = bookmark.expires_at.as_ref();
     let until = until.map_or("until it is dropped".to_owned(), |at| format!("until {at}"));
     format!(
-        "bookmark {name} of pipeline {pipeline}{at}: PostgreSQL keeps WAL from there on, {until}\n\
-         publish again what is committed from now on: postrider replay --bookmark {name}",
+        "created bookmark {name} of pipeline {pipeline}{at}; PostgreSQL retains WAL from there on {until}\n\
+         to publish the events from there on again: postrider replay --bookmark {name}",
         name = bookmark.name
     )
 }
 
-/// One bookmark for programs.
+/// One bookmark as JSON.
 fn json(pipeline: &str, bookmark: &Bookmark) -> Value {
     json!({
         "pipeline": pipeline,
@@ -263,7 +260,7 @@ fn json(pipeline: &str, bookmark: &Bookmark) -> Value {
     })
 }
 
-/// Bytes for a person.
+/// A number of bytes with a unit.
 pub(super) fn size(bytes: u64) -> String {
     match bytes {
         0..1024 => format!("{bytes} B"),
@@ -273,7 +270,7 @@ pub(super) fn size(bytes: u64) -> String {
     }
 }
 
-/// Without what a terminal would obey.
+/// Replaces control characters, which a terminal would interpret.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

@@ -1,6 +1,7 @@
 //! `postrider check`: checks file, database and broker for problems, and prints the lines that fix each.
 //!
-//! Joins what the adapters find. What only file and layout know is found here; what stands on the servers is theirs.
+//! Findings about the servers come from `postgres::preflight` and `sink::preflight`. This module adds those that follow
+//! from the file, the layout and the table's columns.
 
 mod columns;
 mod edit;
@@ -25,10 +26,10 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 
-/// What was found of one pipeline.
-struct Report {
+/// The findings of one pipeline.
+struct PipelineReport {
     pipeline: String,
-    /// Where from and where to, for people.
+    /// Source and destination, for people.
     route: String,
     findings: Vec<Finding>,
 }
@@ -40,13 +41,13 @@ pub(super) async fn run(
     env: Env<'_>,
 ) -> Result<Exit, CliError> {
     let login = args.url.as_deref().map(|url| Conninfo::parse(url, env)).transpose()?;
-    // It was read a moment ago; what can't be read again leaves the lines with their whole paths.
+    // If the file cannot be read again, the lines are printed with the whole paths of their keys.
     let mut text = std::fs::read_to_string(&config.file).unwrap_or_default();
     let mut reports = Vec::new();
     for (pipeline, spec) in config.pipelines.iter().zip(&config.specs) {
         let mut findings = file_findings(config, pipeline, spec);
         if !args.offline {
-            look(pipeline, spec, login.as_ref(), &mut findings).await;
+            check_servers(pipeline, spec, login.as_ref(), &mut findings).await;
         }
         for finding in &mut findings {
             name_the_file(finding, global);
@@ -55,7 +56,7 @@ pub(super) async fn run(
             }
         }
         let route = format!("{} → {}", spec.conninfo.hosts(), destination(pipeline));
-        reports.push(Report { pipeline: spec.name().to_owned(), route, findings });
+        reports.push(PipelineReport { pipeline: spec.name().to_owned(), route, findings });
     }
     let is_terminal = std::io::stdout().is_terminal();
     let text = if args.json {
@@ -65,7 +66,7 @@ pub(super) async fn run(
     };
     Output::stdout().line(&text).map_err(CliError::Output)?;
     let worst = reports.iter().flat_map(|report| &report.findings).map(|f| f.severity).max();
-    Ok(if worst == Some(Severity::Error) { Exit::NotWell } else { Exit::Done })
+    Ok(if worst == Some(Severity::Error) { Exit::Problems } else { Exit::Done })
 }
 
 fn destination(pipeline: &PipelineConfig) -> String {
@@ -76,8 +77,8 @@ fn destination(pipeline: &PipelineConfig) -> String {
     }
 }
 
-/// Database, then broker: which topics there are stands in the database.
-async fn look(
+/// Checks the database, then the broker: the topics to check come from rows in the database.
+async fn check_servers(
     pipeline: &PipelineConfig,
     spec: &PipelineSpec,
     login: Option<&Conninfo>,
@@ -104,27 +105,27 @@ async fn look(
     if let Some(table) = &seen.table {
         let of_columns =
             columns::findings(pipeline, spec, table, seen.published.as_deref(), seen.version);
-        // Behind the table, before what wants it to be well.
-        let behind = seen.findings.iter().position(|finding| finding.id.starts_with("publication"));
-        let behind = behind.unwrap_or(seen.findings.len());
-        seen.findings.splice(behind..behind, of_columns);
+        // Behind the findings of the table, before those of the publication, which depend on it.
+        let at = seen.findings.iter().position(|finding| finding.id.starts_with("publication"));
+        let at = at.unwrap_or(seen.findings.len());
+        seen.findings.splice(at..at, of_columns);
     }
     if let Some(halt) = seen.encoding.and_then(|of| spec.messages_encoding(&of).err()) {
         let finding = Finding::error("message_encoding", halt.message).why(format!(
-            "no logical message could be read ({}): {}",
+            "Postrider could not read any logical message ({}): {}",
             halt.reason.code(),
             halt.hint
         ));
         seen.findings.push(finding);
     }
     findings.append(&mut seen.findings);
-    look_at_broker(spec, seen.topics, findings).await;
+    check_broker(spec, seen.topics, findings).await;
     let mut of_changes = changes(spec, login, findings).await;
     findings.append(&mut of_changes);
 }
 
-/// The broker, and the topics that rows of the outbox go to.
-async fn look_at_broker(
+/// Checks the broker, and the topics to which rows of the outbox table are published.
+async fn check_broker(
     spec: &PipelineSpec,
     topics: Option<Vec<String>>,
     findings: &mut Vec<Finding>,
@@ -136,7 +137,7 @@ async fn look_at_broker(
     let topics = spec.outbox.constant_topic().map(|topic| vec![topic]).or(of_rows);
     if topics.as_ref().is_none_or(Vec::is_empty) {
         let why = if topics.is_some() {
-            "the outbox table has no rows to take topics from"
+            "the outbox table has no rows"
         } else {
             "the rows of the outbox table could not be read"
         };
@@ -148,19 +149,19 @@ async fn look_at_broker(
         findings.push(
             Finding::info(
                 "topics",
-                format!("no topic was checked: {by} makes them from each row, and {why}"),
+                format!("no topic was checked: {by} takes the topic from each row, and {why}"),
             )
-            .why(if makes_topics(&spec.sink) {
-                "sink.create_topics creates each topic with its first event, also if a field is misspelt"
+            .why(if creates_topics(&spec.sink) {
+                "sink.create_topics creates each topic with its first event, even if a field is misspelt"
             } else {
-                "create the topics before the first events: events of a topic that does not exist wait"
+                "create the topics before the first events: events of a missing topic wait until it exists"
             }),
         );
     }
     let (kafka, topics) = (spec.sink.clone(), topics.unwrap_or_default());
     let keyed = !spec.outbox.key.is_empty();
     let asked = tokio::task::spawn_blocking(move || sink::preflight(&kafka, &topics, keyed)).await;
-    // It does not panic, and nobody aborts it.
+    // The task does not panic and is not aborted.
     findings.append(&mut asked.unwrap_or_default());
 }
 
@@ -171,11 +172,11 @@ fn part(part: outbox::TopicPart) -> TopicPart {
     }
 }
 
-fn makes_topics(sink: &sink::SinkSpec) -> bool {
+fn creates_topics(sink: &sink::SinkSpec) -> bool {
     matches!(sink, sink::SinkSpec::Kafka(kafka) if kafka.create_topics.is_some())
 }
 
-/// A command of ours names the file that this one was told to read.
+/// Adds the `-c` of this command to the `postrider` commands that a finding prints.
 fn name_the_file(finding: &mut Finding, global: &Global) {
     let Some(file) = &global.config else { return };
     for mend in finding.fix.iter_mut().filter(|mend| mend.kind == FixKind::Shell) {
@@ -186,23 +187,22 @@ fn name_the_file(finding: &mut Finding, global: &Global) {
     }
 }
 
-// What a changed configuration would lead to at the next start: the same as `run` says.
-
-/// What the server knows the session by.
+/// `application_name` of the session.
 const APPLICATION_NAME: &str = "postrider check";
 
-/// On top of what every control session pins: nothing is written.
+/// Makes the session read-only, in addition to the settings of every control session.
 const READ_ONLY: &str = "SET default_transaction_read_only = on; SET lock_timeout = '2s'";
 
-/// Looks, where the database was found fit to be looked at. `found`: what is known already.
+/// What a changed configuration means for the next start, as `run` would report it. `found`: the findings so far, which
+/// decide whether the database and the broker can be queried.
 async fn changes(spec: &PipelineSpec, login: Option<&Conninfo>, found: &[Finding]) -> Vec<Finding> {
     let has = |id: &str| found.iter().any(|finding| finding.id == id);
     if has("standby") {
         return Vec::new();
     }
-    // Whether a broker answers was found out before; asking one that does not takes half a minute.
+    // A query to a broker that does not answer takes half a minute, so the earlier finding is used.
     let answers = has("broker");
-    // What keeps the session from being opened is a finding already.
+    // The reason why a session cannot be opened is a finding already.
     let Ok(control) = Control::connect(login.unwrap_or(&spec.conninfo), APPLICATION_NAME).await
     else {
         return Vec::new();
@@ -215,8 +215,8 @@ async fn changes(spec: &PipelineSpec, login: Option<&Conninfo>, found: &[Finding
         Ok(findings) => findings,
         Err(error) => vec![
             Finding::warning("changes_unread", Chain(&error).to_string()).why(
-                "whether the configuration was changed since the pipeline reached its position could not be found out; \
-                 run finds it out before it publishes",
+                "it is not known whether the configuration was changed since the pipeline reached its position; \
+                 postrider run checks this before it publishes",
             ),
         ],
     }
@@ -232,7 +232,7 @@ async fn changes_of(
     let pinned = client.batch_execute(READ_ONLY).await;
     pinned.map_err(|e| SourceError::control("make the session read-only", e))?;
     let state = schema::read(client, acting).await;
-    // A schema that is missing, older or not to be read is a finding already.
+    // A schema that is missing, older or unreadable is a finding already.
     if !matches!(state, Ok(SchemaState::Version(schema::VERSION))) {
         return Ok(Vec::new());
     }
@@ -275,8 +275,8 @@ async fn changes_of(
     if change.hands_over {
         findings.push(
             Finding::info("hand_over", "mode was \"poll\" and is \"auto\"").why(
-                "run polls the table to its end, drops the slot of this pipeline if there is one, makes a new one, and \
-                 streams from it: nothing is lost, and only what is in flight may come twice",
+                "postrider run polls the table to its end, drops the slot of this pipeline if it exists, creates a new \
+                 one, and streams from it: no event is lost, and only events in flight may be published twice",
             ),
         );
     }
@@ -293,8 +293,7 @@ async fn changes_of(
     Ok(findings)
 }
 
-// What can be seen in the file alone: `check --offline`, and the first findings of every other.
-
+/// The findings that need only the file: all of `check --offline`, and the first ones of every other check.
 fn file_findings(config: &Config, pipeline: &PipelineConfig, spec: &PipelineSpec) -> Vec<Finding> {
     let mut found = Vec::new();
     let own = format!("pipelines.{}.", pipeline.name);
@@ -306,14 +305,14 @@ fn file_findings(config: &Config, pipeline: &PipelineConfig, spec: &PipelineSpec
     if pipeline.sink.kind == SinkKind::Discard {
         found.push(
             Finding::warning("sink_discard", "sink.kind is \"discard\"")
-                .why("every event is confirmed to the database and goes nowhere: for measurements alone")
+                .why("every event is confirmed to the database and then discarded; use it only for measurements")
                 .config(format!("{own}sink.kind = \"stdout\"")),
         );
     }
     if spec.outbox.key.is_empty() {
         found.push(
             Finding::warning("route_key", "route.key is empty")
-                .why("records without a key scatter over partitions: the events of an aggregate lose their order")
+                .why("records without a key are spread over all partitions: the events of an aggregate lose their order")
                 .config(format!("{own}route.key = \"{{aggregate_id}}\"")),
         );
     }
@@ -323,7 +322,7 @@ fn file_findings(config: &Config, pipeline: &PipelineConfig, spec: &PipelineSpec
     found
 }
 
-/// A warning of the file's reader. Where it names the command that mends it, that comes behind "fix it with".
+/// The finding of a warning about the file. The command that fixes it, if any, follows "; fix it with: ".
 fn of_warning(key: &str, message: &str) -> Finding {
     let (what, command) = message.split_once("; fix it with: ").unwrap_or((message, ""));
     let finding = if key.ends_with("_file") {
@@ -335,9 +334,8 @@ fn of_warning(key: &str, message: &str) -> Finding {
     if command.is_empty() { finding } else { finding.shell(command) }
 }
 
-// Findings for programs: an array, one object a finding, with fields that stay.
-
-fn render_json(reports: &[Report]) -> String {
+/// The findings as a JSON array with an object for each. The names of the fields are stable.
+fn render_json(reports: &[PipelineReport]) -> String {
     let findings: Vec<Value> = reports
         .iter()
         .flat_map(|report| {
@@ -356,16 +354,15 @@ fn render_json(reports: &[Report]) -> String {
     format!("{:#}", Value::Array(findings))
 }
 
-// Findings for people: a table on a terminal, plain lines otherwise. Mending lines are never folded: they are copied.
-
-/// Columns of text where the terminal does not say, and at most.
+/// Width of the text at most, and if the width of the terminal is unknown. Unit: columns.
 const WIDTH: usize = 100;
 
-/// Where the lines below a finding begin.
+/// The column at which the lines below a finding begin.
 const WHY: usize = 11;
 
-/// The text. `file` is the configuration, for lines that belong into it.
-fn render_table(reports: &[Report], file: &str, is_terminal: bool, color: bool) -> String {
+/// The findings as a table for a terminal, or as plain lines. Lines that fix something are never folded, so that they can
+/// be copied. `file` is the configuration file, named before lines that belong in it.
+fn render_table(reports: &[PipelineReport], file: &str, is_terminal: bool, color: bool) -> String {
     let style = Style { file, width: is_terminal.then(width), color };
     let mut text = String::new();
     for report in reports {
@@ -390,7 +387,7 @@ fn width() -> usize {
     columns.clamp(60, WIDTH)
 }
 
-fn summary(reports: &[Report]) -> String {
+fn summary(reports: &[PipelineReport]) -> String {
     let count = |severity| {
         reports
             .iter()
@@ -420,13 +417,13 @@ impl Style<'_> {
         if self.color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    fn head(&self, report: &Report, text: &mut String) {
+    fn head(&self, report: &PipelineReport, text: &mut String) {
         // Writing to a String does not fail.
         writeln!(text, "{}  {}\n", self.paint("1", &report.pipeline), report.route)
             .unwrap_or_default();
     }
 
-    /// Severity, name, what; below it why, and what fixes it.
+    /// A finding: severity, name and description; below them the reason and the lines that fix it.
     fn row(&self, finding: &Finding, widest: usize, text: &mut String) {
         let (code, word) = match finding.severity {
             Severity::Ok => ("32", "ok"),
@@ -475,7 +472,7 @@ impl Style<'_> {
         }
     }
 
-    /// Words, folded at the terminal's edge behind `head`, which is `indent` columns wide.
+    /// Writes `words` behind `head`, folded at the width of the terminal and indented by `indent` columns.
     fn folded(
         &self,
         head: &str,
@@ -504,7 +501,7 @@ impl Style<'_> {
         }
     }
 
-    /// One line each, so that grep finds it.
+    /// A finding as plain lines, each of which begins with the pipeline, so that grep finds it.
     fn lines(&self, pipeline: &str, finding: &Finding, text: &mut String) {
         let (id, severity) = (finding.id, finding.severity.name());
         writeln!(text, "{pipeline}: {severity}: {id}: {}", finding.what).unwrap_or_default();
@@ -526,7 +523,7 @@ mod tests {
     use super::*;
     use expect_test::expect;
 
-    fn reports() -> [Report; 1] {
+    fn reports() -> [PipelineReport; 1] {
         let findings = vec![
             Finding::ok("server_version", "PostgreSQL 18.4"),
             Finding::error(
@@ -540,13 +537,15 @@ mod tests {
                 .config("pipelines.orders.outbox.table = \"app.outbox\"")
                 .shell("postrider setup -p orders"),
         ];
-        [Report {
-            pipeline: "orders".to_owned(), route: "db:5432 → k1:9092".to_owned(), findings
+        [PipelineReport {
+            pipeline: "orders".to_owned(),
+            route: "db:5432 → k1:9092".to_owned(),
+            findings,
         }]
     }
 
     #[test]
-    fn lines_can_be_found_and_copied() {
+    fn plain_lines_name_the_pipeline_and_the_fix() {
         expect![[r#"
             orders: ok: server_version: PostgreSQL 18.4
             orders: error: wal_level: wal_level is "replica", logical decoding needs "logical"

@@ -1,15 +1,15 @@
-//! `postrider demo`: what was typed becomes the demo's options.
+//! `postrider demo`: turns the arguments into the options of [`crate::demo`].
 
 use super::args::{DemoArgs, Global};
 use super::error::{CliError, Exit};
 use crate::config::Env;
-use crate::demo::{self, DemoError, Options};
+use crate::demo::{self, DemoError, DemoOptions};
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
-/// How long a demo runs where nobody sits before it. Unit: seconds.
+/// How long a demo runs without a terminal. Unit: seconds.
 const SECONDS_WITHOUT_TERMINAL: u32 = 15;
-/// The same with `--chaos`: each of three acts takes some seconds to overcome.
+/// The same with `--chaos`: recovery from each of the three failures takes some seconds.
 const SECONDS_OF_CHAOS: u32 = 30;
 
 pub(super) fn run(args: &DemoArgs, global: &Global, env: Env<'_>) -> Result<Exit, CliError> {
@@ -20,7 +20,7 @@ pub(super) fn run(args: &DemoArgs, global: &Global, env: Env<'_>) -> Result<Exit
     let executable = std::env::current_exe();
     let executable =
         executable.map_err(|source| DemoError::Spawn { path: "postrider".into(), source })?;
-    let options = Options {
+    let options = DemoOptions {
         url: args.url.clone(),
         brokers: args.brokers.clone(),
         limit: seconds.map(|seconds| Duration::from_secs(seconds.into())),
@@ -32,5 +32,5 @@ pub(super) fn run(args: &DemoArgs, global: &Global, env: Env<'_>) -> Result<Exit
         executable,
     };
     let balanced = demo::run(&options, env)?;
-    Ok(if balanced { Exit::Done } else { Exit::NotWell })
+    Ok(if balanced { Exit::Done } else { Exit::Problems })
 }

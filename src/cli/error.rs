@@ -1,4 +1,4 @@
-//! Why a command could not do what it was told.
+//! The errors of the commands, their hints, and the exit statuses of the process.
 
 use crate::admin::AdminError;
 use crate::config::ConfigError;
@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{ExitCode, Termination};
 
-/// What ends a command before or instead of its result.
+/// An error that ends a command without its result.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CliError {
     #[error(transparent)]
@@ -32,7 +32,7 @@ pub(super) enum CliError {
     },
     #[error("could not start the runtime")]
     Runtime(#[source] io::Error),
-    #[error("admin.listen is \"\": a process without an endpoint can't be asked")]
+    #[error("admin.listen is \"\": a process without an admin endpoint cannot be queried")]
     AdminOff,
     #[error("no Postrider answers at {address}")]
     Ask {
@@ -40,26 +40,26 @@ pub(super) enum CliError {
         #[source]
         source: io::Error,
     },
-    #[error("the Postrider at {address} runs another configuration than {file}: {}", .differences.join("; "))]
+    #[error("the Postrider at {address} does not run the configuration {file}: {}", .differences.join("; "))]
     OtherConfiguration { address: SocketAddr, file: String, differences: Vec<String> },
-    #[error("what answers at http://{0}/status is not Postrider")]
+    #[error("http://{0}/status is answered by something other than Postrider")]
     Stranger(SocketAddr),
     #[error(transparent)]
     Admin(#[from] AdminError),
-    #[error("another postrider listens on {address}, which admin.listen names: {}", .pipelines.join(", "))]
+    #[error("another Postrider listens on {address} (admin.listen): {}", .pipelines.join(", "))]
     Occupied { address: SocketAddr, pipelines: Vec<String> },
     #[error("could not start a pipeline's thread")]
     Thread(#[source] io::Error),
-    #[error("--url can't be used")]
+    #[error("--url is invalid")]
     Url(#[from] ConninfoError),
-    #[error("--create-table can't be used: pipeline \"{pipeline}\" {why}")]
+    #[error("--create-table cannot be used: pipeline \"{pipeline}\" {why}")]
     CreateTable { pipeline: String, why: &'static str },
     #[error(
-        "--undo drops things and asks first, but standard input is no terminal: nothing was changed"
+        "--undo asks for confirmation, but standard input is not a terminal: nothing was changed"
     )]
     NotAgreed,
     #[error(
-        "parked {command} asks before it changes an event, but standard input is not a terminal: nothing was changed"
+        "parked {command} asks for confirmation, but standard input is not a terminal: nothing was changed"
     )]
     NeedsYes { command: &'static str },
     #[error(
@@ -72,7 +72,7 @@ pub(super) enum CliError {
     Source(#[from] SourceError),
     #[error("the configuration has several pipelines: {}", .known.join(", "))]
     WhichPipeline { known: Vec<String> },
-    #[error("no event is named: give ids, a filter such as --error CODE, or --all")]
+    #[error("no events are selected: give ids, a filter such as --error CODE, or --all")]
     NothingSelected,
     #[error("several events have the id \"{id}\": {}", .ids.join(", "))]
     Ambiguous { id: String, ids: Vec<String> },
@@ -111,7 +111,7 @@ pub(super) enum CliError {
         #[source]
         halt: Box<Halt>,
     },
-    #[error("pipeline \"{pipeline}\" can't adopt its settings")]
+    #[error("pipeline \"{pipeline}\" cannot adopt its settings")]
     Adopt {
         pipeline: String,
         #[source]
@@ -121,13 +121,13 @@ pub(super) enum CliError {
     Bookmark(#[from] BookmarkError),
     #[error(transparent)]
     Replay(#[from] ReplayError),
-    #[error("replay \"{name}\" ended before its end")]
+    #[error("replay \"{name}\" failed before it was complete")]
     ReplayEnded {
         name: String,
         #[source]
         source: Box<ReplayError>,
     },
-    #[error("the {flag} that was given, \"{text}\", is not a time")]
+    #[error("{flag} \"{text}\" is not a time")]
     NotATime { flag: &'static str, text: String },
     #[error("the database of pipeline \"{pipeline}\" has no tables of this version")]
     OldSchema { pipeline: String },
@@ -138,7 +138,7 @@ pub(super) enum CliError {
 impl CliError {
     pub(super) fn exit(&self) -> Exit {
         match self {
-            Self::Init(error) if error.is_of_database() => Exit::NotWell,
+            Self::Init(error) if error.is_of_database() => Exit::Problems,
             Self::Replay(error) if error.is_usage() => Exit::Usage,
             Self::NotATime { .. }
             | Self::Bookmark(BookmarkError::Name { .. })
@@ -177,13 +177,13 @@ impl CliError {
             | Self::OldSchema { .. }
             | Self::NoParkedTable { .. }
             | Self::Input(_)
-            | Self::Output(_) => Exit::NotWell,
+            | Self::Output(_) => Exit::Problems,
             #[cfg(feature = "demo")]
-            Self::Demo(_) => Exit::NotWell,
+            Self::Demo(_) => Exit::Problems,
         }
     }
 
-    /// What is printed: the chain of causes and what mends it; each mistake of a configuration on its own line.
+    /// The text that is printed: the chain of causes and the remedy; each mistake of a configuration on its own line.
     pub(super) fn report(&self) -> String {
         if let Self::Config(ConfigError::Invalid(findings)) = self {
             let count = findings.list.len();
@@ -220,8 +220,8 @@ impl CliError {
             | Self::Init(InitError::Source(error)) => of_server(error),
             Self::Admin(error) => hint(error.hint()),
             Self::Occupied { .. } => hint(
-                "a process with the same pipelines must be stopped first, also where it has halted (systemctl restart \
-                 postrider does both). Only where its pipelines are others, give admin.listen another port",
+                "if it runs the same pipelines, stop that process first, even if it has halted (systemctl restart \
+                 postrider stops and starts it). If it runs other pipelines, give admin.listen another port",
             ),
             Self::Log { .. } => hint(A_FILTER),
             Self::AdminOff => hint("give admin.listen an address, and restart postrider run"),
@@ -229,34 +229,34 @@ impl CliError {
                 "postrider run is not running, or ended (its log says why), or admin.listen differs from the running \
                  process's",
             ),
-            Self::NotAgreed => hint("read what is lost above, and say --yes"),
+            Self::NotAgreed => hint("read above what is lost, and run it again with --yes"),
             Self::NeedsYes { .. } => hint(
-                "see which events these are (above, or with --dry-run), and run it again with --yes",
+                "check which events are affected (above, or with --dry-run), and run it again with --yes",
             ),
             Self::NotJson { .. } => hint(
-                "correct the file: consumers of this topic expect JSON. To publish it all the same: --not-json",
+                "correct the file: consumers of this topic expect JSON. To publish it nevertheless: --not-json",
             ),
             Self::OtherConfiguration { .. } => hint(
-                "another Postrider may have this address: give admin.listen a port of its own, or name the other's \
-                 configuration with -c. If the configuration has changed since the start, restart the process",
+                "if this is another Postrider, give admin.listen a port of its own, or name the configuration of the \
+                 running process with -c. If the configuration was changed since the start, restart the process",
             ),
             Self::Stranger(_) => hint("give admin.listen a port of its own"),
             Self::Thread(_) => hint("raise the limit of threads (ulimit -u, pids.max)"),
-            Self::WhichPipeline { .. } => hint("name one of them with -p"),
-            Self::Ambiguous { .. } => hint("name the one that is meant by its position"),
-            Self::NotParked { .. } => hint("see what is: postrider parked list --all"),
+            Self::WhichPipeline { .. } => hint("select one with -p"),
+            Self::Ambiguous { .. } => hint("give the position of the event in place of its id"),
+            Self::NotParked { .. } => hint("list the parked events: postrider parked list --all"),
             Self::Replay(error) => error.hint().map(|text| hint(&text)).unwrap_or_default(),
             Self::ReplayEnded { name, source } => {
-                let mends = source.hint().map(|text| ("hint", text));
-                let goes_on = ("go on", format!("postrider replay --resume {name}"));
-                mends.into_iter().chain([goes_on]).collect()
+                let fix = source.hint().map(|text| ("hint", text));
+                let resume = ("resume", format!("postrider replay --resume {name}"));
+                fix.into_iter().chain([resume]).collect()
             }
             Self::NotATime { .. } => {
-                hint("write it as 2026-03-01T04:00:00Z, or how long ago, as 90m or 2d")
+                hint("give a time such as 2026-03-01T04:00:00Z, or how long ago, such as 90m or 2d")
             }
             Self::Bookmark(error) => error.hint().map(|text| hint(&text)).unwrap_or_default(),
             Self::NoParkedTable { pipeline } | Self::OldSchema { pipeline } => hint(&format!(
-                "postrider setup -p {pipeline} makes it, as an administrator: --url {}",
+                "create or upgrade them: postrider setup -p {pipeline}; as an administrator: --url {}",
                 admin_url("DATABASE")
             )),
             #[cfg(feature = "demo")]
@@ -292,7 +292,7 @@ fn of_halt(halt: &Halt) -> Vec<(&'static str, String)> {
     notes.into_iter().map(|(name, text)| (name, text.clone())).collect()
 }
 
-/// The lines of each step that was refused, each on its own; the same ones are said once.
+/// The remedies of the steps that were refused, each printed once.
 fn of_refused(partial: &Partial) -> Vec<(&'static str, String)> {
     let mut lines: Vec<&str> = Vec::new();
     for line in partial.refused.iter().flat_map(|step| &step.lines) {
@@ -314,29 +314,27 @@ fn of_server(error: &SourceError) -> Vec<(&'static str, String)> {
     notes.into_iter().filter_map(|(name, text)| Some((name, text?))).collect()
 }
 
-// How the process ends.
-
-/// The exit codes: a contract with scripts and service managers.
+/// How the process ends. The exit codes are a contract with scripts and service managers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Exit {
     /// Done; a clean stop.
     Done,
     /// Completed, but found problems.
-    NotWell,
-    /// Wrong usage or configuration; nothing was touched.
+    Problems,
+    /// Wrong usage or configuration; nothing was changed.
     Usage,
-    /// Stopped for an operator: going on could lose or reorder events.
+    /// Stopped for an operator, because continuing could lose or reorder events.
     Halted,
-    /// A bug in Postrider: an invariant of its own broke.
+    /// A bug in Postrider: one of its invariants was violated.
     Bug,
 }
 
 impl Exit {
-    /// The number.
+    /// The exit code.
     pub const fn code(self) -> u8 {
         match self {
             Self::Done => 0,
-            Self::NotWell => 1,
+            Self::Problems => 1,
             Self::Usage => 2,
             Self::Halted => 3,
             Self::Bug => 70,

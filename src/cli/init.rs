@@ -1,4 +1,4 @@
-//! `postrider init`: reads what it is made from, writes the file, and tells what is left to do.
+//! `postrider init`: writes a first configuration, and prints what is left to do.
 
 use super::Output;
 use super::args::InitArgs;
@@ -13,10 +13,10 @@ use std::fs::OpenOptions;
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
-/// What stands for a standard stream.
+/// The file name that means standard input or output.
 const STREAM: &str = "-";
 
-/// `pipeline`: the name that is given as everywhere, with -p.
+/// Runs the command. `pipeline`: the name given with `-p`.
 pub(super) async fn run(
     args: &InitArgs,
     pipeline: Option<&str>,
@@ -24,13 +24,13 @@ pub(super) async fn run(
 ) -> Result<Exit, CliError> {
     let mut exit = Exit::Done;
     let layout = args.layout.as_deref().and_then(Layout::from_name);
-    let (mut draft, mut told) = match (&args.from_debezium, &args.from_database) {
+    let (mut draft, mut notes) = match (&args.from_debezium, &args.from_database) {
         (Some(file), _) => from_debezium(args, file)?,
         (None, Some(url)) => {
             let parsed = Conninfo::parse(url, env).map_err(InitError::from)?;
             let proposal = database::propose(url, &parsed, args.table.as_deref(), layout).await?;
             if !proposal.complete {
-                exit = Exit::NotWell;
+                exit = Exit::Problems;
             }
             (proposal.draft, proposal.found)
         }
@@ -39,25 +39,25 @@ pub(super) async fn run(
     fill_in(&mut draft, args, pipeline)?;
     init::check_draft(&draft)?;
     if !draft.is_complete() {
-        exit = Exit::NotWell;
+        exit = Exit::Problems;
     }
     let text = init::text(&draft);
     if args.output == Path::new(STREAM) {
         Output::stdout().line(text.trim_end()).map_err(CliError::Output)?;
     } else {
         write(&args.output, &text, args.force)?;
-        told.extend(next(args, &draft));
+        notes.extend(next(args, &draft));
     }
-    if !told.is_empty() {
-        Output::stderr().say(&told.join("\n"));
+    if !notes.is_empty() {
+        Output::stderr().line_or_ignore(&notes.join("\n"));
     }
     Ok(exit)
 }
 
-/// What was typed wins over what was found.
+/// Values from the command line replace those that were found.
 fn fill_in(draft: &mut Draft, args: &InitArgs, pipeline: Option<&str>) -> Result<(), CliError> {
     if let Some(name) = args.name.as_deref().or(pipeline) {
-        // As typed: what is wrong with it is told.
+        // Unchanged: `check_draft` reports an invalid name.
         name.clone_into(&mut draft.name);
     }
     if let Some(url) = &args.url {
@@ -79,20 +79,19 @@ fn from_debezium(args: &InitArgs, file: &Path) -> Result<(Draft, Vec<String>), C
     let count = |verdict: Verdict| {
         translation.answers.iter().filter(|answer| answer.verdict == verdict).count()
     };
-    let mut told = vec![format!(
-        "{} options: {} translated, {} not needed, {} without a counterpart; the answer to each stands at the end of \
-         the file",
+    let mut notes = vec![format!(
+        "{} options: {} translated, {} not needed, {} without a counterpart; the end of the file lists each of them",
         translation.answers.len(),
         count(Verdict::Translated),
         count(Verdict::NotNeeded),
         count(Verdict::NoCounterpart),
     )];
-    told.extend(translator::lines(&translation.answers, &[Verdict::NoCounterpart]));
+    notes.extend(translator::lines(&translation.answers, &[Verdict::NoCounterpart]));
     if !translation.hints.is_empty() {
-        told.push("to do:".to_owned());
-        told.extend(translation.hints.iter().map(|hint| format!("  {hint}")));
+        notes.push("to do:".to_owned());
+        notes.extend(translation.hints.iter().map(|hint| format!("  {hint}")));
     }
-    Ok((translation.draft, told))
+    Ok((translation.draft, notes))
 }
 
 fn read(file: &Path) -> io::Result<String> {
@@ -110,7 +109,7 @@ fn read(file: &Path) -> io::Result<String> {
     }
 }
 
-/// Writes the file, and never over another unless told to.
+/// Writes the file. An existing file is replaced only with `force`.
 fn write(path: &PathBuf, text: &str, force: bool) -> Result<(), CliError> {
     let failed = |source| CliError::Write { path: path.clone(), source };
     let mut options = OpenOptions::new();
@@ -119,7 +118,7 @@ fn write(path: &PathBuf, text: &str, force: bool) -> Result<(), CliError> {
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)
 }
 
-/// The commands that come next.
+/// The lines that name what is left to do: keys to fill in, then the commands.
 fn next(args: &InitArgs, draft: &Draft) -> Vec<String> {
     let path = args.output.display();
     let file = if args.output == Path::new("./postrider.toml") {
@@ -128,7 +127,7 @@ fn next(args: &InitArgs, draft: &Draft) -> Vec<String> {
         format!(" -c {path}")
     };
     let create = if args.from_database.is_none() && args.from_debezium.is_none() {
-        " (--create-table where the table is not there yet)"
+        " (add --create-table if the table does not exist yet)"
     } else {
         ""
     };

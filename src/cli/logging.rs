@@ -1,4 +1,4 @@
-//! The log: text or JSON on standard error. Started once, before anything else happens.
+//! The log: text or JSON on standard error. It is started once, before the command runs.
 
 #[cfg(test)]
 mod tests;
@@ -13,7 +13,7 @@ use tracing_subscriber::filter::EnvFilter;
 use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::Writer;
 
-/// What `--quiet` leaves.
+/// The filter of `--quiet`.
 const QUIET: &str = "error";
 
 pub(super) fn start(global: &Global, env: Env<'_>) -> Result<(), CliError> {
@@ -22,7 +22,7 @@ pub(super) fn start(global: &Global, env: Env<'_>) -> Result<(), CliError> {
     let parsed = EnvFilter::try_new(filter).map_err(wrong)?;
     let color = global.color(env, io::stderr().is_terminal());
     let log = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(io::stderr);
-    // A second start, as tests have it, keeps the first log.
+    // A second start, which happens in tests, keeps the first log.
     let started = match global.log_format {
         LogFormat::Text => {
             let log = log.with_ansi(color).fmt_fields(Fields);
@@ -34,17 +34,15 @@ pub(super) fn start(global: &Global, env: Env<'_>) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Which module speaks is for those who look for a bug, or filter by module.
+/// Whether a line names its module: only with a filter that is used to search for a bug, or that names modules.
 fn shows_modules(filter: &str) -> bool {
     ["debug", "trace", "="].iter().any(|word| filter.contains(word))
 }
 
-// The fields of a line of text: the message, then what it does not say already.
-
-/// Fields for machines: the message has them in words.
+/// Fields for machines: the message has the same in words.
 const FOR_MACHINES: [&str; 3] = ["event", "seconds", "tries"];
 
-/// How a line's fields are written.
+/// Writes the message of a text line, then the fields whose values the message does not contain.
 #[derive(Debug)]
 struct Fields;
 
@@ -54,8 +52,9 @@ impl<'w> FormatFields<'w> for Fields {
         fields.record(&mut line);
         write!(to, "{}", line.message)?;
         let (dim, plain) = if to.has_ansi_escapes() { ("\x1b[2m", "\x1b[0m") } else { ("", "") };
-        let told = |value: &str| line.message.contains(value.trim_matches('"'));
-        let fields = line.fields.iter().filter(|(name, value)| *name != "reason" || !told(value));
+        let repeated = |value: &str| line.message.contains(value.trim_matches('"'));
+        let fields =
+            line.fields.iter().filter(|(name, value)| *name != "reason" || !repeated(value));
         for (name, value) in fields {
             let gap = if line.message.is_empty() { "" } else { " " };
             write!(to, "{gap}{dim}{name}={plain}{value}")?;

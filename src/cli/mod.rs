@@ -1,7 +1,7 @@
-//! The command line: what the user typed, what it means, and what is answered.
+//! The command line: parses the arguments, runs the command, prints its result.
 //!
-//! Owns arguments, exit codes, the log's form and what is printed. Results go to standard output, everything else to
-//! standard error. Joins the configuration to the services, and does no work of its own.
+//! Owns the arguments, the exit codes, the format of the log and the printed texts. Results go to standard output,
+//! everything else to standard error.
 
 mod adopt;
 mod args;
@@ -45,7 +45,7 @@ use std::ffi::OsString;
 use std::io::{self, ErrorKind, IsTerminal as _, Write};
 use std::path::Path;
 
-/// Runs the command line `arguments` (with the program's name first), and says how it ended.
+/// Runs the command line `arguments`, of which the first is the program's name, and returns the exit status.
 pub fn main(arguments: impl IntoIterator<Item = OsString>, env: Env<'_>) -> Exit {
     let command = Args::command().color(args::help_color(env));
     let parsed = command.try_get_matches_from(arguments);
@@ -55,12 +55,12 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>, env: Env<'_>) -> Exit
     };
     let outcome = logging::start(&args.global, env).and_then(|()| dispatch(&args, env));
     outcome.unwrap_or_else(|error| {
-        Output::stderr().say(&error.report());
+        Output::stderr().line_or_ignore(&error.report());
         error.exit()
     })
 }
 
-/// Help and version are results; everything else that clap has to say is a mistake.
+/// Prints what clap returned in place of arguments. Help and version are results; everything else is wrong usage.
 fn usage(error: &clap::Error) -> Exit {
     let failed = error.print().is_err();
     if error.use_stderr() || failed { Exit::Usage } else { Exit::Done }
@@ -69,7 +69,7 @@ fn usage(error: &clap::Error) -> Exit {
 fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
     match &args.command {
         Command::Check(check) => {
-            // What looks wrong in the file is a finding there, and no line of the log.
+            // `check` reports the warnings of the file as findings, so they are not logged too.
             let config = read(&args.global, env)?;
             block_on(check::run(&config, &args.global, check, env))?
         }
@@ -117,7 +117,7 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
     }
 }
 
-/// Reads the configuration, and tells what looks wrong in it.
+/// Reads the configuration and logs its warnings.
 fn load(global: &Global, env: Env<'_>) -> Result<Config, CliError> {
     read(global, env).map(warned)
 }
@@ -129,12 +129,12 @@ fn warned(config: Config) -> Config {
     config
 }
 
-/// Reads the configuration, and leaves the pipelines that are asked for.
+/// Reads the configuration and keeps the pipelines that `-p` selects.
 fn read(global: &Global, env: Env<'_>) -> Result<Config, CliError> {
     read_by(global, env, config::load)
 }
 
-/// The same by one of the readers of [`config`].
+/// As [`read`], with one of the loaders of [`config`].
 fn read_by(
     global: &Global,
     env: Env<'_>,
@@ -159,9 +159,7 @@ fn block_on<F: Future>(future: F) -> Result<F::Output, CliError> {
     Ok(runtime.map_err(CliError::Runtime)?.block_on(future))
 }
 
-// Writing to the standard streams. A reader that went away, as `head` does, is no error.
-
-/// One of the standard streams.
+/// One of the standard streams. A reader that has closed its end, as `head` does, is not an error.
 struct Output(Box<dyn Write>);
 
 impl Output {
@@ -178,7 +176,7 @@ impl Output {
         self.line_if_read(text).map(|_read| ())
     }
 
-    /// The same; false once the reader has gone away.
+    /// As [`Output::line`]; false once the reader has closed its end.
     fn line_if_read(&mut self, text: &str) -> io::Result<bool> {
         let written = writeln!(self.0, "{text}").and_then(|()| self.0.flush());
         match written {
@@ -187,8 +185,8 @@ impl Output {
         }
     }
 
-    /// As [`Output::line`], where there is nobody left to tell that it failed.
-    fn say(mut self, text: &str) {
+    /// As [`Output::line`] without an error, for messages to standard error: there is no stream to report it on.
+    fn line_or_ignore(mut self, text: &str) {
         self.line(text).unwrap_or_default();
     }
 }

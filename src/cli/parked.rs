@@ -1,7 +1,7 @@
-//! `postrider parked`: the events that were set aside, and what a person says about them.
+//! `postrider parked`: lists the parked events, and requests that they are retried, skipped or replaced.
 //!
-//! Reads the parked table and writes requests into it; what becomes of them is the relay's to decide. Payloads are
-//! printed by `show --payload` and by nothing else.
+//! The command reads the parked table and writes requests into it, which the relay carries out or declines. Payloads are
+//! printed only by `show --payload`.
 
 use super::Output;
 use super::error::{CliError, Exit};
@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// What the server knows the session by.
+/// `application_name` of the session.
 const APPLICATION_NAME: &str = "postrider parked";
 
 /// The most events that one command acts on.
@@ -41,30 +41,30 @@ pub(super) async fn run(
         ParkedCommand::List(list) => self::list(config, list).await,
         ParkedCommand::Show(show) => self::show(config, show).await,
         ParkedCommand::Retry(retry) => {
-            let desk = Desk::open(config).await?;
-            on_selected(&desk, Request::Retry, &retry.select, &retry.act, env).await
+            let session = ParkedSession::open(config).await?;
+            on_selected(&session, Request::Retry, &retry.select, &retry.act, env).await
         }
         ParkedCommand::Skip(skip) => {
-            let desk = Desk::open(config).await?;
-            on_selected(&desk, Request::Skip, &skip.select, &skip.act, env).await
+            let session = ParkedSession::open(config).await?;
+            on_selected(&session, Request::Skip, &skip.select, &skip.act, env).await
         }
         ParkedCommand::Replace(replace) => {
             let payload = payload(&replace.payload_file)?;
-            let desk = Desk::open(config).await?;
-            replace_payload(&desk, replace, &payload, env).await
+            let session = ParkedSession::open(config).await?;
+            replace_payload(&session, replace, &payload, env).await
         }
     }
 }
 
-/// A session on the database of one pipeline, in which the parked table stands.
-struct Desk<'a> {
+/// A session in the database of one pipeline, which has the parked table.
+struct ParkedSession<'a> {
     spec: &'a PipelineSpec,
     control: Control,
     padded: Padded,
 }
 
-impl<'a> Desk<'a> {
-    /// Of the one pipeline that there is, or that `-p` names.
+impl<'a> ParkedSession<'a> {
+    /// A session for the only pipeline of the configuration, or the one that `-p` selected.
     async fn open(config: &'a Config) -> Result<Self, CliError> {
         match config.specs.as_slice() {
             [spec] => Self::of(spec).await,
@@ -98,7 +98,7 @@ impl<'a> Desk<'a> {
         Ok(requests::list(client, self.spec.name(), filter, self.padded, limit).await?)
     }
 
-    /// Whether `id` means this event.
+    /// Whether `id` names this event.
     fn names(&self, id: &Id, event: &Listed) -> bool {
         let bare = |id| Padded::bare(id, self.padded.id);
         match id {
@@ -139,8 +139,8 @@ async fn list(config: &Config, args: &ListArgs) -> Result<Exit, CliError> {
     let filter = filter(&[], &args.filter, if args.all { State::ALL } else { &open });
     let mut out = Output::stdout();
     for spec in &config.specs {
-        let desk = Desk::of(spec).await?;
-        let events = desk.list(&filter, i64::from(args.limit) + 1).await?;
+        let session = ParkedSession::of(spec).await?;
+        let events = session.list(&filter, i64::from(args.limit) + 1).await?;
         let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
         let (events, more) = events.split_at(events.len().min(limit));
         let text = if args.json {
@@ -156,17 +156,17 @@ async fn list(config: &Config, args: &ListArgs) -> Result<Exit, CliError> {
 }
 
 async fn show(config: &Config, args: &ShowArgs) -> Result<Exit, CliError> {
-    let desk = Desk::open(config).await?;
+    let session = ParkedSession::open(config).await?;
     let brokers = config.pipelines.first().map_or("", |pipeline| pipeline.sink.brokers.as_str());
     let ids = std::slice::from_ref(&args.id);
-    let events = desk.list(&filter(ids, &FilterArgs::default(), &[]), EVENTS_MAX).await?;
+    let events = session.list(&filter(ids, &FilterArgs::default(), &[]), EVENTS_MAX).await?;
     let mut out = Output::stdout();
     for event in &events {
         let record =
-            requests::record(desk.control.client(), desk.spec.name(), event.position).await?;
+            requests::record(session.control.client(), session.spec.name(), event.position).await?;
         let record = record.unwrap_or_default();
         let text = if args.json {
-            format!("{:#}", whole_json(desk.spec.name(), event, &record, args.payload))
+            format!("{:#}", whole_json(session.spec.name(), event, &record, args.payload))
         } else {
             whole(event, &record, args.payload, brokers)
         };
@@ -178,55 +178,53 @@ async fn show(config: &Config, args: &ShowArgs) -> Result<Exit, CliError> {
     Ok(Exit::Done)
 }
 
-// What can be typed behind `postrider parked`.
-
 /// `postrider parked`
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "An ID is a position such as 0/1A2B3C8:5, or as header position has it, or an event's id. Requests \
-                  are written into the parked table; the running relay carries them out at once, else the next start \
-                  does."
+    after_help = "An ID is an event's id, or a position such as 0/1A2B3C8:5, or the value of header position. Requests \
+                  are written into the parked table. A running relay carries them out at once; otherwise they are \
+                  carried out at the next start."
 )]
 pub struct ParkedArgs {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: ParkedCommand,
 }
 
-/// The words of `postrider parked`.
+/// The subcommands of `postrider parked`.
 #[derive(Subcommand, Debug)]
 pub enum ParkedCommand {
-    /// The events that are set aside, in order
+    /// List the parked events in order
     List(ListArgs),
-    /// One event: why it is parked, its headers and its key
+    /// Show one event: why it is parked, its headers and its key
     Show(ShowArgs),
-    /// Try it again now, with a new count of attempts
+    /// Publish an event now, with a new count of attempts
     Retry(RetryArgs),
-    /// Give it up for good: its aggregate goes on without it
+    /// Never publish an event; later events of its aggregate continue without it
     Skip(SkipArgs),
-    /// Try it again now with another payload
+    /// Publish an event now with another payload
     Replace(ReplaceArgs),
 }
 
-/// Which events are meant.
+/// The flags that select events.
 #[derive(clap::Args, Debug, Default, Clone)]
 pub struct FilterArgs {
     /// Events of this aggregate
     #[arg(long, value_name = "TYPE:ID", value_parser = parse_aggregate)]
     pub aggregate: Option<(String, String)>,
-    /// Events with this error, as list shows it: too_large
+    /// Events with this error code, which list shows: too_large
     #[arg(long, value_name = "CODE")]
     pub error: Option<String>,
     /// Events parked for longer than this: 10m
     #[arg(long, value_name = "DURATION", value_parser = config::duration)]
     pub older_than: Option<Duration>,
-    /// Events in this state: waiting, behind, due, dead; may be given more than once
+    /// Events in this state: waiting, behind, due, dead; can be given more than once
     #[arg(long = "state", value_name = "STATE", value_parser = state)]
     pub states: Vec<State>,
 }
 
 impl FilterArgs {
-    /// Whether it narrows anything.
+    /// Whether no flag was given.
     fn is_empty(&self) -> bool {
         let Self { aggregate, error, older_than, states } = self;
         aggregate.is_none() && error.is_none() && older_than.is_none() && states.is_empty()
@@ -236,16 +234,16 @@ impl FilterArgs {
 /// `postrider parked list`
 #[derive(clap::Args, Debug)]
 pub struct ListArgs {
-    /// Which.
+    /// The filter.
     #[command(flatten)]
     pub filter: FilterArgs,
-    /// Those that were published or skipped as well
+    /// Also list events that were published or skipped since
     #[arg(long)]
     pub all: bool,
-    /// The most that are listed
+    /// List at most N events
     #[arg(long, value_name = "N", default_value = "1000", value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
-    /// JSON, one object a line
+    /// Print JSON, one object per line
     #[arg(long)]
     pub json: bool,
 }
@@ -256,19 +254,19 @@ pub struct ShowArgs {
     /// A position such as 0/1A2B3C8:5, or an event's id
     #[arg(value_name = "ID", value_parser = id)]
     pub id: Id,
-    /// The payload too
+    /// Also print the payload
     #[arg(long)]
     pub payload: bool,
-    /// JSON; bytes that are not UTF-8 are in base64
+    /// Print JSON; bytes that are not UTF-8 are in base64
     #[arg(long)]
     pub json: bool,
 }
 
-/// What `retry`, `skip` and `replace` share.
+/// The flags of `retry`, `skip` and `replace`.
 #[derive(clap::Args, Debug, Default, Clone)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
 pub struct ActArgs {
-    /// Why, to be kept in the row
+    /// The reason, stored with the request
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
     /// Show which events would be affected; change nothing
@@ -277,10 +275,10 @@ pub struct ActArgs {
     /// Do not ask for confirmation
     #[arg(long)]
     pub yes: bool,
-    /// Don't wait for the relay to say what became of it
+    /// Do not wait for the relay to carry out the request
     #[arg(long)]
     pub no_wait: bool,
-    /// JSON; the ids go to standard error first
+    /// Print JSON; the selected events are listed on standard error first
     #[arg(long)]
     pub json: bool,
 }
@@ -288,10 +286,10 @@ pub struct ActArgs {
 /// Events by id or by filter.
 #[derive(clap::Args, Debug, Default, Clone)]
 pub struct SelectArgs {
-    /// Positions such as 0/1A2B3C8:5, or events' ids
+    /// Event ids, or positions such as 0/1A2B3C8:5
     #[arg(value_name = "ID", value_parser = id)]
     pub ids: Vec<Id>,
-    /// Which; without --state those that were refused: waiting and dead
+    /// The filter; without --state it selects the events that were refused: waiting and dead
     #[command(flatten)]
     pub filter: FilterArgs,
     /// Every event that was refused: waiting and dead
@@ -302,10 +300,10 @@ pub struct SelectArgs {
 /// `postrider parked retry`
 #[derive(clap::Args, Debug)]
 pub struct RetryArgs {
-    /// Which.
+    /// The events.
     #[command(flatten)]
     pub select: SelectArgs,
-    /// How.
+    /// The other flags.
     #[command(flatten)]
     pub act: ActArgs,
 }
@@ -313,10 +311,10 @@ pub struct RetryArgs {
 /// `postrider parked skip`
 #[derive(clap::Args, Debug)]
 pub struct SkipArgs {
-    /// Which.
+    /// The events.
     #[command(flatten)]
     pub select: SelectArgs,
-    /// How.
+    /// The other flags.
     #[command(flatten)]
     pub act: ActArgs,
 }
@@ -327,23 +325,23 @@ pub struct ReplaceArgs {
     /// A position such as 0/1A2B3C8:5, or an event's id
     #[arg(value_name = "ID", value_parser = id)]
     pub id: Id,
-    /// The new payload, byte for byte; "-" is standard input
+    /// The file with the new payload, byte for byte; - is standard input
     #[arg(long, value_name = "FILE")]
     pub payload_file: PathBuf,
-    /// Publish it although the payload column is JSON and this is not
+    /// Accept a payload that is not JSON although the payload column is
     #[arg(long)]
     pub not_json: bool,
-    /// How.
+    /// The other flags.
     #[command(flatten)]
     pub act: ActArgs,
 }
 
-/// How a person names an event.
+/// The name of an event on the command line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Id {
-    /// By its position.
+    /// Its position.
     Position(Position),
-    /// By its own id.
+    /// Its own id.
     Event(String),
 }
 
@@ -356,8 +354,8 @@ impl std::fmt::Display for Id {
     }
 }
 
-/// What has the form of a position is one, as we print it or as header `position` has it; everything else is an event's
-/// id.
+/// A text in the form of a position, as printed or as in header `position`, is a position. Every other text is the id of
+/// an event.
 #[expect(clippy::unnecessary_wraps, reason = "clap's parsers may fail")]
 fn id(text: &str) -> Result<Id, String> {
     if let Some(header) = HeaderPosition::parse(text) {
@@ -365,7 +363,7 @@ fn id(text: &str) -> Result<Id, String> {
     }
     let position = text.rsplit_once(':').and_then(|(commit_lsn, ordinal)| {
         let commit_lsn = commit_lsn.parse().ok()?;
-        // Held in a signed column.
+        // The column is signed.
         let ordinal =
             ordinal.parse::<i64>().ok().and_then(|ordinal| u64::try_from(ordinal).ok())?;
         Some(Id::Position(Position { commit_lsn, ordinal }))
@@ -385,18 +383,16 @@ fn state(text: &str) -> Result<State, String> {
     })
 }
 
-// `retry`, `skip` and `replace`: which events, the request, and what became of it.
-
-/// How long the relay is waited for.
+/// How long to wait for the relay.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Pause between two looks at the rows.
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+/// Pause between two queries of the rows.
+const QUERY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Bytes a new payload may have: as much as the relay takes from the log.
+/// Size of a new payload at most: as large as the relay reads from WAL. Unit: bytes.
 const PAYLOAD_BYTES_MAX: u64 = 64 << 20;
 
-/// The new payload.
+/// Reads the new payload.
 fn payload(file: &Path) -> Result<Vec<u8>, CliError> {
     let failed = |source| CliError::PayloadFile { file: file.display().to_string(), source };
     let mut payload = Vec::new();
@@ -413,8 +409,9 @@ fn payload(file: &Path) -> Result<Vec<u8>, CliError> {
     Ok(payload)
 }
 
+/// `retry` and `skip`.
 async fn on_selected(
-    desk: &Desk<'_>,
+    session: &ParkedSession<'_>,
     request: Request,
     select: &SelectArgs,
     act: &ActArgs,
@@ -423,41 +420,43 @@ async fn on_selected(
     if select.ids.is_empty() && select.filter.is_empty() && !select.all {
         return Err(CliError::NothingSelected);
     }
-    // By name any event may be meant; by filter those that were refused, unless states are named.
+    // An id selects an event in any state; a filter without states selects those that were refused.
     let refused: &[State] =
         if select.ids.is_empty() { &[State::Waiting, State::Dead] } else { &[] };
-    let events = desk.list(&filter(&select.ids, &select.filter, refused), EVENTS_MAX).await?;
-    let job = Job { request, value: None, act };
-    job.run(desk, events, &select.ids, env).await
+    let events = session.list(&filter(&select.ids, &select.filter, refused), EVENTS_MAX).await?;
+    let operation = Operation { request, value: None, act };
+    operation.run(session, events, &select.ids, env).await
 }
 
+/// `replace`.
 async fn replace_payload(
-    desk: &Desk<'_>,
+    session: &ParkedSession<'_>,
     args: &ReplaceArgs,
     payload: &[u8],
     env: Env<'_>,
 ) -> Result<Exit, CliError> {
     let ids = std::slice::from_ref(&args.id);
-    let events = desk.list(&filter(ids, &FilterArgs::default(), &[]), EVENTS_MAX).await?;
+    let events = session.list(&filter(ids, &FilterArgs::default(), &[]), EVENTS_MAX).await?;
     if events.len() > 1 {
         let ids = events.iter().map(|event| event.position.to_string()).collect();
         return Err(CliError::Ambiguous { id: args.id.to_string(), ids });
     }
     if !args.not_json && serde_json::from_slice::<serde::de::IgnoredAny>(payload).is_err() {
-        expects_no_json(desk).await?;
+        expects_no_json(session).await?;
     }
-    let job = Job { request: Request::Replace, value: Some(payload), act: &args.act };
-    job.run(desk, events, ids, env).await
+    let operation = Operation { request: Request::Replace, value: Some(payload), act: &args.act };
+    operation.run(session, events, ids, env).await
 }
 
-/// An error where the pipeline's payloads are JSON: consumers would be the first to notice that this one is not.
-async fn expects_no_json(desk: &Desk<'_>) -> Result<(), CliError> {
-    let outbox = &desk.spec.outbox;
-    let Some((table, column)) = desk.spec.names.table.as_ref().zip(outbox.column(Role::Payload))
+/// An error if the pipeline's payloads are JSON: without it, consumers would be the first to notice that this payload is
+/// not.
+async fn expects_no_json(session: &ParkedSession<'_>) -> Result<(), CliError> {
+    let outbox = &session.spec.outbox;
+    let Some((table, column)) = session.spec.names.table.as_ref().zip(outbox.column(Role::Payload))
     else {
         return Ok(());
     };
-    match requests::json_type(desk.control.client(), table, column).await? {
+    match requests::json_type(session.control.client(), table, column).await? {
         Some(type_name) => Err(CliError::NotJson {
             column: column.to_owned(),
             table: table.to_string(),
@@ -467,10 +466,10 @@ async fn expects_no_json(desk: &Desk<'_>) -> Result<(), CliError> {
     }
 }
 
-/// An event's id that was given twice may mean an event that its user does not know of.
-fn one_each(desk: &Desk<'_>, ids: &[Id], events: &[Listed]) -> Result<(), CliError> {
+/// An error if several events have the same id: the user may not know of all of them.
+fn one_each(session: &ParkedSession<'_>, ids: &[Id], events: &[Listed]) -> Result<(), CliError> {
     for id in ids.iter().filter(|id| matches!(id, Id::Event(_))) {
-        let named: Vec<&Listed> = events.iter().filter(|event| desk.names(id, event)).collect();
+        let named: Vec<&Listed> = events.iter().filter(|event| session.names(id, event)).collect();
         if named.len() > 1 {
             let ids = named.iter().map(|event| event.position.to_string()).collect();
             return Err(CliError::Ambiguous { id: id.to_string(), ids });
@@ -479,94 +478,97 @@ fn one_each(desk: &Desk<'_>, ids: &[Id], events: &[Listed]) -> Result<(), CliErr
     Ok(())
 }
 
-/// One request for some events.
-struct Job<'a> {
+/// One request for the selected events.
+struct Operation<'a> {
     request: Request,
     value: Option<&'a [u8]>,
     act: &'a ActArgs,
 }
 
-impl Job<'_> {
+impl Operation<'_> {
     async fn run(
         &self,
-        desk: &Desk<'_>,
+        session: &ParkedSession<'_>,
         events: Vec<Listed>,
         ids: &[Id],
         env: Env<'_>,
     ) -> Result<Exit, CliError> {
         let missing: Vec<String> = ids
             .iter()
-            .filter(|id| !events.iter().any(|event| desk.names(id, event)))
+            .filter(|id| !events.iter().any(|event| session.names(id, event)))
             .map(Id::to_string)
             .collect();
         let (events, refused): (Vec<_>, Vec<_>) =
             events.into_iter().partition(|event| self.refuses(event).is_none());
-        one_each(desk, ids, &events)?;
-        self.announce(desk, &events)?;
-        let mut told: Vec<(Listed, String)> = Vec::new();
+        one_each(session, ids, &events)?;
+        self.announce(session, &events)?;
+        let mut outcomes: Vec<(Listed, String)> = Vec::new();
         if self.act.dry_run {
             let would = format!("would {}", self.request.name());
-            told.extend(events.into_iter().map(|event| (event, would.clone())));
+            outcomes.extend(events.into_iter().map(|event| (event, would.clone())));
         } else if !events.is_empty() && self.agreed(&events)? {
-            told = self.carry_out(desk, &events, env).await?;
+            outcomes = self.carry_out(session, &events, env).await?;
         } else {
-            told.extend(events.into_iter().map(|event| (event, "left alone".to_owned())));
+            outcomes.extend(events.into_iter().map(|event| (event, "unchanged".to_owned())));
         }
-        // What a filter takes in and can't be helped is told; what was named is a mistake.
-        let well =
-            (refused.is_empty() || ids.is_empty()) && told.iter().all(|(_, word)| fine(word));
+        // An event for which the request is not possible is an error only if it was named by its id.
+        let succeeded = (refused.is_empty() || ids.is_empty())
+            && outcomes.iter().all(|(_, outcome)| is_success(outcome));
         for event in refused {
             let why = self.refuses(&event).unwrap_or_default();
-            told.push((event, why));
+            outcomes.push((event, why));
         }
-        told.sort_by_key(|(event, _)| event.position);
+        outcomes.sort_by_key(|(event, _)| event.position);
         let mut out = Output::stdout();
         if self.act.json {
-            let value = outcome(desk.spec.name(), self.request, self.act.dry_run, &told, &missing);
+            let value =
+                outcome(session.spec.name(), self.request, self.act.dry_run, &outcomes, &missing);
             out.line(&format!("{value:#}")).map_err(CliError::Output)?;
-        } else if told.is_empty() && missing.is_empty() {
-            let text = format!("{}: no parked event matches", desk.spec.name());
+        } else if outcomes.is_empty() && missing.is_empty() {
+            let text = format!("{}: no parked event matches", session.spec.name());
             out.line(&text).map_err(CliError::Output)?;
-        } else if !told.is_empty() {
-            let lines: Vec<String> =
-                told.iter().map(|(event, word)| format!("{}  {word}", event.position)).collect();
+        } else if !outcomes.is_empty() {
+            let lines: Vec<String> = outcomes
+                .iter()
+                .map(|(event, word)| format!("{}  {word}", event.position))
+                .collect();
             out.line(&lines.join("\n")).map_err(CliError::Output)?;
         }
         if !missing.is_empty() {
             return Err(CliError::NotParked { ids: missing });
         }
-        Ok(if well { Exit::Done } else { Exit::NotWell })
+        Ok(if succeeded { Exit::Done } else { Exit::Problems })
     }
 
-    /// Why it makes no sense for this event.
+    /// Why the request is not possible for this event.
     fn refuses(&self, event: &Listed) -> Option<String> {
         if event.state.resolved() {
-            return Some(format!("nothing to do: it is {} already", event.state.name()));
+            return Some(format!("nothing to do: the event is already {}", event.state.name()));
         }
-        if let Some(asked) = &event.requested {
-            let by = asked.by.as_deref().unwrap_or("somebody");
-            return Some(format!("nothing done: {} is asked for already, by {by}", asked.what));
+        if let Some(other) = &event.requested {
+            let by = other.by.as_deref().unwrap_or("an unknown user");
+            return Some(format!("nothing done: {} was already requested by {by}", other.what));
         }
-        // A topic can't be asked for again: it was made from the row, which can't be changed.
+        // A request cannot supply a topic: the topic comes from the row, which cannot be changed.
         let no_topic = event.topic.is_empty() && self.request != Request::Skip;
-        no_topic.then(|| "nothing done: it has no topic, so it can only be skipped".to_owned())
+        no_topic.then(|| "nothing done: the event has no topic and can only be skipped".to_owned())
     }
 
-    /// The ids, before anything happens.
-    fn announce(&self, desk: &Desk<'_>, events: &[Listed]) -> Result<(), CliError> {
+    /// Prints the events before anything is changed.
+    fn announce(&self, session: &ParkedSession<'_>, events: &[Listed]) -> Result<(), CliError> {
         if events.is_empty() {
             return Ok(());
         }
-        let text = table(desk.spec.name(), events, false);
+        let text = table(session.spec.name(), events, false);
         if self.act.json {
-            Output::stderr().say(&text);
+            Output::stderr().line_or_ignore(&text);
             return Ok(());
         }
         Output::stdout().line(&text).map_err(CliError::Output)
     }
 
-    /// Asks where something would be gone or more than one event is meant. Without a terminal there is nobody to ask:
-    /// what loses or changes an event is not done without `--yes`.
+    /// Asks for confirmation if an event would be lost or changed, or if several events are selected. Without a terminal
+    /// a request that loses or changes an event requires `--yes`.
     fn agreed(&self, events: &[Listed]) -> Result<bool, CliError> {
         let asks = std::io::stdin().is_terminal();
         let harmless = self.request == Request::Retry && (events.len() == 1 || !asks);
@@ -578,7 +580,7 @@ impl Job<'_> {
         }
         let s = if events.len() == 1 { "" } else { "s" };
         let question = format!("{} {} event{s}? [y/N]", self.request.name(), events.len());
-        Output::stderr().say(&question);
+        Output::stderr().line_or_ignore(&question);
         let mut answer = String::new();
         std::io::stdin().read_line(&mut answer).map_err(CliError::Input)?;
         Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
@@ -586,7 +588,7 @@ impl Job<'_> {
 
     async fn carry_out(
         &self,
-        desk: &Desk<'_>,
+        session: &ParkedSession<'_>,
         events: &[Listed],
         env: Env<'_>,
     ) -> Result<Vec<(Listed, String)>, CliError> {
@@ -594,60 +596,60 @@ impl Job<'_> {
         let reason = self.act.reason.as_deref();
         let request = NewRequest { request: self.request, by: &by, reason, value: self.value };
         let positions: Vec<Position> = events.iter().map(|event| event.position).collect();
-        let (client, name) = (desk.control.client(), desk.spec.name());
-        let asked = requests::ask(client, name, &positions, &request).await?;
-        let relay = relay_runs(desk).await?;
+        let (client, name) = (session.control.client(), session.spec.name());
+        let accepted = requests::ask(client, name, &positions, &request).await?;
+        let relay = relay_runs(session).await?;
         let waits = !self.act.no_wait && relay != Some(false);
         let deadline = Instant::now() + if waits { WAIT_MAX } else { Duration::ZERO };
         loop {
-            let now = desk.by_position(&positions).await?;
+            let now = session.by_position(&positions).await?;
             let open = now.iter().any(|event| !self.settled(event));
             if open && Instant::now() < deadline {
-                sleep(LOOK_INTERVAL).await;
+                sleep(QUERY_INTERVAL).await;
                 continue;
             }
-            let mut told = Vec::with_capacity(now.len());
+            let mut outcomes = Vec::with_capacity(now.len());
             for event in now {
-                let word = if !asked.contains(&event.position) {
+                let outcome = if !accepted.contains(&event.position) {
                     self.lost(&event)
                 } else if self.settled(&event) || event.requested.is_some() {
                     self.became(&event, relay)
                 } else {
-                    queued(blocker(desk, &event).await?.as_ref())
+                    queued(blocker(session, &event).await?.as_ref())
                 };
-                told.push((event, word));
+                outcomes.push((event, outcome));
             }
-            return Ok(told);
+            return Ok(outcomes);
         }
     }
 
-    /// Whether nothing more is to be waited for.
+    /// Whether the outcome of the request is final.
     fn settled(&self, event: &Listed) -> bool {
         let tried =
             self.request == Request::Skip || event.attempts > 0 || event.state == State::Dead;
         event.state.resolved() || event.requested.is_none() && (event.declined || tried)
     }
 
-    /// Somebody else was first.
+    /// The outcome for an event whose state was changed by another user since it was listed.
     fn lost(&self, event: &Listed) -> String {
         let why = self.refuses(event);
-        why.unwrap_or_else(|| "nothing done: somebody else was first".to_owned())
+        why.unwrap_or_else(|| "nothing done: the event was changed meanwhile".to_owned())
     }
 
-    /// What became of the request.
+    /// The outcome of the request.
     fn became(&self, event: &Listed, relay: Option<bool>) -> String {
         match (event.state, &event.requested) {
             (State::Done, _) => "published".to_owned(),
             (State::Skipped, _) => "skipped".to_owned(),
             (_, Some(_)) if relay == Some(false) => {
-                format!("{}: asked for; no relay runs, its next start does it", self.request.name())
+                format!("{} requested; carried out when postrider run starts", self.request.name())
             }
-            (_, Some(_)) => format!("{}: asked for, not done yet", self.request.name()),
+            (_, Some(_)) => format!("{} requested, not carried out yet", self.request.name()),
             (_, None) if event.declined => {
-                "declined by the relay: it can't be done where the event stands".to_owned()
+                "declined by the relay: not possible in the event's present state".to_owned()
             }
             (state, None) if event.attempts > 0 || state == State::Dead => {
-                let why = event.error.as_deref().unwrap_or("no reason is known");
+                let why = event.error.as_deref().unwrap_or("unknown reason");
                 format!("refused again, {}: {why}", state.name())
             }
             (_, None) => queued(None),
@@ -656,17 +658,17 @@ impl Job<'_> {
 }
 
 /// The earliest unresolved event of the same aggregate that `event` waits behind.
-async fn blocker(desk: &Desk<'_>, event: &Listed) -> Result<Option<Listed>, CliError> {
+async fn blocker(session: &ParkedSession<'_>, event: &Listed) -> Result<Option<Listed>, CliError> {
     if event.aggregate.is_none() {
         return Ok(None);
     }
     let mut wanted = filter(&[], &FilterArgs::default(), &[State::Waiting, State::Dead]);
     wanted.aggregate.clone_from(&event.aggregate);
-    let first = desk.list(&wanted, 1).await?.pop();
+    let first = session.list(&wanted, 1).await?.pop();
     Ok(first.filter(|first| first.position < event.position))
 }
 
-/// The event is to be published, and nothing has refused it since the request.
+/// The outcome for an event that is to be published and has not been refused since the request.
 fn queued(blocker: Option<&Listed>) -> String {
     blocker.map_or_else(
         || "queued".to_owned(),
@@ -677,20 +679,20 @@ fn queued(blocker: Option<&Listed>) -> String {
     )
 }
 
-/// Whether a word of [`Job::became`] is no trouble.
-fn fine(word: &str) -> bool {
-    !["nothing done", "declined", "refused"].iter().any(|trouble| word.starts_with(trouble))
+/// Whether the outcome of a request is success.
+fn is_success(outcome: &str) -> bool {
+    !["nothing done", "declined", "refused"].iter().any(|failure| outcome.starts_with(failure))
 }
 
-/// Whether something reads the pipeline's slot; `None` where that can't be told by the slot.
-async fn relay_runs(desk: &Desk<'_>) -> Result<Option<bool>, CliError> {
-    let client = desk.control.client();
+/// Whether a process reads the pipeline's slot; `None` if there is no slot.
+async fn relay_runs(session: &ParkedSession<'_>) -> Result<Option<bool>, CliError> {
+    let client = session.control.client();
     let version = catalog::read_server(client).await?.version;
-    let slot = catalog::read_slot(client, version, &desk.spec.names.slot).await?;
+    let slot = catalog::read_slot(client, version, &session.spec.names.slot).await?;
     Ok(slot.map(|slot| slot.active_pid.is_some()))
 }
 
-/// The user of this host, as the environment and the system have it.
+/// The user who runs the command, from the environment and the operating system.
 fn operator(env: Env<'_>) -> String {
     let name = env("USER").or_else(|| env("LOGNAME")).filter(|name| !name.is_empty());
     #[cfg(unix)]
@@ -701,15 +703,13 @@ fn operator(env: Env<'_>) -> String {
     format!("{name}{uid}").replace('\0', "")
 }
 
-// Parked events as text and as JSON.
-
 const HEAD: [&str; 8] =
-    ["POSITION", "STATE", "EVENT", "TYPE", "AGGREGATE", "TRIES", "SINCE", "ERROR"];
+    ["POSITION", "STATE", "EVENT", "TYPE", "AGGREGATE", "ATTEMPTS", "SINCE", "ERROR"];
 
-/// One line for each event.
+/// A table with a line for each event.
 fn table(pipeline: &str, events: &[Listed], more: bool) -> String {
     if events.is_empty() {
-        return format!("{pipeline}: nothing is parked");
+        return format!("{pipeline}: no events are parked");
     }
     let rows: Vec<[String; HEAD.len()]> =
         std::iter::once(HEAD.map(str::to_owned)).chain(events.iter().map(cells)).collect();
@@ -727,17 +727,17 @@ fn table(pipeline: &str, events: &[Listed], more: bool) -> String {
     };
     let mut lines: Vec<String> = rows.iter().map(line).collect();
     if more {
-        lines.push("and more: --limit shows them".to_owned());
+        lines.push("there are more events; --limit N shows more".to_owned());
     }
     lines.join("\n")
 }
 
 fn cells(event: &Listed) -> [String; HEAD.len()] {
     let text = |text: &Option<String>| text.as_deref().map_or("-".to_owned(), printable);
-    let asked = event.requested.as_ref().map(|asked| format!(" ({} asked)", asked.what));
+    let requested = event.requested.as_ref().map(|by| format!(" ({} requested)", by.what));
     [
         event.position.to_string(),
-        format!("{}{}", event.state.name(), asked.unwrap_or_default()),
+        format!("{}{}", event.state.name(), requested.unwrap_or_default()),
         text(&event.event_id),
         text(&event.event_type),
         event.aggregate.as_ref().map_or("-".to_owned(), aggregate),
@@ -751,15 +751,15 @@ fn aggregate((kind, id): &(String, String)) -> String {
     printable(&format!("{kind}:{id}"))
 }
 
-/// Without what a terminal would obey.
+/// Replaces control characters, which a terminal would interpret.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// Bytes by which a broker counts a record larger than its key, value and headers are: its batch's head and lengths.
+/// What a broker adds to the size of key, value and headers: the header of the batch and lengths. Unit: bytes.
 const RECORD_OVERHEAD_BYTES: usize = 1024;
 
-/// The command that lets the topic take the event, where there is one.
+/// The command after which the topic accepts the event, if there is one.
 fn fix(event: &Listed, record: &OwnedRecord, brokers: &str) -> Option<String> {
     let (topic, position) = (&event.topic, event.position);
     if event.state.resolved() || topic.is_empty() {
@@ -768,8 +768,8 @@ fn fix(event: &Listed, record: &OwnedRecord, brokers: &str) -> Option<String> {
     match event.error_code.as_deref()? {
         "too_large" => Some(format!(
             "kafka-configs.sh --bootstrap-server {brokers} --alter --entity-type topics --entity-name {topic} \
-             --add-config max.message.bytes={}; where payload.size_max sets the limit, raise that; then postrider \
-             parked retry {position}",
+             --add-config max.message.bytes={}; if payload.size_max sets the limit, raise it; then postrider parked \
+             retry {position}",
             record.size_bytes() + RECORD_OVERHEAD_BYTES
         )),
         "topic_missing" => Some(format!(
@@ -780,7 +780,7 @@ fn fix(event: &Listed, record: &OwnedRecord, brokers: &str) -> Option<String> {
     }
 }
 
-/// Everything that is known of one event. `brokers`: where the topics are.
+/// Everything about one event as text. `brokers`: the brokers of the topics, for the command that fixes the event.
 fn whole(event: &Listed, record: &OwnedRecord, payload: bool, brokers: &str) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
@@ -798,13 +798,13 @@ fn whole(event: &Listed, record: &OwnedRecord, payload: bool, brokers: &str) -> 
         ("why", event.error.clone()),
         ("fix", fix(event, record, brokers)),
         ("attempts", Some(event.attempts.to_string())),
-        ("next try", event.next_attempt_at.clone()),
+        ("next attempt", event.next_attempt_at.clone()),
         ("committed", event.commit_time.clone()),
         ("parked", event.parked_at.clone()),
         ("resolved", event.resolved_at.clone()),
         ("overtaken by", event.overtaken_by.map(|by| by.to_string())),
-        ("asked for", event.requested.as_ref().map(action)),
-        ("last word", event.acted.as_ref().map(|acted| last_word(acted, event.declined))),
+        ("requested", event.requested.as_ref().map(action)),
+        ("last request", event.acted.as_ref().map(|acted| last_request(acted, event.declined))),
         ("topic", Some(format!("{}{partition}", event.topic)).filter(|topic| !topic.is_empty())),
         ("timestamp", record.timestamp_ms.map(|ms| ms.to_string())),
         ("key", record.key.as_deref().map(bytes)),
@@ -820,9 +820,9 @@ fn whole(event: &Listed, record: &OwnedRecord, payload: bool, brokers: &str) -> 
     match (&record.value, payload) {
         (Some(value), true) => line("payload", &bytes(value)),
         (Some(value), false) => {
-            line("payload", &format!("{} bytes; --payload shows them", value.len()));
+            line("payload", &format!("{} bytes (--payload prints them)", value.len()));
         }
-        (None, _) if event.state.resolved() => line("payload", "not kept"),
+        (None, _) if event.state.resolved() => line("payload", "deleted since"),
         (None, _) => line("payload", "null"),
     }
     text.truncate(text.trim_end().len());
@@ -837,11 +837,11 @@ fn action(action: &Action) -> String {
     format!("{}{by}{at}{}", action.what, part(": ", &action.reason))
 }
 
-fn last_word(acted: &Action, declined: bool) -> String {
+fn last_request(acted: &Action, declined: bool) -> String {
     format!("{}{}", if declined { "declined: " } else { "" }, action(acted))
 }
 
-/// As text where it is text, else in base64.
+/// UTF-8 as text, other bytes in base64.
 fn bytes(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
@@ -849,7 +849,7 @@ fn bytes(bytes: &[u8]) -> String {
     }
 }
 
-/// One JSON object a line.
+/// The events as JSON, one object per line.
 fn lines(pipeline: &str, events: &[Listed]) -> String {
     let lines: Vec<String> =
         events.iter().map(|event| event_json(pipeline, event).to_string()).collect();
@@ -887,7 +887,7 @@ fn event_json(pipeline: &str, event: &Listed) -> Value {
     })
 }
 
-/// As [`whole`].
+/// Everything about one event as JSON.
 fn whole_json(pipeline: &str, event: &Listed, record: &OwnedRecord, payload: bool) -> Value {
     let mut value = event_json(pipeline, event);
     let header =
@@ -902,7 +902,7 @@ fn whole_json(pipeline: &str, event: &Listed, record: &OwnedRecord, payload: boo
     value
 }
 
-/// A string where it is text, else an object that says so.
+/// UTF-8 as a string, other bytes as an object with member `base64`.
 fn bytes_json(bytes: Option<&[u8]>) -> Value {
     match bytes.map(|bytes| (std::str::from_utf8(bytes), bytes)) {
         None => Value::Null,
@@ -911,24 +911,24 @@ fn bytes_json(bytes: Option<&[u8]>) -> Value {
     }
 }
 
-/// What a command did.
+/// The outcomes of a command as JSON.
 fn outcome(
     pipeline: &str,
     request: Request,
     dry_run: bool,
-    told: &[(Listed, String)],
+    outcomes: &[(Listed, String)],
     missing: &[String],
 ) -> Value {
-    let event = |(event, word): &(Listed, String)| {
+    let event = |(event, outcome): &(Listed, String)| {
         let mut value = event_json(pipeline, event);
-        value["outcome"] = json!(word);
+        value["outcome"] = json!(outcome);
         value
     };
     json!({
         "pipeline": pipeline,
         "action": request.name(),
         "dry_run": dry_run,
-        "events": told.iter().map(event).collect::<Vec<_>>(),
+        "events": outcomes.iter().map(event).collect::<Vec<_>>(),
         "not_parked": missing,
     })
 }
@@ -939,7 +939,7 @@ mod tests {
     use crate::parked::Request;
 
     #[test]
-    fn a_position_is_told_from_an_id_by_its_form() {
+    fn a_position_is_distinguished_from_an_id_by_its_form() {
         let parsed = id("16/B374D848:12").unwrap();
         assert!(matches!(parsed, Id::Position(Position { ordinal: 12, .. })));
         assert_eq!(parsed.to_string(), "16/B374D848:12");
@@ -960,7 +960,7 @@ mod tests {
         fuzzing::hammer(&fuzzing::lines("parked"), memory, |input| {
             let text = String::from_utf8_lossy(input);
             match id(&text).unwrap() {
-                // As it is printed it is read again.
+                // The printed form is read as the same position.
                 Id::Position(position) => {
                     assert!(
                         matches!(id(&position.to_string()), Ok(Id::Position(p)) if p == position)

@@ -1,7 +1,7 @@
-//! `postrider repair`: a slot that is gone is recreated, and what it won't bring is published from the table.
+//! `postrider repair`: recreates a lost slot, and publishes from the table the events that the new slot does not contain.
 //!
-//! Says first what is the matter and how it will be told what is unpublished. The publishing is the driver's, as in
-//! `postrider run`.
+//! The command prints the reason and the method of selection before it changes anything. The rows are published by the
+//! pipeline, as in `postrider run`.
 
 use super::Output;
 use super::error::{CliError, Exit};
@@ -20,26 +20,26 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::pin::pin;
 
-/// What the server knows our own session by.
+/// `application_name` of the session.
 const APPLICATION_NAME: &str = "postrider repair";
 
 /// `postrider repair`
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "Refused while another relay of the pipeline is live. Killed half way and run again, it goes on \
-                        where it was; so does postrider run. Exits 0 when the stream can start, 1 when it can and \
-                        rows had been deleted before they were published, have no id, or are parked since they have \
-                        the id of another event, 3 where a person must decide."
+    after_help = "Refused while another process of the pipeline is running. After an interruption, run it again, or \
+                        run postrider run: both continue where it stopped. Exits 0 if the stream can start; 1 if it \
+                        can, but rows were deleted before they were published, have no id, or were parked because \
+                        another event had their id; 3 if an operator must decide."
 )]
 pub struct RepairArgs {
-    /// Say what is the matter and what would be published; change nothing
+    /// Print the reason and the rows that would be published; change nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Repair also where the slot can be used: drop it, create it again, and publish from the table every row that is
-    /// not known to be published. For rows that the slot cannot bring, since the publication left them out
+    /// Repair even if the slot is usable: drop it, create it again, and publish from the table every row that is not
+    /// known to be published. For rows that are not in the slot because the publication left them out
     #[arg(long)]
     pub from_table: bool,
-    /// One JSON object a pipeline
+    /// Print JSON, one object per pipeline
     #[arg(long)]
     pub json: bool,
 }
@@ -65,8 +65,7 @@ async fn one(
     let name = spec.name().to_owned();
     let refused = |halt| CliError::Repair { pipeline: name.clone(), halt: Box::new(halt) };
     let control = Control::connect(&spec.conninfo, APPLICATION_NAME).await?;
-    let look = look(&spec, &control).await?.map_err(refused)?;
-    let Look { verdict, row, ledger } = look;
+    let Assessment { verdict, row, ledger } = assess(&spec, &control).await?.map_err(refused)?;
     if verdict == Verdict::Sound {
         let start = how_to_start(listen, &spec).await;
         let text = format!(
@@ -79,14 +78,14 @@ async fn one(
     }
     let relays = repair::relays(control.client(), &format!("postrider {}", spec.name())).await?;
     if let Some(pid) = relays.first() {
-        return Err(refused(repair::live(&format!("backend {pid} is its session"))));
+        return Err(refused(repair::live(&format!("it has the session of backend {pid}"))));
     }
     if args.dry_run {
         return dry_run(&spec, &control, args, &verdict, row.as_ref(), &ledger).await;
     }
     let conninfo = spec.conninfo.clone();
     if !args.json {
-        // Before anything is dropped: what will be published, and what cannot be.
+        // Printed before anything is dropped: what will be published, and what cannot be.
         let found = count(&spec, &control, &verdict, row.as_ref(), &ledger).await?;
         let text = found
             .map_or_else(|| of_verdict(&name, &verdict), |found| of_begin(&name, &verdict, &found));
@@ -110,17 +109,20 @@ async fn one(
     let left = Left { no_id, undecided };
     print(args, &of_row(&name, &row, left, &start), &json_of(&name, &row, left))?;
     let lost = row.unfinished() || row.rows_gone > 0 || no_id > 0 || undecided > 0;
-    Ok(if exit == Exit::Done && lost { Exit::NotWell } else { exit })
+    Ok(if exit == Exit::Done && lost { Exit::Problems } else { exit })
 }
 
-/// What a look at the database gave.
-struct Look {
+/// What the database shows before a repair.
+struct Assessment {
     verdict: Verdict,
     row: Option<Row>,
     ledger: Ledger,
 }
 
-async fn look(spec: &PipelineSpec, control: &Control) -> Result<Result<Look, Halt>, CliError> {
+async fn assess(
+    spec: &PipelineSpec,
+    control: &Control,
+) -> Result<Result<Assessment, Halt>, CliError> {
     if let Some(halt) = of_mode(spec) {
         return Ok(Err(halt));
     }
@@ -141,18 +143,18 @@ async fn look(spec: &PipelineSpec, control: &Control) -> Result<Result<Look, Hal
     };
     let ledger =
         repair::ledger(control.client(), spec.name(), row.as_ref(), spec.cursor_interval).await?;
-    Ok(Ok(Look { verdict, row, ledger }))
+    Ok(Ok(Assessment { verdict, row, ledger }))
 }
 
-/// Only a stream needs its slot repaired.
+/// The halt of a mode in which the command does not apply: only mode `wal` needs its slot repaired.
 fn of_mode(spec: &PipelineSpec) -> Option<Halt> {
     let (message, hint) = match spec.mode {
         Mode::Wal => return None,
         Mode::Poll => {
-            ("mode = \"poll\" has no slot", "start postrider run: what is unmarked is published")
+            ("mode = \"poll\" has no slot", "start postrider run: it publishes the unmarked rows")
         }
         Mode::Auto => (
-            "mode = \"auto\" repairs by itself: it polls while it recreates the slot",
+            "mode = \"auto\" repairs automatically: it polls while it recreates the slot",
             "start postrider run",
         ),
     };
@@ -164,7 +166,7 @@ fn of_mode(spec: &PipelineSpec) -> Option<Halt> {
     })
 }
 
-/// Counts what would be published, by what the server shows now.
+/// Prints what would be published, without changing anything.
 async fn dry_run(
     spec: &PipelineSpec,
     control: &Control,
@@ -180,14 +182,14 @@ async fn dry_run(
     print(args, &text, &json_of_dry_run(spec.name(), verdict, &found)).map(|()| Exit::Done)
 }
 
-/// What there is to publish, as the server shows it now; `None` without a table.
+/// Counts what there is to publish at present; `None` without a table.
 async fn count(
     spec: &PipelineSpec,
     control: &Control,
     verdict: &Verdict,
     row: Option<&Row>,
     ledger: &Ledger,
-) -> Result<Option<Found>, CliError> {
+) -> Result<Option<Preview>, CliError> {
     let refused = |halt| CliError::Repair { pipeline: spec.name().to_owned(), halt };
     let marks = spec.poll.mark_streamed;
     let Some(table) = pipeline::repair_table(spec, marks) else { return Ok(None) };
@@ -202,10 +204,10 @@ async fn count(
         (method.words(&table), survey)
     };
     let parked = repair::parked_aggregates(control.client(), spec.name()).await?;
-    Ok(Some(Found { listed, parked, method, survey }))
+    Ok(Some(Preview { listed, parked, method, survey }))
 }
 
-/// Lets the driver publish, until the list is at its end or somebody stops it.
+/// Runs the pipeline until all listed rows are published or a signal stops it.
 async fn publish(mut spec: PipelineSpec) -> Result<Exit, CliError> {
     let mut signals = Signals::listen().map_err(CliError::Runtime)?;
     spec.only_repair = true;
@@ -239,11 +241,9 @@ fn print(args: &RepairArgs, text: &str, value: &serde_json::Value) -> Result<(),
     if args.json { out.line(&value.to_string()) } else { out.line(text) }.map_err(CliError::Output)
 }
 
-// A repair in words, and as JSON.
-
-/// What a dry run has found.
-struct Found {
-    /// Rows on the list of a repair that was begun before.
+/// What a repair would publish.
+struct Preview {
+    /// Rows that an earlier, unfinished repair has listed.
     listed: u64,
     /// Aggregates with a parked event.
     parked: u64,
@@ -253,8 +253,8 @@ struct Found {
 
 fn why(verdict: &Verdict) -> &str {
     match verdict {
-        Verdict::Sound => "nothing is the matter",
-        Verdict::GoesOn => "a repair or backfill that was begun before goes on",
+        Verdict::Sound => "nothing to repair",
+        Verdict::GoesOn => "continues an unfinished repair or backfill",
         Verdict::NewSlot(why) => why,
     }
 }
@@ -263,13 +263,13 @@ fn of_verdict(pipeline: &str, verdict: &Verdict) -> String {
     format!("{pipeline}: {}", why(verdict))
 }
 
-/// What would be done.
-fn of_dry_run(pipeline: &str, verdict: &Verdict, found: &Found) -> String {
-    format!("{}\nnothing was changed", of_begin(pipeline, verdict, found))
+/// The text of a dry run.
+fn of_dry_run(pipeline: &str, verdict: &Verdict, found: &Preview) -> String {
+    format!("{}\nnothing was changed (--dry-run)", of_begin(pipeline, verdict, found))
 }
 
-/// The same before it is done.
-fn of_begin(pipeline: &str, verdict: &Verdict, found: &Found) -> String {
+/// The text before a repair: the reason, what is published, and how the rows are selected.
+fn of_begin(pipeline: &str, verdict: &Verdict, found: &Preview) -> String {
     let mut lines = vec![of_verdict(pipeline, verdict)];
     let survey = &found.survey;
     if *verdict == Verdict::GoesOn {
@@ -278,7 +278,7 @@ fn of_begin(pipeline: &str, verdict: &Verdict, found: &Found) -> String {
         return lines.join("\n");
     }
     if found.listed > 0 {
-        lines.push(format!("  listed     {} rows of the repair before", found.listed));
+        lines.push(format!("  listed     {} rows of an earlier repair", found.listed));
     }
     let ids = survey.ids.as_ref();
     let ids = ids.map_or_else(String::new, |(first, last)| format!(", ids {first} to {last}"));
@@ -292,7 +292,7 @@ fn of_begin(pipeline: &str, verdict: &Verdict, found: &Found) -> String {
     lines.extend(without_id(survey.without_id));
     if found.parked > 0 {
         let text = format!(
-            "{} aggregates have parked events: those stay parked, and their rows wait behind them",
+            "{} aggregates have parked events: those stay parked, and the rows of these aggregates wait behind them",
             found.parked
         );
         lines.push(folded("  parked     ", &text));
@@ -300,24 +300,24 @@ fn of_begin(pipeline: &str, verdict: &Verdict, found: &Found) -> String {
     lines.push(folded("  method     ", &found.method));
     lines.push(folded(
         "  then       ",
-        "a new slot, these rows, and the stream from where the slot begins",
+        "create a new slot, publish these rows, then stream from the start of the slot",
     ));
     lines.join("\n")
 }
 
 fn uncertain(rows: u64) -> Option<String> {
     let text = format!(
-        "{rows} of them were committed while the relay was at work, after what its cursor row knows to be resolved: \
-         they may be published a second time"
+        "{rows} of them were committed after the position of the cursor row, while the relay was still running: they \
+         may be published twice"
     );
     (rows > 0).then(|| folded("  uncertain  ", &text))
 }
 
-/// `are`: what was done with them, or will be.
+/// `are`: "are" after the repair, "will be" before.
 fn undecided(pipeline: &str, rows: u64, are: &str) -> Option<String> {
     let text = format!(
-        "{rows} rows have ids of events that were parked before, and may be those events: they {are} parked and not \
-         published. Publish them: postrider parked retry -p {pipeline} --error id_used_before --all. Leave them out: \
+        "{rows} rows have the id of an event that was parked earlier, and may be that event: they {are} parked and not \
+         published. To publish them: postrider parked retry -p {pipeline} --error id_used_before --all. To skip them: \
          postrider parked skip -p {pipeline} --error id_used_before --all"
     );
     (rows > 0).then(|| folded("  undecided  ", &text))
@@ -325,7 +325,7 @@ fn undecided(pipeline: &str, rows: u64, are: &str) -> Option<String> {
 
 fn without_id(rows: u64) -> Option<String> {
     let text = format!(
-        "{rows} rows have no id and are not published: rows are listed by their ids. Delete them and insert them again \
+        "{rows} rows have no id and are not published, because rows are listed by id. Delete them and insert them again \
          with an id, in one transaction: the stream publishes the new rows"
     );
     (rows > 0).then(|| folded("  no id      ", &text))
@@ -338,23 +338,23 @@ fn missing(ids: Option<u64>) -> Option<String> {
         }
         Some(0) => return None,
         Some(ids) => format!(
-            "{ids} ids have no row: rolled back, or deleted; what was deleted before it was published is lost, and \
-             can't be told apart"
+            "{ids} ids have no row: they were rolled back or deleted, which cannot be distinguished; an event whose row \
+             was deleted before it was published is lost"
         ),
     };
     Some(folded("  missing    ", &text))
 }
 
-/// Rows that a repair has not published, and a person has to see to.
+/// Numbers of rows that a repair did not publish and that need a decision.
 #[derive(Clone, Copy)]
 struct Left {
-    /// They have no id.
+    /// Rows without an id.
     no_id: u64,
-    /// They are parked: they have ids of events that were parked before.
+    /// Rows that were parked because an event with their id was parked earlier.
     undecided: u64,
 }
 
-/// What was done. `start`: what starts the pipeline now.
+/// The text after a repair. `start`: the instruction that starts the pipeline.
 fn of_row(pipeline: &str, row: &Row, left: Left, start: &str) -> String {
     let mut lines = vec![match row.state {
         State::Done => format!("{pipeline} is repaired; {start}"),
@@ -363,17 +363,17 @@ fn of_row(pipeline: &str, row: &Row, left: Left, start: &str) -> String {
         }
     }];
     lines.push(format!(
-        "  published  {} of {} rows, or parked behind their aggregate's parked event",
+        "  published  {} of {} rows; rows behind a parked event of their aggregate were parked and count too",
         row.rows_published, row.rows_total
     ));
     lines.extend(uncertain(row.rows_uncertain));
     lines.extend(undecided(pipeline, left.undecided, "are"));
     if row.rows_gone > 0 {
         let text = format!(
-            "{} rows were deleted after they were listed and before they were published: these events are lost",
+            "{} rows were deleted after they were listed and before they were published: their events are lost",
             row.rows_gone
         );
-        lines.push(folded("  gone       ", &text));
+        lines.push(folded("  deleted    ", &text));
     }
     lines.extend(missing(row.ids_missing));
     lines.extend(without_id(left.no_id));
@@ -402,7 +402,7 @@ fn json_of(pipeline: &str, row: &Row, left: Left) -> Value {
     })
 }
 
-fn json_of_dry_run(pipeline: &str, verdict: &Verdict, found: &Found) -> Value {
+fn json_of_dry_run(pipeline: &str, verdict: &Verdict, found: &Preview) -> Value {
     let survey = &found.survey;
     json!({
         "pipeline": pipeline,

@@ -1,6 +1,6 @@
-//! `postrider replay`: publishes again what a person names, and tells how it goes.
+//! `postrider replay`: publishes selected events again.
 //!
-//! Progress and warnings go to standard error, the last word to standard output.
+//! Progress and warnings go to standard error, the result to standard output.
 
 use super::Output;
 use super::bookmark::{session, size, the_one};
@@ -22,16 +22,16 @@ use std::io::{IsTerminal as _, Write as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// What the server knows the session by.
+/// `application_name` of the session.
 const APPLICATION_NAME: &str = "postrider replay";
 
-/// How far the process gives way, as `nice` counts.
+/// The `nice` value of the process.
 #[cfg(unix)]
 const NICENESS: i32 = 19;
 
 pub(super) async fn run(config: &Config, args: &ReplayArgs) -> Result<Exit, CliError> {
     let spec = the_one(config)?;
-    give_way();
+    lower_priority();
     let control = session(spec, APPLICATION_NAME).await?;
     let what = if let Some(name) = &args.resume {
         Prepared::Resume(Some(name.clone()).filter(|name| !name.is_empty()))
@@ -46,10 +46,10 @@ pub(super) async fn run(config: &Config, args: &ReplayArgs) -> Result<Exit, CliE
     let job = ReplayJob::prepare(Arc::new(spec.clone()), control, what).await?;
     let plan = job.plan().clone();
     let options = ReplayOptions { rate: args.rate, dry_run: args.dry_run };
-    Output::stderr().say(&plan_text(spec.name(), &plan, options));
-    let mut screen = Screen::new(std::io::stderr().is_terminal());
-    let ended = Box::pin(job.run(options, stop(), &mut |told| screen.tell(&told))).await;
-    screen.end();
+    Output::stderr().line_or_ignore(&plan_text(spec.name(), &plan, options));
+    let mut display = ProgressDisplay::new(std::io::stderr().is_terminal());
+    let ended = Box::pin(job.run(options, stop(), &mut |event| display.show(&event))).await;
+    display.end();
     let ended = match ended {
         Ok(ended) => ended,
         Err(error) if args.dry_run => return Err(error.into()),
@@ -63,19 +63,19 @@ pub(super) async fn run(config: &Config, args: &ReplayArgs) -> Result<Exit, CliE
         ended_text(&plan, options, &ended)
     };
     Output::stdout().line(&text).map_err(CliError::Output)?;
-    let well = ended.missing.is_empty() && ended.tally.refused == 0 && !ended.stopped;
-    Ok(if well { Exit::Done } else { Exit::NotWell })
+    let complete = ended.missing.is_empty() && ended.tally.refused == 0 && !ended.stopped;
+    Ok(if complete { Exit::Done } else { Exit::Problems })
 }
 
-/// Lets everything else of this host go first: a live stream beside it has the processor when it wants it.
-fn give_way() {
+/// Gives the process the lowest priority, so that it does not slow a pipeline that streams on the same host.
+fn lower_priority() {
     #[cfg(unix)]
     if let Err(error) = rustix::process::nice(NICENESS) {
-        tracing::debug!(%error, "the replay runs at the priority of the rest");
+        tracing::debug!(%error, "could not lower the priority of the process");
     }
 }
 
-/// What was asked for, with times as the server reads them.
+/// The request of the command line, with times parsed by the server.
 async fn request(
     control: &Control,
     args: &ReplayArgs,
@@ -109,7 +109,8 @@ async fn request(
     })
 }
 
-/// A point in time, or how long ago. Of a time that comes twice, the one with which more is replayed.
+/// A point in time, or how long ago. A local time that exists twice, at the end of daylight saving time, is read as the
+/// one with which more is replayed.
 async fn time(
     control: &Control,
     flag: &'static str,
@@ -125,7 +126,7 @@ async fn time(
     rows::time(control.client(), text, zone, flag == "--until").await?.ok_or_else(wrong)
 }
 
-/// `before-fix-20260301T040000`: where it begins, and the second of this host.
+/// The default name of a replay, such as `before-fix-20260301T040000.123`: its beginning, and the time.
 async fn default_name(request: &ReplayRequest, control: &Control) -> Result<String, CliError> {
     let what = match &request.from {
         From::Bookmark(name) => name.chars().take(40).collect(),
@@ -134,12 +135,12 @@ async fn default_name(request: &ReplayRequest, control: &Control) -> Result<Stri
         From::Anywhere => "events".to_owned(),
     };
     let at = rows::stamp(control.client()).await?;
-    // Two of one second have two names all the same.
-    let micros = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().subsec_millis();
-    Ok(format!("{what}-{at}.{micros:03}"))
+    // Milliseconds, so that two replays that begin in the same second have different names.
+    let millis = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().subsec_millis();
+    Ok(format!("{what}-{at}.{millis:03}"))
 }
 
-/// Ctrl-C, or SIGTERM.
+/// Waits for Ctrl-C or SIGTERM.
 async fn stop() {
     #[cfg(unix)]
     {
@@ -157,70 +158,68 @@ async fn stop() {
     }
 }
 
-// What can be typed behind `postrider replay`.
-
-/// Events a second, where nothing is said: a live stream beside it does not feel it.
+/// The default rate, which does not slow a pipeline that streams at the same time. Unit: events per second.
 const RATE: &str = "5000";
 
 /// `postrider replay`
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "A TIME is what PostgreSQL reads as one (2026-03-01T04:00:00Z), in source.time_zone or else UTC where \
-                  it names no zone, or how long ago (90m, 2d). It ends with what is committed when it begins, or at \
-                  --until. What was published is noted every second: after an interruption --resume goes on there. \
-                  Exits 1 where something that was asked for was not published."
+    after_help = "A TIME is a time that PostgreSQL can read (2026-03-01T04:00:00Z; without a zone in source.time_zone, \
+                  else UTC), or how long ago (90m, 2d). The replay ends with the events that were committed before it \
+                  began, or at --until. Its position is stored every second: after an interruption, --resume continues \
+                  from there. Exits 1 if a selected event was not published."
 )]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true)
     .args(["bookmark", "lsn", "since", "ids", "aggregate", "resume"]))]
 pub struct ReplayArgs {
-    /// What is committed since this bookmark
+    /// Events committed since this bookmark
     #[arg(long, value_name = "NAME", conflicts_with_all = ["lsn", "since"])]
     pub bookmark: Option<String>,
-    /// What commits at this position or later.
+    /// Events committed at this position or later.
     #[arg(
-        help = "What commits at this LSN or later; or from one event on, by its position: 0/1A2B3C8:5, or as header \
-                position has it"
+        help = "Events committed at this LSN or later; or from one event on, by its position (0/1A2B3C8:5) or the \
+                value of its header position"
     )]
     #[arg(long, value_name = "X/Y[:N]", value_parser = position, conflicts_with = "since")]
     pub lsn: Option<Position>,
-    /// The timeline that --lsn was seen on, to be refused on another
+    /// The timeline of --lsn; on another timeline the replay is refused
     #[arg(long, value_name = "N", requires = "lsn")]
     pub timeline: Option<u32>,
-    /// What was committed at this time or later
+    /// Events committed at this time or later
     #[arg(long, value_name = "TIME")]
     pub since: Option<String>,
-    /// Only what was committed before this time, or commits before this LSN
+    /// Only events committed before this time or LSN
     #[arg(long, value_name = "TIME|X/Y", conflicts_with = "resume")]
     pub until: Option<String>,
-    /// Only the event of this id; may be given more than once
+    /// Only the event with this id; can be given more than once
     #[arg(long = "id", id = "ids", value_name = "ID")]
     pub ids: Vec<String>,
     /// Only events of this aggregate
     #[arg(long, value_name = "TYPE:ID", value_parser = aggregate)]
     pub aggregate: Option<(String, String)>,
-    /// The topic [default: each event's own]
+    /// Publish to this topic [default: the topic of each event]
     #[arg(long, value_name = "TOPIC", conflicts_with = "resume")]
     pub to: Option<String>,
-    /// The most events a second; 0 is as fast as it goes
+    /// Events per second at most; 0: no limit
     #[arg(long, value_name = "N", default_value = RATE, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub rate: u32,
-    /// Only count: events, destinations, bytes, first and last position
+    /// Publish nothing; count events, destinations and bytes, and print the first and last position
     #[arg(long, conflicts_with = "resume")]
     pub dry_run: bool,
-    /// Go on with a replay that was interrupted [default: the only one]
+    /// Continue an interrupted replay [default: the only one]
     #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "")]
     #[arg(conflicts_with_all = ["bookmark", "lsn", "since", "ids", "aggregate", "name", "source", "include_parked"])]
     pub resume: Option<String>,
-    /// The replay's name, which header replay has [default: what it begins at, and the time]
+    /// The name of the replay, which each record has in header replay [default: its beginning and the time]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Where events are read from
+    /// What to read the events from
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub source: SourceArg,
     /// Also replay events of aggregates that have parked events; they are published before the parked ones
     #[arg(long)]
     pub include_parked: bool,
-    /// JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -228,12 +227,12 @@ pub struct ReplayArgs {
 /// `--source`
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
 pub enum SourceArg {
-    /// The log where a bookmark reaches back far enough, else the table
+    /// WAL if a bookmark is old enough, else the outbox table
     #[default]
     Auto,
-    /// The log, through a bookmark's slot: exact
+    /// WAL, through the slot of a bookmark: the events as they were committed
     Wal,
-    /// The rows that are in the outbox table
+    /// The rows of the outbox table
     Table,
 }
 
@@ -244,7 +243,7 @@ fn position(text: &str) -> Result<Position, String> {
     }
     let (lsn, ordinal) = text.split_once(':').unwrap_or((text, "0"));
     let commit_lsn: Lsn = lsn.parse().ok().ok_or(EXPECTED)?;
-    // Held in a signed column.
+    // The column is signed.
     let ordinal = ordinal.parse::<i64>().ok().and_then(|ordinal| u64::try_from(ordinal).ok());
     Ok(Position { commit_lsn, ordinal: ordinal.ok_or(EXPECTED)? })
 }
@@ -254,54 +253,52 @@ fn aggregate(text: &str) -> Result<(String, String), String> {
     Ok((kind.to_owned(), id.to_owned()))
 }
 
-// A replay as text and as JSON: what it is going to do, how it goes, what it did.
-
-/// Pause between two lines of progress where nobody looks at a terminal.
+/// Pause between two lines of progress without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Characters of the bar.
+/// Width of the progress bar. Unit: characters.
 const BAR: u64 = 24;
 
-/// What it is going to do.
+/// What the replay is going to do.
 fn plan_text(pipeline: &str, plan: &Plan, options: ReplayOptions) -> String {
     let from = match &plan.source {
         Source::Log { bookmark, from, until, .. } => format!(
-            "from the log, through bookmark {bookmark}: {from} to {until}, {} of WAL, in commit order",
+            "from WAL, through bookmark {bookmark}: {from} to {until}, {} of WAL, in commit order",
             size(until.bytes_since(from.commit_lsn))
         ),
         Source::Table { order, .. } => format!(
-            "from the outbox table, {order}, which need not be the order of the commits; without header position, as \
-             rows have none"
+            "from the outbox table, {order}, which may differ from commit order; without header position, which rows \
+             do not have"
         ),
     };
     let to = plan.request.to.as_ref();
-    let to = to.map_or("each event's own topic".to_owned(), |topic| format!("topic {topic}"));
+    let to = to.map_or("the topic of each event".to_owned(), |topic| format!("topic {topic}"));
     if options.dry_run {
         return format!("dry run of pipeline {pipeline}, {from}; to {to}");
     }
     let rate = match options.rate {
-        0 => "as fast as it goes".to_owned(),
-        rate => format!("at most {rate} events a second"),
+        0 => "without a rate limit".to_owned(),
+        rate => format!("at most {rate} events per second"),
     };
     format!("replay {} of pipeline {pipeline}, {from}; to {to}, {rate}", plan.name)
 }
 
-/// Standard error while it runs.
-struct Screen {
+/// The progress on standard error.
+struct ProgressDisplay {
     terminal: bool,
     line_at: Option<Instant>,
-    /// A line without its end stands there.
+    /// The cursor is at the end of a progress line that the next one replaces.
     open: bool,
     down: Option<String>,
 }
 
-impl Screen {
+impl ProgressDisplay {
     fn new(terminal: bool) -> Self {
         Self { terminal, line_at: None, open: false, down: None }
     }
 
-    fn tell(&mut self, told: &ReplayUpdate<'_>) {
-        match told {
+    fn show(&mut self, event: &ReplayUpdate<'_>) {
+        match event {
             ReplayUpdate::Progress(moment) => self.progress(moment),
             ReplayUpdate::Down(reason, hint) => {
                 let hint = hint.map_or_else(String::new, |hint| format!("\n  hint: {hint}"));
@@ -313,7 +310,7 @@ impl Screen {
             }
             ReplayUpdate::Up => {
                 if self.down.take().is_some() {
-                    self.whole("it goes on");
+                    self.whole("continuing");
                 }
             }
         }
@@ -321,7 +318,7 @@ impl Screen {
 
     fn progress(&mut self, moment: &ReplayProgress<'_>) {
         if self.terminal {
-            // To the beginning of the line, and clear what is behind.
+            // Moves to the beginning of the line and clears it.
             Self::write(&format!("\r{}\x1b[K", line(moment, true)));
             self.open = true;
             return;
@@ -339,7 +336,7 @@ impl Screen {
         Self::write(&format!("{text}\n"));
     }
 
-    /// The line that stands there is left as it is.
+    /// Ends a progress line, which stays on the screen.
     fn end(&mut self) {
         if std::mem::take(&mut self.open) {
             Self::write("\n");
@@ -348,7 +345,7 @@ impl Screen {
 
     fn write(text: &str) {
         let mut out = std::io::stderr().lock();
-        // There is nobody left to tell that it failed.
+        // There is no stream on which a failure to write could be reported.
         out.write_all(text.as_bytes()).and_then(|()| out.flush()).unwrap_or_default();
     }
 }
@@ -388,7 +385,7 @@ fn permille(from: Lsn, at: Lsn, until: Lsn) -> u64 {
     u64::try_from(done * 1000 / all).unwrap_or(1000).min(1000)
 }
 
-/// Time left, by the WAL that was read.
+/// Estimates the time left from the WAL that was read.
 fn left(elapsed: Duration, permille: u64) -> Option<Duration> {
     let done = u32::try_from(permille).ok().filter(|done| *done >= 5)?;
     Some(elapsed * (1000 - done) / done)
@@ -399,7 +396,7 @@ fn clock(time: Duration) -> String {
     format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
-/// The last word.
+/// The result as text.
 fn ended_text(plan: &Plan, options: ReplayOptions, ended: &Ended) -> String {
     let tally = &ended.tally;
     let mut text = String::new();
@@ -409,10 +406,10 @@ fn ended_text(plan: &Plan, options: ReplayOptions, ended: &Ended) -> String {
         write!(text, "{} {events} would be published, {}", tally.sent, size(tally.bytes))
             .unwrap_or_default();
     } else {
-        let how = if ended.stopped { "stopped" } else { "done" };
+        let how = if ended.stopped { "stopped" } else { "complete" };
         write!(
             text,
-            "replay {} is {how}: {} events published, in this run {} ({}) in {seconds:.1} s, {}/s",
+            "replay {} {how}: {} events published; in this run {} ({}) in {seconds:.1} s, {}/s",
             plan.name,
             tally.published,
             tally.sent,
@@ -430,8 +427,8 @@ fn ended_text(plan: &Plan, options: ReplayOptions, ended: &Ended) -> String {
     if tally.straddling > 0 {
         write!(
             text,
-            "\n  {} transactions had begun before the position that was asked for, and committed behind it: a \
-             transaction is replayed whole",
+            "\n  {} transactions began before the requested position and committed after it: a transaction is replayed \
+             as a whole",
             tally.straddling
         )
         .unwrap_or_default();
@@ -444,25 +441,25 @@ fn ended_text(plan: &Plan, options: ReplayOptions, ended: &Ended) -> String {
         }
         if tally.refusals.iter().any(|refused| refused.why.contains("parked")) {
             text.push_str(
-                "\n  hint: look at them by postrider parked list, or publish all the same by --include-parked",
+                "\n  hint: list them with postrider parked list, or publish them nevertheless with --include-parked",
             );
         }
     }
     if !ended.missing.is_empty() {
         let ids: Vec<String> = ended.missing.iter().map(|id| printable(id)).collect();
         let other = match &plan.source {
-            Source::Log { .. } => "; the rows that are in the table: --source table",
+            Source::Log { .. } => "; to search the outbox table: --source table",
             Source::Table { .. } => "",
         };
         write!(text, "\n  not found: {}{other}", ids.join(", ")).unwrap_or_default();
     }
     if ended.stopped {
-        write!(text, "\n  go on: postrider replay --resume {}", plan.name).unwrap_or_default();
+        write!(text, "\n  resume: postrider replay --resume {}", plan.name).unwrap_or_default();
     }
     text
 }
 
-/// The same for programs.
+/// The result as JSON.
 fn json(pipeline: &str, plan: &Plan, options: ReplayOptions, ended: &Ended) -> Value {
     let tally = &ended.tally;
     let (source, bookmark, from, until) = match &plan.source {
@@ -497,7 +494,7 @@ fn json(pipeline: &str, plan: &Plan, options: ReplayOptions, ended: &Ended) -> V
     })
 }
 
-/// Without what a terminal would obey.
+/// Replaces control characters, which a terminal would interpret.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
@@ -516,20 +513,15 @@ mod tests {
             assert!(position(text).is_err(), "{text}");
         }
     }
-}
-
-#[cfg(test)]
-mod print_tests {
-    use super::*;
 
     #[test]
-    fn the_bar_goes_by_the_log_and_says_what_is_left() {
+    fn the_bar_follows_the_wal_and_shows_the_time_left() {
         let lsn = |at: u64| Lsn::from_wire(at);
         assert_eq!(permille(lsn(100), lsn(150), lsn(200)), 500);
         assert_eq!(permille(lsn(100), lsn(100), lsn(100)), 0);
         let second = Duration::from_secs(1);
         assert_eq!(left(second * 30, 250), Some(second * 90));
-        assert_eq!(left(second * 30, 1), None, "too early to tell");
+        assert_eq!(left(second * 30, 1), None, "too early for an estimate");
         assert_eq!(clock(second * 3725), "01:02:05");
         let mut tally = crate::replay::Tally::default();
         tally.sent = 5000;

@@ -1,9 +1,9 @@
-//! `postrider run`: all pipelines, the admin endpoint and the signals, until told to stop.
+//! `postrider run`: runs all pipelines and the admin endpoint until a signal stops the process.
 
 use super::args::RunArgs;
 use super::error::{CliError, Exit};
-use super::status::glance;
-use crate::admin::{Admin, AdminView, CONNECTIONS_MAX};
+use super::status::running_pipelines;
+use crate::admin::{Admin, CONNECTIONS_MAX, View};
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::pipeline::{self, PipelineSpec, Service, Stop, StopHandle};
@@ -45,27 +45,28 @@ pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError
     }
 }
 
-/// Takes the address. Where a Postrider has it, says which: it may be one that halted, and was left running.
+/// Listens on the address. If another Postrider occupies it, the error names its pipelines: a process whose pipelines
+/// have halted keeps its port.
 async fn bind(address: SocketAddr) -> Result<Admin, CliError> {
     let error = match Admin::bind(address).await {
         Ok(admin) => return Ok(admin),
         Err(error) => error,
     };
-    let seen = glance(address).await;
-    if seen.is_empty() || !error.is_in_use() {
+    let running = running_pipelines(address).await;
+    if running.is_empty() || !error.is_in_use() {
         return Err(error.into());
     }
-    let pipelines = seen.into_iter().map(|seen| match seen.halted {
-        Some(code) => format!("pipeline \"{}\", halted with {code}", seen.pipeline),
-        None => format!("pipeline \"{}\"", seen.pipeline),
+    let pipelines = running.into_iter().map(|other| match other.halted {
+        Some(code) => format!("pipeline \"{}\", halted with {code}", other.pipeline),
+        None => format!("pipeline \"{}\"", other.pipeline),
     });
     Err(CliError::Occupied { address, pipelines: pipelines.collect() })
 }
 
-/// What never ends by itself and never ends the process.
+/// The result of a task that runs as long as the process.
 enum Never {}
 
-/// The endpoint and the signals.
+/// Serves the endpoint and handles the signals.
 async fn aside(
     admin: Option<Admin>,
     view: AdminView,
@@ -84,8 +85,8 @@ async fn aside(
             tracing::warn!(
                 event = "hangup_ignored",
                 signal = "SIGHUP",
-                hint = "restart the process to have it read its configuration again",
-                "received SIGHUP: reloading the configuration is not supported yet, nothing changes"
+                hint = "restart the process to apply a changed configuration",
+                "received SIGHUP and ignored it: the configuration cannot be reloaded in a running process"
             );
         }
     };
@@ -118,7 +119,7 @@ async fn pipelines_end(
     while let Some((pipeline, exit)) = service.next_exit().await {
         let stop = ends.count(&exit, fail_fast);
         left = left.saturating_sub(1);
-        // The pipeline has told its own end, unless it was a panic.
+        // The pipeline has logged its own end, unless it ended by a panic.
         if let pipeline::PipelineExit::Bug = exit {
             tracing::error!(event = "bug", pipeline, "ended by a bug in Postrider");
         }
@@ -131,7 +132,8 @@ async fn pipelines_end(
         tracing::warn!(
             event = "all_halted",
             hint = "postrider status shows why; fix it, then restart the process",
-            "every pipeline has halted: the process keeps answering until it is stopped (--fail-fast exits instead)"
+            "every pipeline has halted; the process stays up and answers on admin.listen until it is stopped \
+             (--fail-fast exits instead)"
         );
         stop.drain().await;
     }
@@ -148,8 +150,8 @@ struct Ends {
 }
 
 impl Ends {
-    /// Counts one; whether the others are to stop because of it. A halt is the pipeline's own affair, unless asked
-    /// otherwise; after a bug the process is started anew, since nothing else brings that pipeline back.
+    /// Counts an end, and returns whether it stops the other pipelines. A halt stops them only with `fail_fast`. A bug
+    /// always does: only a restart of the process starts that pipeline again.
     fn count(&mut self, exit: &pipeline::PipelineExit, fail_fast: bool) -> bool {
         let first = self.bugs == 0 && !self.failed_fast;
         match exit {
@@ -169,8 +171,8 @@ impl Ends {
         }
     }
 
-    /// Whether the process goes on answering after the last pipeline: nobody asked for its end, and its answers have
-    /// the reasons.
+    /// Whether the process stays up after its last pipeline has ended, so that the endpoint can answer with the reasons
+    /// of the halts.
     fn stays_up(&self) -> bool {
         self.halted > 0 && self.bugs == 0 && !self.failed_fast
     }
@@ -218,7 +220,7 @@ impl Signals {
         })
     }
 
-    /// Waits for the next one, and gives its name.
+    /// Waits for the next signal and returns its name.
     #[cfg(unix)]
     pub(super) async fn next(&mut self) -> &'static str {
         tokio::select! {
@@ -241,8 +243,8 @@ impl Signals {
     }
 }
 
-/// SIGHUP, which a terminal sends that closes, and service managers for a reload. By default it ends a process, and
-/// nothing that is in flight would be waited for.
+/// SIGHUP, which a closing terminal sends, and service managers send for a reload. Its default action would end the
+/// process without waiting for the events in flight.
 struct Hangup {
     #[cfg(unix)]
     signal: tokio::signal::unix::Signal,
@@ -274,25 +276,23 @@ impl Hangup {
     }
 }
 
-// How many descriptors the process may open, and how they are shared out.
-//
-// A process that has used up its descriptors can't connect to its database again. So the soft limit is raised to the
-// hard one, and the admin endpoint, which strangers may connect to, gets only what the pipelines leave.
+// File descriptors. A process that has used up its descriptors cannot reconnect to its database. So the soft limit is
+// raised to the hard limit, and the admin endpoint, to which anyone may connect, gets only what the pipelines leave.
 
-/// Descriptors of the process itself: the runtimes' own, standard streams, the listener, files that are read.
+/// Descriptors of the process itself: those of the runtimes, standard streams, the listener, files.
 const OF_THE_PROCESS: u64 = 64;
 
-/// Descriptors of one pipeline: its sessions in the database, and for each of up to four producers of librdkafka a
-/// socket and a pipe for each broker of a cluster of some ten.
+/// Descriptors of one pipeline: its sessions in the database, and a socket and a pipe for each broker (some ten of them)
+/// for each of up to four producers of librdkafka.
 const OF_A_PIPELINE: u64 = 160;
 
-/// The soft limit is raised to the hard one, and not above this: more is never needed.
+/// The highest soft limit that is set. More is never needed.
 const RAISED_MAX: u64 = 65_536;
 
-/// Connections that the endpoint has in the smallest process: one scrape, and one person who looks.
+/// Connections that the endpoint always has: one for a scrape, and one for an operator.
 const CONNECTIONS_MIN: u64 = 2;
 
-/// Raises the limit, and gives the number of connections that the admin endpoint may have open beside `pipelines`.
+/// Raises the limit, and returns the number of connections that the admin endpoint may have open beside `pipelines`.
 pub(super) fn prepare(pipelines: usize) -> usize {
     let Some(limit) = raised() else { return CONNECTIONS_MAX };
     let (connections, needed) = shared_out(limit, pipelines);
@@ -302,22 +302,23 @@ pub(super) fn prepare(pipelines: usize) -> usize {
             limit,
             needed,
             connections,
-            hint = "allow more: LimitNOFILE= of the systemd unit, ulimit -n of a shell, ulimits of a container",
-            "the process may open {limit} descriptors, {needed} may be needed; the admin endpoint takes {connections} \
-             connections at a time"
+            hint = "raise the limit: LimitNOFILE= of the systemd unit, ulimit -n of a shell, ulimits of a container",
+            "the process may open {limit} file descriptors and may need {needed}; the admin endpoint is limited to \
+             {connections} connections"
         );
     }
     usize::try_from(connections).unwrap_or(CONNECTIONS_MAX)
 }
 
-/// The endpoint's connections where the process may open `limit` descriptors, and what everything together may need.
+/// For a process that may open `limit` descriptors: the endpoint's connections, and the descriptors that everything
+/// together may need.
 fn shared_out(limit: u64, pipelines: usize) -> (u64, u64) {
     let most = CONNECTIONS_MAX as u64;
     let reserve = OF_THE_PROCESS + OF_A_PIPELINE * pipelines as u64;
     (limit.saturating_sub(reserve).clamp(CONNECTIONS_MIN, most), reserve + most)
 }
 
-/// The limit as it is after it was raised; `None` where there is none.
+/// Raises the limit and returns it; `None` if there is no limit.
 #[cfg(unix)]
 fn raised() -> Option<u64> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -330,7 +331,7 @@ fn raised() -> Option<u64> {
     let raised = Rlimit { current: Some(wanted), maximum: before.maximum };
     match setrlimit(Resource::Nofile, raised) {
         Ok(()) => Some(wanted),
-        // A sandbox may forbid it. What is allowed is enough, or `descriptors_low` is logged.
+        // A sandbox may forbid it. If the present limit is too low, `descriptors_low` is logged.
         Err(_refused) => Some(soft),
     }
 }
@@ -373,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn the_process_stays_up_when_all_have_halted_unless_told_otherwise() {
+    fn the_process_stays_up_when_all_have_halted_unless_fail_fast_is_set() {
         use pipeline::PipelineExit::{Bug, Stopped};
         let stays_up = |ends: &[pipeline::PipelineExit], fail_fast| {
             let mut counted = Ends::default();
@@ -389,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_stopped_once_by_a_bug_or_when_asked_to_fail_fast() {
+    fn others_are_stopped_once_by_a_bug_or_by_the_first_halt_with_fail_fast() {
         let mut ends = Ends::default();
         assert!(!ends.count(&halted(), false));
         assert!(ends.count(&pipeline::PipelineExit::Bug, false));
@@ -398,11 +399,6 @@ mod tests {
         assert!(ends.count(&halted(), true));
         assert!(!ends.count(&halted(), true));
     }
-}
-
-#[cfg(test)]
-mod descriptors_tests {
-    use super::*;
 
     #[test]
     fn the_endpoint_gets_what_the_pipelines_leave() {

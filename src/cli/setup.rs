@@ -1,4 +1,4 @@
-//! `postrider setup`: tells what is missing in the database and makes it, or prints the SQL; `--undo` the other way.
+//! `postrider setup`: creates what is missing in the database, or prints the SQL; `--undo` drops it.
 
 use super::Output;
 use super::args::SetupArgs;
@@ -9,7 +9,7 @@ use crate::error::{Halt, HaltReason};
 use crate::finding::{Finding, Severity};
 use crate::outbox::Layout;
 use crate::pipeline::{Mode, PipelineSpec, repair_table};
-use crate::postgres::control::{Ask, Ask as Look, Control};
+use crate::postgres::control::{Ask, Control};
 use crate::postgres::ownership::Acting;
 use crate::postgres::poll::claim::Table;
 use crate::postgres::repair::{self, Kind, Selection, Told};
@@ -25,7 +25,7 @@ use std::collections::BTreeSet;
 use std::io::{self, BufRead as _, IsTerminal as _};
 use std::net::SocketAddr;
 
-/// What the server knows the sessions by.
+/// `application_name` of the sessions.
 const APPLICATION_NAME: &str = "postrider setup";
 
 pub(super) async fn run(config: &Config, args: &SetupArgs, env: Env<'_>) -> Result<Exit, CliError> {
@@ -68,7 +68,7 @@ async fn one(
     }
     let sql = args.create_table.then_some(spec.names.table.as_ref()).flatten();
     let sql = sql.map(|table| for_table(spec.outbox.layout, &table.name));
-    // A DBA who reads the SQL runs it as somebody else: then the relay's role needs its rights.
+    // Printed SQL is run by a DBA, not by the relay's role, so it must grant that role its rights.
     let other = args.print_sql || conninfo.user() != spec.conninfo.user();
     let role = other.then(|| spec.conninfo.user());
     let absent = match role {
@@ -95,7 +95,7 @@ async fn one(
         rights: held.as_ref(),
     };
     if args.print_sql {
-        // Whoever reads the SQL can make the role first.
+        // The DBA can create the role first: the text begins with its SQL.
         options.role_missing = false;
         let plan = setup::plan(&control.facts(&ask).await?, &options);
         let plan = plan.map_err(SetupError::from)?;
@@ -103,10 +103,10 @@ async fn one(
         let text = printed(spec.name(), &plan, absent, &options, left);
         return Output::stdout().line(text.trim_end()).map_err(CliError::Output);
     }
-    make(spec, listen, args, conninfo, (&control, options, selection)).await
+    create(spec, listen, args, conninfo, (&control, options, selection)).await
 }
 
-/// What is asked of the catalog, and with whose rights.
+/// The query of the catalog, with the rights of the login.
 fn ask<'a>(
     spec: &'a PipelineSpec,
     conninfo: &Conninfo,
@@ -121,8 +121,8 @@ fn ask<'a>(
     Ask { acting, ..spec.ask(&None, columns) }
 }
 
-/// Takes schema `postrider` from whoever could run code with this login's rights, where that is so. Before all else:
-/// nothing of it is read until then.
+/// Corrects the ownership of schema `postrider` if another role could run code with the rights of this login. Done before
+/// anything else, because nothing in the schema may be read until then.
 async fn own(
     spec: &PipelineSpec,
     control: &Control,
@@ -148,8 +148,8 @@ async fn own(
     let plan = setup::plan(&control.facts(ask).await?, &options).map_err(SetupError::from)?;
     let mut out = Output::stdout();
     out.line(&of_plan(spec.name(), &plan)).map_err(CliError::Output)?;
-    // It waits for no transaction, so there is nothing to watch.
-    let done = setup::apply(control, control, ask, &options, &mut tell(spec.name())).await;
+    // These steps wait for no transaction, so a second session that watches the blockers is not needed.
+    let done = setup::apply(control, control, ask, &options, &mut log_progress(spec.name())).await;
     let text = match &done {
         Ok(done) => of_done(done),
         Err(SetupError::Refused(partial)) => of_partial(partial),
@@ -174,7 +174,7 @@ fn command(pipeline: &str, args: &SetupArgs) -> String {
     line
 }
 
-/// The plan as SQL, with what is to be known before it.
+/// The plan as SQL, preceded by comments on what must be known first.
 fn printed(
     pipeline: &str,
     plan: &SetupPlan,
@@ -185,19 +185,19 @@ fn printed(
     let kind = options.rights.map_or_else(ServerKind::default, |rights| rights.kind);
     let first = absent.map_or_else(String::new, |role| {
         let sql = setup::role_sql(role, options.polls, kind);
-        format!("-- First, since the role does not exist: {sql}\n")
+        format!("-- The role does not exist; create it first: {sql}\n")
     });
     let left = left.map_or_else(String::new, |rows| {
         format!(
-            "-- Not streamed, since they are there before the slot: {rows}.\n-- postrider setup --backfill makes the \
-             slot with a list of them.\n"
+            "-- Not streamed, because they were inserted before the slot: {rows}.\n-- postrider setup --backfill \
+             creates the slot and lists these rows for publishing.\n"
         )
     });
     format!("-- Pipeline {pipeline}\n{first}{left}{plan}")
 }
 
-/// Makes what is missing, and says what was done.
-async fn make(
+/// Creates what is missing and prints what was done.
+async fn create(
     spec: &PipelineSpec,
     listen: Option<SocketAddr>,
     args: &SetupArgs,
@@ -213,12 +213,12 @@ async fn make(
         None => left_out(spec, control, &plan).await?,
         Some(_) => None,
     };
-    // The plan first: the question is about a step of it.
+    // The plan is printed first, because the question is about one of its steps.
     if left.is_some() {
         out.line(&of_plan(spec.name(), &plan)).map_err(CliError::Output)?;
     }
     let is_shown = left.is_some();
-    if let Some(which) = left.as_deref().map(asked).transpose()?.flatten() {
+    if let Some(which) = left.as_deref().map(ask_backfill).transpose()?.flatten() {
         (selection, left) = (wanted(Some(which)), None);
         options.backfill = selection.is_some();
         plan = setup::plan(&facts, &options).map_err(SetupError::from)?;
@@ -228,7 +228,7 @@ async fn make(
         out.line(&of_plan(spec.name(), &plan)).map_err(CliError::Output)?;
     }
     let watch = Control::connect(conninfo, APPLICATION_NAME).await?;
-    let done = setup::apply(control, &watch, &ask, &options, &mut tell(spec.name())).await;
+    let done = setup::apply(control, &watch, &ask, &options, &mut log_progress(spec.name())).await;
     let done = match done {
         Ok(done) => done,
         Err(error) => {
@@ -241,19 +241,20 @@ async fn make(
     let mut lines = Vec::new();
     lines.extend(Some(of_done(&done)).filter(|text| !text.is_empty()));
     if let Some(selection) = selection {
-        let made = make_backfill(spec, conninfo, control, &ask, selection).await;
-        if made.is_err() {
+        let created = create_backfill(spec, conninfo, control, &ask, selection).await;
+        if created.is_err() {
             out.line(&std::mem::take(&mut lines).join("\n")).map_err(CliError::Output)?;
         }
         let other = options.role.is_some();
-        lines.extend(made.map_err(|error| denied(error, spec.name(), selection, other))?);
+        lines.extend(created.map_err(|error| denied(error, spec.name(), selection, other))?);
     }
     lines.extend(left.map(|rows| notice(spec.name(), &rows)));
-    lines.extend(make_topics(spec, topics).await);
+    lines.extend(create_topics(spec, topics).await);
     let created = done.steps.iter().any(|step| step.kind == StepKind::Table);
     if let Some(table) = spec.names.table.as_ref().filter(|_| created) {
         lines.push(
-            "The application's role needs the right to insert; APPLICATION is its name:".to_owned(),
+            "Grant the application's role (here APPLICATION) the right to insert events:"
+                .to_owned(),
         );
         let grants = setup::insert_grants(control, table).await?;
         lines.extend(grants.into_iter().map(|sql| format!("sql  {sql}")));
@@ -263,7 +264,7 @@ async fn make(
     out.line(&lines.join("\n")).map_err(CliError::Output)
 }
 
-/// The topics that `sink.create_topics` makes and that are known before the first event.
+/// The topics that `sink.create_topics` creates and whose names do not depend on an event.
 fn known_topics(spec: &PipelineSpec) -> Vec<String> {
     match &spec.sink {
         SinkSpec::Kafka(kafka) => {
@@ -273,32 +274,32 @@ fn known_topics(spec: &PipelineSpec) -> Vec<String> {
     }
 }
 
-/// Makes them, in so far as they do not exist; a line for each. The pipeline is set up without them too: the running
-/// process tries again.
-async fn make_topics(spec: &PipelineSpec, topics: Vec<String>) -> Vec<String> {
+/// Creates the topics that do not exist, and returns a line for each. A failure does not end `setup`, because the running
+/// process creates them too.
+async fn create_topics(spec: &PipelineSpec, topics: Vec<String>) -> Vec<String> {
     if topics.is_empty() {
         return Vec::new();
     }
     let sink = spec.sink.clone();
-    let made = tokio::task::spawn_blocking(move || sink::create_topics(&sink, &topics)).await;
-    // It does not panic, and nobody aborts it.
+    let created = tokio::task::spawn_blocking(move || sink::create_topics(&sink, &topics)).await;
+    // The task does not panic and is not aborted.
     let line = |finding: Finding| match finding.severity {
         Severity::Ok => format!("done           {}", finding.what),
         Severity::Info | Severity::Warning | Severity::Error => {
             format!("not done       {}; {}", finding.what, finding.why)
         }
     };
-    made.unwrap_or_default().into_iter().map(line).collect()
+    created.unwrap_or_default().into_iter().map(line).collect()
 }
 
-/// Logs the steps, and each waiting for a transaction once.
-fn tell(pipeline: &str) -> impl FnMut(Progress<'_>) + Send {
-    let mut told = BTreeSet::new();
+/// Logs the steps, and each transaction that a step waits for once.
+fn log_progress(pipeline: &str) -> impl FnMut(Progress<'_>) + Send {
+    let mut logged = BTreeSet::new();
     move |progress| match progress {
         Progress::Begin(step) => tracing::debug!(pipeline, "{}", step.title),
         Progress::Done(step) => tracing::debug!(pipeline, "done: {}", step.title),
         Progress::Waiting(blockers) => {
-            for blocker in blockers.iter().filter(|blocker| told.insert(blocker.xid.clone())) {
+            for blocker in blockers.iter().filter(|blocker| logged.insert(blocker.xid.clone())) {
                 tracing::warn!(
                     pipeline,
                     xid = blocker.xid,
@@ -306,41 +307,38 @@ fn tell(pipeline: &str) -> impl FnMut(Progress<'_>) + Send {
                     name = blocker.name,
                     state = blocker.state,
                     seconds = blocker.seconds.round(),
-                    "creating the slot waits for a transaction that was already running; it continues automatically \
-                     when that ends"
+                    "waiting for a transaction that was running before the slot; setup continues when it ends"
                 );
             }
         }
     }
 }
 
-/// The layout's SQL makes the layout's columns, and no others.
+/// An error if the layout's SQL cannot create the table: it creates only the layout's own columns.
 fn can_create_table(pipeline: &PipelineConfig) -> Result<(), CliError> {
     let outbox = &pipeline.outbox;
     let plain = outbox.columns.is_empty() && outbox.extra.is_empty();
     match (&outbox.table, plain) {
         (None, _) => Err(CliError::CreateTable {
             pipeline: pipeline.name.clone(),
-            why: "takes logical messages alone: there is no table to create",
+            why: "publishes only logical messages: there is no table to create",
         }),
         (Some(_), false) => Err(CliError::CreateTable {
             pipeline: pipeline.name.clone(),
-            why: "has columns of its own in outbox.columns or outbox.extra: create its table by hand",
+            why: "maps columns in outbox.columns or outbox.extra: create its table with your own SQL",
         }),
         (Some(_), true) => Ok(()),
     }
 }
 
-// `postrider setup --backfill`: which rows that are there already go before the stream.
-
-/// `--backfill`
+/// `--backfill`: which existing rows are published before the stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Backfill {
-    /// None of them: what commits from the slot on is published
+    /// No existing row: only events committed after the slot was created are published
     None,
-    /// Those without their layout's mark of success; where published rows are deleted, all
+    /// Rows that their layout does not mark as published; every row if published rows are deleted
     Unpublished,
-    /// All of them
+    /// Every existing row
     All,
 }
 
@@ -354,12 +352,12 @@ impl Backfill {
     }
 }
 
-/// Whether rows are to be listed at all.
+/// The rows to list; `None` for no rows.
 fn wanted(backfill: Option<Backfill>) -> Option<Selection> {
     backfill.and_then(Backfill::selection)
 }
 
-/// Rows that are in the table when the first slot is about to be made: the stream does not bring them.
+/// The rows that are in the table before the first slot is created, and which are therefore not in the stream.
 async fn left_out(
     spec: &PipelineSpec,
     control: &Control,
@@ -379,12 +377,12 @@ async fn left_out(
             Some(format!("more than {} rows of {table}", setup::ROWS_COUNTED_MAX))
         }
         Some(rows) => Some(format!("{rows} rows of {table}")),
-        None => Some(format!("rows of {table}, if there are any: they could not be counted")),
+        None => Some(format!("rows of {table}, if any (they could not be counted)")),
     })
 }
 
-/// Asks a person at a terminal which of these rows go before the stream; `None` where there is nobody to ask.
-fn asked(rows: &str) -> Result<Option<Backfill>, CliError> {
+/// Asks at the terminal which of these rows are published before the stream; `None` without a terminal.
+fn ask_backfill(rows: &str) -> Result<Option<Backfill>, CliError> {
     let input = io::stdin();
     if !input.is_terminal() {
         return Ok(None);
@@ -392,16 +390,18 @@ fn asked(rows: &str) -> Result<Option<Backfill>, CliError> {
     let names: Vec<_> =
         Backfill::value_variants().iter().filter_map(ValueEnum::to_possible_value).collect();
     let names: Vec<&str> = names.iter().map(clap::builder::PossibleValue::get_name).collect();
-    Output::stderr().say(&format!(
-        "The table has {rows} from before the slot; streaming will not publish them, and once the slot exists it is \
-         too late to publish them first.\n  \
+    Output::stderr().line_or_ignore(&format!(
+        "The table has {rows} from before the slot. Streaming does not publish them, and they can only be published \
+         first if this is decided before the slot exists.\n  \
          none         publish none of them (the default)\n  \
-         unpublished  publish those without their layout's mark; where published rows are deleted, all\n  \
-         all          publish all of them"
+         unpublished  publish rows that are not marked as published; every row if published rows are deleted\n  \
+         all          publish every row"
     ));
     loop {
-        Output::stderr()
-            .say(&format!("Publish them before streaming starts? [{}]:", names.join(" / ")));
+        Output::stderr().line_or_ignore(&format!(
+            "Publish them before streaming starts? [{}]:",
+            names.join(" / ")
+        ));
         let mut answer = String::new();
         if input.lock().read_line(&mut answer).map_err(CliError::Input)? == 0 {
             return Err(CliError::Input(io::ErrorKind::UnexpectedEof.into()));
@@ -413,45 +413,47 @@ fn asked(rows: &str) -> Result<Option<Backfill>, CliError> {
         if let Ok(which) = Backfill::from_str(answer, true) {
             return Ok(Some(which));
         }
-        Output::stderr()
-            .say(&format!("{answer:?} is none of these; type one of {}.", names.join(", ")));
+        Output::stderr().line_or_ignore(&format!(
+            "{answer:?} is not an answer; type one of {}.",
+            names.join(", ")
+        ));
     }
 }
 
-/// What is said of rows that were left out.
+/// The notice about rows that were left out.
 fn notice(pipeline: &str, rows: &str) -> String {
     format!(
-        "not streamed   {rows}, which were there before the slot. To publish them first, before postrider run has \
+        "not streamed   {rows}, which were inserted before the slot. To publish them first, before postrider run has \
          published anything: postrider setup -p {pipeline} --undo --yes, then postrider setup -p {pipeline} --backfill \
          all (or unpublished), with the same --url"
     )
 }
 
-/// Before anything is made.
-async fn check(spec: &PipelineSpec, control: &Control, look: &Look<'_>) -> Result<(), CliError> {
+/// Checks, before anything is created, that a backfill is possible.
+async fn check(spec: &PipelineSpec, control: &Control, ask: &Ask<'_>) -> Result<(), CliError> {
     if spec.mode == Mode::Poll {
         return Err(SetupError::Halt(Box::new(polls())).into());
     }
-    let version = schema::read(control.client(), look.acting).await?;
+    let version = schema::read(control.client(), ask.acting).await?;
     let row = if version == SchemaState::Version(schema::VERSION) {
         repair::read(control.client(), spec.name()).await?
     } else {
         None
     };
-    let facts = control.facts(look).await?;
+    let facts = control.facts(ask).await?;
     check_backfill(&facts, row.as_ref()).map_err(SetupError::from).map_err(CliError::from)
 }
 
 fn polls() -> Halt {
     Halt {
         reason: HaltReason::NotApplicable,
-        message: "mode = \"poll\" has no slot: there is nothing to backfill before it".to_owned(),
-        meaning: "nothing was changed; every row without a mark is published".to_owned(),
-        hint: "leave --backfill away".to_owned(),
+        message: "mode = \"poll\" has no slot, so --backfill does not apply".to_owned(),
+        meaning: "nothing was changed; polling publishes every row without a mark".to_owned(),
+        hint: "run setup without --backfill".to_owned(),
     }
 }
 
-/// An administrator without the right to replicate can't create the slot; the relay's role, which has it by now, can.
+/// Adds a hint to the error of an administrator who lacks the right to create a slot: the relay's role has that right now.
 fn denied(error: CliError, pipeline: &str, which: Selection, other: bool) -> CliError {
     if let CliError::Source(source) | CliError::Setup(SetupError::Source(source)) = error {
         if !other || source.sqlstate() != Some(SqlState::INSUFFICIENT_PRIVILEGE) {
@@ -459,7 +461,7 @@ fn denied(error: CliError, pipeline: &str, which: Selection, other: bool) -> Cli
         }
         let word = if which.by_marks() { "unpublished" } else { "all" };
         let hint = format!(
-            "run setup as the relay's role, which makes what is left: postrider setup -p {pipeline} --backfill {word} \
+            "run setup as the relay's role, which can create the slot: postrider setup -p {pipeline} --backfill {word} \
              (without --url)"
         );
         return CliError::Setup(SetupError::Backfill { error: source, hint });
@@ -467,18 +469,18 @@ fn denied(error: CliError, pipeline: &str, which: Selection, other: bool) -> Cli
     error
 }
 
-/// Makes slot and list, and says what is on it.
-async fn make_backfill(
+/// Creates the slot, lists the rows, and returns the lines to print.
+async fn create_backfill(
     spec: &PipelineSpec,
     conninfo: &Conninfo,
     control: &Control,
-    look: &Look<'_>,
+    ask: &Ask<'_>,
     selection: Selection,
 ) -> Result<Vec<String>, CliError> {
     let Some(table) = repair_table(spec, selection.by_marks()) else { return Ok(Vec::new()) };
     let listed_table = table.clone();
-    let facts = control.facts(look).await?;
-    let ask = repair::Ask {
+    let facts = control.facts(ask).await?;
+    let request = repair::Ask {
         conninfo,
         application_name: APPLICATION_NAME,
         names: &spec.names,
@@ -491,18 +493,18 @@ async fn make_backfill(
         drop_slot: false,
     };
     let pipeline = spec.name();
-    let mut told = |told: Told<'_>| match told {
+    let mut log = |event: Told<'_>| match event {
         Told::Waiting(blockers) => {
             let xids: Vec<&str> = blockers.iter().map(|blocker| blocker.xid.as_str()).collect();
             tracing::warn!(
                 pipeline,
                 xids = xids.join(","),
-                "the slot waits for transactions that run since before it"
+                "waiting for transactions that were running before the slot"
             );
         }
-        Told::Listing(at) => tracing::debug!(pipeline, %at, "the slot stands; listing rows"),
+        Told::Listing(at) => tracing::debug!(pipeline, %at, "created the slot; listing rows"),
     };
-    match setup::backfill(control, &facts, table, ask, &mut told).await? {
+    match setup::backfill(control, &facts, table, request, &mut log).await? {
         Backfilled::Listed(row) => {
             let left = repair::left(control.client(), pipeline).await?;
             let at = row.slot_created_lsn.map(|at| at.to_string()).unwrap_or_default();
@@ -517,32 +519,30 @@ async fn make_backfill(
             ];
             if without_id > 0 {
                 lines.push(format!(
-                    "not listed     {without_id} rows, which have no id: rows are listed by their ids. Delete them and \
-                     insert them again with an id, in one transaction: the stream publishes the new rows"
+                    "not listed     {without_id} rows have no id, and rows are listed by id. Delete them and insert \
+                     them again with an id, in one transaction: the stream publishes the new rows"
                 ));
             }
             Ok(lines)
         }
         Backfilled::Locked { pid } => {
             let by = pid.map_or_else(String::new, |pid| format!(": backend {pid}"));
-            let halt = repair::live(&format!("it has the pipeline's lock{by}"));
+            let halt = repair::live(&format!("it holds the pipeline's lock{by}"));
             Err(SetupError::Halt(Box::new(halt)).into())
         }
     }
 }
 
-// A layout's SQL for a table of another name.
-
-/// The SQL that makes `layout`'s table under the name `table`, in the first schema of the search path.
+/// The SQL that creates `layout`'s table under the name `table`, in the first schema of the search path.
 ///
-/// Indexes and side tables named after the table are renamed with it, so that two outboxes fit into one schema.
+/// Indexes and side tables that are named after the table are renamed too, so that one schema can have two outboxes.
 fn for_table(layout: Layout, table: &str) -> String {
     let from = layout.table();
     if table == from {
         return layout.create_sql().to_owned();
     }
     let lines = layout.create_sql().lines().map(|line| {
-        // Comments are prose: the name in them means the layout's.
+        // The name in a comment is the layout's name for the table.
         if line.starts_with("--") { line.to_owned() } else { renamed(line, from, table) }
     });
     lines.collect::<Vec<_>>().join("\n") + "\n"
@@ -575,8 +575,7 @@ fn named_after(word: &str, from: &str, to: &str) -> Option<String> {
     apart.then(|| format!("\"{name}\""))
 }
 
-// `postrider setup --undo`: says what is lost, asks, and takes the pipeline out of the database.
-
+/// `--undo`: prints what is lost, asks, and removes the pipeline from the database.
 async fn undo_one(
     pipeline: &str,
     control: &Control,
@@ -590,68 +589,66 @@ async fn undo_one(
         return out.line(text.trim_end()).map_err(CliError::Output);
     }
     if plan.steps.is_empty() {
-        let text = format!("{pipeline}: nothing is there to undo");
+        let text = format!("{pipeline}: nothing to undo");
         return out.line(&text).map_err(CliError::Output);
     }
-    out.line(&in_words(pipeline, &plan)).map_err(CliError::Output)?;
+    out.line(&of_undo(pipeline, &plan)).map_err(CliError::Output)?;
     if !args.yes && !agreed(pipeline)? {
         return out.line("nothing was changed").map_err(CliError::Output);
     }
     undo::undo(control, &plan).await?;
-    out.line(&format!("{pipeline} is undone")).map_err(CliError::Output)
+    out.line(&format!("{pipeline}: removed from the database")).map_err(CliError::Output)
 }
 
-fn in_words(pipeline: &str, plan: &UndoPlan) -> String {
-    let mut lines = vec![format!("{pipeline}: to be undone")];
+fn of_undo(pipeline: &str, plan: &UndoPlan) -> String {
+    let mut lines = vec![format!("{pipeline}: steps to undo setup")];
     lines.extend(steps(&plan.steps));
     lines.extend(plan.lost.iter().map(|lost| folded("  lost   ", lost)));
     lines.extend(plan.stays.iter().map(|stays| folded("  stays  ", stays)));
     lines.join("\n")
 }
 
-/// Asks a person; where there is none, nothing is dropped without `--yes`.
+/// Asks for confirmation. Without a terminal nothing is dropped unless `--yes` was given.
 fn agreed(pipeline: &str) -> Result<bool, CliError> {
     let input = io::stdin();
     if !input.is_terminal() {
         return Err(CliError::NotAgreed);
     }
-    Output::stderr().say(&format!("Undo {pipeline}? Type yes:"));
+    Output::stderr().line_or_ignore(&format!("Undo {pipeline}? Type yes:"));
     let mut answer = String::new();
     input.lock().read_line(&mut answer).map_err(CliError::Output)?;
     Ok(answer.trim() == "yes")
 }
 
-// A plan in words, for the terminal: told before anything is done.
-
 /// Longest line. Unit: characters.
 const WIDTH: usize = 100;
 
-/// What is about to be done, or that there is nothing to do.
+/// The plan as text, printed before anything is changed.
 fn of_plan(pipeline: &str, plan: &SetupPlan) -> String {
     let mut lines = vec![match plan.steps.len() {
         0 => format!("{pipeline}: nothing is missing"),
-        1 => format!("{pipeline}: one thing to do"),
-        count => format!("{pipeline}: {count} things to do, in this order"),
+        1 => format!("{pipeline}: 1 step"),
+        count => format!("{pipeline}: {count} steps, in this order"),
     }];
     lines.extend(steps(&plan.steps));
     lines.join("\n")
 }
 
-/// What is done, and what was there.
+/// The steps that were carried out, and the objects that existed already.
 fn of_done(done: &SetupPlan) -> String {
     let steps = done.steps.iter().map(|step| format!("done           {}", step.title));
-    let adopted = done.adopted.iter().map(|object| format!("there already  {object}"));
+    let adopted = done.adopted.iter().map(|object| format!("exists         {object}"));
     steps.chain(adopted).collect::<Vec<_>>().join("\n")
 }
 
-/// What is done, what was there, what was refused, and what was not begun since it needs what was refused.
+/// As [`of_done`], with the steps that were refused, and those that were not begun because they need a refused step.
 fn of_partial(partial: &Partial) -> String {
     let refused =
         partial.refused.iter().map(|step| format!("refused        {}: {}", step.title, step.why));
     let left = partial
         .left
         .iter()
-        .map(|title| format!("not begun      {title}: it needs what was refused"));
+        .map(|title| format!("not begun      {title}: it needs a step that was refused"));
     let done = Some(of_done(&partial.done)).filter(|text| !text.is_empty());
     done.into_iter().chain(refused).chain(left).collect::<Vec<_>>().join("\n")
 }
@@ -663,7 +660,7 @@ fn steps(steps: &[Step]) -> impl Iterator<Item = String> {
     })
 }
 
-/// A text behind a mark, its further lines under the first.
+/// A text behind a label, folded, with its further lines indented by the width of the label.
 pub(super) fn folded(mark: &str, text: &str) -> String {
     let indent = " ".repeat(mark.chars().count());
     let mut lines = Vec::new();
@@ -687,9 +684,10 @@ pub(super) fn folded(mark: &str, text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use expect_test::expect;
 
     #[test]
-    fn a_table_of_another_name_takes_its_indexes_along() {
+    fn a_table_of_another_name_has_its_own_indexes() {
         let sql = for_table(Layout::Gcx, "Shop \"events\"");
         assert!(sql.contains("CREATE TABLE \"Shop \"\"events\"\"\" (\n"), "{sql}");
         let index = "CREATE INDEX \"idx_Shop \"\"events\"\"_expires\" ON \"Shop \"\"events\"\"\" (";
@@ -706,16 +704,9 @@ mod tests {
             assert_eq!(for_table(*layout, layout.table()), layout.create_sql());
         }
     }
-}
-
-#[cfg(test)]
-mod words_tests {
-    use super::*;
-    use crate::postgres::setup::StepKind;
-    use expect_test::expect;
 
     #[test]
-    fn steps_are_told_with_number_and_reason() {
+    fn steps_are_printed_with_number_and_reason() {
         let step = Step {
             kind: StepKind::Slot,
             title: "create slot \"s\"".to_owned(),
@@ -725,7 +716,7 @@ mod words_tests {
         };
         let plan = SetupPlan { steps: vec![step], adopted: Vec::new() };
         expect![[r#"
-            orders: one thing to do
+            orders: 1 step
               1. create slot "s"
                  Events committed from here on are kept for the relay. It waits for every transaction that is
                  running now."#]].assert_eq(&of_plan("orders", &plan));

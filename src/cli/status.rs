@@ -1,4 +1,4 @@
-//! `postrider status`: asks the running process, and shows what it says, once or again and again.
+//! `postrider status`: queries the running process over HTTP and prints its status, once or repeatedly.
 
 use super::Output;
 use super::args::{Global, StatusArgs};
@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// To the upper left, and everything below it away: what a terminal shows is replaced in place.
+/// Moves the cursor to the upper left and clears the screen below it, so that a table replaces the one before.
 const REPLACE: &str = "\x1b[H\x1b[J";
 
 pub(super) async fn run(
@@ -24,10 +24,10 @@ pub(super) async fn run(
 ) -> Result<Exit, CliError> {
     let address = reachable(config.admin.listen.ok_or(CliError::AdminOff)?);
     let Some(seconds) = args.watch else {
-        let look = look(address, config, global).await?;
-        let text = if args.json { format!("{:#}", look.status) } else { look.table(color) };
+        let answer = query(address, config, global).await?;
+        let text = if args.json { format!("{:#}", answer.status) } else { answer.table(color) };
         Output::stdout().line(&text).map_err(CliError::Output)?;
-        return Ok(look.exit());
+        return Ok(answer.exit());
     };
     tokio::select! {
         biased;
@@ -36,7 +36,8 @@ pub(super) async fn run(
     }
 }
 
-/// Looks until the reader of what is printed has gone away. Nobody answering is news like any other.
+/// Queries until the reader of standard output closes it. A process that does not answer is printed as an error, and
+/// queried again.
 async fn watch(
     address: SocketAddr,
     config: &Config,
@@ -48,13 +49,13 @@ async fn watch(
     let before = if std::io::stdout().is_terminal() && !args.json { REPLACE } else { "" };
     loop {
         ticks.tick().await;
-        let text = match (look(address, config, global).await, args.json) {
-            (Ok(look), true) => look.status.to_string(),
-            (Ok(look), false) => look.table(color),
+        let text = match (query(address, config, global).await, args.json) {
+            (Ok(answer), true) => answer.status.to_string(),
+            (Ok(answer), false) => answer.table(color),
             (Err(error), true) => serde_json::json!({ "error": error.one_line() }).to_string(),
             (Err(error), false) => error.report(),
         };
-        // A blank line between two tables that stand one below the other.
+        // A blank line separates two tables, unless one replaces the other.
         let after = if before.is_empty() && !args.json { "\n" } else { "" };
         let text = format!("{before}{text}{after}");
         if !Output::stdout().line_if_read(&text).map_err(CliError::Output)? {
@@ -63,12 +64,16 @@ async fn watch(
     }
 }
 
-/// One answer.
-struct Look {
+/// The answer of the running process.
+struct StatusAnswer {
     status: Value,
 }
 
-async fn look(address: SocketAddr, config: &Config, global: &Global) -> Result<Look, CliError> {
+async fn query(
+    address: SocketAddr,
+    config: &Config,
+    global: &Global,
+) -> Result<StatusAnswer, CliError> {
     let body = status(address).await?;
     let mut status: Value =
         serde_json::from_str(&body).map_err(|_not_json| CliError::Stranger(address))?;
@@ -83,34 +88,35 @@ async fn look(address: SocketAddr, config: &Config, global: &Global) -> Result<L
         let file = config.file.clone();
         return Err(CliError::OtherConfiguration { address, file, differences });
     }
-    Ok(Look { status })
+    Ok(StatusAnswer { status })
 }
 
-/// What tells the running process from one that runs the pipelines of our configuration. The address is the only thing
-/// that was asked for, and any Postrider may have it.
+/// How the running process differs from one that runs the pipelines of this configuration. Any Postrider may listen on
+/// the address, so the answer is compared before it is shown.
 fn differences(running: &[Value], ours: &[PipelineSpec]) -> Vec<String> {
     let named = |name: &str| running.iter().find(|pipeline| pipeline["pipeline"] == name);
     let mut found = Vec::new();
     for spec in ours {
         let name = spec.name();
         let Some(pipeline) = named(name) else {
-            found.push(format!("it has no pipeline \"{name}\""));
+            found.push(format!("pipeline \"{name}\" does not run there"));
             continue;
         };
         for (what, here) in [("source", spec.source_name()), ("slot", spec.names.slot.clone())] {
-            // A release before this one does not say.
+            // Earlier releases do not have this field.
             if let Some(there) = pipeline[what].as_str().filter(|there| *there != here) {
-                found.push(format!("its \"{name}\" has {what} {there}, ours has {here}"));
+                found
+                    .push(format!("pipeline \"{name}\" has {what} {there} there, and {here} here"));
             }
         }
     }
     let strange = running.iter().filter_map(|pipeline| pipeline["pipeline"].as_str());
     let strange = strange.filter(|name| ours.iter().all(|spec| spec.name() != *name));
-    found.extend(strange.map(|name| format!("it has a pipeline \"{name}\"")));
+    found.extend(strange.map(|name| format!("pipeline \"{name}\" runs only there")));
     found
 }
 
-impl Look {
+impl StatusAnswer {
     fn pipelines(&self) -> &[Value] {
         self.status["pipelines"].as_array().map_or(&[], Vec::as_slice)
     }
@@ -122,20 +128,18 @@ impl Look {
     fn exit(&self) -> Exit {
         let is_ready = |pipeline: &Value| pipeline["ready"] == Value::Bool(true);
         let pipelines = self.pipelines();
-        let well = !pipelines.is_empty() && pipelines.iter().all(is_ready);
-        if well { Exit::Done } else { Exit::NotWell }
+        let ready = !pipelines.is_empty() && pipelines.iter().all(is_ready);
+        if ready { Exit::Done } else { Exit::Problems }
     }
 }
-
-// One HTTP question to a process on this host.
 
 /// How long the answer may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Bytes the answer may have.
+/// The largest answer that is read. Unit: bytes.
 const ANSWER_BYTES_MAX: u64 = 4 << 20;
 
-/// Where a process that listens on `address` is reached from the same host.
+/// The address at which a process that listens on `address` is reached from the same host.
 fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -145,49 +149,50 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-/// How long a command waits for a process that may not be there, before it says what comes next.
-const GLANCE: Duration = Duration::from_secs(2);
+/// How long another command waits for the status of a process that may not be running.
+const RUNNING_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A pipeline of the process that listens on an address.
+/// A pipeline of a running process.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Seen {
+pub(super) struct RunningPipeline {
     /// Its name.
     pub(super) pipeline: String,
-    /// Its database, as [`PipelineSpec::source_name`] has it.
+    /// Its database, in the form of [`PipelineSpec::source_name`].
     pub(super) source: String,
-    /// The code of its halt, where it is halted.
+    /// The code of its halt, if it has halted.
     pub(super) halted: Option<String>,
 }
 
-/// The pipelines of the Postrider that listens on `address`; none where none does.
-pub(super) async fn glance(address: SocketAddr) -> Vec<Seen> {
-    let answer = tokio::time::timeout(GLANCE, status(reachable(address))).await;
+/// The pipelines of the Postrider that listens on `address`; empty if none does.
+pub(super) async fn running_pipelines(address: SocketAddr) -> Vec<RunningPipeline> {
+    let answer = tokio::time::timeout(RUNNING_TIMEOUT, status(reachable(address))).await;
     let Ok(Ok(body)) = answer else { return Vec::new() };
     let Ok(status) = serde_json::from_str::<Value>(&body) else { return Vec::new() };
     let pipelines = status["pipelines"].as_array().map_or(&[][..], Vec::as_slice);
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let seen = pipelines.iter().map(|pipeline| Seen {
+    let running = pipelines.iter().map(|pipeline| RunningPipeline {
         pipeline: text(&pipeline["pipeline"]),
         source: text(&pipeline["source"]),
         halted: (pipeline["state"] == "halted").then(|| text(&pipeline["halt_code"])),
     });
-    seen.collect()
+    running.collect()
 }
 
-/// What starts a pipeline that was set up or repaired: a process that halted may still run, and holds its port.
+/// The instruction that starts a pipeline which was set up or repaired. A process whose pipelines have halted may still
+/// run and occupy its port, so it must be restarted.
 pub(super) async fn how_to_start(listen: Option<SocketAddr>, spec: &PipelineSpec) -> String {
-    let seen = match listen {
-        Some(address) => glance(address).await,
+    let running = match listen {
+        Some(address) => running_pipelines(address).await,
         None => Vec::new(),
     };
-    let here = seen
+    let own = running
         .into_iter()
-        .find(|seen| seen.pipeline == spec.name() && seen.source == spec.source_name());
-    match here {
-        Some(Seen { halted: Some(code), .. }) => format!(
-            "the process that halted with {code} still runs: restart postrider run (systemctl restart postrider)"
+        .find(|other| other.pipeline == spec.name() && other.source == spec.source_name());
+    match own {
+        Some(RunningPipeline { halted: Some(code), .. }) => format!(
+            "the process that halted with {code} is still running: restart postrider run (systemctl restart postrider)"
         ),
-        Some(Seen { halted: None, .. }) => "postrider run is running".to_owned(),
+        Some(RunningPipeline { halted: None, .. }) => "postrider run is running".to_owned(),
         None => "start it with: postrider run".to_owned(),
     }
 }
@@ -195,7 +200,7 @@ pub(super) async fn how_to_start(listen: Option<SocketAddr>, spec: &PipelineSpec
 /// The body of `/status`.
 async fn status(address: SocketAddr) -> Result<String, CliError> {
     let answer = tokio::time::timeout(TIMEOUT, exchange(address)).await;
-    let late = |_elapsed| io::Error::from(io::ErrorKind::TimedOut);
+    let late = |_| io::Error::from(io::ErrorKind::TimedOut);
     let answer = answer.map_err(late).flatten();
     let answer = answer.map_err(|source| CliError::Ask { address, source })?;
     let (head, body) = answer.split_once("\r\n\r\n").ok_or(CliError::Stranger(address))?;
@@ -203,7 +208,7 @@ async fn status(address: SocketAddr) -> Result<String, CliError> {
     if ok { Ok(body.to_owned()) } else { Err(CliError::Stranger(address)) }
 }
 
-/// HTTP/1.0, so that the answer ends with the connection and has no chunks.
+/// Uses HTTP/1.0, so that the answer ends with the connection and is not chunked.
 async fn exchange(address: SocketAddr) -> io::Result<String> {
     let mut stream = TcpStream::connect(address).await?;
     let request =
@@ -213,8 +218,6 @@ async fn exchange(address: SocketAddr) -> io::Result<String> {
     stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await?;
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
-
-// The status as a table: one line for each pipeline, then what is not well and what mends it.
 
 const HEAD: [&str; 9] = [
     "PIPELINE",
@@ -228,15 +231,17 @@ const HEAD: [&str; 9] = [
     "WATERMARK",
 ];
 
-/// Columns of figures are aligned to the right.
+/// Columns of numbers are aligned to the right.
 const RIGHT: [bool; 9] = [false, false, true, true, true, true, false, true, false];
 
-/// Behind the remedy of a halt, which may be carried out already: the pipeline does not look at its cause again.
-const HALTED: &str = "then restart the process, which still runs (systemctl restart postrider)";
+/// Printed behind the remedy of a halt: a halted pipeline does not check again whether its cause was removed.
+const HALTED: &str =
+    "then restart the process, which is still running (systemctl restart postrider)";
 
-/// Index of the state's column, which has the colour.
+/// Index of the coloured column.
 const STATE: usize = 1;
 
+/// The status as a table with a line for each pipeline, then the reasons and remedies of those that are not ready.
 fn render(pipelines: &[Value], color: bool) -> String {
     let rows: Vec<_> = pipelines.iter().map(row).collect();
     let heads = HEAD.map(str::to_owned);
@@ -252,7 +257,7 @@ fn render(pipelines: &[Value], color: bool) -> String {
         text.push_str(&line(row, &widths, color.then(|| paint(pipeline))));
     }
     for pipeline in pipelines {
-        text.push_str(&trouble(pipeline));
+        text.push_str(&problem(pipeline));
         text.push_str(&parked(pipeline));
         text.push_str(&skipped(pipeline));
     }
@@ -295,7 +300,7 @@ fn line(cells: &[String; HEAD.len()], widths: &[usize; HEAD.len()], paint: Optio
     text
 }
 
-/// Green is ready, red waits for an operator, yellow is everything between.
+/// Green: ready. Red: waits for an operator. Yellow: everything else.
 fn paint(pipeline: &Value) -> &'static str {
     match (pipeline["ready"].as_bool(), pipeline["state"].as_str()) {
         (Some(true), _) => "\x1b[32m",
@@ -304,8 +309,8 @@ fn paint(pipeline: &Value) -> &'static str {
     }
 }
 
-/// Why a pipeline is not well, and what mends it.
-fn trouble(pipeline: &Value) -> String {
+/// Why a pipeline is not ready, and the remedy.
+fn problem(pipeline: &Value) -> String {
     let mut text = String::new();
     let name = pipeline["pipeline"].as_str().unwrap_or("-");
     let parts = ["halt_code", "reason"].into_iter().filter_map(|key| pipeline[key].as_str());
@@ -326,13 +331,13 @@ fn trouble(pipeline: &Value) -> String {
     text
 }
 
-/// The events that are set aside, what they hold back, and the command that shows them.
+/// The parked events, the aggregates that they block, and the command that lists them.
 fn parked(pipeline: &Value) -> String {
     let name = pipeline["pipeline"].as_str().unwrap_or("-");
     let parked = &pipeline["parked"];
     let count = |key: &str| parked[key].as_u64().unwrap_or(0);
     let states = [
-        ("waiting", "refused and tried again"),
+        ("waiting", "refused, being retried"),
         ("dead", "dead"),
         ("behind", "behind an earlier event"),
         ("due", "not due yet"),
@@ -354,7 +359,7 @@ fn parked(pipeline: &Value) -> String {
     let oldest = age(parked["oldest_seconds"].as_f64().unwrap_or(0.0));
     write!(
         text,
-        "\n  {held} held back; the oldest event for {oldest}\n  postrider parked list -p {name}"
+        "\n  {held} blocked; the oldest event has been parked for {oldest}\n  postrider parked list -p {name}"
     )
     .unwrap_or_default();
     text
@@ -365,7 +370,7 @@ fn counted(count: u64, one: &str, many: &str) -> String {
     format!("{} {}", grouped(count), if count == 1 { one } else { many })
 }
 
-/// Seconds in the largest unit of which there are at least two: `90 s`, `12 min`, `3 h`, `5 d`.
+/// A duration in the largest unit of which it has at least two: `90 s`, `12 min`, `3 h`, `5 d`.
 fn age(seconds: f64) -> String {
     const UNITS: [(&str, f64); 3] = [("d", 86_400.0), ("h", 3_600.0), ("min", 60.0)];
     match UNITS.into_iter().find(|(_, unit)| seconds >= 2.0 * unit) {
@@ -374,14 +379,17 @@ fn age(seconds: f64) -> String {
     }
 }
 
-/// What was skipped that an application may have meant to be published.
+/// Events that were skipped although the application may expect them to be published.
 fn skipped(pipeline: &Value) -> String {
     let name = pipeline["pipeline"].as_str().unwrap_or("-");
     let count = |key: &str| pipeline["skipped"][key].as_u64().filter(|count| *count > 0);
     let mut text = String::new();
     for (key, words) in [
-        ("expired", "events skipped since the start: they had expired"),
-        ("not_transactional", "logical messages skipped since the start: not transactional"),
+        ("expired", "events skipped since the start because they had expired"),
+        (
+            "not_transactional",
+            "logical messages skipped since the start because they are not transactional",
+        ),
     ] {
         if let Some(count) = count(key) {
             write!(text, "\n\n{name}: {} {words}", grouped(count)).unwrap_or_default();
@@ -419,7 +427,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_table_shows_figures_and_then_troubles() {
+    fn a_table_shows_figures_and_then_problems() {
         let pipelines = [
             json!({
                 "pipeline": "orders", "state": "streaming", "ready": true, "lag_seconds": 0.04,
@@ -439,12 +447,12 @@ mod tests {
             orders    streaming     0.0 s  1.5 KiB         12  1,234,567  reserved  16.2 MiB  0/1A2B3C8
             invoices  halted     3600.5 s      0 B          0          0  -                -  0/0
 
-            orders: 1,100 events skipped since the start: they had expired
+            orders: 1,100 events skipped since the start because they had expired
 
             invoices: PR002: slot "postrider_invoices" does not exist
               run one
               run two
-              then restart the process, which still runs (systemctl restart postrider)"#]]
+              then restart the process, which is still running (systemctl restart postrider)"#]]
         .assert_eq(&render(&pipelines, false));
         let colored = render(&pipelines, true);
         assert!(colored.contains("\x1b[32mstreaming\x1b[0m"), "{colored}");
@@ -452,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn parked_events_are_shown_with_what_they_hold_back() {
+    fn parked_events_are_shown_with_what_they_block() {
         let of = |value: Value| parked(&json!({"pipeline": "orders", "parked": value}));
         assert_eq!(of(Value::Null), "");
         assert_eq!(
@@ -465,15 +473,15 @@ mod tests {
         expect![[r#"
 
 
-            orders: 1,502 events are parked (1 refused and tried again, 1 dead, 1,500 behind an earlier event)
-              2 aggregates are held back; the oldest event for 12 min
+            orders: 1,502 events are parked (1 refused, being retried, 1 dead, 1,500 behind an earlier event)
+              2 aggregates are blocked; the oldest event has been parked for 12 min
               postrider parked list -p orders"#]].assert_eq(&some);
         let one = of(json!({"waiting": 0, "due": 1, "aggregates": 0, "oldest_seconds": 3.0}));
         assert!(
-            one.contains("1 event is parked (1 not due yet)\n  0 aggregates are held back"),
+            one.contains("1 event is parked (1 not due yet)\n  0 aggregates are blocked"),
             "{one}"
         );
-        assert!(one.contains("the oldest event for 3 s"), "{one}");
+        assert!(one.contains("the oldest event has been parked for 3 s"), "{one}");
     }
 
     #[test]

@@ -91,9 +91,9 @@ fn exit_codes_are_a_contract() {
     assert_eq!(exit(&["status", "-c", &file(off)]), Exit::Usage);
     // Port 1 is nobody's.
     let gone = off.replace("\"\"", "\"127.0.0.1:1\"");
-    assert_eq!(exit(&["status", "-c", &file(&gone)]), Exit::NotWell);
+    assert_eq!(exit(&["status", "-c", &file(&gone)]), Exit::Problems);
     assert_eq!(exit(&["status", "-p", "b", "-c", &file(&gone)]), Exit::Usage);
-    let codes = [Exit::Done, Exit::NotWell, Exit::Usage, Exit::Halted, Exit::Bug].map(Exit::code);
+    let codes = [Exit::Done, Exit::Problems, Exit::Usage, Exit::Halted, Exit::Bug].map(Exit::code);
     assert_eq!(codes, [0, 1, 2, 3, 70]);
 }
 

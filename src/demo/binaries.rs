@@ -1,4 +1,4 @@
-//! Where PostgreSQL's server programs are, and as whom they may run.
+//! Finds PostgreSQL's server programs, and the user to run them as.
 
 use super::DemoError;
 use crate::config::Env;
@@ -6,10 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Names the directory of the server's programs, before all other places.
+/// The variable that names the directory of the server programs and takes precedence over other directories.
 pub(super) const BIN_VARIABLE: &str = "POSTRIDER_PG_BIN";
 
-/// Where packages put the programs: the directories between the two parts are versions.
+/// Directories in which packages install the programs, as parent, prefix of a directory per version, and subdirectory.
 const PLACES: &[(&str, &str, &str)] = &[
     ("/usr/lib/postgresql", "", "bin"),       // Debian, Ubuntu
     ("/usr", "pgsql-", "bin"),                // PostgreSQL's packages for Red Hat
@@ -18,19 +18,19 @@ const PLACES: &[(&str, &str, &str)] = &[
     ("/usr/local", "pgsql", "bin"), // from source
 ];
 
-/// The oldest version that can stream as Postrider needs it: `messages` of pgoutput came with it.
+/// The oldest version that Postrider supports: the option `messages` of pgoutput was added in it.
 const MAJOR_MIN: u32 = 14;
 
 /// The programs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Binaries {
     pub(super) directory: PathBuf,
-    /// As it says itself: `15.18`.
+    /// The version that the program prints: `15.18`.
     pub(super) version: String,
 }
 
 impl Binaries {
-    /// The first directory that holds both programs, new enough.
+    /// The first directory that contains both programs in a supported version.
     pub(super) fn find(env: Env<'_>) -> Result<Self, DemoError> {
         if let Some(directory) = env(BIN_VARIABLE).filter(|directory| !directory.is_empty()) {
             let directory = PathBuf::from(directory);
@@ -105,7 +105,8 @@ fn output(program: &Path, argument: &str) -> Option<String> {
     (output.status.success() && !line.is_empty()).then(|| line.to_owned())
 }
 
-/// PostgreSQL refuses to run as root: then the user `postgres`, which its package made, or else `nobody`.
+/// The user to run PostgreSQL as, if the demo runs as root, which PostgreSQL refuses: `postgres`, which its package
+/// creates, or else `nobody`.
 pub(super) fn server_user() -> Result<Option<(u32, u32)>, DemoError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_was_named_and_holds_nothing_is_an_error_of_its_own() {
+    fn a_named_directory_without_programs_is_an_error_of_its_own() {
         let env = |name: &str| (name == BIN_VARIABLE).then(|| "/nonexistent".to_owned());
         let error = Binaries::find(&env).unwrap_err();
         assert!(matches!(error, DemoError::NoServerIn { .. }), "{error:?}");

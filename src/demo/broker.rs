@@ -1,9 +1,9 @@
 //! The broker of a demo: librdkafka's mock in this process, or the user's own with a topic that is deleted at the end.
 //!
-//! The mock keeps 5 MiB or 100,000 batches of a partition and drops the oldest, without a word. So payloads are small,
-//! partitions are several, and the reader keeps up.
+//! The mock keeps 5 MiB or 100,000 batches of a partition and silently drops the oldest. So payloads are small, there are
+//! several partitions, and the reader must keep up.
 
-use super::{DemoError, Options};
+use super::{DemoError, DemoOptions};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
@@ -16,13 +16,13 @@ use std::time::Duration;
 /// Partitions of the demo's topic.
 pub(super) const PARTITIONS: i32 = 12;
 
-/// The mock's brokers are numbered from 1.
+/// The id of the mock's only broker: they are numbered from 1.
 const THE_BROKER: i32 = 1;
 
-/// Delays on their way to the mock's thread: it takes each at once.
+/// Capacity of the channel to the mock's thread, which receives each delay at once.
 const DELAYS_MAX: usize = 4;
 
-/// How long the user's broker may take to make or delete a topic.
+/// How long the user's broker may take to create or delete a topic.
 const ADMIN_DEADLINE: Duration = Duration::from_secs(15);
 
 /// A broker with the demo's topic on it.
@@ -35,8 +35,8 @@ pub(super) struct Broker {
 }
 
 impl Broker {
-    /// Starts the mock, or asks the user's broker for a topic.
-    pub(super) async fn open(options: &Options, name: &str) -> Result<Self, DemoError> {
+    /// Starts the mock, or creates a topic at the user's broker.
+    pub(super) async fn open(options: &DemoOptions, name: &str) -> Result<Self, DemoError> {
         if let Some(brokers) = options.brokers.clone() {
             let topic = format!("{name}.order");
             let broker = Self { mock: None, brokers, topic };
@@ -48,7 +48,7 @@ impl Broker {
         Ok(Self { brokers: mock.brokers.clone(), mock: Some(mock), topic })
     }
 
-    /// What it is, in one line.
+    /// The broker in one line.
     pub(super) fn describe(&self) -> String {
         let Self { mock, brokers, topic } = self;
         match mock {
@@ -57,16 +57,16 @@ impl Broker {
         }
     }
 
-    /// The mock answers a fetch that finds nothing only when its time is up, a real broker as soon as there is
-    /// something.
+    /// How long a fetch waits for records. The mock answers an empty fetch only after this time, a real broker as soon as
+    /// a record arrives.
     pub(super) fn fetch_wait(&self) -> Duration {
         Duration::from_millis(if self.mock.is_some() { 5 } else { 500 })
     }
 
-    /// Lets the mock answer nobody for so long, whatever is asked meanwhile; zero lets it answer at once again.
+    /// Delays every answer of the mock; zero ends the delay.
     pub(super) fn answer_after(&self, delay: Duration) {
         if let Some(delays) = self.mock.as_ref().and_then(|mock| mock.delays.as_ref()) {
-            // A thread that has ended shows as a broker that is gone.
+            // If the thread has ended, its broker is unavailable, which shows anyway.
             delays.send(delay).unwrap_or_default();
         }
     }
@@ -92,7 +92,7 @@ impl Broker {
         config.create().map_err(|source| self.failed(source))
     }
 
-    /// Ends the mock, or deletes the topic and says so.
+    /// Ends the mock, or deletes the topic and returns a message.
     pub(super) async fn close(self) -> Result<Option<String>, DemoError> {
         if self.mock.is_some() {
             return Ok(None);
@@ -107,22 +107,22 @@ impl Broker {
     }
 }
 
-/// The mock lives on a thread of its own, for it can't leave the one it was made on.
+/// The mock broker. It has its own thread, because it cannot be moved to another thread.
 #[derive(Debug)]
 struct Mock {
     brokers: String,
-    /// How long the broker is to take for each answer. Gone: the thread ends, and the mock with it.
+    /// The delay of each answer. When this end is dropped, the thread and the mock end.
     delays: Option<SyncSender<Duration>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Mock {
     fn start(topic: &str) -> Result<Self, DemoError> {
-        let (delays, told) = sync_channel(DELAYS_MAX);
+        let (delays, received) = sync_channel(DELAYS_MAX);
         let (ready, started) = sync_channel(1);
         let topic = topic.to_owned();
         let thread = std::thread::Builder::new().name("demo-broker".to_owned());
-        let thread = thread.spawn(move || serve(&topic, &ready, &told));
+        let thread = thread.spawn(move || serve(&topic, &ready, &received));
         let thread = thread.map_err(DemoError::Thread)?;
         let brokers = started.recv().map_err(|_gone| DemoError::Died("broker"))?;
         let brokers = brokers.map_err(DemoError::Mock)?;
@@ -130,7 +130,11 @@ impl Mock {
     }
 }
 
-fn serve(topic: &str, ready: &SyncSender<Result<String, KafkaError>>, told: &Receiver<Duration>) {
+fn serve(
+    topic: &str,
+    ready: &SyncSender<Result<String, KafkaError>>,
+    received: &Receiver<Duration>,
+) {
     let made = MockCluster::new(1).and_then(|cluster| {
         cluster.create_topic(topic, PARTITIONS, 1)?;
         Ok(cluster)
@@ -145,9 +149,9 @@ fn serve(topic: &str, ready: &SyncSender<Result<String, KafkaError>>, told: &Rec
     if ready.send(answer).is_ok()
         && let Some(cluster) = cluster
     {
-        // The wait ends when the other end is dropped.
-        while let Ok(delay) = told.recv() {
-            // A mock that can't be slowed down shows as one that is never frozen.
+        // The loop ends when the sender is dropped.
+        while let Ok(delay) = received.recv() {
+            // If the delay cannot be set, the broker is not frozen, which shows on the screen.
             cluster.broker_round_trip_time(THE_BROKER, delay).unwrap_or_default();
         }
     }

@@ -1,7 +1,7 @@
-//! A throwaway PostgreSQL: made by `initdb`, on a unix socket that only this user can reach, gone with the value.
+//! A temporary PostgreSQL server, created by `initdb` and deleted when the value is dropped.
 //!
-//! Nothing is weakened that a figure depends on: `fsync` stays on. There is no TCP port, so no other user of the
-//! machine can reach a server that trusts everybody.
+//! Settings that affect the measured figures keep their defaults: `fsync` stays on. The server listens only on a unix
+//! socket in a directory of this user, so no other user of the machine can connect without a password.
 
 use super::binaries::{Binaries, server_user};
 use super::process::{Dir, end_now, ended, signal, tail};
@@ -17,11 +17,11 @@ use tokio::time::Instant;
 
 /// How long `initdb` may take on a slow disk.
 const INITDB_DEADLINE: Duration = Duration::from_mins(2);
-/// How long the server may take until it takes connections.
+/// How long the server may take until it accepts connections.
 const START_DEADLINE: Duration = Duration::from_mins(1);
-/// How long a fast shutdown may take before the server is killed: its data are thrown away.
+/// How long a fast shutdown may take before the server is killed: its data are deleted in any case.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
-/// How long a fast shutdown may take that is to be followed by a start.
+/// How long a fast shutdown may take before a restart.
 const RESTART_DEADLINE: Duration = Duration::from_secs(30);
 /// Between two attempts to connect.
 const ATTEMPT_EVERY: Duration = Duration::from_millis(50);
@@ -42,7 +42,7 @@ log_line_prefix = '%m [%p] '
 
 /// A running server.
 #[derive(Debug)]
-pub(super) struct Cluster {
+pub(super) struct TemporaryServer {
     child: Child,
     /// `key=value`.
     pub(super) conninfo: String,
@@ -52,12 +52,12 @@ pub(super) struct Cluster {
     binaries: Binaries,
     user: Option<(u32, u32)>,
     dir: PathBuf,
-    /// Told to stop, and to be started again: since then.
+    /// When the shutdown before a restart began.
     stopping: Option<Instant>,
 }
 
-impl Cluster {
-    /// Makes and starts one in `dir`.
+impl TemporaryServer {
+    /// Creates and starts a server in `dir`.
     pub(super) async fn start(dir: &Dir, env: Env<'_>) -> Result<Self, DemoError> {
         let binaries = Binaries::find(env)?;
         let user = server_user()?;
@@ -83,14 +83,14 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Tells the server to stop fast; [`Self::step_restart`] starts it again.
+    /// Begins a fast shutdown, after which [`Self::step_restart`] starts the server again.
     pub(super) fn begin_restart(&mut self) -> Result<(), DemoError> {
         signal(&self.child, Signal::INT).map_err(DemoError::Wait)?;
         self.stopping = Some(Instant::now());
         Ok(())
     }
 
-    /// Starts the server again once it has stopped; whether that was done.
+    /// Starts the server again once it has stopped. Returns whether the server was started.
     pub(super) fn step_restart(&mut self) -> Result<bool, DemoError> {
         let Some(since) = self.stopping else { return Ok(true) };
         if self.child.try_wait().map_err(DemoError::Wait)?.is_none() {
@@ -121,25 +121,25 @@ impl Cluster {
         }
     }
 
-    /// The last lines of its log.
+    /// The last lines of the log.
     pub(super) fn log_tail(&self) -> String {
         tail(&self.log, LOG_LINES)
     }
 
-    /// Whether it still runs.
+    /// Whether the server runs or is being restarted.
     pub(super) fn is_running(&mut self) -> bool {
         self.stopping.is_some() || matches!(self.child.try_wait(), Ok(None))
     }
 }
 
-impl Drop for Cluster {
+impl Drop for TemporaryServer {
     fn drop(&mut self) {
-        // SIGINT is PostgreSQL's fast shutdown: it ends its own children, and frees its shared memory.
+        // SIGINT is PostgreSQL's fast shutdown: the server ends its children and frees its shared memory.
         end_now(&mut self.child, Signal::INT, STOP_DEADLINE);
     }
 }
 
-/// The server itself, on the data in `dir`.
+/// Starts the server on the data in `dir`.
 fn serve(
     binaries: &Binaries,
     user: Option<(u32, u32)>,
@@ -165,7 +165,7 @@ async fn initdb(dir: &Dir, binaries: &Binaries, user: Option<(u32, u32)>) -> Res
     Err(DemoError::Initdb { log: tail(&log, LOG_LINES) })
 }
 
-/// Ended when dropped: Ctrl-C may come while it works.
+/// A running initdb, ended when dropped: a signal may arrive while it works.
 struct Initdb(Child);
 
 impl Drop for Initdb {
@@ -178,7 +178,8 @@ fn cannot_run(binaries: &Binaries, name: &'static str, source: std::io::Error) -
     DemoError::ServerProgram { path: binaries.program(name), source }
 }
 
-/// One of the server's programs, as the server's user, its output in a log, out of reach of the terminal's Ctrl-C.
+/// One of the server's programs, run as the server's user with its output in a log. It has its own process group, so that
+/// Ctrl-C at the terminal does not reach it.
 fn server_command(
     binaries: &Binaries,
     name: &'static str,

@@ -1,37 +1,37 @@
-//! The database of a demo: a throwaway server, or the user's own with a schema that is dropped at the end.
+//! The database of a demo: a temporary server, or the user's own with a schema that is dropped at the end.
 
-use super::cluster::Cluster;
+use super::cluster::TemporaryServer;
 use super::process::Dir;
-use super::{DemoError, Options};
+use super::{DemoError, DemoOptions};
 use crate::config::Env;
 use crate::postgres::names::{ident, literal};
 use crate::postgres::{Conninfo, connect_client};
 use std::process::Command;
 use std::time::Duration;
 
-/// The outbox of layout `postrider`, as `setup --create-table` makes it.
+/// The outbox table of layout `postrider`, as `setup --create-table` creates it.
 const OUTBOX: &str = include_str!("../../sql/layouts/postrider.sql");
 
-/// How long each try to leave nothing behind may take.
+/// How long an attempt to drop the demo's objects may take.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Where the demo writes, and where the relay reads.
+/// The database to which the demo writes and from which the relay reads.
 #[derive(Debug)]
 pub(super) struct Database {
-    cluster: Option<Cluster>,
-    /// What the relay's configuration takes as `source.url`. May hold a password: it goes by the environment.
+    cluster: Option<TemporaryServer>,
+    /// The relay's `source.url`. May contain a password, so it is passed in the environment.
     pub(super) url: String,
     pub(super) conninfo: Conninfo,
-    /// The schema of the outbox; slot and publication bear the same name.
+    /// The schema of the outbox table; slot and publication have the same name.
     pub(super) name: String,
-    /// Whether Postrider's own schema was there before the demo: then it stays.
+    /// Whether Postrider's schema existed before the demo: then it is not dropped.
     had_schema: bool,
 }
 
 impl Database {
-    /// Starts a throwaway server, or connects to the one that `--url` names.
+    /// Starts a temporary server, or connects to the server of `--url`.
     pub(super) async fn open(
-        options: &Options,
+        options: &DemoOptions,
         dir: &Dir,
         env: Env<'_>,
     ) -> Result<Self, DemoError> {
@@ -43,54 +43,54 @@ impl Database {
             let url = url.clone();
             return Ok(Self { cluster: None, url, conninfo, name, had_schema });
         }
-        let cluster = Cluster::start(dir, env).await?;
+        let cluster = TemporaryServer::start(dir, env).await?;
         let url = cluster.conninfo.clone();
         let conninfo = parse(&url, &|_| None)?;
         Ok(Self { cluster: Some(cluster), url, conninfo, name, had_schema: false })
     }
 
-    /// Makes the outbox.
+    /// Creates the outbox table.
     pub(super) async fn prepare(&self) -> Result<(), DemoError> {
         let schema = ident(&self.name);
         let sql = format!("create schema {schema}; set search_path to {schema}; {OUTBOX}");
         execute(&self.conninfo, &sql).await
     }
 
-    /// What it is, in one line.
+    /// The database in one line.
     pub(super) fn describe(&self) -> String {
         match &self.cluster {
-            Some(cluster) => format!("PostgreSQL {}, throwaway, unix socket only", cluster.version),
+            Some(cluster) => format!("PostgreSQL {}, temporary, unix socket only", cluster.version),
             None => format!(
-                "yours at {}; all that is made there is named {} and dropped at the end",
+                "yours at {}; everything created there is named {} and dropped at the end",
                 self.conninfo.hosts(),
                 self.name
             ),
         }
     }
 
-    /// The throwaway server has ended by itself.
+    /// Whether the temporary server has ended unexpectedly.
     pub(super) fn is_gone(&mut self) -> bool {
         self.cluster.as_mut().is_some_and(|cluster| !cluster.is_running())
     }
 
-    /// Tells the throwaway server to stop, and to be started again by [`Self::step_restart`].
+    /// Begins a restart of the temporary server, which [`Self::step_restart`] completes.
     pub(super) fn begin_restart(&mut self) -> Result<(), DemoError> {
-        self.cluster.as_mut().map_or(Ok(()), Cluster::begin_restart)
+        self.cluster.as_mut().map_or(Ok(()), TemporaryServer::begin_restart)
     }
 
-    /// Whether it was started again.
+    /// Continues the restart. Returns whether it is complete.
     pub(super) fn step_restart(&mut self) -> Result<bool, DemoError> {
-        self.cluster.as_mut().map_or(Ok(true), Cluster::step_restart)
+        self.cluster.as_mut().map_or(Ok(true), TemporaryServer::step_restart)
     }
 
-    /// The error of its end.
+    /// The error for a server that has ended unexpectedly.
     pub(super) fn ended(&self) -> DemoError {
-        let log = self.cluster.as_ref().map(Cluster::log_tail);
+        let log = self.cluster.as_ref().map(TemporaryServer::log_tail);
         DemoError::ServerEnded { log: log.unwrap_or_default() }
     }
 
-    /// Ends the throwaway server, or drops what was made in the user's: each object that is there, and no other. Says
-    /// what it left, for the relay must be gone first.
+    /// Ends the temporary server, or drops the demo's objects in the user's database and returns what was dropped. The
+    /// relay must have ended, because a slot in use cannot be dropped.
     pub(super) async fn close(self) -> Result<Option<String>, DemoError> {
         if self.cluster.is_some() {
             return Ok(None);
@@ -107,7 +107,7 @@ impl Database {
 
     async fn drop_objects(&self) -> Result<(), DemoError> {
         let (name, text) = (ident(&self.name), literal(&self.name));
-        // A walsender may take a moment to notice that its client has gone.
+        // A walsender may take a moment to notice that its client has disconnected.
         let slot = format!(
             "do $$ declare walsender int; begin \
                for i in 1..50 loop \
@@ -118,7 +118,7 @@ impl Database {
              select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = {text}"
         );
         execute(&self.conninfo, &slot).await?;
-        // Somebody may have set up a pipeline of their own meanwhile: then the schema is theirs.
+        // If the user has set up a pipeline meanwhile, Postrider's schema is not dropped.
         let keep = self.had_schema;
         let objects = format!(
             "drop publication if exists {name}; drop schema if exists {name} cascade; \
@@ -134,12 +134,12 @@ impl Database {
     }
 }
 
-/// A connection string, or what is wrong with it.
+/// Parses a connection string.
 pub(super) fn parse(url: &str, env: Env<'_>) -> Result<Conninfo, DemoError> {
     Conninfo::parse(url, env).map_err(DemoError::Url)
 }
 
-/// Runs statements on a connection of their own.
+/// Runs statements on a new connection.
 pub(super) async fn execute(conninfo: &Conninfo, sql: &str) -> Result<(), DemoError> {
     let (client, connection) =
         connect_client(conninfo, "postrider demo").await.map_err(DemoError::Connect)?;
@@ -164,7 +164,7 @@ pub(super) fn quoted(value: &str) -> String {
     format!("'{}'", value.replace('\\', "\\\\").replace('\'', "\\'"))
 }
 
-/// Takes libpq's variables from a child that is to use nothing but what it is told.
+/// Removes libpq's variables from the environment of a child process.
 pub(super) fn without_pg_variables(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| name.starts_with("PG")) {

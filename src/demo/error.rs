@@ -1,4 +1,4 @@
-//! Why there was no demo, and what mends it.
+//! The errors of a demo, with their hints.
 
 use super::binaries::BIN_VARIABLE;
 use crate::postgres::{ConninfoError, SourceError};
@@ -6,17 +6,17 @@ use rdkafka::error::KafkaError;
 use std::io;
 use std::path::PathBuf;
 
-/// What ends a demo before its ledger.
+/// An error that ends a demo before its ledger is complete.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "each message says it")]
+#[expect(missing_docs, reason = "the messages describe the variants")]
 pub enum DemoError {
     #[error("could not use {}", .path.display())]
     Directory { path: PathBuf, source: io::Error },
     #[error("found no PostgreSQL server programs (initdb, postgres)")]
     NoServer,
-    #[error("{BIN_VARIABLE} names {}, where initdb and postgres are not", .directory.display())]
+    #[error("{BIN_VARIABLE} names {}, which does not contain initdb and postgres", .directory.display())]
     NoServerIn { directory: PathBuf },
-    #[error("the PostgreSQL in {} is {version}; 14 is the oldest that will do", .directory.display())]
+    #[error("the PostgreSQL in {} is {version}; 14 is the oldest supported version", .directory.display())]
     ServerTooOld { directory: PathBuf, version: String },
     #[error(
         "PostgreSQL refuses to run as root, and there is no user postgres or nobody to run it as"
@@ -26,13 +26,13 @@ pub enum DemoError {
     ServerProgram { path: PathBuf, source: io::Error },
     #[error("initdb failed; the end of its log:{log}")]
     Initdb { log: String },
-    #[error("the throwaway PostgreSQL did not start; the end of its log:{log}")]
+    #[error("the temporary PostgreSQL did not start; the end of its log:{log}")]
     ServerStart { log: String },
-    #[error("the throwaway PostgreSQL has exited; the end of its log:{log}")]
+    #[error("the temporary PostgreSQL has exited; the end of its log:{log}")]
     ServerEnded { log: String },
-    #[error("the throwaway PostgreSQL did not stop within {seconds} s; the end of its log:{log}")]
+    #[error("the temporary PostgreSQL did not stop within {seconds} s; the end of its log:{log}")]
     ServerStop { seconds: u64, log: String },
-    #[error("--url can't be used")]
+    #[error("--url is invalid")]
     Url(#[source] ConninfoError),
     #[error("could not connect to the database")]
     Connect(#[source] SourceError),
@@ -48,7 +48,7 @@ pub enum DemoError {
     },
     #[error("could not start the mock broker")]
     Mock(#[source] KafkaError),
-    #[error("could not make or delete topic \"{topic}\" at {brokers}")]
+    #[error("could not create or delete topic \"{topic}\" at {brokers}")]
     Topic { topic: String, brokers: String, source: KafkaError },
     #[error("could not start the reader")]
     Reader(#[source] KafkaError),
@@ -60,7 +60,7 @@ pub enum DemoError {
     Wait(#[source] io::Error),
     #[error("could not start a thread")]
     Thread(#[source] io::Error),
-    #[error("the demo's {0} died")]
+    #[error("the thread of the demo's {0} ended unexpectedly")]
     Died(&'static str),
     #[error("postrider setup failed ({status}); the end of its log:{log}")]
     Setup { status: String, log: String },
@@ -79,37 +79,39 @@ pub enum DemoError {
 }
 
 impl DemoError {
-    /// What mends it.
+    /// How to fix it.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::NoServer | Self::ServerTooOld { .. } => Some(
-                "apt-get update && apt-get install -y postgresql (Debian, Ubuntu); or name the directory of \
-                 the server's programs in POSTRIDER_PG_BIN; or use a database of yours with --url",
+                "apt-get update && apt-get install -y postgresql (Debian, Ubuntu); or set POSTRIDER_PG_BIN to the \
+                 directory of the server programs; or use an existing database with --url",
             ),
             Self::NoServerIn { .. } => Some(
-                "let it name the directory that holds initdb and postgres, such as /usr/lib/postgresql/15/bin",
+                "set it to the directory that contains initdb and postgres, such as /usr/lib/postgresql/15/bin",
             ),
             Self::NoServerUser => {
                 Some("useradd --system postgres, or run the demo as another user")
             }
             Self::ServerProgram { .. } => Some(
-                "as root the demo runs PostgreSQL as user postgres, who must be able to run it",
+                "as root the demo runs PostgreSQL as user postgres, who needs the right to run its programs",
             ),
-            Self::Directory { .. } => Some("let TMPDIR name a directory that can be written to"),
+            Self::Directory { .. } => Some("set TMPDIR to a writable directory"),
             Self::Url(_) => {
-                Some("write postgresql://user@host/database, or key=value as libpq does")
+                Some("use postgresql://user@host/database, or key=value pairs as in libpq")
             }
-            Self::Connect(_) => {
-                Some("is the server up, and has the role REPLICATION and CREATE on the database?")
-            }
+            Self::Connect(_) => Some(
+                "check that the server runs, and that the role has REPLICATION and CREATE on the database",
+            ),
             Self::Setup { .. } => Some(
                 "with --url the server needs wal_level = logical and a free slot and walsender",
             ),
             Self::LeftBehind { .. } => Some(
-                "drop the replication slot, the publication and the schema of that name yourself: \
-                 a forgotten slot keeps WAL for ever",
+                "drop the replication slot, the publication and the schema of that name: a slot that is not dropped \
+                 retains WAL without limit",
             ),
-            Self::Topic { .. } => Some("is the broker up, and may you create topics there?"),
+            Self::Topic { .. } => {
+                Some("check that the broker runs, and that you are allowed to create topics")
+            }
             Self::RelayNotReady { .. }
             | Self::RelayEnded { .. }
             | Self::RelayStop { .. }

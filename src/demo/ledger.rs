@@ -1,18 +1,18 @@
-//! The ledger: every event that was written, what became of it, and what the broker's reader saw of it.
+//! The ledger: every event that was written, the outcome of its transaction, and whether the reader received it.
 //!
-//! Pure. Knows numbers of aggregates and of events in them, no database and no broker. It holds two bytes an event,
-//! and a time for each that is under way.
+//! Pure. It uses the numbers of aggregates and of their events, two bytes per event, and a time for each event that was
+//! not delivered yet.
 //!
-//! An aggregate's transactions come one after the other on one connection. So when an event is delivered, every
-//! earlier one of its aggregate is decided, and the ones before it in its own transaction share its fate: what is
-//! skipped and not rolled back, is out of order.
+//! The transactions of an aggregate follow each other on one connection. So when an event is delivered, every earlier
+//! event of its aggregate has an outcome, and the events before it in its own transaction have the same outcome. An event
+//! that is skipped and was not rolled back is therefore out of order.
 
 use super::quantile::Spread;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// What became of a transaction.
+/// The outcome of a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
     /// COMMIT was not answered yet.
@@ -21,16 +21,16 @@ pub(super) enum Outcome {
     Committed,
     /// The event must not be delivered.
     RolledBack,
-    /// The connection ended during COMMIT: both are right.
+    /// The connection ended during COMMIT: the event may be delivered or not.
     Unknown,
 }
 
 /// One written event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct EventId {
-    /// Which aggregate.
+    /// The number of the aggregate.
     pub(super) lane: usize,
-    /// Which event of it, from 0.
+    /// The number of the event in its aggregate, from 0.
     pub(super) sequence: usize,
 }
 
@@ -43,37 +43,37 @@ struct Event {
 #[derive(Clone, Default, Debug)]
 struct Lane {
     events: Vec<Event>,
-    /// The event to be delivered next, where nothing is repeated.
+    /// The event that is delivered next, unless one is repeated.
     next: usize,
-    /// COMMIT was sent then. Behind the delivery nothing is kept.
+    /// When COMMIT was sent, for events that were not delivered yet.
     sent: VecDeque<(usize, Instant)>,
 }
 
-/// The sums.
+/// The totals of all aggregates.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Totals {
-    /// Must be delivered.
+    /// Events that must be delivered.
     pub(super) committed: u64,
-    /// Written and rolled back on purpose.
+    /// Events that were rolled back on purpose.
     pub(super) rolled_back: u64,
-    /// Nobody knows.
+    /// Events whose outcome is unknown.
     pub(super) unknown: u64,
-    /// Records read.
+    /// Records that were read.
     pub(super) records: u64,
-    /// Different events among them.
+    /// Different events among these records.
     pub(super) delivered: u64,
-    /// Committed, and not read so far.
+    /// Committed events that were not read yet.
     pub(super) outstanding: u64,
-    /// Read again.
+    /// Events that were read again.
     pub(super) duplicated: u64,
-    /// Read before an earlier one of the same aggregate.
+    /// Events that were read before an earlier event of the same aggregate.
     pub(super) out_of_order: u64,
-    /// Read, though rolled back or never written.
+    /// Events that were read although they were rolled back or never written.
     pub(super) invented: u64,
 }
 
 impl Totals {
-    /// Everything that was committed was delivered, in order, and nothing else was.
+    /// Whether every committed event was delivered, in order, and no other event.
     pub(super) const fn balances(&self) -> bool {
         self.outstanding == 0 && self.out_of_order == 0 && self.invented == 0
     }
@@ -84,37 +84,37 @@ impl Totals {
 pub(super) struct Ledger {
     lanes: Vec<Lane>,
     totals: Totals,
-    /// From COMMIT being sent to the record being read, first deliveries alone.
+    /// From sending COMMIT to reading the record, for the first delivery of each event.
     pub(super) consumed: Spread,
 }
 
 impl Ledger {
-    /// For so many aggregates.
+    /// A ledger for so many aggregates.
     pub(super) fn new(lanes: usize) -> Self {
         let lanes = vec![Lane::default(); lanes];
         Self { lanes, totals: Totals::default(), consumed: Spread::default() }
     }
 
-    /// The sums so far.
+    /// The totals so far.
     pub(super) const fn totals(&self) -> Totals {
         self.totals
     }
 
-    /// An event about to be written.
+    /// Registers an event that is about to be written.
     pub(super) fn write(&mut self, lane: usize) -> EventId {
         let events = &mut self.lanes[lane].events;
         events.push(Event { outcome: Outcome::Pending, delivered: false });
         EventId { lane, sequence: events.len() - 1 }
     }
 
-    /// COMMIT is about to be sent.
+    /// Registers that COMMIT is about to be sent.
     pub(super) fn committing(&mut self, events: &[EventId], at: Instant) {
         for event in events {
             self.lanes[event.lane].sent.push_back((event.sequence, at));
         }
     }
 
-    /// A transaction is over. The reader may have been faster.
+    /// Registers the outcome of a transaction. The reader may have received its events already.
     pub(super) fn resolve(&mut self, events: &[EventId], outcome: Outcome) {
         for id in events {
             let event = &mut self.lanes[id.lane].events[id.sequence];
@@ -135,11 +135,11 @@ impl Ledger {
         }
     }
 
-    /// A record was read.
+    /// Registers a record that was read.
     pub(super) fn delivered(&mut self, id: EventId, at: Instant) {
         let lane = self.lanes.get_mut(id.lane);
         let Some(lane) = lane.filter(|lane| id.sequence < lane.events.len()) else {
-            self.stranger();
+            self.unknown_record();
             return;
         };
         self.totals.records += 1;
@@ -173,13 +173,13 @@ impl Ledger {
         }
     }
 
-    /// Begins the latencies anew.
+    /// Discards the latencies measured so far.
     pub(super) fn forget_latencies(&mut self) {
         self.consumed = Spread::default();
     }
 
-    /// A record was read that nobody wrote, or not so.
-    pub(super) fn stranger(&mut self) {
+    /// Registers a record that is not an event of the writers.
+    pub(super) fn unknown_record(&mut self) {
         self.totals.records += 1;
         self.totals.invented += 1;
     }

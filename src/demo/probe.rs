@@ -1,5 +1,4 @@
-//! Asks the relay how it is: `/status` and `/metrics` over HTTP, as any monitoring would, and its memory from the
-//! kernel.
+//! Observes the relay: `/status` and `/metrics` over HTTP, as monitoring does, and its memory from `/proc`.
 
 use super::DemoError;
 use super::process::memory;
@@ -13,37 +12,37 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Between two looks.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// Looks of which the quantiles on the screen are made: two seconds.
-const WINDOW_LOOKS: usize = 10;
-/// How long one answer may take.
+/// Pause between two observations.
+const OBSERVE_EVERY: Duration = Duration::from_millis(200);
+/// Observations that the quantiles on the screen are computed from: two seconds.
+const WINDOW: usize = 10;
+/// How long an answer may take.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(1);
-/// Bytes one answer may have.
+/// Size of an answer at most. Unit: bytes.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
 
 const HISTOGRAM: &str = "postrider_publish_latency_seconds_bucket{";
 
-/// What was seen last.
+/// The last observation.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Look {
-    /// `None` while nobody answers.
-    pub(super) status: Option<Status>,
+pub(super) struct Observation {
+    /// `None` if the relay does not answer.
+    pub(super) status: Option<RelayStatus>,
     /// Resident memory. Unit: bytes.
     pub(super) memory: Option<u64>,
-    /// The most any of the processes had. Unit: bytes.
+    /// Peak of the resident memory of all processes. Unit: bytes.
     pub(super) memory_peak: Option<u64>,
-    /// The most events that were seen in flight.
+    /// Largest number of events in flight that was observed.
     pub(super) in_flight_peak: u64,
     /// Commit to acknowledgement in the last two seconds.
     pub(super) recent: Buckets,
-    /// Commit to acknowledgement, all runs together; what a killed one counted after the last look is missing.
+    /// Commit to acknowledgement of all processes; what a killed process counted after the last observation is missing.
     pub(super) total: Buckets,
 }
 
-/// What the demo reads of a pipeline's status.
+/// The fields of a pipeline's status that the demo uses.
 #[derive(Clone, Deserialize, Default, Debug)]
-pub(super) struct Status {
+pub(super) struct RelayStatus {
     pub(super) state: String,
     pub(super) reason: Option<String>,
     pub(super) in_flight_events: u64,
@@ -52,32 +51,32 @@ pub(super) struct Status {
 }
 
 #[derive(Deserialize)]
-struct Answer {
-    pipelines: Vec<Status>,
+struct StatusResponse {
+    pipelines: Vec<RelayStatus>,
 }
 
-/// The thread that looks.
+/// The thread that observes the relay.
 #[derive(Debug)]
 pub(super) struct Probe {
-    shared: Arc<Shared>,
+    shared: Arc<ProbeState>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ProbeState {
     address: SocketAddr,
     stop: AtomicBool,
-    /// The relay's process; 0: none.
+    /// The process id of the relay; 0: none.
     pid: AtomicU32,
-    /// Told to begin the latencies anew.
+    /// Whether the latencies are to be discarded.
     forget: AtomicBool,
-    look: Mutex<Look>,
+    look: Mutex<Observation>,
 }
 
 impl Probe {
-    /// Starts looking at the relay that listens on `port`.
+    /// Starts observing the relay that listens on `port`.
     pub(super) fn start(port: u16) -> Result<Self, DemoError> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ProbeState {
             address: SocketAddr::from(([127, 0, 0, 1], port)),
             stop: AtomicBool::new(false),
             pid: AtomicU32::new(0),
@@ -90,19 +89,19 @@ impl Probe {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Tells which process is looked at: its counts begin at zero.
+    /// Sets the process to observe, whose counts begin at zero.
     pub(super) fn watch(&self, pid: Option<u32>) {
         self.shared.pid.store(pid.unwrap_or(0), Ordering::Relaxed);
         self.shared.look.lock().unwrap_or_else(PoisonError::into_inner).status = None;
     }
 
-    /// Begins the latencies anew at the next look.
+    /// Discards the latencies measured so far, at the next observation.
     pub(super) fn forget(&self) {
         self.shared.forget.store(true, Ordering::Relaxed);
     }
 
-    /// What was seen last.
-    pub(super) fn look(&self) -> Look {
+    /// The last observation.
+    pub(super) fn look(&self) -> Observation {
         self.shared.look.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -116,35 +115,35 @@ impl Drop for Probe {
     }
 }
 
-/// One process's histogram so far, and the last few steps of all.
+/// The histogram of the present process, and its recent increments.
 #[derive(Default)]
-struct History {
+struct LatencyHistory {
     pid: u32,
     counted: Buckets,
     steps: VecDeque<Buckets>,
 }
 
-fn watch(shared: &Shared) {
-    let mut history = History::default();
+fn watch(shared: &ProbeState) {
+    let mut history = LatencyHistory::default();
     while !shared.stop.load(Ordering::Relaxed) {
         let pid = shared.pid.load(Ordering::Relaxed);
         if pid != 0 {
             let status = get(shared.address, "/status").ok().and_then(|body| status_in(&body));
             let counted = get(shared.address, "/metrics").map(|body| buckets_in(&body));
-            // Killed meanwhile: whose answer it is nobody knows.
+            // If the relay was killed meanwhile, it is not known which process has answered.
             if shared.pid.load(Ordering::Relaxed) == pid {
                 take(shared, &mut history, pid, status, counted.ok());
             }
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(OBSERVE_EVERY);
     }
 }
 
 fn take(
-    shared: &Shared,
-    history: &mut History,
+    shared: &ProbeState,
+    history: &mut LatencyHistory,
     pid: u32,
-    status: Option<Status>,
+    status: Option<RelayStatus>,
     counted: Option<Buckets>,
 ) {
     if history.pid != pid {
@@ -162,7 +161,7 @@ fn take(
         history.steps.clear();
     }
     history.steps.push_back(step.clone());
-    if history.steps.len() > WINDOW_LOOKS {
+    if history.steps.len() > WINDOW {
         history.steps.pop_front();
     }
     let mut recent = Buckets::default();
@@ -182,12 +181,12 @@ fn take(
     look.total.add(&step);
 }
 
-fn status_in(body: &str) -> Option<Status> {
-    let answer: Answer = serde_json::from_str(body).ok()?;
+fn status_in(body: &str) -> Option<RelayStatus> {
+    let answer: StatusResponse = serde_json::from_str(body).ok()?;
     answer.pipelines.into_iter().next()
 }
 
-/// The histogram's buckets, each with its own count: in the text they are summed up.
+/// The histogram's buckets, each with its own count: in the text the counts are cumulative.
 fn buckets_in(body: &str) -> Buckets {
     let mut below = 0;
     let lines = body.lines().filter_map(|line| line.strip_prefix(HISTOGRAM));
@@ -203,7 +202,7 @@ fn buckets_in(body: &str) -> Buckets {
     Buckets(buckets.collect())
 }
 
-/// HTTP/1.0 by hand, so that the answer ends with the connection.
+/// Uses HTTP/1.0, so that the answer ends with the connection.
 fn get(address: SocketAddr, path: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&address, ANSWER_DEADLINE)?;
     stream.set_read_timeout(Some(ANSWER_DEADLINE))?;
@@ -219,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_of_buckets_become_their_own_counts() {
+    fn cumulative_buckets_become_single_counts() {
         let body = "# TYPE postrider_publish_latency_seconds histogram\n\
             postrider_publish_latency_seconds_sum{pipeline=\"d\"} 1.5\n\
             postrider_publish_latency_seconds_bucket{le=\"0.001\",pipeline=\"d\"} 3\n\

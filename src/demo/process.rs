@@ -1,4 +1,4 @@
-//! Processes that the demo starts: asked to end, ended by their own id, waited for.
+//! The processes, the directory and the signals of a demo.
 
 use super::DemoError;
 use rustix::process::{Pid, Signal, kill_process};
@@ -11,16 +11,16 @@ use std::time::Duration;
 use tokio::signal::unix::{self, SignalKind};
 use tokio::time::Instant;
 
-/// Between two looks at a process that is to end.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// Pause between two checks whether a process has ended.
+const CHECK_EVERY: Duration = Duration::from_millis(10);
 
-/// Sends a signal to a child that was not waited for yet, so the id is still its own.
+/// Sends a signal to a child that was not waited for yet, so that its process id cannot have been reused.
 pub(super) fn signal(child: &Child, signal: Signal) -> io::Result<()> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     Ok(kill_process(pid.ok_or(io::ErrorKind::InvalidInput)?, signal)?)
 }
 
-/// Waits for the end; `None` when the deadline comes first.
+/// Waits for the end of a child; `None` if the deadline is reached first.
 pub(super) async fn ended(child: &mut Child, within: Duration) -> io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + within;
     loop {
@@ -30,11 +30,11 @@ pub(super) async fn ended(child: &mut Child, within: Duration) -> io::Result<Opt
         if Instant::now() >= deadline {
             return Ok(None);
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(CHECK_EVERY).await;
     }
 }
 
-/// The same where nothing can be awaited: when a value is dropped. Ends with SIGKILL whatever happens.
+/// Ends a child without `await`, for `Drop`: sends the signal `politely`, waits, then sends SIGKILL.
 pub(super) fn end_now(child: &mut Child, politely: Signal, within: Duration) {
     if matches!(child.try_wait(), Ok(Some(_))) {
         return;
@@ -45,15 +45,15 @@ pub(super) fn end_now(child: &mut Child, politely: Signal, within: Duration) {
             if matches!(child.try_wait(), Ok(Some(_)) | Err(_)) {
                 return;
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(CHECK_EVERY);
         }
     }
-    // It may have ended between the two; then there is nothing to kill.
+    // If the child has ended meanwhile, `kill` fails, which does not matter.
     drop(child.kill());
     drop(child.wait());
 }
 
-/// Resident memory of a process: now, and the most it ever was. Unit: bytes. `None` where there is no `/proc`.
+/// Resident memory of a process, present and peak. Unit: bytes. `None` without `/proc`.
 pub(super) fn memory(pid: u32) -> Option<(u64, u64)> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let field = |name: &str| {
@@ -63,17 +63,17 @@ pub(super) fn memory(pid: u32) -> Option<(u64, u64)> {
     Some((field("VmRSS:")?, field("VmHWM:")?))
 }
 
-// The directory of one demo: data, socket, configuration and logs. It goes with the value.
-
-/// Longest path of the directory: a unix socket's whole path may have 107 bytes on Linux, 103 elsewhere. Unit: bytes.
+/// Longest path of the directory: the path of a unix socket may have 107 bytes on Linux, 103 elsewhere. Unit: bytes.
 const PATH_BYTES_MAX: usize = 80;
 
-/// A directory that nobody else can look into, removed when dropped.
+/// The directory of a demo, for data, socket, configuration and logs. Only this user can read it. It is removed when the
+/// value is dropped.
 #[derive(Debug)]
 pub(super) struct Dir(PathBuf);
 
 impl Dir {
-    /// A new one under the system's directory for temporary files, or `/tmp` where that path is too long for a socket.
+    /// Creates the directory in the system's directory for temporary files, or in `/tmp` if that path is too long for a
+    /// socket.
     pub(super) fn create() -> Result<Self, DemoError> {
         let name = format!("postrider-demo-{:08x}", fastrand::u32(..));
         let mut path = std::env::temp_dir().join(&name);
@@ -104,7 +104,7 @@ impl Dir {
         }
     }
 
-    /// Gives the directory to the user that the server runs as; root still sees into it.
+    /// Makes the server's user the owner of the directory.
     pub(super) fn give(&self, uid: u32, gid: u32) -> Result<(), DemoError> {
         let given = chown(&self.0, Some(uid), Some(gid));
         given.map_err(|source| DemoError::Directory { path: self.0.clone(), source })
@@ -113,7 +113,7 @@ impl Dir {
 
 impl Drop for Dir {
     fn drop(&mut self) {
-        // Nobody is left to tell; the path holds the demo's name, so what stays behind is easily known for what it is.
+        // A failure cannot be reported here. The name of the directory shows that it belongs to a demo.
         drop(fs::remove_dir_all(&self.0));
     }
 }
@@ -127,9 +127,7 @@ pub(super) fn tail(path: &Path, lines: usize) -> String {
     last.iter().flat_map(|line| ["\n    ", line]).collect()
 }
 
-// The signals that end a demo.
-
-/// Ctrl-C, a supervisor's SIGTERM, a terminal that was closed.
+/// The signals that end a demo: SIGINT, SIGTERM and SIGHUP.
 #[derive(Debug)]
 pub(super) struct Interrupts([unix::Signal; 3]);
 
@@ -144,7 +142,7 @@ impl Interrupts {
         ]))
     }
 
-    /// Waits for the next. May be dropped while it waits.
+    /// Waits for the next signal. Cancel safe.
     pub(super) async fn next(&mut self) {
         let [interrupt, terminate, hangup] = &mut self.0;
         tokio::select! {

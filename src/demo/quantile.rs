@@ -1,4 +1,4 @@
-//! Quantiles of durations: of those measured here, finely; of those the relay counts in buckets, by interpolation.
+//! Quantiles of durations: of durations measured here, and of the relay's histograms by interpolation.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub(super) struct Spread {
 }
 
 impl Spread {
-    /// Counts one.
+    /// Counts a duration.
     pub(super) fn observe(&mut self, duration: Duration) {
         let place = place(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX));
         if self.counts.len() <= place {
@@ -41,7 +41,7 @@ impl Spread {
         None
     }
 
-    /// What was counted since an earlier look at the same.
+    /// The durations that were counted since an earlier state of the same value.
     pub(super) fn since(&self, earlier: &Self) -> Self {
         let before = |place: usize| earlier.counts.get(place).copied().unwrap_or(0);
         let counts = self.counts.iter().enumerate().map(|(place, count)| count - before(place));
@@ -71,7 +71,7 @@ fn upper(place: usize) -> u64 {
     ((part + 1) << power) - 1
 }
 
-/// Which of `count` sorted values is the quantile, from 1.
+/// The number, from 1, of the value that is the quantile among `count` sorted values.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -92,7 +92,7 @@ impl Buckets {
         self.0.iter().map(|(_, count)| count).sum()
     }
 
-    /// What was counted since an earlier look at the same histogram.
+    /// The counts since an earlier state of the same histogram.
     pub(super) fn since(&self, earlier: &Self) -> Self {
         let before = |at: usize| earlier.0.get(at).map_or(0, |(_, count)| *count);
         let counts = self.0.iter().enumerate();
@@ -112,7 +112,7 @@ impl Buckets {
         }
     }
 
-    /// The quantile, by straight interpolation inside its bucket, as Prometheus' `histogram_quantile` does.
+    /// The quantile by linear interpolation inside its bucket, as in Prometheus' `histogram_quantile`.
     #[expect(clippy::cast_precision_loss, reason = "an estimate for people")]
     pub(super) fn quantile(&self, quantile: f64) -> Option<Duration> {
         let mut left = rank(self.count(), quantile)?;

@@ -1,6 +1,5 @@
-//! The independent reader of a demo: takes every record of the topic from the broker, and tells the ledger.
-//!
-//! It is another Kafka client than the relay's, and believes nothing but what the broker gives out.
+//! The independent reader of a demo: reads every record of the topic with its own Kafka client and enters it in the
+//! ledger.
 
 use super::DemoError;
 use super::broker::{Broker, PARTITIONS};
@@ -16,25 +15,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Between two looks at whether to stop.
+/// Pause between two checks whether to stop.
 const POLL: Duration = Duration::from_millis(50);
 
-/// The thread that reads.
+/// The thread of the reader.
 #[derive(Debug)]
-pub(super) struct Reader {
+pub(super) struct TopicReader {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The payload, as the writer wrote it.
+/// The payload of the writer's events.
 #[derive(Deserialize)]
 struct Payload {
     order: usize,
     sequence: usize,
 }
 
-impl Reader {
-    /// Starts it at the topic's beginning.
+impl TopicReader {
+    /// Starts the reader at the beginning of the topic.
     pub(super) fn start(broker: &Broker, ledger: &SharedLedger) -> Result<Self, DemoError> {
         let consumer: BaseConsumer = ClientConfig::new()
             .set("bootstrap.servers", &broker.brokers)
@@ -60,24 +59,24 @@ impl Reader {
 
 fn read(consumer: &BaseConsumer, ledger: &SharedLedger, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
-        // librdkafka mends what can be mended; what can't shows as records that never come.
+        // librdkafka retries after an error. If that fails, the missing records show in the ledger.
         let Some(Ok(message)) = consumer.poll(POLL) else { continue };
         let at = Instant::now();
         match event_of(&message) {
             Some(event) => ledger.lock().delivered(event, at),
-            None => ledger.lock().stranger(),
+            None => ledger.lock().unknown_record(),
         }
     }
 }
 
-/// Which event a record is; none where key and payload are not those of one event.
+/// The event of a record; `None` if key and payload are not those of one event.
 fn event_of(message: &BorrowedMessage<'_>) -> Option<EventId> {
     let payload: Payload = serde_json::from_slice(message.payload()?).ok()?;
     let fits = message.key() == Some(key(payload.order).as_bytes());
     fits.then_some(EventId { lane: payload.order, sequence: payload.sequence })
 }
 
-impl Drop for Reader {
+impl Drop for TopicReader {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {

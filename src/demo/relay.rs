@@ -1,9 +1,9 @@
-//! The relay of a demo: this same program as a process of its own, set up and run as any user would.
+//! The relay of a demo: this program in a process of its own, set up and run as a user would do it.
 
 use super::broker::Broker;
 use super::database::{Database, without_pg_variables};
 use super::process::{Dir, end_now, ended, signal, tail};
-use super::{DemoError, Options};
+use super::{DemoError, DemoOptions};
 use rustix::process::Signal;
 use std::fs::File;
 use std::net::TcpListener;
@@ -19,11 +19,11 @@ const STOP_DEADLINE: Duration = Duration::from_secs(15);
 /// Lines of the relay's log that an error shows.
 const LOG_LINES: usize = 20;
 
-/// What the children find in their environment, so that neither password nor quotes stand in the file.
+/// Variables in the environment of the child processes, so that the file contains no password and needs no quoting.
 const URL_VARIABLE: &str = "POSTRIDER_DEMO_SOURCE";
 const BROKERS_VARIABLE: &str = "POSTRIDER_DEMO_SINK";
 
-/// The relay, running or between two runs. Ended with the value.
+/// The relay, which is ended when the value is dropped.
 #[derive(Debug)]
 pub(super) struct Relay {
     executable: PathBuf,
@@ -39,7 +39,7 @@ pub(super) struct Relay {
 impl Relay {
     /// Writes the configuration and runs `postrider setup`.
     pub(super) async fn set_up(
-        options: &Options,
+        options: &DemoOptions,
         dir: &Dir,
         database: &Database,
         broker: &Broker,
@@ -81,7 +81,7 @@ impl Relay {
         }
     }
 
-    /// A command of this program with the demo's configuration, its output behind the log's end.
+    /// Starts a command of this program with the demo's configuration. Its output is appended to the log.
     fn spawn(&self, command: &[&str]) -> Result<Child, DemoError> {
         let opened = File::options().create(true).append(true).open(&self.log);
         let opened = opened.and_then(|log| Ok((log.try_clone()?, log)));
@@ -90,7 +90,7 @@ impl Relay {
         let mut child = Command::new(&self.executable);
         child.arg("--config").arg(&self.config).args(["--color", "never"]).args(command);
         child.stdin(Stdio::null()).stdout(output).stderr(errors);
-        // A group of its own: Ctrl-C is for the demo alone, which then ends the relay in its turn.
+        // A process group of its own: Ctrl-C must reach only the demo, which then stops the relay.
         child.process_group(0);
         if self.own_server {
             without_pg_variables(&mut child);
@@ -100,18 +100,18 @@ impl Relay {
         spawned.map_err(|source| DemoError::Spawn { path: self.executable.clone(), source })
     }
 
-    /// Starts it.
+    /// Starts the relay.
     pub(super) fn start(&mut self) -> Result<(), DemoError> {
         self.child = Some(self.spawn(&["run", "--fail-fast"])?);
         Ok(())
     }
 
-    /// Its process, while there is one.
+    /// The process id of the running relay.
     pub(super) fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
 
-    /// An error once it has ended without being told to.
+    /// An error if the relay has ended unexpectedly.
     pub(super) fn check(&mut self) -> Result<(), DemoError> {
         let Some(child) = &mut self.child else { return Ok(()) };
         match child.try_wait().map_err(DemoError::Wait)? {
@@ -120,7 +120,7 @@ impl Relay {
         }
     }
 
-    /// kill -9, and starts it again.
+    /// Kills the relay with SIGKILL and starts it again.
     pub(super) fn kill_and_restart(&mut self) -> Result<(), DemoError> {
         if let Some(mut child) = self.child.take() {
             child.kill().and_then(|()| child.wait()).map_err(DemoError::Wait)?;
@@ -128,7 +128,7 @@ impl Relay {
         self.start()
     }
 
-    /// SIGTERM, and waits for the clean end: exit 0 and nothing in flight.
+    /// Sends SIGTERM and waits for a clean end: exit code 0, nothing in flight.
     pub(super) async fn stop(&mut self) -> Result<(), DemoError> {
         let Some(child) = &mut self.child else { return Ok(()) };
         signal(child, Signal::TERM).map_err(DemoError::Wait)?;
@@ -141,7 +141,7 @@ impl Relay {
         }
     }
 
-    /// The last lines of its log.
+    /// The last lines of the log.
     pub(super) fn log_tail(&self) -> String {
         tail(&self.log, LOG_LINES)
     }
@@ -149,7 +149,7 @@ impl Relay {
 
 /// How a process ended, for people.
 fn ending(status: Option<ExitStatus>) -> String {
-    status.map_or_else(|| "it still runs".to_owned(), |status| status.to_string())
+    status.map_or_else(|| "still running".to_owned(), |status| status.to_string())
 }
 
 impl Drop for Relay {
@@ -160,7 +160,7 @@ impl Drop for Relay {
     }
 }
 
-/// Ended when dropped: Ctrl-C may come while it works.
+/// A running `postrider setup`, ended when dropped: a signal may arrive while it works.
 struct Setup(Child);
 
 impl Drop for Setup {

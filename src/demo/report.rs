@@ -1,34 +1,34 @@
-//! The ledger as it is printed at the end, and what to do next.
+//! The report at the end of a demo: the ledger, latencies, and what to do next.
 
-use super::chaos::{self, Played};
+use super::chaos::{self, Injected};
 use super::ledger::Totals;
 use super::view::Quantiles;
 use super::words;
 use std::fmt::Write as _;
 
-/// Everything the last page tells.
+/// The contents of the report.
 #[derive(Clone, Debug)]
-pub(super) struct Report {
+pub(super) struct DemoReport {
     pub(super) totals: Totals,
-    /// What was broken.
-    pub(super) played: Vec<Played>,
-    /// Whether by `--chaos`: then each is told.
+    /// The failures that were injected.
+    pub(super) injected: Vec<Injected>,
+    /// Whether the failures are those of `--chaos`, which are listed one by one.
     pub(super) chaos: bool,
-    /// What that may have caused to be published again.
+    /// Number of events that the failures may have caused to be published again.
     pub(super) repeatable: u64,
     pub(super) acknowledged: Quantiles,
     pub(super) consumed: Quantiles,
     pub(super) memory_peak: Option<u64>,
-    /// Why the relay did not end as it should, where it did not.
+    /// Why the relay did not end cleanly, if it did not.
     pub(super) trouble: Option<String>,
 }
 
-impl Report {
-    /// Whether the demo shows what it is to show.
+impl DemoReport {
+    /// Whether the demo succeeded.
     pub(super) fn balances(&self) -> bool {
-        // Only what is broken repeats.
-        let once = !self.played.is_empty() || self.totals.duplicated == 0;
-        let overcome = self.played.iter().all(|played| played.back_after.is_some());
+        // Without an injected failure no event may be repeated.
+        let once = !self.injected.is_empty() || self.totals.duplicated == 0;
+        let overcome = self.injected.iter().all(|injected| injected.back_after.is_some());
         self.totals.balances()
             && once
             && overcome
@@ -36,18 +36,18 @@ impl Report {
             && self.trouble.is_none()
     }
 
-    /// The page.
+    /// The report as text.
     pub(super) fn text(&self, color: bool) -> String {
         let paint = |code: &str, text: &str| {
             if color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
         };
         let totals = &self.totals;
         let zero = |count: u64| if count == 0 { "32" } else { "31" };
-        let calm = self.played.is_empty();
+        let calm = self.injected.is_empty();
         let repeated = if calm { zero(totals.duplicated) } else { "0" };
         let mut text = String::new();
         if self.chaos {
-            text = format!("\n{}\n{}", paint("1", "Chaos"), chaos::page(&self.played));
+            text = format!("\n{}\n{}", paint("1", "Chaos"), chaos::page(&self.injected));
         }
         line(&mut text, &format!("\n{}", paint("1", "Ledger")));
         let rows = [
@@ -78,7 +78,7 @@ impl Report {
             line(&mut text, &format!("  {name:<13}{count}   {}", paint("2", &note)));
         }
         text.push('\n');
-        let own = if calm { "the relay's histogram" } else { "the relay's, repeats too" };
+        let own = if calm { "the relay's histogram" } else { "with repeated events" };
         let latencies = [
             ("commit → acknowledged", &self.acknowledged, own),
             ("commit → consumed", &self.consumed, "from COMMIT to the reader"),
@@ -108,9 +108,9 @@ impl Report {
 
     fn verdict(&self, paint: &impl Fn(&str, &str) -> String) -> String {
         if self.balances() {
-            let often = if self.played.is_empty() { "once" } else { "at least once" };
+            let often = if self.injected.is_empty() { "once" } else { "at least once" };
             let good =
-                format!("Balanced: all that was committed came {often}, in order, nothing else.");
+                format!("Balanced: every committed event arrived {often}, in order, nothing else.");
             return paint("1;32", &good);
         }
         if self.totals.committed == 0 {
@@ -121,7 +121,7 @@ impl Report {
 
     fn not_committed(&self) -> String {
         let rolled_back = words::count(self.totals.rolled_back);
-        let mut note = format!("rolled back ({rolled_back}) or never written");
+        let mut note = format!("read, but rolled back ({rolled_back}) or never written");
         if self.totals.unknown > 0 {
             let unknown = words::count(self.totals.unknown);
             write!(note, "; {unknown} unknown").unwrap_or_default();
@@ -131,11 +131,11 @@ impl Report {
 
     fn duplicates(&self) -> String {
         let bound = words::count(self.repeatable);
-        match self.played.len() {
-            0 => "delivered again".to_owned(),
-            _ if self.chaos => format!("again, at most {bound} expected"),
-            1 => format!("again after the kill, at most {bound} expected"),
-            kills => format!("again after {kills} kills, at most {bound} expected"),
+        match self.injected.len() {
+            0 => "delivered twice".to_owned(),
+            _ if self.chaos => format!("delivered twice, at most {bound} expected"),
+            1 => format!("after 1 kill, at most {bound} expected"),
+            kills => format!("after {kills} kills, at most {bound} expected"),
         }
     }
 }
@@ -145,12 +145,12 @@ fn line(text: &mut String, line: &str) {
     writeln!(text, "{line}").unwrap_or_default();
 }
 
-/// Where to go from here.
+/// What to do next.
 pub(super) const NEXT: &str = "
 What next
-  docs/getting-started.md   point it at a database and a broker of your own
-  postrider setup -c FILE   make slot, publication, tables; --print-sql: print
-  postrider run -c FILE     stream until it is stopped
+  docs/getting-started.md   use Postrider with your database and broker
+  postrider setup -c FILE   create slot, publication and tables (--print-sql)
+  postrider run -c FILE     run the service
   postrider demo --chaos    kill -9, a frozen broker, a database restart
 ";
 

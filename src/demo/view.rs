@@ -1,23 +1,23 @@
-//! What is shown: figures of the last seconds, made of the ledger's sums and of what the probe saw.
+//! The figures on the screen: rates and latencies of the last seconds, from the ledger's totals and the probe.
 
-use super::chaos::Act;
+use super::chaos::Failure;
 use super::ledger::{SharedLedger, Totals};
-use super::probe::Look;
+use super::probe::Observation;
 use super::quantile::Spread;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Over so long a rate is taken: short enough to show a kill.
+/// The window of a rate: short enough to show a kill.
 const RATE_WINDOW: Duration = Duration::from_secs(1);
-/// Over so long the quantiles are taken.
+/// The window of the quantiles.
 const QUANTILE_WINDOW: Duration = Duration::from_secs(2);
 /// Between two points of the charts.
 const POINT_EVERY: Duration = Duration::from_millis(250);
-/// Points the charts keep: one minute.
+/// Points that the charts keep: one minute.
 const POINTS_MAX: usize = 240;
 
-/// A killed relay may publish again what it confirmed last: by default the cursor is a second old, a status update
-/// 200 ms.
+/// A killed relay may publish again the events of its last moments: by default the cursor is at most 1 s old, and a
+/// status update 200 ms.
 const REPEATED: Duration = Duration::from_millis(1200);
 
 /// What the demo is doing.
@@ -25,7 +25,7 @@ const REPEATED: Duration = Duration::from_millis(1200);
 pub(super) enum Phase {
     /// Events are written.
     Writing,
-    /// No more are; the last ones are on their way.
+    /// No more events are written; the last ones are being delivered.
     Draining,
 }
 
@@ -45,36 +45,36 @@ pub(super) struct Point {
     pub(super) p99: Option<f64>,
 }
 
-/// Everything a screen needs.
+/// Everything that a screen shows.
 #[derive(Clone, Debug)]
-pub(super) struct View {
+pub(super) struct ScreenView {
     pub(super) phase: Phase,
     pub(super) elapsed: Duration,
     /// `None`: until Ctrl-C.
     pub(super) limit: Option<Duration>,
-    /// Events a second that were committed, and read.
+    /// Events per second that were committed, and read.
     pub(super) written: f64,
     pub(super) delivered: f64,
     pub(super) acknowledged: Quantiles,
     pub(super) consumed: Quantiles,
     pub(super) totals: Totals,
-    pub(super) look: Look,
-    /// What is broken at this moment, and not overcome yet.
-    pub(super) breaking: Option<Act>,
-    /// How often something was broken, and how often it is to be in one round.
+    pub(super) look: Observation,
+    /// The failure from which the relay has not recovered yet.
+    pub(super) breaking: Option<Failure>,
+    /// Number of failures that were injected, and that are planned for one round.
     pub(super) broken: usize,
     pub(super) planned: usize,
-    /// Whether it is `--chaos` that breaks.
+    /// Whether the failures are those of `--chaos`.
     pub(super) chaos: bool,
-    /// Why nothing is written, where nothing is.
+    /// Why the writers do not write, if they do not.
     pub(super) trouble: Option<String>,
 }
 
-impl View {
-    /// The relay's state in a word.
+impl ScreenView {
+    /// The state of the relay.
     pub(super) fn state(&self) -> &str {
         match (&self.look.status, self.phase) {
-            (None, _) if self.breaking == Some(Act::KillRelay) => "restarting",
+            (None, _) if self.breaking == Some(Failure::KillRelay) => "restarting",
             (None, _) => "no answer",
             (Some(_), Phase::Draining) => "draining",
             (Some(status), Phase::Writing) => &status.state,
@@ -82,7 +82,7 @@ impl View {
     }
 }
 
-/// Turns sums into rates.
+/// Computes rates from the ledger's totals.
 #[derive(Debug)]
 pub(super) struct Meter {
     ledger: SharedLedger,
@@ -104,12 +104,12 @@ impl Meter {
         Self { ledger: ledger.clone(), samples, points, next_point: Instant::now() }
     }
 
-    /// Begins anew.
+    /// Discards the samples.
     pub(super) fn forget(&mut self) {
         self.samples.clear();
     }
 
-    /// Takes the ledger's sums as they are now.
+    /// Samples the ledger's totals.
     pub(super) fn sample(&mut self) -> Totals {
         let (totals, consumed) = {
             let ledger = self.ledger.lock();
@@ -138,17 +138,17 @@ impl Meter {
         if seconds > 0.0 { real(counted) / seconds } else { 0.0 }
     }
 
-    /// Events a second that were committed.
+    /// Events per second that were committed.
     pub(super) fn written(&self) -> f64 {
         self.rate(|totals| totals.committed)
     }
 
-    /// Records a second that were read, repeated ones too.
+    /// Records per second that were read, including repeated ones.
     pub(super) fn delivered(&self) -> f64 {
         self.rate(|totals| totals.records)
     }
 
-    /// From COMMIT being sent to the record being read, in the last two seconds.
+    /// From sending COMMIT to reading the record, in the last two seconds.
     pub(super) fn consumed(&self) -> Quantiles {
         let (Some(then), Some(now)) = (self.samples.front(), self.samples.back()) else {
             return Quantiles::default();
@@ -157,14 +157,14 @@ impl Meter {
         Quantiles { p50: recent.quantile(0.5), p99: recent.quantile(0.99) }
     }
 
-    /// What a kill at this moment may cause to be published again.
+    /// Number of events that a kill at this moment may cause to be published again.
     pub(super) fn repeatable(&self) -> u64 {
         let (Some(then), Some(now)) = (self.back(REPEATED), self.samples.back()) else { return 0 };
         now.totals.records - then.totals.records + now.totals.outstanding
     }
 
-    /// Adds to the charts when it is time.
-    pub(super) fn plot(&mut self, view: &View) {
+    /// Adds a point to the charts if it is due.
+    pub(super) fn plot(&mut self, view: &ScreenView) {
         let now = Instant::now();
         if now < self.next_point {
             return;
@@ -179,7 +179,7 @@ impl Meter {
     }
 }
 
-/// Counts for people.
+/// A count as a real number.
 #[expect(clippy::cast_precision_loss, reason = "exact up to 2^53")]
 pub(super) fn real(count: u64) -> f64 {
     count as f64

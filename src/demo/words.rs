@@ -1,4 +1,4 @@
-//! How figures are written, on the screen, in the lines and in the ledger alike.
+//! The format of figures, common to screen, lines and ledger.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub(super) fn rate(rate: f64) -> String {
     count(rate.round() as u64)
 }
 
-/// `0.8 ms`, `12 ms`, `1.2 s`; `-` where nothing was measured.
+/// `0.8 ms`, `12 ms`, `1.2 s`; `-` for no measurement.
 pub(super) fn duration(duration: Option<Duration>) -> String {
     let Some(duration) = duration else { return "-".to_owned() };
     let millis = duration.as_secs_f64() * 1000.0;
@@ -38,7 +38,7 @@ pub(super) fn duration(duration: Option<Duration>) -> String {
     }
 }
 
-/// `23 MB`; `-` where it is not known.
+/// `23 MB`; `-` if unknown.
 pub(super) fn memory(bytes: Option<u64>) -> String {
     bytes
         .map_or_else(|| "-".to_owned(), |bytes| format!("{:.0} MB", super::view::real(bytes) / 1e6))

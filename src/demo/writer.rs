@@ -1,8 +1,8 @@
-//! The application of a demo: orders that change, each change an event in the same transaction; some think better of
-//! it.
+//! The application of a demo: it changes orders and inserts an event for each change in the same transaction. Some
+//! transactions are rolled back.
 //!
-//! Every connection has a thread and aggregates of its own, so an aggregate's transactions follow one another. What
-//! became of each event goes to the ledger; nothing here knows of the relay or the broker.
+//! Every connection has its own thread and its own aggregates, so the transactions of an aggregate follow each other. The
+//! outcome of each event goes to the ledger.
 
 use super::DemoError;
 use super::database::Database;
@@ -19,47 +19,47 @@ use tokio_postgres::{Client, Statement};
 /// Aggregates of a demo.
 pub(super) const AGGREGATES: usize = 100;
 
-/// What the aggregates are, in the column and in every key.
+/// The aggregate type, in the column and in every key.
 pub(super) const AGGREGATE_TYPE: &str = "order";
 
-/// Events a second that one connection is asked for: with `fsync` on, more is more than many disks do.
+/// Events per second of one connection: with `fsync` on, many disks cannot do more.
 const RATE_OF_CONNECTION: u32 = 500;
 
-/// Connections.
+/// Number of connections at most.
 const CONNECTIONS_MAX: u32 = 8;
 
-/// Events of one transaction.
+/// Events of one transaction at most.
 const TRANSACTION_EVENTS_MAX: usize = 5;
 
-/// One transaction in so many is rolled back.
+/// One of so many transactions is rolled back.
 const ROLLBACK_EVERY: u32 = 12;
 
-/// A writer further behind its rate forgets the rest of what it owes.
+/// How far a writer may fall behind its rate; events beyond that are not made up for.
 const DEBT_MAX: Duration = Duration::from_secs(1);
 
 /// Between two attempts to connect.
 const ATTEMPT_EVERY: Duration = Duration::from_millis(200);
 
-/// Between two looks at whether to go.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Pause between two checks whether to begin.
+const CHECK_EVERY: Duration = Duration::from_millis(5);
 
 const EVENT_TYPES: [&str; 4] = ["OrderPlaced", "OrderPaid", "OrderPacked", "OrderShipped"];
 
-/// Threads that write.
+/// The threads that write.
 #[derive(Debug)]
 pub(super) struct Writers {
     go: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
-    trouble: Trouble,
+    trouble: LastError,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// The newest error, for the screen.
-type Trouble = Arc<Mutex<Option<String>>>;
+type LastError = Arc<Mutex<Option<String>>>;
 
 impl Writers {
-    /// Starts them: one writes a first event, then all wait for [`Writers::go`]. Together they offer `rate` events a
-    /// second.
+    /// Starts the threads: one of them writes a first event, then all wait for [`Writers::go`]. Together they write `rate`
+    /// events per second.
     pub(super) fn start(
         database: &Database,
         ledger: &SharedLedger,
@@ -69,7 +69,7 @@ impl Writers {
         let mut writers = Self {
             go: Arc::default(),
             stop: Arc::default(),
-            trouble: Trouble::default(),
+            trouble: LastError::default(),
             threads: Vec::new(),
         };
         let table = TableName::new(&database.name, "outbox");
@@ -97,12 +97,12 @@ impl Writers {
         Ok(writers)
     }
 
-    /// Lets them write at their rate.
+    /// Starts writing at the rate.
     pub(super) fn go(&self) {
         self.go.store(true, Ordering::Relaxed);
     }
 
-    /// Asks them to stop behind the transaction at hand.
+    /// Requests that the writers stop after their current transactions.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
@@ -112,7 +112,7 @@ impl Writers {
         self.threads.iter().all(JoinHandle::is_finished)
     }
 
-    /// Why they don't write, where they don't.
+    /// Why the writers do not write, if they do not.
     pub(super) fn trouble(&self) -> Option<String> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -135,7 +135,7 @@ struct Writer {
     is_first: bool,
     go: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
-    trouble: Trouble,
+    trouble: LastError,
 }
 
 impl Writer {
@@ -159,13 +159,13 @@ impl Writer {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Writes on one connection until told to stop, or until it breaks.
+    /// Writes on one connection until a stop is requested or the connection breaks.
     async fn session(&self) -> Result<(), DemoError> {
         let connected = connect_client(&self.conninfo, "postrider demo writer").await;
         let (client, connection) = connected.map_err(DemoError::Connect)?;
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let mut connection = std::pin::pin!(connection);
-        // A connection that ends fails the statement at hand, which then knows best what became of it.
+        // When the connection ends, the current statement fails, and its error decides the outcome of the transaction.
         let mut alive = true;
         let mut writing = std::pin::pin!(self.write(&client));
         loop {
@@ -188,14 +188,14 @@ impl Writer {
             self.transaction(client, &insert, 1, false).await?;
         }
         while !self.goes() && !self.stopped() {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_EVERY).await;
         }
         let mut due = Instant::now();
         while !self.stopped() {
             let events = fastrand::usize(1..=TRANSACTION_EVENTS_MAX);
             let roll_back = fastrand::u32(..ROLLBACK_EVERY) == 0;
             self.transaction(client, &insert, events, roll_back).await?;
-            // The rate is that of committed events.
+            // Only committed events count towards the rate.
             let events = if roll_back { 0 } else { u32::try_from(events).unwrap_or(1) };
             due += self.pause * events;
             let now = Instant::now();
@@ -205,7 +205,7 @@ impl Writer {
         Ok(())
     }
 
-    /// One transaction; on an error its outcome is what is known of it.
+    /// One transaction, whose outcome is entered in the ledger.
     async fn transaction(
         &self,
         client: &Client,
@@ -252,7 +252,8 @@ impl Writer {
         }
         self.ledger.lock().committing(events, Instant::now());
         client.batch_execute("commit").await.map_err(|error| {
-            // An error that the server sent is a refusal; a lost connection is anybody's guess.
+            // An error of the server means that the transaction was aborted. After a lost connection the outcome is
+            // unknown.
             let refused = error.code().is_some_and(|code| !ends_session(code.code()));
             (if refused { Outcome::RolledBack } else { Outcome::Unknown }, error)
         })?;

@@ -111,7 +111,7 @@ async fn at_a_terminal_a_person_is_asked_which_rows_go_first() {
         let (code, shown) = at_terminal(&["setup"], typed);
         assert_eq!(code, Some(0), "{typed:?}: {shown}");
         assert_eq!(shown.matches(question).count(), times, "{typed:?}: {shown}");
-        let unknown = "\"perhaps\" is none of these; type one of none, unpublished, all.";
+        let unknown = "\"perhaps\" is not an answer; type one of none, unpublished, all.";
         assert_eq!(shown.contains(unknown), typed.starts_with("perhaps"), "{typed:?}: {shown}");
         assert_eq!(
             shown.contains(&format!("list {listed} rows")),
@@ -139,7 +139,7 @@ async fn at_a_terminal_a_person_is_asked_which_rows_go_first() {
             assert_eq!(slots().await, "1", "{typed:?}");
         }
         let (code, shown) = at_terminal(&["setup", "--undo"], "yes\n");
-        assert!(code == Some(0) && shown.contains("is undone"), "{shown}");
+        assert!(code == Some(0) && shown.contains("removed from the database"), "{shown}");
         assert_eq!(slots().await, "0");
     }
 }

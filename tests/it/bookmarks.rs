@@ -54,7 +54,7 @@ async fn a_bookmark_is_a_slot_of_its_own_that_is_listed_and_dropped() {
         assert!(table.contains("before the fix") && table.contains("of 10 GiB"), "{table}");
 
         let said = postrider_ok(&pipeline.config, &["bookmark", "drop", "before-fix"]);
-        assert!(said.starts_with("bookmark before-fix is gone"), "{said}");
+        assert!(said.starts_with("dropped bookmark before-fix"), "{said}");
         assert_eq!(slots(&pipeline).await, 1, "the pipeline's own stays");
         assert_eq!(listed(&pipeline), Vec::<Value>::new());
     }
@@ -137,7 +137,7 @@ async fn past_the_budget_the_oldest_is_let_go_and_never_the_pipelines_own_slot()
 
     let (code, text, _) = refused(&pipeline, &["bookmark", "list"]);
     assert_eq!(code, Some(0), "{text}");
-    assert!(text.contains("warning: bookmark older is dropped"), "{text}");
+    assert!(text.contains("warning: dropped bookmark older"), "{text}");
     let all = listed(&pipeline);
     assert_eq!(all[0]["state"], "dropped", "{all:?}");
     assert!(all[0]["why"].as_str().unwrap().contains("bookmarks.retain_max"), "{all:?}");

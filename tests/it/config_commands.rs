@@ -71,7 +71,7 @@ fn config_show_says_where_each_value_comes_from_and_masks_secrets() {
         ("\"linger.ms\" = \"5\"", "# line 14"),
         ("in_flight_bytes = \"64MiB\"", "# line 17"),
         ("in_flight_events = 50000", "# default"),
-        ("# What source.url does not say comes from", "$PGPASSWORD too."),
+        ("# What source.url leaves out is taken from", "$PGPASSWORD."),
     ] {
         let line = shown.lines().find(|line| line.starts_with(start));
         assert!(line.is_some_and(|line| line.ends_with(end)), "{start} … {end}: {shown}");

@@ -249,15 +249,15 @@ async fn status_of_another_configuration_is_refused() {
     let elsewhere = other.config.replace(&other.url, &ours.url);
     let both = format!("{}{}", other.config, ours.config);
     for (config, words) in [
-        (&ours.config, format!("it has no pipeline \"{}\"", ours.name)),
+        (&ours.config, format!("pipeline \"{}\" does not run there", ours.name)),
         (&named, "has source".to_owned()),
         (&elsewhere, "has source".to_owned()),
-        (&both, format!("it has no pipeline \"{}\"", ours.name)),
+        (&both, format!("pipeline \"{}\" does not run there", ours.name)),
     ] {
         for args in [&[][..], &["--json"]] {
             let (code, shown, errors) = ask(config, args);
             assert_eq!((code, shown.as_str()), (Some(1), ""), "{errors}");
-            assert!(errors.contains("runs another configuration"), "{errors}");
+            assert!(errors.contains("does not run the configuration"), "{errors}");
             assert!(errors.contains(&words), "no {words:?} in {errors}");
         }
     }

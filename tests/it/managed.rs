@@ -317,7 +317,7 @@ async fn replication_that_can_not_be_given_leaves_the_other_rights_given() {
         managed.sql.batch(line(&text, "ALTER ROLE")).await;
         let (code, text) = managed.setup();
         assert!(code == Some(0) && text.contains("nothing is missing"), "{text}");
-        assert!(text.contains("there already  the rights of role"), "{text}");
+        assert!(text.contains("exists         the rights of role"), "{text}");
         managed.streams().await;
         managed.gone().await;
     }

@@ -101,19 +101,19 @@ async fn process_that_halted_is_restarted_and_no_second_one_is_started_beside_it
         assert!(shown.contains("PR002") && shown.contains("then restart the process"), "{shown}");
         pipeline.insert(3).await;
         let repaired = postrider_ok(&config, &["repair"]);
-        assert!(repaired.contains("halted with PR002 still runs: restart"), "{repaired}");
+        assert!(repaired.contains("halted with PR002 is still running: restart"), "{repaired}");
         assert!(!repaired.contains("start it with"), "{repaired}");
         let again = postrider_ok(&config, &["repair"]);
         assert!(again.contains("nothing to repair") && again.contains("restart"), "{again}");
         let setup = postrider_ok(&config, &["setup"]);
-        assert!(setup.contains("halted with PR002 still runs: restart"), "{setup}");
+        assert!(setup.contains("halted with PR002 is still running: restart"), "{setup}");
 
         // Whoever starts another one is told what is in the way, and not to give it a port of its own.
         let second = postrider(&config, &["run"]);
         assert_eq!(second.status.code(), Some(2), "{}", said(&second));
         let told = said(&second);
         let names = format!("pipeline \"{}\", halted with PR002", pipeline.name);
-        assert!(told.contains("another postrider listens") && told.contains(&names), "{told}");
+        assert!(told.contains("another Postrider listens") && told.contains(&names), "{told}");
 
         assert_eq!(relay.terminate(SOON).await.code, Some(3));
         let setup = postrider_ok(&config, &["setup"]);

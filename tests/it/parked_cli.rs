@@ -149,8 +149,8 @@ async fn list_and_its_filters_show_what_they_say() {
             let expected: Vec<&str> = expected.iter().map(|index| all[*index]).collect();
             assert_eq!(positions(&listed), expected, "{args:?}\n{listed}");
         }
-        assert!(office.ok(&["list", "--older-than", "1h"]).contains("nothing is parked"));
-        assert!(office.ok(&["list", "--limit", "2"]).contains("and more"));
+        assert!(office.ok(&["list", "--older-than", "1h"]).contains("no events are parked"));
+        assert!(office.ok(&["list", "--limit", "2"]).contains("there are more events"));
         let lines = office.ok(&["list", "--json", "--all"]);
         let events: Vec<Value> =
             lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -212,22 +212,22 @@ async fn a_request_names_its_ids_first_and_is_kept_with_who_and_why() {
         assert_eq!(office.requests().await, []);
 
         let said = office.ok(&["retry", "e-1", "0/100:2", "--reason", "limit was raised"]);
-        let done = said.find("0/100:1  retry: asked for; no relay runs, its next start does it");
+        let done = said.find("0/100:1  retry requested; carried out when postrider run starts");
         let named = said.find("0/100:1   dead");
         assert!(named.is_some() && named < done, "{said}");
         let requests =
             [("0/100:1".to_owned(), Request::Retry), ("0/100:2".to_owned(), Request::Retry)];
         assert_eq!(office.requests().await, requests);
         let shown = office.ok(&["show", "e-1"]);
-        let line = shown.lines().find(|line| line.starts_with("asked for")).unwrap();
+        let line = shown.lines().find(|line| line.starts_with("requested")).unwrap();
         assert!(line.contains("retry by postgres (") && line.contains("uid "), "{line}");
         assert!(line.ends_with(": limit was raised"), "{line}");
-        assert!(office.ok(&["list"]).contains("dead (retry asked)"));
+        assert!(office.ok(&["list"]).contains("dead (retry requested)"));
 
         // What is asked for stands until the relay has seen it.
         let output = office.run(&["skip", "e-1", "--yes"]);
         assert_eq!(output.status.code(), Some(1));
-        assert!(text(&output.stdout).contains("retry is asked for already, by postgres"));
+        assert!(text(&output.stdout).contains("retry was already requested by postgres"));
         assert_eq!(office.requests().await, requests);
         // The operations page's way to take one back.
         let back = format!(
@@ -247,7 +247,7 @@ async fn what_can_not_be_done_is_named_and_the_rest_is_done() {
     assert_eq!(output.status.code(), Some(1));
     let (said, errors) = (text(&output.stdout), text(&output.stderr));
     assert!(errors.contains("not parked: nobody, 0/999:7"), "{errors}");
-    assert!(said.contains("0/300:0  nothing to do: it is done already"), "{said}");
+    assert!(said.contains("0/300:0  nothing to do: the event is already done"), "{said}");
     assert!(said.contains("0/400:0  nothing done: it has no topic"), "{said}");
     assert_eq!(office.requests().await, [("0/200:0".to_owned(), Request::Retry)]);
 
@@ -408,7 +408,7 @@ async fn at_a_terminal_a_person_is_asked() {
             let (code, shown) = at_terminal(args, typed);
             assert_eq!(code, Some(0), "{args:?} {typed:?}: {shown}");
             assert!(shown.contains(question), "{args:?}: {shown}");
-            assert!(shown.contains("0/100:1  left alone"), "{args:?} {typed:?}: {shown}");
+            assert!(shown.contains("0/100:1  unchanged"), "{args:?} {typed:?}: {shown}");
             let asked = shown.find(question);
             assert!(shown.find("0/100:1 ") < asked, "the events are named first: {shown}");
             assert_eq!(office.requests().await, [], "{args:?} {typed:?}");
@@ -442,7 +442,7 @@ async fn replace_keeps_the_new_payload_in_the_request() {
     assert!(errors.contains("--not-json"), "{errors}");
     assert_eq!(office.requests().await, []);
     let said = office.ok(&["replace", "e-1", "--payload-file", file, "--yes", "--not-json"]);
-    assert!(said.contains("0/100:1  replace: asked for"), "{said}");
+    assert!(said.contains("0/100:1  replace requested"), "{said}");
     assert_eq!(office.requests().await, [("0/100:1".to_owned(), Request::Replace)]);
     // As the relay takes it.
     office
@@ -451,7 +451,7 @@ async fn replace_keeps_the_new_payload_in_the_request() {
     let fetched =
         parked::fetch(office.control.client(), &office.pipeline.name, &[at("0/100:1")], 1).await;
     assert_eq!(fetched.unwrap()[0].record.value.as_deref(), Some(&[b'{', 0xff, b'}'][..]));
-    assert!(office.ok(&["show", "e-1"]).contains("last word    replace by postgres ("));
+    assert!(office.ok(&["show", "e-1"]).contains("last request replace by postgres ("));
 
     // By standard input, which is empty here; a file that is not there touches nothing.
     office.ok(&["replace", "e-2", "--payload-file", "-", "--yes", "--not-json"]);

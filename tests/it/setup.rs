@@ -33,7 +33,7 @@ async fn what_is_going_to_be_done_is_told_first_with_its_reason() {
     postrider_ok(&pipeline.config, &["setup", "--undo", "--yes"]);
     let text = postrider_ok(&pipeline.config, &["setup"]);
     let at = |words: &str| text.find(words).unwrap_or_else(|| panic!("{words:?} in\n{text}"));
-    let plan = at("3 things to do, in this order");
+    let plan = at("3 steps, in this order");
     let publication = at("1. create publication");
     let slot = at("3. create slot");
     assert!(plan < publication && publication < slot && slot < at("done  "), "{text}");
@@ -67,11 +67,11 @@ async fn undo_names_what_is_lost_asks_and_leaves_the_outbox() {
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
 
         let text = postrider_ok(&pipeline.config, &["setup", "--undo", "--yes"]);
-        assert!(text.contains("is undone"), "{text}");
+        assert!(text.contains("removed from the database"), "{text}");
         assert_eq!(ours(&pipeline.sql).await, "0 0 0");
         assert_eq!(pipeline.sql.text("select count(*) from outbox").await.as_deref(), Some("3"));
         let again = postrider_ok(&pipeline.config, &["setup", "--undo", "--yes"]);
-        assert!(again.contains("nothing is there to undo"), "{again}");
+        assert!(again.contains("nothing to undo"), "{again}");
 
         // And forward again.
         postrider_ok(&pipeline.config, &["setup"]);

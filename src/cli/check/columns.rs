@@ -1,4 +1,5 @@
-//! The table's columns against what the layout wants of them: there, of a type that fits, not NULL, and streamed.
+//! Compares the columns of the outbox table with those that the layout needs: they exist, their types fit, they are not
+//! NULL, and they are in the stream.
 
 use crate::config::PipelineConfig;
 use crate::finding::Finding;
@@ -7,8 +8,8 @@ use crate::pipeline::{Mode, PipelineSpec};
 use crate::postgres::catalog::{ColumnFacts, TableFacts};
 use crate::postgres::names::{TableName, ident};
 
-/// What a table is called and has, and what is wanted.
-struct Look<'a> {
+/// The table as it is, and the pipeline that reads it.
+struct ColumnCheck<'a> {
     pipeline: &'a PipelineConfig,
     spec: &'a PipelineSpec,
     name: &'a TableName,
@@ -25,28 +26,29 @@ pub(super) fn findings(
     version: Option<u32>,
 ) -> Vec<Finding> {
     let Some(name) = &spec.names.table else { return Vec::new() };
-    let look = Look { pipeline, spec, name, table, published, version: version.unwrap_or(0) };
+    let check =
+        ColumnCheck { pipeline, spec, name, table, published, version: version.unwrap_or(0) };
     let mut found = Vec::new();
-    look.missing(&mut found);
+    check.missing(&mut found);
     let unfit = spec.unfit_types(table);
     let unfit: Vec<Role> = unfit.iter().filter_map(Unfit::role).collect();
     for (role, column) in spec.outbox.roles() {
-        if let Some(facts) = look.facts(column) {
-            look.of_role(role, facts, &unfit, &mut found);
+        if let Some(facts) = check.facts(column) {
+            check.of_role(role, facts, &unfit, &mut found);
         }
     }
-    look.generated(&mut found);
-    look.moves(&mut found);
+    check.generated(&mut found);
+    check.moves(&mut found);
     if found.is_empty() {
         found.push(Finding::ok(
             "columns",
-            format!("all {} columns are there, and fit", spec.outbox.required_columns().len()),
+            format!("all {} columns exist and fit", spec.outbox.required_columns().len()),
         ));
     }
     found
 }
 
-impl Look<'_> {
+impl ColumnCheck<'_> {
     fn facts(&self, column: &str) -> Option<&ColumnFacts> {
         self.table.columns.iter().find(|have| have.name == column)
     }
@@ -82,7 +84,7 @@ impl Look<'_> {
             let what = format!("table {} is partitioned by column {}", self.name, list.join(", "));
             found.push(Finding::warning("table_moves", what).why(
                 "an UPDATE that moves a row to another partition is a DELETE and an INSERT in WAL: the event is \
-                 published again, with the same id and another position. Leave the column of a row as it was inserted",
+                 published again, with the same id and another position. Do not change the column after the INSERT",
             ));
         }
     }
@@ -96,7 +98,7 @@ impl Look<'_> {
             .collect();
         let role_of =
             |column: &str| outbox.roles().find(|(_, known)| *known == column).map(|(role, _)| role);
-        // Another layout may have another topic. Where the events can do without the columns, the layout stays.
+        // Another layout may publish to other topics. It is proposed only if a missing column cannot be left out.
         let left_out = missing.iter().all(|column| role_of(column).is_some_and(may_be_left_out));
         let layout = if left_out { None } else { self.other_layout() };
         for column in missing {
@@ -105,7 +107,7 @@ impl Look<'_> {
                 format!("table {} has no column {}", self.name, ident(column)),
             )
             .why(format!(
-                "layout \"{}\" needs it: no event can be made of a row (PR009)",
+                "layout \"{}\" requires this column: without it no row can be published (PR009)",
                 outbox.layout.name()
             ));
             found.push(match (layout, role_of(column)) {
@@ -120,7 +122,7 @@ impl Look<'_> {
         }
     }
 
-    /// A layout whose columns are all there, where nothing was mapped by hand.
+    /// A layout whose columns all exist; `None` if columns are mapped in the configuration.
     fn other_layout(&self) -> Option<Layout> {
         if !self.pipeline.outbox.columns.is_empty() || !self.pipeline.outbox.extra.is_empty() {
             return None;
@@ -132,7 +134,8 @@ impl Look<'_> {
         Layout::ALL.iter().copied().find(fits)
     }
 
-    /// Another column for the role, or none where it can do without, or the column itself.
+    /// Proposes another column for the role; else no column, if an event can be made without it; else explains what the
+    /// application must add.
     fn mapped(&self, finding: Finding, role: Role, column: &str) -> Finding {
         let key = format!("outbox.columns.{role}");
         let taken: Vec<&str> = self.spec.outbox.roles().map(|(_, column)| column).collect();
@@ -170,7 +173,7 @@ impl Look<'_> {
         if may_be_left_out(role) {
             return finding.config(self.config(&key, ""));
         }
-        // What such a column holds only the application knows: there is no default that would be true.
+        // Only the application knows the value of such a column, so no default is proposed.
         let columns: Vec<String> = free().map(ident).collect();
         let or = if columns.is_empty() {
             "every column of the table has another role".to_owned()
@@ -179,8 +182,9 @@ impl Look<'_> {
         };
         let layout = self.spec.outbox.layout.name();
         finding.why(format!(
-            "layout \"{layout}\" needs it: no event can be made of a row (PR009). If another column has it, name that \
-             one in pipelines.{}.{key}: {or}. Else the application has to add the column and write it",
+            "layout \"{layout}\" requires this column: without it no row can be published (PR009). If another column \
+             holds the value, name that column in pipelines.{}.{key}: {or}. Otherwise the application must add the \
+             column and write it",
             self.pipeline.name
         ))
     }
@@ -194,10 +198,10 @@ impl Look<'_> {
                 Finding::error(
                     "column_type",
                     format!(
-                        "column {name} of table {table} is {kind}, and \"{role}\" is to be {wanted}"
+                        "column {name} of table {table} is {kind}, but \"{role}\" must be {wanted}"
                     ),
                 )
-                .why("no event can be made of a row (PR009)")
+                .why("no row can be published (PR009)")
                 .config(self.config(&key, "")),
             );
         }
@@ -221,18 +225,19 @@ impl Look<'_> {
                     format!("column {name} of table {table} may be NULL"),
                 )
                 .why(
-                    "an event with NULL there is parked, and its aggregate waits; better the insert fails",
+                    "an event with NULL in this column is parked, and later events of its aggregate wait; with NOT NULL \
+                     the INSERT fails instead",
                 )
                 .sql(format!("ALTER TABLE {table} ALTER COLUMN {name} SET NOT NULL;")),
             );
         }
     }
 
-    /// Generated columns are not in the stream, unless 18 is told to send them.
+    /// Generated columns are not in the stream, unless the publication of PostgreSQL 18 or later includes them.
     fn generated(&self, found: &mut Vec<Finding>) {
         let needed = self.spec.outbox.required_columns();
         let unsent = |column: &&ColumnFacts| {
-            // Before 18 the view lists them, and the stream has them not.
+            // Before PostgreSQL 18 pg_publication_tables lists generated columns, but the stream does not contain them.
             let sent = self.version >= 180_000
                 && self.published.is_some_and(|published| published.contains(&column.name));
             column.generated && needed.contains(&column.name.as_str()) && !sent
@@ -243,7 +248,7 @@ impl Look<'_> {
                 "column_generated",
                 format!("column {name} of table {table} is generated"),
             )
-            .why("the stream does not have it: no event can be made of a row (PR009)");
+            .why("the stream does not contain generated columns: no row can be published (PR009)");
             found.push(if self.version >= 180_000 && self.published.is_some() {
                 finding.sql(format!(
                     "ALTER PUBLICATION {} SET (publish_generated_columns = stored);",
@@ -274,7 +279,7 @@ const fn may_be_left_out(role: Role) -> bool {
     }
 }
 
-/// Names that people give to what an event has, lower case and without `_`.
+/// Usual names of the column of a role, in lower case and without `_`.
 const fn usual_names(role: Role) -> &'static [&'static str] {
     match role {
         Role::Id => &["eventid", "messageid", "uuid", "eventuuid", "outboxid"],

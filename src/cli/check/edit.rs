@@ -1,16 +1,16 @@
 //! Where in the configuration file a line belongs: below which table's header, under which name of the key.
 //!
-//! A finding names a key by its whole path, which can be written in a file in several ways: below its table's header,
-//! dotted below an outer header, or on top. Each way is tried on the file's own text, and the first that sets the key
-//! and changes nothing else is what is printed.
+//! A finding names a key by its whole path, which can be written in a file in several ways: below the header of its
+//! table, dotted below an outer header, or above all headers. Each way is tried on the text of the file. The first way
+//! that sets the key and changes nothing else is printed.
 
 use crate::config::key_as_toml;
 use crate::finding::Fix;
 use toml::{Table, Value};
 
-/// What a person does to the file.
+/// How the line is added to the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
+enum Edit {
     /// Below the header `[table]`, in place of the line that sets the key now.
     Replace,
     /// Below the header `[table]`.
@@ -21,7 +21,7 @@ enum Way {
     Top,
 }
 
-impl Way {
+impl Edit {
     const ALL: [Self; 4] = [Self::Replace, Self::Add, Self::NewTable, Self::Top];
 
     const fn name(self) -> &'static str {
@@ -34,40 +34,41 @@ impl Way {
     }
 }
 
-/// Turns `a.b.c = value` of a mending line into a line for the file with this text, and edits the text, since the lines
-/// of a report are carried out one after the other. Where no way is found, the whole path stays.
+/// Replaces the line `a.b.c = value` of a finding by the line for a file with this text, and edits the text, because the
+/// lines of a report are applied one after the other. If no edit sets the key, the whole path is kept.
 pub(super) fn fit(mend: &mut Fix, text: &mut String) {
     let Some(path) = key_of(&mend.line) else { return };
     let Some((_, value)) = mend.line.split_once('=') else { return };
     let value = value.trim().to_owned();
-    for way in Way::ALL {
+    for edit in Edit::ALL {
         // The nearest header first; the key below it is dotted by what is left.
         for depth in (0..path.len()).rev() {
             let Some((outer, key)) = path.split_at_checked(depth) else { continue };
-            if (way == Way::Top) != (depth == 0) || way == Way::NewTable && depth + 1 != path.len()
+            if (edit == Edit::Top) != (depth == 0)
+                || edit == Edit::NewTable && depth + 1 != path.len()
             {
                 continue;
             }
             let line = format!("{} = {value}", dotted(key));
-            let edited = apply(text, way, outer, key, &line);
+            let edited = apply(text, edit, outer, key, &line);
             if let Some(edited) = edited.filter(|edited| sets(edited, text, &path, &value)) {
                 *text = edited;
                 mend.line = line;
                 mend.table = dotted(outer);
-                mend.edit = way.name();
+                mend.edit = edit.name();
                 return;
             }
         }
     }
 }
 
-/// How it is said to a person, behind the file's name.
+/// The place of the line, as it is printed behind the name of the file.
 pub(super) fn place(mend: &Fix) -> String {
     let table = &mend.table;
     match mend.edit {
-        "replace" => format!(", below [{table}], in place of the present line"),
+        "replace" => format!(", below [{table}], replacing the present line"),
         "add" => format!(", below [{table}]"),
-        "new_table" => format!(", at the end, below a new line [{table}]"),
+        "new_table" => format!(", at the end of the file, below a new line [{table}]"),
         "top" => ", above the first table".to_owned(),
         _ => String::new(),
     }
@@ -77,17 +78,17 @@ fn dotted(path: &[String]) -> String {
     path.iter().map(|name| key_as_toml(name)).collect::<Vec<_>>().join(".")
 }
 
-/// The text after the edit; `None` where there is no such header or line.
-fn apply(text: &str, way: Way, outer: &[String], key: &[String], line: &str) -> Option<String> {
+/// The text after the edit; `None` if there is no such header or line.
+fn apply(text: &str, edit: Edit, outer: &[String], key: &[String], line: &str) -> Option<String> {
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
-    match way {
-        Way::Top => lines.insert(0, line.to_owned()),
-        Way::NewTable => lines.extend([format!("[{}]", dotted(outer)), line.to_owned()]),
-        Way::Add => {
+    match edit {
+        Edit::Top => lines.insert(0, line.to_owned()),
+        Edit::NewTable => lines.extend([format!("[{}]", dotted(outer)), line.to_owned()]),
+        Edit::Add => {
             let at = lines.iter().position(|line| header(line).as_deref() == Some(outer))?;
             lines.insert(at + 1, line.to_owned());
         }
-        Way::Replace => {
+        Edit::Replace => {
             let at = lines.iter().position(|line| header(line).as_deref() == Some(outer))?;
             let below = lines.get(at + 1..)?.iter().take_while(|line| header(line).is_none());
             let offset = below.clone().position(|line| key_of(line).as_deref() == Some(key))?;
@@ -97,7 +98,7 @@ fn apply(text: &str, way: Way, outer: &[String], key: &[String], line: &str) -> 
     Some(lines.join("\n"))
 }
 
-/// Whether the edited text is the old one with this value at this path.
+/// Whether the edited text is the old text with this value at this path and no other difference.
 fn sets(edited: &str, text: &str, path: &[String], value: &str) -> bool {
     let parsed = |text: &str| text.parse::<Table>().ok();
     let Some(edited) = parsed(edited) else { return false };
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn line_is_one_for_the_file_as_it_is_written() {
+    fn a_line_fits_the_style_of_the_file() {
         let headers =
             "[pipelines.orders.source]\nurl = \"a\"\n\n[pipelines.orders.sink]\nkind = \"kafka\"\n";
         let dotted = "[pipelines.orders]\nsource.url = \"a\"\nsink.brokers = \"b\"\n";
@@ -174,13 +175,13 @@ mod tests {
             (
                 headers,
                 "pipelines.orders.source.url = \"z\"",
-                ", below [pipelines.orders.source], in place of the present line",
+                ", below [pipelines.orders.source], replacing the present line",
                 "url = \"z\"",
             ),
             (
                 headers,
                 "pipelines.orders.outbox.extra.\"a b\" = { ignore = true }",
-                ", at the end, below a new line [pipelines.orders.outbox.extra]",
+                ", at the end of the file, below a new line [pipelines.orders.outbox.extra]",
                 "\"a b\" = { ignore = true }",
             ),
             (
@@ -198,7 +199,7 @@ mod tests {
             (
                 dotted,
                 "pipelines.orders.source.url = \"z\"",
-                ", below [pipelines.orders], in place of the present line",
+                ", below [pipelines.orders], replacing the present line",
                 "source.url = \"z\"",
             ),
             (
@@ -207,7 +208,7 @@ mod tests {
                 ", above the first table",
                 "pipelines.orders.source.time_zone = \"UTC\"",
             ),
-            // The table stands in braces: nothing is known that can be pasted.
+            // The table is inline: there is no line that can be pasted.
             (
                 inline,
                 "pipelines.orders.source.time_zone = \"UTC\"",

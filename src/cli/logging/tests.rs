@@ -3,9 +3,9 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 #[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
+struct LogBuffer(Arc<Mutex<Vec<u8>>>);
 
-impl io::Write for Lines {
+impl io::Write for LogBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -17,8 +17,8 @@ impl io::Write for Lines {
 }
 
 #[test]
-fn a_line_says_each_thing_once() {
-    let lines = Lines::default();
+fn a_line_repeats_nothing() {
+    let lines = LogBuffer::default();
     let to = lines.clone();
     let log = tracing_subscriber::fmt().fmt_fields(Fields).with_ansi(false).with_target(false);
     let log = log.without_time().with_writer(move || to.clone()).finish();

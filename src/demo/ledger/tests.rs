@@ -61,7 +61,7 @@ fn what_was_rolled_back_or_never_written_is_invented() {
     assert_eq!(read(written(), &[0, 1, 2, 4]).invented, 1);
     assert_eq!(read(written(), &[0, 1, 4, 5]).invented, 1);
     let mut ledger = written();
-    ledger.stranger();
+    ledger.unknown_record();
     ledger.delivered(EventId { lane: 7, sequence: 0 }, Instant::now());
     assert_eq!(ledger.totals().invented, 2);
 }

@@ -2,17 +2,17 @@ use super::*;
 use expect_test::expect;
 use std::time::Duration;
 
-fn kill(seconds: u64) -> Played {
+fn kill(seconds: u64) -> Injected {
     let back_after = Some(Duration::from_millis(1500));
-    Played { act: chaos::Act::KillRelay, at: Duration::from_secs(seconds), back_after }
+    Injected { failure: chaos::Failure::KillRelay, at: Duration::from_secs(seconds), back_after }
 }
 
-fn report() -> Report {
+fn report() -> DemoReport {
     let millis = |p50, p99| Quantiles {
         p50: Some(Duration::from_millis(p50)),
         p99: Some(Duration::from_millis(p99)),
     };
-    Report {
+    DemoReport {
         totals: Totals {
             committed: 7_482,
             rolled_back: 612,
@@ -21,7 +21,7 @@ fn report() -> Report {
             duplicated: 41,
             ..Totals::default()
         },
-        played: vec![kill(1), kill(2)],
+        injected: vec![kill(1), kill(2)],
         chaos: false,
         repeatable: 1_203,
         acknowledged: millis(2, 9),
@@ -40,14 +40,14 @@ fn a_balanced_ledger_says_so() {
           delivered           7,482   different events, read back from the broker
           lost                    0   committed, not delivered
           out of order            0   of one aggregate
-          invented                0   rolled back (612) or never written
-          duplicated             41   again after 2 kills, at most 1,203 expected
+          invented                0   read, but rolled back (612) or never written
+          duplicated             41   after 2 kills, at most 1,203 expected
 
-          commit → acknowledged  p50  2.0 ms   p99  9.0 ms   the relay's, repeats too
+          commit → acknowledged  p50  2.0 ms   p99  9.0 ms   with repeated events
           commit → consumed      p50  4.0 ms   p99   16 ms   from COMMIT to the reader
           peak memory                  24 MB   RSS of the relay
 
-        Balanced: all that was committed came at least once, in order, nothing else.
+        Balanced: every committed event arrived at least once, in order, nothing else.
     "#]]
     .assert_eq(&report().text(false));
     assert!(report().balances());
@@ -55,13 +55,13 @@ fn a_balanced_ledger_says_so() {
 
 #[test]
 fn what_is_lost_swapped_or_invented_does_not_balance() {
-    let spoil: [fn(&mut Report); 7] = [
+    let spoil: [fn(&mut DemoReport); 7] = [
         |report| report.totals.outstanding = 1,
         |report| report.totals.out_of_order = 1,
         |report| report.totals.invented = 1,
         |report| report.totals.committed = 0,
-        |report| report.played.clear(),
-        |report| report.played[1].back_after = None,
+        |report| report.injected.clear(),
+        |report| report.injected[1].back_after = None,
         |report| report.trouble = Some("it did not end".to_owned()),
     ];
     for spoil in spoil {
@@ -75,7 +75,7 @@ fn what_is_lost_swapped_or_invented_does_not_balance() {
 #[test]
 fn without_kills_each_event_comes_once_and_the_page_fits_80_columns() {
     let mut calm = report();
-    calm.played.clear();
+    calm.injected.clear();
     (calm.totals.duplicated, calm.totals.unknown) = (0, 12);
     let page = calm.text(false);
     assert!(page.contains("came once, in order"), "{page}");

@@ -1,8 +1,8 @@
-//! The live screen: two charts, the relay's state and the ledger as it grows. Made for 80 by 24 and larger.
+//! The live screen: two charts, the state of the relay, and the ledger. For terminals of 80 by 24 and larger.
 
 mod chart;
 
-use crate::demo::view::{Meter, Phase, Point, View};
+use crate::demo::view::{Meter, Phase, Point, ScreenView};
 use crate::demo::words;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -14,17 +14,17 @@ use std::collections::VecDeque;
 use std::io;
 use std::time::Duration;
 
-/// Restores the terminal when dropped; the hook that it sets does so before a panic's message.
+/// The live screen. The terminal is restored when the value is dropped, and by a hook before the message of a panic.
 pub(in crate::demo) struct Live {
     terminal: DefaultTerminal,
     paint: Paint,
     parts: Vec<(String, String)>,
 }
 
-/// What is read first.
+/// The style of emphasized text.
 const STRONG: Style = Style::new().add_modifier(Modifier::BOLD);
 
-/// Styles, all plain where colours are not wanted.
+/// Styles, all plain without colours.
 #[derive(Clone, Copy, Debug)]
 struct Paint {
     color: bool,
@@ -58,7 +58,7 @@ impl Live {
         Ok(Self { terminal, paint: Paint { color }, parts })
     }
 
-    pub(super) fn draw(&mut self, view: &View, meter: &Meter) -> io::Result<()> {
+    pub(super) fn draw(&mut self, view: &ScreenView, meter: &Meter) -> io::Result<()> {
         let Self { terminal, paint, parts } = self;
         terminal.draw(|frame| render(frame, *paint, parts, view, &meter.points)).map(|_| ())
     }
@@ -80,7 +80,7 @@ impl Live {
 
 impl Drop for Live {
     fn drop(&mut self) {
-        // A terminal that has gone away needs no restoring.
+        // A terminal that was closed needs no restoring.
         drop(ratatui::try_restore());
     }
 }
@@ -89,7 +89,7 @@ fn render(
     frame: &mut Frame<'_>,
     paint: Paint,
     parts: &[(String, String)],
-    view: &View,
+    view: &ScreenView,
     points: &VecDeque<Point>,
 ) {
     let rows = [
@@ -112,7 +112,7 @@ fn render(
     frame.render_widget(footer(paint, view), foot);
 }
 
-fn headline(paint: Paint, view: &View) -> Paragraph<'static> {
+fn headline(paint: Paint, view: &ScreenView) -> Paragraph<'static> {
     let state = view.state().to_owned();
     let good = state == "streaming" || state == "draining";
     let style = paint.fg(if good { Color::Green } else { Color::Yellow });
@@ -141,7 +141,7 @@ fn figure(paint: Paint, name: &str, value: String, style: Style) -> Line<'static
     Line::from(vec![name, Span::styled(value, style.patch(STRONG))])
 }
 
-fn relay(frame: &mut Frame<'_>, area: Rect, paint: Paint, view: &View) {
+fn relay(frame: &mut Frame<'_>, area: Rect, paint: Paint, view: &ScreenView) {
     let status = view.look.status.as_ref();
     let unknown = || "-".to_owned();
     let plain = Style::new();
@@ -175,14 +175,14 @@ fn relay(frame: &mut Frame<'_>, area: Rect, paint: Paint, view: &View) {
     frame.render_widget(Paragraph::new(lines).block(paint.block("relay")), area);
 }
 
-fn ledger(frame: &mut Frame<'_>, area: Rect, paint: Paint, view: &View) {
+fn ledger(frame: &mut Frame<'_>, area: Rect, paint: Paint, view: &ScreenView) {
     let totals = &view.totals;
     let wrong = |count: u64| paint.fg(if count == 0 { Color::Green } else { Color::Red });
     let plain = Style::new();
     let lines = vec![
         figure(paint, "committed", words::count(totals.committed), plain),
         figure(paint, "delivered", words::count(totals.delivered), plain),
-        figure(paint, "on their way", words::count(totals.outstanding), plain),
+        figure(paint, "outstanding", words::count(totals.outstanding), plain),
         figure(
             paint,
             "out of order",
@@ -195,12 +195,14 @@ fn ledger(frame: &mut Frame<'_>, area: Rect, paint: Paint, view: &View) {
     frame.render_widget(Paragraph::new(lines).block(paint.block("ledger")), area);
 }
 
-/// What is wrong, where something is; else what the keys do.
-fn footer(paint: Paint, view: &View) -> Paragraph<'static> {
+/// The present problem if there is one, else the keys.
+fn footer(paint: Paint, view: &ScreenView) -> Paragraph<'static> {
     let reason = view.look.status.as_ref().and_then(|status| status.reason.clone());
-    let breaking = view.breaking.map(|act| format!(" chaos: {}", act.words()));
+    let breaking = view.breaking.map(|failure| format!(" chaos: {}", failure.words()));
     let text = match (&view.trouble, reason, view.phase) {
-        _ if let Some(act) = breaking => Span::styled(act, paint.fg(Color::Red).patch(STRONG)),
+        _ if let Some(failure) = breaking => {
+            Span::styled(failure, paint.fg(Color::Red).patch(STRONG))
+        }
         (Some(trouble), _, _) => Span::styled(format!(" writer: {trouble}"), paint.fg(Color::Red)),
         (None, Some(reason), _) => Span::styled(format!(" {reason}"), paint.fg(Color::Yellow)),
         (None, None, Phase::Writing) => Span::styled(
@@ -208,7 +210,7 @@ fn footer(paint: Paint, view: &View) -> Paragraph<'static> {
             paint.dim(),
         ),
         (None, None, Phase::Draining) => {
-            Span::styled(" delivering the rest; Ctrl-C again: leave at once", paint.dim())
+            Span::styled(" delivering the rest; Ctrl-C again: exit immediately", paint.dim())
         }
     };
     Paragraph::new(text).wrap(Wrap { trim: false })

@@ -1,11 +1,11 @@
-//! One line a second, under a head that comes again now and then.
+//! One line per second, with a repeated header.
 
-use crate::demo::chaos::Act;
-use crate::demo::view::View;
+use crate::demo::chaos::Failure;
+use crate::demo::view::ScreenView;
 use crate::demo::words;
 use std::io::{self, Write as _};
 
-/// Lines under one head.
+/// Lines below one header.
 const LINES_OF_HEAD: u64 = 20;
 
 #[derive(Default)]
@@ -13,16 +13,16 @@ pub(in crate::demo) struct Plain {
     lines: u64,
     /// The second that was written last.
     second: Option<u64>,
-    /// What was told to be broken last, and that it is overcome.
-    told: Option<Act>,
+    /// The failure that was printed last; `None` once its end was printed.
+    printed: Option<Failure>,
 }
 
 impl Plain {
     /// Writes a line when a new second has begun.
-    pub(super) fn line(&mut self, view: &View) -> io::Result<()> {
-        if view.chaos && view.breaking != self.told {
-            self.told = view.breaking;
-            let what = view.breaking.map_or("events flow again", Act::words);
+    pub(super) fn line(&mut self, view: &ScreenView) -> io::Result<()> {
+        if view.chaos && view.breaking != self.printed {
+            self.printed = view.breaking;
+            let what = view.breaking.map_or("events flow again", Failure::words);
             write(&format!("{:>5} chaos: {what}", words::clock(view.elapsed)))?;
         }
         let second = view.elapsed.as_secs();
@@ -40,7 +40,7 @@ impl Plain {
     }
 }
 
-/// Writes to standard output; a reader that went away, as `head` does, is no error.
+/// Writes to standard output. A reader that has closed its end, as `head` does, is not an error.
 pub(in crate::demo) fn write(text: &str) -> io::Result<()> {
     let mut output = io::stdout().lock();
     let written = writeln!(output, "{text}").and_then(|()| output.flush());
@@ -70,7 +70,7 @@ fn row(first: [String; 8], last: [String; 4]) -> String {
     text.trim_end().to_owned()
 }
 
-fn render(view: &View) -> String {
+fn render(view: &ScreenView) -> String {
     let [acked50, acked99, read50, read99] =
         [view.acknowledged.p50, view.acknowledged.p99, view.consumed.p50, view.consumed.p99]
             .map(words::duration);
@@ -101,7 +101,7 @@ mod tests {
     use expect_test::expect;
 
     #[test]
-    fn a_line_stands_under_its_head() {
+    fn columns_are_aligned_with_the_header() {
         let lines = format!("{}{}", head(), render(&view()));
         expect![[r#"
                                     events/s    commit→acked     commit→read

@@ -34,10 +34,10 @@ async fn column_that_only_the_application_can_fill_is_never_invented() {
         let finding = missing(&patient, column);
         assert!(mends(&finding).is_empty(), "there is no line that would be true: {finding}");
         for part in [
-            "no event can be made of a row (PR009)",
+            "without it no row can be published (PR009)",
             &format!("pipelines.{}.outbox.columns.{column}: ", pipeline.name),
             "every column of the table has another role",
-            "Else the application has to add the column and write it",
+            "Otherwise the application must add the column and write it",
         ] {
             assert!(why(&finding).contains(part), "{part}: {finding}");
         }

@@ -238,7 +238,7 @@ async fn rows_without_an_id_are_counted_and_no_success() {
         let said = String::from_utf8_lossy(&output.stdout);
         let flat = said.split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(output.status.code(), Some(1), "{of}: {said}");
-        let words = "no id 3 rows have no id and are not published: rows are listed by their ids.";
+        let words = "no id 3 rows have no id and are not published, because rows are listed by id.";
         assert_eq!(flat.matches(words).count(), 2, "before and after, {of}: {said}");
         assert!(flat.contains("published 20 of 20 rows"), "{of}: {said}");
         assert!(!flat.contains("were deleted"), "{of}: {said}");
@@ -294,7 +294,7 @@ async fn rows_that_were_deleted_while_they_waited_are_no_success() {
     let output = postrider(&pipeline.config, &["repair"]);
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    let words = "gone 30 rows were deleted after they were listed and before they were published: these events are lost";
+    let words = "deleted 30 rows were deleted after they were listed and before they were published: their events are lost";
     let flat = said.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(flat.contains(words), "{said}");
     answer(

@@ -204,8 +204,8 @@ async fn row_under_the_id_of_an_event_that_is_skipped_later_is_published_or_unce
                 let output = postrider(&pipeline.config, &["repair"]);
                 let said = String::from_utf8_lossy(&output.stdout);
                 let flat = said.split_whitespace().collect::<Vec<_>>().join(" ");
-                let words = "undecided 1 rows have ids of events that were parked before, and may be those events: \
-                             they are parked and not published. Publish them: postrider parked retry";
+                let words = "undecided 1 rows have the id of an event that was parked earlier, and may be that event: \
+                             they are parked and not published. To publish them: postrider parked retry";
                 assert_eq!(output.status.code(), Some(i32::from(uncertain)), "{what}: {said}");
                 assert_eq!(flat.contains(words), uncertain, "{what}: {said}");
                 if !uncertain {

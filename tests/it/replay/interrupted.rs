@@ -85,7 +85,7 @@ async fn a_stopped_replay_repeats_nothing_when_it_goes_on() {
     going.signal(Signal::Int);
     let (code, said) = going.end(SOON).await;
     assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("go on: postrider replay --resume calm"), "{said}");
+    assert!(said.contains("resume: postrider replay --resume calm"), "{said}");
     let (code, last) = replay(&pipeline, &["--resume", "calm"]);
     assert_eq!((code, &last["published"]), (Some(0), &EVENTS.into()), "{last}");
     let records = again.read_all().await;

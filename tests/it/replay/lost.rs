@@ -23,7 +23,7 @@ async fn holds(topic: &Topic, count: usize) {
 async fn told(going: &Going, times: usize) {
     await_that("a word of it", SOON, || {
         let said = going.text("stderr");
-        let well = said.matches("it goes on").count() >= times;
+        let well = said.matches("continuing").count() >= times;
         std::future::ready(if well { Ok(()) } else { Err(said) })
     })
     .await;

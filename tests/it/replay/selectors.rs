@@ -98,7 +98,7 @@ async fn an_lsn_inside_a_transaction_means_the_whole_of_it_and_says_so() {
     );
     let output = postrider(&pipeline.config, &["replay", "--lsn", &middle, "--dry-run"]);
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("a transaction is replayed whole"), "{said}");
+    assert!(said.contains("a transaction is replayed as a whole"), "{said}");
 }
 
 #[tokio::test]

@@ -12,12 +12,12 @@ use ratatui::widgets::{Axis, Chart, Dataset, GraphType};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The time axis is at least 15 seconds wide; from then on the charts show all that is kept.
+/// The time axis is at least 15 seconds wide; after that the charts show every point that is kept.
 const POINTS_MIN: usize = 60;
 
 type Points = Vec<(f64, f64)>;
 
-/// What stands at the top of a chart: its name, and the newest figures.
+/// The title of a chart: its name and the newest figures.
 struct Head<'h> {
     name: &'h str,
     figures: [(&'h str, String, Color); 2],
@@ -29,7 +29,7 @@ struct Scale {
     labels: Vec<String>,
 }
 
-/// Events a second: written, and read.
+/// Events per second, written and read.
 pub(super) fn rates(frame: &mut Frame<'_>, area: Rect, paint: Paint, points: &VecDeque<Point>) {
     let series = |value: fn(&Point) -> f64| -> Points {
         places(points).map(|(x, point)| (x, value(point))).collect()
@@ -47,7 +47,8 @@ pub(super) fn rates(frame: &mut Frame<'_>, area: Rect, paint: Paint, points: &Ve
     draw(frame, area, paint, (&head, &scale), &[written, read]);
 }
 
-/// Commit to acknowledgement, on an axis of decades: a restart's second and the usual millisecond both show.
+/// Commit to acknowledgement on a logarithmic axis, so that both the usual milliseconds and the second of a restart are
+/// visible.
 pub(super) fn latencies(frame: &mut Frame<'_>, area: Rect, paint: Paint, points: &VecDeque<Point>) {
     let series = |value: fn(&Point) -> Option<f64>| -> Points {
         let decades = |point: &Point| value(point).map(|millis| millis.max(0.1).log10());
@@ -79,7 +80,7 @@ fn highest(lines: &[&Points]) -> f64 {
     lines.iter().flat_map(|points| points.iter()).map(|(_, y)| *y).fold(0.0, f64::max)
 }
 
-/// Each point with its place on the time axis.
+/// Each point with its position on the time axis.
 fn places(points: &VecDeque<Point>) -> impl Iterator<Item = (f64, &Point)> {
     points.iter().enumerate().map(|(at, point)| (real(at as u64), point))
 }
@@ -114,7 +115,7 @@ fn draw(
     frame.render_widget(chart, area);
 }
 
-/// The next 1, 2, 5 times a power of ten: an axis that does not twitch.
+/// The next 1, 2 or 5 times a power of ten, so that the axis does not change with every point.
 fn round_up(value: f64) -> f64 {
     let power = 10f64.powf(value.max(1.0).log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0];

@@ -1,25 +1,25 @@
 use super::*;
 use crate::demo::ledger::Totals;
-use crate::demo::probe::{Look, Status};
+use crate::demo::probe::{Observation, RelayStatus};
 use crate::demo::view::Quantiles;
 use expect_test::expect;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
 /// A run in its twelfth second, killed once.
-pub(in crate::demo) fn view() -> View {
+pub(in crate::demo) fn view() -> ScreenView {
     let quantiles = |p50, p99| Quantiles {
         p50: Some(Duration::from_micros(p50)),
         p99: Some(Duration::from_micros(p99)),
     };
-    let status = Status {
+    let status = RelayStatus {
         state: "streaming".to_owned(),
         reason: None,
         in_flight_events: 2,
         lag_seconds: 0.0,
         lag_bytes: 1_208,
     };
-    View {
+    ScreenView {
         phase: Phase::Writing,
         elapsed: Duration::from_secs(12),
         limit: Some(Duration::from_secs(15)),
@@ -28,11 +28,11 @@ pub(in crate::demo) fn view() -> View {
         acknowledged: quantiles(1_900, 7_400),
         consumed: quantiles(4_100, 11_000),
         totals: Totals { committed: 5_981, delivered: 5_979, outstanding: 2, ..Totals::default() },
-        look: Look {
+        look: Observation {
             status: Some(status),
             memory: Some(23_000_000),
             memory_peak: Some(25_000_000),
-            ..Look::default()
+            ..Observation::default()
         },
         breaking: None,
         broken: 1,
@@ -46,7 +46,7 @@ fn screen(width: u16, height: u16, color: bool) -> Terminal<TestBackend> {
     screen_of(&view(), width, height, color)
 }
 
-fn screen_of(view: &View, width: u16, height: u16, color: bool) -> Terminal<TestBackend> {
+fn screen_of(view: &ScreenView, width: u16, height: u16, color: bool) -> Terminal<TestBackend> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     let parts = [("database", "PostgreSQL 15.18, throwaway"), ("broker", "a mock at 127.0.0.1:1")];
     let parts = parts.map(|(name, text)| (name.to_owned(), text.to_owned()));
@@ -99,8 +99,8 @@ fn the_screen_fits_80_by_24() {
 
 #[test]
 fn what_is_broken_at_the_moment_stands_at_the_foot() {
-    let breaking = Some(crate::demo::chaos::Act::FreezeBroker);
-    let chaos = View { chaos: true, breaking, broken: 2, planned: 3, ..view() };
+    let breaking = Some(crate::demo::chaos::Failure::FreezeBroker);
+    let chaos = ScreenView { chaos: true, breaking, broken: 2, planned: 3, ..view() };
     let text = screen_of(&chaos, 80, 24, false).backend().to_string();
     assert!(text.contains(" chaos: the broker is frozen "), "{text}");
     assert!(text.contains("broken       2 times (--chaos)"), "{text}");

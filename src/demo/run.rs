@@ -1,64 +1,64 @@
-//! One run: write, break things, deliver the rest, stop cleanly, add up.
+//! One run of a demo: writes events, injects failures, delivers the rest, stops the relay, and makes the report.
 
 use super::broker::Broker;
-use super::chaos::{Act, Chaos, FREEZE, Played};
+use super::chaos::{Chaos, FREEZE, Failure, Injected};
 use super::database::Database;
 use super::ledger::SharedLedger;
-use super::probe::{Probe, Status};
+use super::probe::{Probe, RelayStatus};
 use super::process::{Dir, Interrupts};
-use super::reader::Reader;
+use super::reader::TopicReader;
 use super::relay::Relay;
-use super::report::Report;
+use super::report::DemoReport;
 use super::screen::Screen;
-use super::view::{Meter, Phase, Quantiles, View};
+use super::view::{Meter, Phase, Quantiles, ScreenView};
 use super::writer::{AGGREGATES, Writers};
-use super::{DemoError, Options};
+use super::{DemoError, DemoOptions};
 use std::time::{Duration, Instant};
 use tokio::time::MissedTickBehavior;
 
-/// Between two looks at everything, and two pictures.
+/// Interval of checks and of screen updates.
 const TICK: Duration = Duration::from_millis(100);
 /// How long the relay may take until it streams for the first time.
 const READY_DEADLINE: Duration = Duration::from_secs(30);
-/// How long the first event may take; then the others are written all the same.
+/// How long to wait for the first event before the others are written.
 const WARM_UP_DEADLINE: Duration = Duration::from_secs(5);
 /// How long the last events may take.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(30);
-/// How far acts that could not be done in time may put the end off.
-const ACTS_DEADLINE: Duration = Duration::from_secs(45);
-/// Once the relay has ended, the reader has everything when nothing came for so long.
+/// How long the end may be delayed by failures that are not over.
+const RECOVERY_DEADLINE: Duration = Duration::from_secs(45);
+/// After the relay has ended, the reader has received everything when no record has arrived for so long.
 const QUIET: Duration = Duration::from_millis(400);
 
-/// Everything that runs. Dropped, it all ends.
-pub(super) struct Show<'o> {
-    options: &'o Options,
-    // In the order of their end.
+/// Everything that runs during a demo, and ends when the value is dropped.
+pub(super) struct DemoRun<'o> {
+    options: &'o DemoOptions,
+    // Fields are dropped in this order.
     writers: Option<Writers>,
     relay: Relay,
     probe: Probe,
-    _reader: Reader,
+    _reader: TopicReader,
     ledger: SharedLedger,
     meter: Meter,
     phase: Phase,
     chaos: Chaos,
-    /// What was delivered when the act at hand was done; `None` while it is being done.
+    /// The number of delivered events when the present failure ended; `None` while it lasts.
     delivered_before: Option<u64>,
     repeatable: u64,
     started: Instant,
     phase_since: Instant,
 }
 
-impl<'o> Show<'o> {
-    /// Starts relay and reader, and waits until the relay streams: the writer's first event finds it ready.
+impl<'o> DemoRun<'o> {
+    /// Starts relay and reader, and waits until the relay streams.
     pub(super) async fn begin(
-        options: &'o Options,
+        options: &'o DemoOptions,
         dir: &Dir,
         database: &Database,
         broker: &Broker,
     ) -> Result<Self, DemoError> {
         let mut relay = Relay::set_up(options, dir, database, broker).await?;
         let ledger = SharedLedger::new(AGGREGATES);
-        let reader = Reader::start(broker, &ledger)?;
+        let reader = TopicReader::start(broker, &ledger)?;
         let probe = Probe::start(relay.admin_port)?;
         relay.start()?;
         probe.watch(relay.pid());
@@ -72,7 +72,7 @@ impl<'o> Show<'o> {
             ledger,
             meter,
             phase: Phase::Writing,
-            chaos: Chaos::new(acts(options), options.limit, options.chaos),
+            chaos: Chaos::new(failures(options), options.limit, options.chaos),
             delivered_before: None,
             repeatable: 0,
             started: now,
@@ -99,8 +99,8 @@ impl<'o> Show<'o> {
         Ok(())
     }
 
-    /// Starts the writers, and waits until the first event has made its way: the clients have connected then. It
-    /// stands in the ledger, but its time does not count.
+    /// Starts the writers, and waits until the first event is delivered, so that all clients have connected. The event
+    /// counts in the ledger, but its latency is discarded.
     pub(super) async fn warm_up(&mut self, database: &Database) -> Result<(), DemoError> {
         let writers = Writers::start(database, &self.ledger, self.options.rate)?;
         let writers = self.writers.insert(writers);
@@ -123,14 +123,14 @@ impl<'o> Show<'o> {
         matches!(state.as_deref(), Some("streaming" | "catching_up"))
     }
 
-    /// Runs to the end.
+    /// Runs until the end and returns the report.
     pub(super) async fn run(
         &mut self,
         database: &mut Database,
         broker: &Broker,
         interrupts: &mut Interrupts,
         parts: &[(&str, String)],
-    ) -> Result<Report, DemoError> {
+    ) -> Result<DemoReport, DemoError> {
         let mut screen = Screen::open(self.options.is_terminal, self.options.color, parts);
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -144,8 +144,8 @@ impl<'o> Show<'o> {
             if database.is_gone() {
                 return Err(database.ended());
             }
-            self.play(database, broker)?;
-            if self.turn(interrupted) {
+            self.inject_failures(database, broker)?;
+            if self.advance(interrupted) {
                 break;
             }
             let view = self.view();
@@ -161,8 +161,8 @@ impl<'o> Show<'o> {
         self.phase_since = Instant::now();
     }
 
-    /// One step; true when there is nothing left to wait for.
-    fn turn(&mut self, interrupted: bool) -> bool {
+    /// Advances the phase. Returns true when there is nothing left to wait for.
+    fn advance(&mut self, interrupted: bool) -> bool {
         let totals = self.meter.sample();
         match self.phase {
             Phase::Writing => {
@@ -182,13 +182,13 @@ impl<'o> Show<'o> {
 
     fn is_over(&self) -> bool {
         let elapsed = self.started.elapsed();
-        let patient = |limit| self.chaos.is_over() || elapsed >= limit + ACTS_DEADLINE;
-        self.options.limit.is_some_and(|limit| elapsed >= limit && patient(limit))
+        let recovered = |limit| self.chaos.is_over() || elapsed >= limit + RECOVERY_DEADLINE;
+        self.options.limit.is_some_and(|limit| elapsed >= limit && recovered(limit))
     }
 
-    fn view(&self) -> View {
+    fn view(&self) -> ScreenView {
         let look = self.probe.look();
-        View {
+        ScreenView {
             phase: self.phase,
             elapsed: self.started.elapsed(),
             limit: self.options.limit,
@@ -201,7 +201,7 @@ impl<'o> Show<'o> {
             consumed: self.meter.consumed(),
             totals: self.ledger.lock().totals(),
             look,
-            breaking: self.chaos.current().map(|played| played.act),
+            breaking: self.chaos.current().map(|injected| injected.failure),
             broken: self.chaos.begun(),
             planned: self.chaos.planned(),
             chaos: self.options.chaos,
@@ -209,8 +209,8 @@ impl<'o> Show<'o> {
         }
     }
 
-    /// The clean stop, the last records, the sums.
-    async fn finish(&mut self, interrupts: &mut Interrupts) -> Result<Report, DemoError> {
+    /// Stops the relay, waits for the last records, and makes the report.
+    async fn finish(&mut self, interrupts: &mut Interrupts) -> Result<DemoReport, DemoError> {
         let look = self.probe.look();
         let stopped = tokio::select! {
             biased;
@@ -225,9 +225,9 @@ impl<'o> Show<'o> {
             Ok(()) if totals.outstanding > 0 => Some(self.why_outstanding(look.status)),
             Ok(()) => None,
         };
-        Ok(Report {
+        Ok(DemoReport {
             totals,
-            played: self.chaos.played.clone(),
+            injected: self.chaos.injected.clone(),
             chaos: self.options.chaos,
             repeatable: self.repeatable,
             acknowledged: Quantiles {
@@ -243,17 +243,17 @@ impl<'o> Show<'o> {
         })
     }
 
-    fn why_outstanding(&self, status: Option<Status>) -> String {
+    fn why_outstanding(&self, status: Option<RelayStatus>) -> String {
         let status = status.unwrap_or_default();
         let reason = status.reason.unwrap_or_default();
         let log = self.relay.log_tail();
         format!(
-            "gave up waiting for the rest; the relay was \"{}\" {reason}; the end of its log:{log}",
+            "some events were not delivered in time; the relay was \"{}\" {reason}; the end of its log:{log}",
             status.state
         )
     }
 
-    /// What the broker has is read to its end: late repetitions count too.
+    /// Waits until the reader has received every record of the broker, since late repetitions count too.
     async fn await_quiet(&self) {
         let deadline = Instant::now() + DRAIN_DEADLINE / 10;
         let (mut seen, mut since) = (self.records(), Instant::now());
@@ -269,43 +269,42 @@ impl<'o> Show<'o> {
     fn records(&self) -> u64 {
         self.ledger.lock().totals().records
     }
-}
 
-// What a run breaks: which acts there are to be, and each from its beginning until events flow again.
-//
-// When one is due is for `chaos` to say. What may be repeated because of it is counted in the show, for the report.
-
-impl Show<'_> {
-    /// Begins the next act when it is due; each waits until events flow again, so that each hits a working relay.
-    fn play(&mut self, database: &mut Database, broker: &Broker) -> Result<(), DemoError> {
+    /// Injects the next failure when it is due. A failure is injected only after events flow again, so that it hits a
+    /// working relay. The number of events that may be repeated because of it is added up for the report.
+    fn inject_failures(
+        &mut self,
+        database: &mut Database,
+        broker: &Broker,
+    ) -> Result<(), DemoError> {
         let elapsed = self.started.elapsed();
-        if let Some(played) = self.chaos.current() {
-            return self.go_on(played, elapsed, database, broker);
+        if let Some(injected) = self.chaos.current() {
+            return self.continue_failure(injected, elapsed, database, broker);
         }
         let writing = self.phase == Phase::Writing && self.is_streaming();
-        let Some(act) = self.chaos.due(elapsed).filter(|_| writing) else { return Ok(()) };
-        self.chaos.begin(act, elapsed);
+        let Some(failure) = self.chaos.due(elapsed).filter(|_| writing) else { return Ok(()) };
+        self.chaos.begin(failure, elapsed);
         self.delivered_before = None;
-        match act {
-            Act::KillRelay => {
+        match failure {
+            Failure::KillRelay => {
                 self.repeatable += self.meter.repeatable() + self.probe.look().in_flight_peak;
                 self.probe.watch(None);
                 self.relay.kill_and_restart()?;
                 self.probe.watch(self.relay.pid());
                 Ok(())
             }
-            Act::FreezeBroker => {
+            Failure::FreezeBroker => {
                 broker.answer_after(FREEZE);
                 Ok(())
             }
-            Act::RestartDatabase => database.begin_restart(),
+            Failure::RestartDatabase => database.begin_restart(),
         }
     }
 
-    /// The act at hand: until it is done, and then until events flow again.
-    fn go_on(
+    /// Continues the present failure until it is over and events flow again.
+    fn continue_failure(
         &mut self,
-        played: Played,
+        injected: Injected,
         elapsed: Duration,
         database: &mut Database,
         broker: &Broker,
@@ -313,19 +312,19 @@ impl Show<'_> {
         let delivered = self.ledger.lock().totals().delivered;
         if let Some(before) = self.delivered_before {
             if delivered > before && self.is_streaming() {
-                self.chaos.overcome(elapsed);
+                self.chaos.recovered(elapsed);
             }
             return Ok(());
         }
-        let done = match played.act {
-            Act::KillRelay => true,
-            Act::FreezeBroker => {
-                // All answers come at the same time: at the thaw.
-                let left = FREEZE.saturating_sub(elapsed.saturating_sub(played.at));
+        let done = match injected.failure {
+            Failure::KillRelay => true,
+            Failure::FreezeBroker => {
+                // All answers are due at the same time, the end of the freeze.
+                let left = FREEZE.saturating_sub(elapsed.saturating_sub(injected.at));
                 broker.answer_after(left);
                 left.is_zero()
             }
-            Act::RestartDatabase => database.step_restart()?,
+            Failure::RestartDatabase => database.step_restart()?,
         };
         if done {
             let status = self.probe.look().status;
@@ -336,24 +335,24 @@ impl Show<'_> {
     }
 }
 
-/// What a run is to break, where it is the demo's own.
-fn acts(options: &Options) -> Vec<Act> {
+/// The failures of a run: the user's own servers are not broken.
+fn failures(options: &DemoOptions) -> Vec<Failure> {
     if !options.chaos {
         let kills = usize::try_from(options.kills).unwrap_or(usize::MAX);
-        return vec![Act::KillRelay; kills];
+        return vec![Failure::KillRelay; kills];
     }
-    let all = [Act::KillRelay, Act::FreezeBroker, Act::RestartDatabase];
-    let own = |act: &Act| match act {
-        Act::KillRelay => true,
-        Act::FreezeBroker => options.brokers.is_none(),
-        Act::RestartDatabase => options.url.is_none(),
+    let all = [Failure::KillRelay, Failure::FreezeBroker, Failure::RestartDatabase];
+    let own = |failure: &Failure| match failure {
+        Failure::KillRelay => true,
+        Failure::FreezeBroker => options.brokers.is_none(),
+        Failure::RestartDatabase => options.url.is_none(),
     };
     all.into_iter().filter(own).collect()
 }
 
-/// What `--chaos` will do, in one line.
-pub(super) fn promise(options: &Options) -> String {
-    let acts: Vec<&str> = acts(options).iter().map(|act| act.words()).collect();
-    let left = if acts.len() < 3 { "; servers of yours are left alone" } else { "" };
-    format!("{}{left}", acts.join(", then "))
+/// The failures of `--chaos` in one line.
+pub(super) fn planned_failures(options: &DemoOptions) -> String {
+    let failures: Vec<&str> = failures(options).iter().map(|failure| failure.words()).collect();
+    let left = if failures.len() < 3 { "; your own servers are not affected" } else { "" };
+    format!("{}{left}", failures.join(", then "))
 }
