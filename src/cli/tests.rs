@@ -30,34 +30,35 @@ fn help_is_short() {
         Usage: postrider [OPTIONS] <COMMAND>
 
         Commands:
-          demo         See it work: a throwaway database, an in-process broker, a writer and a reader, one
-                       screen
+          demo         Run a self-contained demonstration: temporary database, in-process broker, writer and
+                       reader
           check        Check configuration, database and broker for problems (read-only)
-          init         Write a first configuration: from nothing, from the tables of a database, or from a
-                       Debezium connector's
-          setup        Create what is missing in the database: publication, slot, Postrider's schema
-          run          Stream until SIGTERM or SIGINT: the service
-          status       One look at every pipeline of the running process
-          parked       Events that could not be published: list, show, retry, skip, replace
+          init         Write a first configuration: a template, or made from a database or a Debezium
+                       connector
+          setup        Create publication, replication slot and Postrider's schema in the database
+          run          Run the service until SIGTERM or SIGINT
+          status       Show the state of every pipeline of the running process
+          parked       Manage events that could not be published: list, show, retry, skip, replace
           repair       Recreate a lost replication slot and publish the missed events from the outbox table
-          adopt        Go on at the position with a changed mode, destination, table or layout
-          bookmark     Saved positions to replay from: create, list, drop
-          replay       Publish again: from a bookmark, an LSN, a time, by ids or of one aggregate
-          config       Look at the configuration: the values in effect, or the schema for editors
-          completions  Print the completions of a shell
+          adopt        Continue from the stored position after mode, destination, table or layout was
+                       changed
+          bookmark     Manage saved positions to replay from: create, list, drop
+          replay       Publish events again: from a bookmark, an LSN or a time, by id or by aggregate
+          config       Print the configuration in effect, or its JSON Schema
+          completions  Print the completion script of a shell
           help         Print this message or the help of the given subcommand(s)
 
         Options:
-          -c, --config <FILE>        The configuration [default: $POSTRIDER_CONFIG, ./postrider.toml,
+          -c, --config <FILE>        Configuration file [default: $POSTRIDER_CONFIG, ./postrider.toml,
                                      /etc/postrider/postrider.toml]
-          -p, --pipeline <NAME>      Only the pipeline of this name
-              --log-format <FORMAT>  How the log is written, on standard error [default: text] [possible
-                                     values: text, json]
-              --log <LEVEL|FILTER>   What is logged: error, warn, info, debug or trace, or a filter as
+          -p, --pipeline <NAME>      Only the pipeline with this name
+              --log-format <FORMAT>  Format of the log, which goes to standard error [default: text]
+                                     [possible values: text, json]
+              --log <LEVEL|FILTER>   Log level: error, warn, info, debug, trace, or a filter such as
                                      info,postrider::pipeline=debug [default: info]
           -q, --quiet                Log only errors
-              --color <WHEN>         Colours; auto has them on a terminal, unless $NO_COLOR is set [default:
-                                     auto] [possible values: auto, always, never]
+              --color <WHEN>         When to use colours; auto: on a terminal, unless $NO_COLOR is set
+                                     [default: auto] [possible values: auto, always, never]
           -h, --help                 Print help (see more with '--help')
           -V, --version              Print version
 

@@ -121,7 +121,7 @@ impl DemoReport {
 
     fn not_committed(&self) -> String {
         let rolled_back = words::count(self.totals.rolled_back);
-        let mut note = format!("read, but rolled back ({rolled_back}) or never written");
+        let mut note = format!("rolled back ({rolled_back}) or never written");
         if self.totals.unknown > 0 {
             let unknown = words::count(self.totals.unknown);
             write!(note, "; {unknown} unknown").unwrap_or_default();

@@ -1,6 +1,6 @@
-//! A proposal from the tables of a database: which is the outbox, in which layout, with which columns.
+//! A proposal from the tables of a database: the outbox table, its layout and its columns.
 //!
-//! Reads the catalog and nothing else. [`guess`] decides, and sees only names and types.
+//! Only the catalog is read: [`fit`] decides from the names and types of the columns.
 
 use super::{Draft, InitError};
 use crate::outbox::{Layout, OutboxSpec, Role, TableName};
@@ -9,17 +9,17 @@ use crate::postgres::control::Control;
 use crate::postgres::{Conninfo, SourceError, conninfo};
 use toml::Value;
 
-/// What the server knows the session by.
+/// `application_name` of the session.
 const APPLICATION_NAME: &str = "postrider init";
 
-/// Tables that are looked at, at most.
+/// Number of tables that are read at most.
 const TABLES_MAX: usize = 10_000;
 
-/// Names of tables that a message lists, at most.
+/// Number of tables that a message lists at most.
 const NAMES_MAX: usize = 10;
 
-/// Ordinary and partitioned tables that are written to WAL, without partitions, and their columns. A type is that
-/// beneath all domains; kinds of text that are not built in (`citext`) are `text`, whatever their schema.
+/// Ordinary and partitioned tables that are written to WAL, without partitions, and their columns. The type of a domain is
+/// its base type. Text types that are not built in (`citext`) are `text`.
 const SELECT_SQL: &str = "\
 SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text, \
        pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY a.attnum), ";
@@ -35,9 +35,9 @@ WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartitio
   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'postrider') \
 GROUP BY n.nspname, c.relname ORDER BY n.nspname, c.relname LIMIT $1";
 
-/// A table and its columns.
+/// A table of the database and its columns.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Table {
+pub struct CandidateTable {
     /// Its name.
     pub name: TableName,
     /// Its columns, in order.
@@ -49,23 +49,23 @@ pub struct Table {
 pub struct Proposal {
     /// The configuration.
     pub draft: Draft,
-    /// What was found, for people.
+    /// What was found, as lines to print.
     pub found: Vec<String>,
-    /// `setup` takes the file as it is: a column was found for everything that an event has, and for columns that need
-    /// a time zone there is none to be named.
+    /// Whether `setup` accepts the file as it is: every required column was found, and no column requires a time zone
+    /// that is not set.
     pub complete: bool,
 }
 
-/// The relay's role, where the login that looked is an administrator's.
+/// The proposed role of the relay, if the login is that of an administrator.
 const RELAY_ROLE: &str = "postrider";
 
-/// What an event has that a table may lack columns for, and still be taken for the outbox.
+/// Number of required columns that an outbox table may lack at most.
 const MISSING_MAX: usize = 2;
 
-/// Looks at the tables of a database. `table`, as SQL writes it, and `layout` narrow it down.
+/// Reads the tables of a database and proposes a configuration. `table`, as in SQL, and `layout` restrict the choice.
 ///
 /// # Errors
-/// The database can't be looked at, or it does not say which table is the outbox.
+/// The database cannot be read, or no table or several tables may be the outbox table.
 pub async fn propose(
     url: &str,
     conninfo: &Conninfo,
@@ -83,8 +83,8 @@ pub async fn propose(
         draft.note(
             "source",
             format!(
-                "The relay's own role; setup --url ADMIN gives it its rights. As an administrator: CREATE \
-                 ROLE {RELAY_ROLE} LOGIN REPLICATION PASSWORD '…';"
+                "The role of the relay; setup --url ADMIN grants its rights. As an administrator: CREATE ROLE \
+                 {RELAY_ROLE} LOGIN REPLICATION PASSWORD '…';"
             ),
         );
     } else {
@@ -109,7 +109,7 @@ pub async fn propose(
     if admin {
         found.push(format!(
             "to do: source.url names role {RELAY_ROLE}, not the administrator. Create the role (the file has the \
-             line); setup --url ADMIN_URL gives it its rights"
+             statement); setup --url ADMIN_URL grants its rights"
         ));
     }
     found.push(
@@ -117,13 +117,13 @@ pub async fn propose(
             .to_owned(),
     );
     let zoneless = zoneless(chosen, &fit);
-    ask_for_zone(&zoneless, &mut draft, &mut found);
+    request_zone(&zoneless, &mut draft, &mut found);
     let names: Vec<&str> = chosen.columns.iter().map(|column| column.name.as_str()).collect();
     for role in &fit.missing {
         found.push(format!("to do: fill in outbox.columns.{role}: no column was recognised"));
         draft.note(
             "outbox.columns",
-            format!("{role} = \"…\"   to be filled in; the table has {}", names.join(", ")),
+            format!("{role} = \"…\"   required; the table has {}", names.join(", ")),
         );
     }
     place_left(&fit, &mut draft, &mut found);
@@ -136,36 +136,36 @@ pub async fn propose(
     Ok(Proposal { draft, found, complete })
 }
 
-/// The time zone, where a column needs one.
-fn ask_for_zone(zoneless: &[(Role, &str)], draft: &mut Draft, found: &mut Vec<String>) {
+/// Adds what must be done about columns without a time zone.
+fn request_zone(zoneless: &[(Role, &str)], draft: &mut Draft, found: &mut Vec<String>) {
     for (role, column) in zoneless {
         let needed = needs_zone(*role);
         found.push(format!(
             "{}: {column} has no time zone: set source.time_zone to the zone of the sessions that insert (SHOW \
              TimeZone there){}",
-            if needed { "to do" } else { "to look at" },
+            if needed { "to do" } else { "to check" },
             if needed { "; setup refuses the table without it" } else { "; without it the column is read as UTC" },
         ));
         draft.note(
             "source",
             format!(
                 "time_zone = \"Area/City\"   {}: {column} has no time zone; the zone of the sessions that insert",
-                if needed { "to be filled in" } else { "UTC if it is not set" },
+                if needed { "required" } else { "UTC if not set" },
             ),
         );
     }
 }
 
-/// The columns that nothing was made of: how each may be sent, and what those that hold times may be.
+/// Adds the unused columns: how each can be published, and what columns with times may be.
 fn place_left(fit: &Fit, draft: &mut Draft, found: &mut Vec<String>) {
     if fit.left.is_empty() {
         return;
     }
     let names: Vec<_> = fit.left.iter().map(|column| column.name.as_str()).collect();
-    found.push(format!("not published: {}; outbox.extra places them", names.join(", ")));
+    found.push(format!("not published: {}; to publish them: outbox.extra", names.join(", ")));
     draft.note(
         "outbox",
-        "Columns that go nowhere; each may be a header, by such a line in [….outbox.extra]:",
+        "Columns that are not published; each can be a header, with such a line in [….outbox.extra]:",
     );
     for column in &fit.left {
         let placed = Value::String(column.name.clone());
@@ -176,20 +176,20 @@ fn place_left(fit: &Fit, draft: &mut Draft, found: &mut Vec<String>) {
     }
     for column in fit.left.iter().filter(|column| column.is_time()) {
         found.push(format!(
-            "to look at: {} holds a time. If events wait until then, or expire then, name it as \
-             outbox.columns.available_at, or expires_at",
+            "to check: {} contains a time. If events must wait until then, set outbox.columns.available_at to this \
+             column; if they expire then, outbox.columns.expires_at",
             column.name
         ));
     }
 }
 
-/// Whether a column of this role decides when an event is published, or whether: then `setup` asks for a time zone.
+/// Whether a column of this role decides when or whether an event is published. Then `setup` requires a time zone.
 const fn needs_zone(role: Role) -> bool {
     matches!(role, Role::AvailableAt | Role::ExpiresAt)
 }
 
-/// The columns that hold times without a time zone, and what they are.
-fn zoneless<'t>(table: &'t Table, fit: &Fit) -> Vec<(Role, &'t str)> {
+/// The columns with times without a time zone, and their roles.
+fn zoneless<'t>(table: &'t CandidateTable, fit: &Fit) -> Vec<(Role, &'t str)> {
     let spec = OutboxSpec::for_layout(fit.layout);
     let roles = spec.roles().filter(|(role, _)| *role == Role::Time || needs_zone(*role));
     let columns = roles.filter_map(|(role, of_layout)| {
@@ -201,8 +201,8 @@ fn zoneless<'t>(table: &'t Table, fit: &Fit) -> Vec<(Role, &'t str)> {
     columns.collect()
 }
 
-/// The tables, and whether the login is an administrator's: no role for a relay to have.
-async fn read(conninfo: &Conninfo) -> Result<(Vec<Table>, bool), InitError> {
+/// The tables, and whether the login is that of an administrator, which the relay should not use.
+async fn read(conninfo: &Conninfo) -> Result<(Vec<CandidateTable>, bool), InitError> {
     const ADMIN: &str = "SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolbypassrls \
                          OR EXISTS (SELECT FROM pg_database d WHERE d.datname = current_database() \
                                     AND pg_has_role(current_user, d.datdba, 'USAGE')) \
@@ -224,21 +224,24 @@ async fn read(conninfo: &Conninfo) -> Result<(Vec<Table>, bool), InitError> {
         let types: Vec<String> = row.try_get(3)?;
         let columns = names.into_iter().zip(types);
         let columns = columns.map(|(name, type_name)| Column { name, type_name }).collect();
-        Ok(Table { name: TableName { schema: row.try_get(0)?, name: row.try_get(1)? }, columns })
+        Ok(CandidateTable {
+            name: TableName { schema: row.try_get(0)?, name: row.try_get(1)? },
+            columns,
+        })
     };
     let tables: Result<Vec<_>, _> = rows.iter().map(table).collect();
     Ok((tables.map_err(failed)?, admin))
 }
 
-/// The one table that looks like an outbox.
+/// The only table that looks like an outbox table.
 fn only<'t>(
-    tables: &'t [Table],
+    tables: &'t [CandidateTable],
     database: &str,
     layout: Option<Layout>,
-) -> Result<(&'t Table, Fit), InitError> {
+) -> Result<(&'t CandidateTable, Fit), InitError> {
     let all: Vec<_> = tables.iter().map(|table| (table, fit(table, layout))).collect();
     let is_whole = |fit: &Fit| fit.missing.is_empty();
-    // Many a table has an id, a type and data; what an outbox alone has is an aggregate.
+    // Many tables have an id, a type and data, but usually only an outbox table has the columns of an aggregate.
     let is_near = |fit: &Fit| {
         let of_aggregate = [Role::AggregateType, Role::AggregateId];
         fit.missing.len() <= MISSING_MAX
@@ -253,24 +256,24 @@ fn only<'t>(
         0 => Err(InitError::NoCandidate { database: database.to_owned(), tables: tables.len() }),
         1 => Ok(fits.swap_remove(0)),
         _ => {
-            let told = fits.iter().take(NAMES_MAX);
-            let told = told.map(|(table, fit)| {
+            let names = fits.iter().take(NAMES_MAX);
+            let names = names.map(|(table, fit)| {
                 format!("{} (layout {})", sql_name(&table.name), fit.layout.name())
             });
-            Err(InitError::Candidates(told.collect()))
+            Err(InitError::Candidates(names.collect()))
         }
     }
 }
 
-/// The table that was named.
+/// The table of `--table`.
 fn named<'t>(
-    tables: &'t [Table],
+    tables: &'t [CandidateTable],
     name: &str,
     database: &str,
     layout: Option<Layout>,
-) -> Result<(&'t Table, Fit), InitError> {
+) -> Result<(&'t CandidateTable, Fit), InitError> {
     let wanted = crate::config::table_name(name);
-    let is = |table: &&Table| wanted.as_ref() == Some(&table.name);
+    let is = |table: &&CandidateTable| wanted.as_ref() == Some(&table.name);
     let Some(table) = tables.iter().find(is) else {
         let known = tables.iter().take(NAMES_MAX).map(|table| sql_name(&table.name)).collect();
         return Err(InitError::NoTable {
@@ -290,7 +293,7 @@ fn named<'t>(
     })
 }
 
-/// The name as the configuration takes it: in quotes where it must be.
+/// The name in SQL, quoted if necessary.
 fn sql_name(table: &TableName) -> String {
     let one = |part: &str| {
         let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
@@ -300,52 +303,50 @@ fn sql_name(table: &TableName) -> String {
     format!("{}.{}", one(&table.schema), one(&table.name))
 }
 
-// How well a table fits a layout, by the names and types of its columns.
-
 /// A column.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Column {
     /// The name.
     pub name: String,
-    /// The type, of a domain the one beneath it, as SQL writes it, without length or precision.
+    /// The type as SQL writes it, without length or precision; of a domain its base type.
     pub type_name: String,
 }
 
 impl Column {
-    /// Whether it holds times.
+    /// Whether the column has a type for times.
     fn is_time(&self) -> bool {
         self.type_name.starts_with("timestamp")
     }
 
-    /// Whether it holds times without a time zone.
+    /// Whether the column has a type for times without a time zone.
     fn lacks_zone(&self) -> bool {
         matches!(self.type_name.as_str(), "timestamp without time zone" | "date")
     }
 }
 
-/// What a table is in one layout.
+/// How a table fits a layout.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fit {
     /// The layout.
     pub layout: Layout,
-    /// Columns that are called otherwise than in the layout; empty for what the table does not have.
+    /// Columns that have another name than in the layout; an empty name if the table has no such column.
     pub columns: Vec<(Role, String)>,
-    /// What every event has, and no column was found for.
+    /// Required roles for which no column was found.
     pub missing: Vec<Role>,
-    /// Columns that nothing was made of.
+    /// Unused columns.
     pub left: Vec<Column>,
     /// Higher is better.
     score: i32,
 }
 
 impl Fit {
-    /// How many things every event of the layout has.
+    /// Number of roles that the layout requires.
     fn needed(&self) -> usize {
         Role::ALL.iter().filter(|role| is_needed(self.layout, **role)).count()
     }
 }
 
-/// Names that people give to what an event has, beside those of the layouts: lower case, without `_`.
+/// Usual names of the columns, besides those of the layouts, in lower case and without `_`.
 const NAMES: &[(Role, &[&str])] = &[
     (Role::Id, &["id", "eventid", "messageid", "uuid", "eventuuid", "outboxid"]),
     (
@@ -399,22 +400,22 @@ const NAMES: &[(Role, &[&str])] = &[
     (Role::Trace, &["traceparent", "traceid", "tracecontext"]),
 ];
 
-/// The best layout for a table, or how it fits the one that was named.
-pub fn fit(table: &Table, layout: Option<Layout>) -> Fit {
+/// How a table fits the layout that fits it best, or the given layout.
+pub fn fit(table: &CandidateTable, layout: Option<Layout>) -> Fit {
     let all =
         Layout::ALL.iter().filter(|candidate| layout.is_none_or(|wanted| wanted == **candidate));
     let fits = all.map(|layout| one(table, *layout));
-    // The first of the best: layouts stand in the order in which they are preferred.
+    // The first of the best layouts: they are listed in the order of preference.
     let best = fits.reduce(|best, next| if next.score > best.score { next } else { best });
     best.unwrap_or_else(|| one(table, Layout::Postrider))
 }
 
-fn one(table: &Table, layout: Layout) -> Fit {
+fn one(table: &CandidateTable, layout: Layout) -> Fit {
     let spec = OutboxSpec::for_layout(layout);
     let mut left = table.columns.clone();
     let mut fit =
         Fit { layout, columns: Vec::new(), missing: Vec::new(), left: Vec::new(), score: 0 };
-    // First what is called so, that no other role takes it.
+    // First columns with the layout's names, so that no other role takes them.
     let mut open = Vec::new();
     for (role, column) in spec.roles() {
         match take(&mut left, |name, kind| name == column && can_be(role, kind)) {
@@ -440,7 +441,7 @@ fn one(table: &Table, layout: Layout) -> Fit {
         if take(&mut left, |name, _| name == extra.column).is_some() {
             fit.score += 4;
         } else {
-            // A layout's further columns can't be left out.
+            // Additional columns of a layout are required.
             fit.missing.push(Role::Headers);
             fit.score -= 10;
         }
@@ -457,7 +458,7 @@ fn is_needed(layout: Layout, role: Role) -> bool {
     match role {
         Role::Id | Role::AggregateType | Role::AggregateId | Role::Payload => true,
         Role::EventType => layout != Layout::Debezium,
-        // The layout's topic is this column.
+        // The column is the topic of this layout.
         Role::Topic => layout == Layout::Gcx,
         Role::Headers
         | Role::PartitionKey
@@ -468,7 +469,7 @@ fn is_needed(layout: Layout, role: Role) -> bool {
     }
 }
 
-/// Columns that polling marks its rows with, and the stream does not look at.
+/// Columns with the row status of polling, which the stream ignores.
 const fn marks(layout: Layout) -> &'static [&'static str] {
     match layout {
         Layout::Postrider | Layout::Debezium => &[],
@@ -506,7 +507,7 @@ fn can_be(role: Role, kind: &str) -> bool {
         Role::Time | Role::AvailableAt | Role::ExpiresAt => {
             kind.starts_with("timestamp") || kind == "date"
         }
-        // A JSON object or bytes names nothing.
+        // JSON and bytes are not names.
         Role::Id
         | Role::AggregateType
         | Role::AggregateId
@@ -522,19 +523,19 @@ mod tests {
     use super::*;
     use crate::outbox::TableName;
 
-    fn table(name: &str, columns: &[(&str, &str)]) -> Table {
+    fn table(name: &str, columns: &[(&str, &str)]) -> CandidateTable {
         let column = |(name, kind): &(&str, &str)| Column {
             name: (*name).to_owned(),
             type_name: (*kind).to_owned(),
         };
-        Table {
+        CandidateTable {
             name: TableName { schema: "public".to_owned(), name: name.to_owned() },
             columns: columns.iter().map(column).collect(),
         }
     }
 
     /// The columns of a layout's own SQL.
-    fn own(layout: Layout) -> Table {
+    fn own(layout: Layout) -> CandidateTable {
         let body = layout.create_sql().split_once(" (\n").unwrap().1.split_once("\n);").unwrap().0;
         let lines = body.lines().map(str::trim).filter(|line| !line.starts_with("CHECK"));
         let columns: Vec<_> = lines
@@ -548,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn each_layout_knows_its_own_table() {
+    fn each_layout_fits_its_own_table() {
         for layout in Layout::ALL {
             let fit = fit(&own(*layout), None);
             assert_eq!(fit.layout, *layout);
@@ -592,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_something_else_is_no_outbox() {
+    fn another_table_is_not_an_outbox() {
         let orders = table(
             "orders",
             &[("id", "bigint"), ("type", "text"), ("status", "text"), ("data", "jsonb")],

@@ -1,9 +1,9 @@
-//! A configuration that is being made: keys by table, in the order in which they were set.
+//! A configuration that is being assembled: keys by table, in the order in which they were set.
 
 use toml::Table;
 pub use toml::Value;
 
-/// A configuration of one pipeline, not yet written.
+/// A configuration of one pipeline that has not been written yet.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Draft {
     /// The pipeline's name.
@@ -15,13 +15,13 @@ pub struct Draft {
     keys: Vec<(String, String, Value)>,
     /// Lines below a table's keys, without `#`.
     notes: Vec<(String, String)>,
-    /// Names in `sink.properties` that the reader refuses, and that are written all the same: nothing is to run before
-    /// somebody has replaced them.
+    /// Names in `sink.properties` that the configuration refuses and that are written nevertheless, so that the pipeline
+    /// does not start before the user has replaced them.
     refused: Vec<String>,
 }
 
 impl Draft {
-    /// An empty one. The name is made fit for a pipeline.
+    /// An empty draft. Characters that a pipeline's name cannot have are replaced.
     pub fn new(name: &str) -> Self {
         let (head, tail) = (Vec::new(), Vec::new());
         Self {
@@ -34,8 +34,7 @@ impl Draft {
         }
     }
 
-    /// Sets `key` of `[pipelines.NAME.table]`, in place of what it had. Strings are as the file has them: `${NAME}` is
-    /// a variable.
+    /// Sets `key` of `[pipelines.NAME.table]` and replaces its value. In strings `${NAME}` is a variable.
     pub fn set(&mut self, table: &str, key: &str, value: impl Into<Value>) {
         let value = value.into();
         match self.keys.iter_mut().find(|(t, k, _)| t == table && k == key) {
@@ -44,22 +43,22 @@ impl Draft {
         }
     }
 
-    /// Takes a key away again.
+    /// Removes a key.
     pub(super) fn unset(&mut self, table: &str, key: &str) {
         self.keys.retain(|(t, k, _)| !(t == table && k == key));
     }
 
-    /// Keeps a property that the reader refuses.
+    /// Marks a property as one that the configuration refuses.
     pub(super) fn keep_refused(&mut self, property: &str) {
         self.refused.push(property.to_owned());
     }
 
-    /// Whether the reader takes the file as it is written.
+    /// Whether the configuration accepts the file as it is written.
     pub fn is_complete(&self) -> bool {
         self.refused.is_empty()
     }
 
-    /// The draft without its properties of the login, where one of them is refused.
+    /// The draft without its login properties, if one of them is refused.
     pub(super) fn checkable(&self) -> Self {
         let mut draft = self.clone();
         if !self.refused.is_empty() {
@@ -68,14 +67,14 @@ impl Draft {
         draft
     }
 
-    /// Places a further column: `key = { way = name }`.
+    /// Places an additional column: `key = { way = name }`.
     pub fn place(&mut self, column: &str, way: &str, name: Value, optional: bool) {
         let mut table = Table::new();
         table.insert(way.to_owned(), name);
         if optional {
             table.insert("optional".to_owned(), Value::Boolean(true));
         }
-        // Behind the others, also where it was placed before: the order is the record's.
+        // At the end, even if the column was placed before: the order decides the order in the record.
         self.keys.retain(|(known, key, _)| !(known == "outbox.extra" && key == column));
         self.set("outbox.extra", column, Value::Table(table));
     }
@@ -107,16 +106,16 @@ impl Draft {
 /// The table of librdkafka's properties.
 pub(super) const PROPERTIES: &str = "sink.properties";
 
-/// Whether a property decides how the relay logs in, and whether the connection is encrypted. Without one of them the
-/// others may still be taken, and the connection be another.
+/// Whether a property affects the login or the encryption of the connection. If only one of them were left out, the
+/// others might be accepted, and the connection would be a different one.
 pub(super) fn is_of_login(property: &str) -> bool {
     property == "security.protocol" || property.starts_with("sasl.") || property.starts_with("ssl.")
 }
 
-/// Characters that a pipeline's name has at most: a slot's name, without the prefix.
+/// Length of a pipeline's name at most: that of a slot's name, without the prefix. Unit: characters.
 const NAME_CHARS_MAX: usize = 53;
 
-/// `name` with what a pipeline's name can't have replaced by `_`.
+/// `name` with the characters that a pipeline's name cannot have replaced by `_`.
 pub(super) fn pipeline_name(name: &str) -> String {
     let fit = |c: char| {
         let c = c.to_ascii_lowercase();
@@ -126,7 +125,7 @@ pub(super) fn pipeline_name(name: &str) -> String {
     if name.chars().all(|c| c == '_') { "outbox".to_owned() } else { name }
 }
 
-/// A text in which `${` stands for itself.
+/// Escapes `${`, so that it is not read as a variable.
 pub(super) fn verbatim(text: &str) -> String {
     text.replace("${", "$${")
 }

@@ -1,15 +1,15 @@
-//! Why no configuration could be written.
+//! The errors of `postrider init`.
 
 use crate::config::Findings;
 use crate::postgres::{ConninfoError, SourceError};
 
-/// No configuration came of it; nothing was written.
+/// Why no configuration was written.
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
-    /// The URL can't be read.
-    #[error("the connection string can't be used")]
+    /// The URL is invalid.
+    #[error("the connection string is invalid")]
     Url(#[from] ConninfoError),
-    /// The database could not be looked at.
+    /// The database could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),
     /// No table looks like an outbox.
@@ -20,36 +20,36 @@ pub enum InitError {
         /// How many tables the role can see there.
         tables: usize,
     },
-    /// More than one table does.
+    /// Several tables look like an outbox.
     #[error("several tables look like an outbox: {}", .0.join(", "))]
     Candidates(Vec<String>),
-    /// The table that was named is not there.
+    /// The table of `--table` does not exist.
     #[error("database \"{database}\" has no table {table}; it has {}", .known.join(", "))]
     NoTable {
         /// The database.
         database: String,
-        /// The table, as it was typed.
+        /// The value of `--table`.
         table: String,
-        /// Some that it has.
+        /// Some of the existing tables.
         known: Vec<String>,
     },
-    /// The table that was named lacks what every event has.
+    /// The table of `--table` lacks required columns.
     #[error("table {table} has no column for {}; its columns are {}", .missing.join(", "), .columns.join(", "))]
     Unplaced {
         /// The table.
         table: String,
-        /// What has no column.
+        /// The roles for which no column was found.
         missing: Vec<&'static str>,
-        /// The columns it has.
+        /// The columns of the table.
         columns: Vec<String>,
     },
     /// The connector's file is neither JSON nor properties.
-    #[error("the connector's configuration can't be read: {what}")]
+    #[error("the connector's configuration cannot be read: {what}")]
     Unreadable {
-        /// What is wrong, without its text.
+        /// What is wrong, without the text of the file.
         what: String,
     },
-    /// It is no configuration that Postrider can stand in for.
+    /// Postrider cannot replace a connector with this configuration.
     #[error("{what}")]
     NotOurs {
         /// Why.
@@ -57,8 +57,8 @@ pub enum InitError {
         /// What to do.
         hint: String,
     },
-    /// What would be written would be refused.
-    #[error("what would be written is refused")]
+    /// The configuration that would be written is invalid.
+    #[error("the configuration that would be written is invalid")]
     Refused(#[source] Findings),
 }
 
@@ -73,33 +73,33 @@ fn no_candidate(database: &str, tables: usize) -> String {
 }
 
 impl InitError {
-    /// Whether it ran, and what it found is not well: the database, not what was typed.
+    /// Whether the reason is the database, not the arguments.
     pub fn is_of_database(&self) -> bool {
         matches!(self, Self::Source(_) | Self::NoCandidate { .. })
     }
 
-    /// What mends it.
+    /// How to fix it.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Source(_) | Self::Refused(_) | Self::Url(_) => None,
             Self::NoCandidate { .. } => Some(
-                "name one with --table SCHEMA.NAME; or write a file without --from-database, and let \
-                 postrider setup --create-table make the table"
+                "name the table with --table SCHEMA.NAME; or write a file without --from-database, and create the \
+                 table with postrider setup --create-table"
                     .to_owned(),
             ),
             Self::Candidates(tables) => {
                 let first = tables.first().map_or("public.outbox", |table| table.split(' ').next().unwrap_or(table));
-                Some(format!("name one, for example --table '{first}'; each has a pipeline of its own"))
+                Some(format!("choose one, for example --table '{first}'; each table needs its own pipeline"))
             }
-            Self::NoTable { .. } => Some("write --table SCHEMA.NAME as SQL would have it".to_owned()),
+            Self::NoTable { .. } => Some("write --table SCHEMA.NAME as in SQL".to_owned()),
             Self::Unplaced { .. } => Some(
-                "write a file without --from-database, and name the columns in [….outbox.columns] by hand \
+                "write a file without --from-database, and set the columns in [….outbox.columns] \
                  (docs/configuration.md)"
                     .to_owned(),
             ),
             Self::Unreadable { .. } => Some(
-                "it is read as JSON where it begins with {, else as Java properties; of a Kubernetes resource give \
-                 what stands below spec.config, as JSON"
+                "the file is read as JSON if it begins with {, else as Java properties; of a Kubernetes resource pass \
+                 the contents of spec.config as JSON"
                     .to_owned(),
             ),
             Self::NotOurs { hint, .. } => Some(hint.clone()),

@@ -1,7 +1,7 @@
-//! A first configuration: written from what was typed, from the tables of a database, or from a Debezium connector's.
+//! A first configuration: a template, or made from the tables of a database or from a Debezium connector's configuration.
 //!
-//! Makes a [`Draft`] and its text; files are read and written by the command. Never holds a secret: what was given with
-//! a password is taken over without it.
+//! Makes a [`Draft`] and its text; the command reads and writes the files. A draft contains no secrets: the password of a
+//! URL or of a connector is not copied.
 
 pub mod database;
 pub mod debezium;
@@ -17,7 +17,7 @@ use crate::config;
 use crate::outbox::{Layout, OutboxSpec};
 use std::path::Path;
 
-/// A configuration of nothing but the layout, with places to fill in.
+/// A template for a layout, with values to fill in.
 pub fn plain(layout: Layout) -> Draft {
     let mut draft = Draft::new("orders");
     draft.set("source", "url", "postgresql://postrider@localhost/app");
@@ -28,30 +28,30 @@ pub fn plain(layout: Layout) -> Draft {
     draft
 }
 
-/// The layout's own route, in comments.
+/// Adds the layout's default route as comments.
 fn explain(draft: &mut Draft, layout: Layout) {
     let spec = OutboxSpec::for_layout(layout);
-    let words = "Templates over the event's fields; these are the layout's own. \
-                 Make the topics, or see sink.create_topics.";
-    draft.note("route", words);
+    let text = "Templates over the event's fields; these are the layout's defaults. \
+                Create the topics, or see sink.create_topics.";
+    draft.note("route", text);
     draft.note("route", format!("topic = {}", Value::String(spec.topic)));
     draft.note("route", format!("key = {}", Value::String(spec.key)));
 }
 
-/// Reads the file of a draft as `postrider run` will, but for what it is known to refuse of it.
+/// Checks the file of a draft as `postrider run` does, without the properties that are known to be refused.
 ///
 /// # Errors
-/// It would be refused.
+/// The configuration is invalid.
 pub fn check_draft(draft: &Draft) -> Result<(), InitError> {
     check(&text(&draft.checkable()))
 }
 
-/// Reads a written configuration as `postrider run` will, as if every variable in it were set.
+/// Checks a configuration as `postrider run` does, as if every variable in it were set.
 ///
 /// # Errors
-/// It would be refused.
+/// The configuration is invalid.
 pub fn check(text: &str) -> Result<(), InitError> {
-    // A number is a value that every key takes.
+    // Every key accepts a number.
     let set = |name: &str| match name {
         "USER" => Some("postrider".to_owned()),
         name => text.contains(&format!("${{{name}")).then(|| "1".to_owned()),

@@ -1,36 +1,36 @@
-//! A draft as the text of a file, with comments for whoever reads it next.
+//! The text of the file of a draft, with comments.
 
 use super::draft::Draft;
 use crate::config::key_as_toml;
 use std::fmt::Write as _;
 use toml::Value;
 
-/// Columns of a comment.
+/// Width of a comment. Unit: columns.
 const WIDTH: usize = 116;
 
-/// One table of the file: its comment, and its keys in order, each with a comment and, unless it is always written,
-/// what stands in a comment where the draft has no value.
-struct Part {
+/// One table of the file: its comment, and its keys in order. Each key has a comment, and an example that is written as a
+/// comment if the draft has no value.
+struct FileTable {
     table: &'static str,
     comment: &'static str,
     keys: &'static [(&'static str, &'static str, Option<&'static str>)],
-    /// Written even when it has no key.
+    /// Whether the table is written even without a key.
     always: bool,
 }
 
-const PARTS: &[Part] = &[
-    Part {
+const TABLES: &[FileTable] = &[
+    FileTable {
         table: "source",
         comment: "",
         keys: &[
             (
                 "url",
-                "The database: URI or key=value, as libpq takes it, with PG* variables for what it does not say.",
+                "The database: a URI or key=value pairs as in libpq; PG* variables supply what is left out.",
                 None,
             ),
             (
                 "password_file",
-                "A file with the password; without it PGPASSWORD, .pgpass or the URL has it.",
+                "A file with the password; without it the password comes from PGPASSWORD, .pgpass or the URL.",
                 Some("\"pg-password\""),
             ),
             ("slot", "", None),
@@ -39,38 +39,38 @@ const PARTS: &[Part] = &[
         ],
         always: true,
     },
-    Part {
+    FileTable {
         table: "outbox",
         comment: "",
         keys: &[
             ("table", "", None),
             (
                 "layout",
-                "What its columns are: postrider, debezium, commerce, gcx, sqlgarden or adr30.",
+                "The columns of the table: postrider, debezium, commerce, gcx, sqlgarden or adr30.",
                 None,
             ),
         ],
         always: true,
     },
-    Part {
+    FileTable {
         table: "outbox.columns",
-        comment: "Columns that are called otherwise than in the layout; \"\" where the table has none.",
+        comment: "Columns that have another name than in the layout; \"\" if the table has no such column.",
         keys: &[],
         always: false,
     },
-    Part {
+    FileTable {
         table: "outbox.extra",
-        comment: "Further columns, and where each goes: header, envelope, partition, or ignore.",
+        comment: "Additional columns, and where each is placed: header, envelope, partition, or ignore.",
         keys: &[],
         always: false,
     },
-    Part {
+    FileTable {
         table: "route",
         comment: "",
         keys: &[
             (
                 "topic",
-                "A template over the event's fields. Make the topics first, or see sink.create_topics.",
+                "A template over the event's fields. Create the topics first, or see sink.create_topics.",
                 None,
             ),
             ("key", "", None),
@@ -80,14 +80,14 @@ const PARTS: &[Part] = &[
         ],
         always: false,
     },
-    Part {
+    FileTable {
         table: "route.replace",
-        comment: "Rewrites the topic; the pattern has to match the whole of it.",
+        comment: "Rewrites the topic; the pattern must match the whole topic.",
         keys: &[("pattern", "", None), ("with", "", None)],
         always: false,
     },
-    Part { table: "route.headers", comment: "Further headers.", keys: &[], always: false },
-    Part {
+    FileTable { table: "route.headers", comment: "Additional headers.", keys: &[], always: false },
+    FileTable {
         table: "payload",
         comment: "",
         keys: &[
@@ -98,23 +98,23 @@ const PARTS: &[Part] = &[
         ],
         always: false,
     },
-    Part { table: "parking", comment: "", keys: &[("dead_topic", "", None)], always: false },
-    Part {
+    FileTable { table: "parking", comment: "", keys: &[("dead_topic", "", None)], always: false },
+    FileTable {
         table: "sink",
         comment: "",
         keys: &[("kind", "", None), ("brokers", "", None)],
         always: true,
     },
-    Part {
+    FileTable {
         table: "sink.create_topics",
-        comment: "Topics that do not exist are made with these settings; what is not set is the broker's default.",
+        comment: "Missing topics are created with these settings; settings that are left out are the broker's defaults.",
         keys: &[("partitions", "", None), ("replication_factor", "", None), ("allow", "", None)],
         always: false,
     },
-    Part { table: "sink.create_topics.config", comment: "", keys: &[], always: false },
-    Part {
+    FileTable { table: "sink.create_topics.config", comment: "", keys: &[], always: false },
+    FileTable {
         table: "sink.properties",
-        comment: "librdkafka's own settings. With _file at the end of its name one takes its value from a file.",
+        comment: "Settings of librdkafka. A name that ends in _file takes the value from a file.",
         keys: &[],
         always: false,
     },
@@ -123,16 +123,13 @@ const PARTS: &[Part] = &[
 /// The text of the file.
 pub fn text(draft: &Draft) -> String {
     let mut text = String::new();
-    comment(
-        &mut text,
-        "Postrider's configuration. What each key means and what else there is: docs/configuration.md;",
-    );
-    comment(&mut text, "what is in effect: postrider config show.");
+    comment(&mut text, "The configuration of Postrider. All keys: docs/configuration.md;");
+    comment(&mut text, "the values in effect: postrider config show.");
     if !draft.head.is_empty() {
         text.push_str("#\n");
     }
     draft.head.iter().for_each(|line| comment(&mut text, line));
-    for part in PARTS {
+    for part in TABLES {
         table(&mut text, draft, part);
     }
     if !draft.tail.is_empty() {
@@ -142,7 +139,7 @@ pub fn text(draft: &Draft) -> String {
     text
 }
 
-fn table(text: &mut String, draft: &Draft, part: &Part) {
+fn table(text: &mut String, draft: &Draft, part: &FileTable) {
     let has_more =
         draft.keys_of(part.table).next().is_some() || draft.notes_of(part.table).next().is_some();
     if !part.always && !has_more {
@@ -181,7 +178,7 @@ fn line(text: &mut String, key: &str, value: &Value) {
     writeln!(text, "{} = {value}", key_as_toml(key)).unwrap_or_default();
 }
 
-/// A comment, folded between words; what is folded is indented as its first line is.
+/// Writes a comment, folded between words, with all lines indented as the first one.
 fn comment(text: &mut String, words: &str) {
     let indent = words.len() - words.trim_start().len();
     let mut line = String::new();

@@ -1,4 +1,4 @@
-//! The options of the connector: where the database is, the slot, the table.
+//! The options of the connector: database, slot and table.
 
 use super::Overrides;
 use super::translator::Verdict::{NoCounterpart, NotNeeded, Translated};
@@ -15,15 +15,14 @@ pub(super) fn translate(t: &mut Translator<'_>, overrides: &Overrides) -> Result
         t.get("connector.class").filter(|class| !class.to_ascii_lowercase().contains("postgres"))
     {
         return Err(InitError::NotOurs {
-            what: format!("the connector is {class}, and Postrider reads PostgreSQL alone"),
-            hint: "translate the connector of a PostgreSQL database".to_owned(),
+            what: format!("the connector is {class}, but Postrider reads only PostgreSQL"),
+            hint: "use the configuration of a PostgreSQL connector".to_owned(),
         });
     }
     if let Some(sink) = t.get("debezium.sink.type").filter(|sink| *sink != "kafka") {
         return Err(InitError::NotOurs {
-            what: format!("the server publishes to {sink}, and Postrider to Kafka"),
-            hint: "write a file without --from-debezium, once the events are to go to Kafka"
-                .to_owned(),
+            what: format!("the server publishes to {sink}, but Postrider publishes to Kafka"),
+            hint: "to publish to Kafka, write a file without --from-debezium".to_owned(),
         });
     }
     if let Some(name) = t.get("name") {
@@ -56,19 +55,20 @@ fn dead_letters(t: &mut Translator<'_>) {
     }
 }
 
-/// What Kafka Connect makes topics with: the default group alone, and nothing without its partitions and replicas.
+/// The settings with which Kafka Connect creates topics. Only the default group has a counterpart, and Kafka Connect
+/// creates no topics unless partitions and replicas are set.
 fn created_topics(t: &mut Translator<'_>) {
     const GROUP: &str = "topic.creation.default.";
     let given = t.given_with(|option| option.strip_prefix(GROUP).map(str::to_owned));
     let number = |name: &str| given.iter().find(|(known, _)| known == name).map(|(_, value)| value);
     let (Some(partitions), Some(replicas)) = (number("partitions"), number("replication.factor"))
     else {
-        let text = "Kafka Connect makes no topic without partitions and replication.factor";
+        let text = "Kafka Connect creates no topics without partitions and replication.factor";
         t.answer_where(|option| option.starts_with(GROUP), NotNeeded, text);
         return;
     };
     let table = "sink.create_topics";
-    // -1 is the broker's default, as it is where nothing is said.
+    // -1 is the broker's default, as is a missing value.
     for (name, value) in [("partitions", partitions), ("replication_factor", replicas)] {
         match value.trim().parse::<i64>() {
             Ok(number) if number > 0 => t.draft.set(table, name, number),
@@ -76,14 +76,14 @@ fn created_topics(t: &mut Translator<'_>) {
             Err(_) => {
                 let option =
                     format!("{GROUP}{}", name.replace("replication_factor", "replication.factor"));
-                let text = "not a number, and not in the file: set it by hand";
+                let text = "not a number and not in the file: set it yourself";
                 t.answer(&option, NoCounterpart, format!("{table}.{name}: {text}"));
                 t.hint(format!("{table}.{name}: the connector's value is {text}"));
             }
         }
     }
     if t.draft.keys_of(table).next().is_none() {
-        // The table must be there for topics to be made.
+        // Topics are created only if the table exists.
         t.draft.set(table, "allow", "");
     }
     for (name, value) in &given {
@@ -91,9 +91,7 @@ fn created_topics(t: &mut Translator<'_>) {
             t.draft.set("sink.create_topics.config", name, translator::plain(value));
         }
     }
-    t.hint(
-        "topics are made with sink.create_topics: a misspelt field of route.topic makes one too",
-    );
+    t.hint("sink.create_topics creates topics, even for a misspelt field of route.topic");
 }
 
 fn url(t: &mut Translator<'_>) -> String {
@@ -135,7 +133,7 @@ fn url(t: &mut Translator<'_>) -> String {
         write!(text, "?{}", parameters.join("&")).unwrap_or_default();
     }
     if !is_known("database.sslmode") {
-        let text = "filled in from elsewhere, and not in the file: write sslmode into source.url";
+        let text = "set by a placeholder and not in the file: add sslmode to source.url";
         t.hint(format!("database.sslmode is {text}"));
         t.answer("database.sslmode", NoCounterpart, text);
     }
@@ -143,7 +141,9 @@ fn url(t: &mut Translator<'_>) -> String {
         match t.get(option) {
             None => t.hint(format!("{option} is not given: complete source.url")),
             Some(given) if translator::is_foreign(given) => {
-                t.hint(format!("{option} is filled in from elsewhere: set the variable that stands in source.url"));
+                t.hint(format!(
+                    "{option} is set by a placeholder: set the variable that source.url uses"
+                ));
             }
             Some(_) => {}
         }
@@ -151,7 +151,7 @@ fn url(t: &mut Translator<'_>) -> String {
     text
 }
 
-/// Percent-encoded, but for variables and the brackets of IPv6.
+/// Percent-encodes a part of a URL, except variables and the brackets of IPv6.
 fn encoded(text: &str) -> String {
     if text.contains("${") {
         return text.to_owned();
@@ -176,29 +176,29 @@ fn password(t: &mut Translator<'_>) {
     t.draft.note("source", "The connector's password was not copied: see password_file.");
     t.hint(match translator::variable(given) {
         Some(variable) => {
-            format!("the password is not copied: start with PGPASSWORD=\"${variable}\", or write password_file")
+            format!("the password was not copied: start with PGPASSWORD=\"${variable}\", or set password_file")
         }
-        None => "the password is not copied: write it to a file for password_file, or set PGPASSWORD".to_owned(),
+        None => "the password was not copied: write it to a file and set password_file, or set PGPASSWORD".to_owned(),
     });
 }
 
-/// A slot of pgoutput is taken over, so that nothing is missed and nobody has to stop writing.
+/// A slot of pgoutput is used further, so that no event is missed while the application keeps writing.
 fn slot(t: &mut Translator<'_>) {
     if let Some(failover) = t.get("slot.failover") {
         t.draft.set("source", "failover", failover.eq_ignore_ascii_case("true"));
     }
     if !t.get("plugin.name").is_some_and(|plugin| plugin.starts_with("pgoutput")) {
-        let text = "the connector's slot is decoderbufs', which can't be taken over: a slot of its own is made";
+        let text = "the connector's slot uses decoderbufs, which Postrider cannot read: it needs a slot of its own";
         for option in ["plugin.name", "slot.name", "publication.name"] {
             t.answer(option, NoCounterpart, text);
         }
         t.hint(
-            "plugin.name is not pgoutput: postrider setup makes a slot of its own; switch over as docs/debezium.md \
-             says, with the writers stopped",
+            "plugin.name is not pgoutput: postrider setup creates a new slot; to switch over, stop the writers and \
+             follow docs/debezium.md",
         );
         return;
     }
-    t.answer("plugin.name", Translated, "source.slot: the connector's slot is taken over");
+    t.answer("plugin.name", Translated, "source.slot: the connector's slot is used further");
     let slot = translator::named(t.get("slot.name").unwrap_or(DEFAULT_SLOT), "SLOT_NAME");
     let publication = translator::named(
         t.get("publication.name").unwrap_or(DEFAULT_PUBLICATION),
@@ -208,11 +208,11 @@ fn slot(t: &mut Translator<'_>) {
     t.draft.set("source", "publication", publication);
     t.draft.note(
         "source",
-        "The connector's own slot and publication: stop the connector before postrider run.",
+        "Slot and publication of the connector: stop the connector before postrider run.",
     );
 }
 
-/// The outbox table: the one of the list, or the one of the transform's predicate, or the default.
+/// The outbox table: from the list, else from the transform's predicate, else the default.
 fn table(t: &mut Translator<'_>) -> Result<String, InitError> {
     let list = t.get("table.include.list").or_else(|| t.get("table.whitelist")).unwrap_or_default();
     let listed: Vec<&str> =
@@ -234,26 +234,25 @@ fn table(t: &mut Translator<'_>) -> Result<String, InitError> {
     };
     if listed.len() > 1 {
         t.hint(
-            "the connector reads other tables too: their changes are no events, and not carried; keep a connector \
-             for them",
+            "the connector also reads other tables, whose changes Postrider does not publish: keep a connector for them",
         );
     }
     if let Some(table) =
         chosen.and_then(parts).filter(|parts| parts.len() <= 2).map(|parts| sql_name(&parts))
     {
         if table.contains('"') {
-            t.hint(format!("the table's name is taken as it is written, {table}: Debezium does not look at its case"));
+            t.hint(format!("check the case of the table's name, {table}: Debezium ignores case, Postrider does not"));
         }
         return Ok(table);
     }
     match by_predicate {
         Some(table) => Ok(table),
         None if listed.is_empty() => {
-            t.hint("no option names the outbox table: public.outboxevent is taken; --table says another");
+            t.hint("no option names the outbox table: public.outboxevent is used; --table sets another");
             Ok("public.outboxevent".to_owned())
         }
         None => Err(InitError::NotOurs {
-            what: "table.include.list does not say which table is the outbox".to_owned(),
+            what: "table.include.list has no unique outbox table".to_owned(),
             hint: "name it with --table SCHEMA.NAME".to_owned(),
         }),
     }
@@ -281,7 +280,7 @@ fn sql_name(parts: &[String]) -> String {
     if parts.len() == 1 { format!("public.{}", parts.join("")) } else { parts.join(".") }
 }
 
-/// The brokers, where the connector's own file has them; the producer's option comes later and wins.
+/// The brokers, if the connector's file has them. The producer's option replaces them later.
 fn brokers(t: &mut Translator<'_>) {
     const OPTIONS: [&str; 3] = [
         "bootstrap.servers",

@@ -1,7 +1,7 @@
-//! A regular expression in Java's syntax as the `regex` crate has it, with the same meaning.
+//! Translates a regular expression of Java into one of the `regex` crate with the same meaning.
 //!
-//! Java's `\d`, `\w` and `\s` are ASCII; look-around, back-references, atomic groups and possessive quantifiers have no
-//! counterpart, and are refused by their name.
+//! Java's `\d`, `\w` and `\s` are ASCII. Look-around, back-references, atomic groups and possessive quantifiers have no
+//! counterpart and are refused by name.
 
 use std::iter::Peekable;
 use std::str::Chars;
@@ -9,7 +9,7 @@ use std::str::Chars;
 /// Translates a pattern.
 ///
 /// # Errors
-/// What has no counterpart.
+/// The construct that has no counterpart.
 pub(super) fn translate(java: &str) -> Result<String, &'static str> {
     let mut chars = java.chars().peekable();
     let mut ours = String::new();
@@ -28,7 +28,7 @@ pub(super) fn translate(java: &str) -> Result<String, &'static str> {
                 depth = depth.saturating_sub(1);
                 ours.push(c);
             }
-            // A set operator of ours, a character of Java's.
+            // A set operator in the `regex` crate, an ordinary character in Java.
             '~' if depth > 0 => ours.push_str(r"\~"),
             _ if depth > 0 => ours.push(c),
             '(' => {
@@ -52,11 +52,11 @@ pub(super) fn translate(java: &str) -> Result<String, &'static str> {
     }
     match regex::Regex::new(&ours) {
         Ok(_) => Ok(ours),
-        Err(_) => Err("something that the regex crate does not know"),
+        Err(_) => Err("syntax that the regex crate does not support"),
     }
 }
 
-/// What stands behind `(?`.
+/// Checks the group that begins with `(?`.
 fn group(chars: &Peekable<Chars<'_>>) -> Result<(), &'static str> {
     let rest: String = chars.clone().take(2).collect();
     match rest.as_str() {
@@ -99,7 +99,7 @@ fn escape(chars: &mut Peekable<Chars<'_>>, ours: &mut String) -> Result<(), &'st
         }
         'k' | '1'..='9' => return Err("a back-reference"),
         c if c.is_ascii_alphanumeric() => {
-            return Err("an escape that the regex crate does not know");
+            return Err("an escape that the regex crate does not support");
         }
         c => ours.push_str(&regex::escape(c.encode_utf8(&mut [0; 4]))),
     }
@@ -110,7 +110,7 @@ fn format_code(digits: &str) -> String {
     format!(r"\u{{{digits}}}")
 }
 
-/// `\p{Alpha}` and the like are ASCII in Java; other classes are Unicode's in both.
+/// Classes such as `\p{Alpha}` are ASCII in Java; other classes are those of Unicode in both.
 fn class(chars: &mut Peekable<Chars<'_>>, negated: bool, ours: &mut String) {
     const ASCII: [&str; 12] = [
         "Lower", "Upper", "Alpha", "Digit", "Alnum", "Punct", "Graph", "Print", "Blank", "Cntrl",
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_means_the_same_is_translated() {
+    fn supported_syntax_is_translated() {
         for (java, ours) in [
             (r"(?<routedByValue>.*)", r"(?<routedByValue>.*)"),
             (r"(.*)\.v\d+", r"(.*)\.v[0-9]+"),
@@ -157,7 +157,7 @@ mod tests {
             (r"(a)\1", "a back-reference"),
             (r"a++", "a possessive quantifier"),
             (r"(?>a)", "an atomic group"),
-            (r"(a", "something that the regex crate does not know"),
+            (r"(a", "syntax that the regex crate does not support"),
         ] {
             assert_eq!(translate(java), Err(what), "{java}");
         }

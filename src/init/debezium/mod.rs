@@ -1,7 +1,7 @@
-//! A Debezium connector's configuration as ours: the same table, topics, records and consumers.
+//! Translates a Debezium connector's configuration, so that table, topics, records and consumers stay the same.
 //!
-//! [`options`] is the table of every option; `router`, `connector` and `producer` translate; [`answer`] says what
-//! became of each. A secret of the connector's file is never copied: it becomes a variable, or something to do.
+//! [`options`] is the table of every option; `router`, `connector` and `producer` translate; [`translator`] collects the
+//! result for each option. A secret is never copied: it is replaced by a variable, or by a line of what is left to do.
 
 mod connector;
 mod java_regex;
@@ -17,7 +17,7 @@ pub use translator::{Answer, Verdict};
 use super::{Draft, InitError};
 use translator::Translator;
 
-/// What was typed beside the file, and wins.
+/// Arguments that take precedence over the file.
 #[derive(Clone, Default, Debug)]
 pub struct Overrides {
     /// The outbox table.
@@ -26,24 +26,24 @@ pub struct Overrides {
     pub brokers: Option<String>,
 }
 
-/// What came of a connector's configuration.
+/// The translation of a connector's configuration.
 #[derive(Debug)]
 pub struct Translation {
     /// The configuration, with every answer at its end.
     pub draft: Draft,
-    /// What became of each option, in the order of the file.
+    /// The result for each option, in the order of the file.
     pub answers: Vec<Answer>,
-    /// What is to do before the file runs.
+    /// What must be done before the file is used.
     pub hints: Vec<String>,
 }
 
-/// The class of the transform; a MongoDB's has another.
+/// The class of the transform; the one for MongoDB is different.
 const ROUTER_CLASS: &str = "io.debezium.transforms.outbox.EventRouter";
 
 /// Translates the text of a connector's configuration.
 ///
 /// # Errors
-/// It can't be read, or is nothing that Postrider can stand in for.
+/// The text cannot be read, or Postrider cannot replace the connector.
 pub fn translate(text: &str, overrides: &Overrides) -> Result<Translation, InitError> {
     let (flavour, given) = read::read(text)?;
     let find = |option: &str| {
@@ -57,12 +57,12 @@ pub fn translate(text: &str, overrides: &Overrides) -> Result<Translation, InitE
     connector::translate(&mut t, overrides)?;
     router::translate(&mut t)?;
     producer::translate(&mut t);
-    let said = given.iter().any(|given| given.option.ends_with("bootstrap.servers"));
+    let has_brokers = given.iter().any(|given| given.option.ends_with("bootstrap.servers"));
     match &overrides.brokers {
         Some(brokers) => t.draft.set("sink", "brokers", brokers.clone()),
-        None if !said => t.hint(
-            "the brokers are the worker's bootstrap.servers, which this file does not have: write sink.brokers, \
-             or give --brokers",
+        None if !has_brokers => t.hint(
+            "the brokers are the worker's bootstrap.servers, which is not in this file: set sink.brokers, or use \
+             --brokers",
         ),
         None => {}
     }
@@ -70,7 +70,7 @@ pub fn translate(text: &str, overrides: &Overrides) -> Result<Translation, InitE
     producer::answer_refused(&mut t);
     let (mut draft, answers, hints) = t.finish();
     let head = "Translated from the configuration of a Debezium connector. At the end of the file: what to do before \
-                it runs, and what became of each option.";
+                it is used, and the result for each option.";
     draft.head = vec![head.to_owned()];
     if !hints.is_empty() {
         draft.tail.push("to do:".to_owned());
@@ -80,10 +80,10 @@ pub fn translate(text: &str, overrides: &Overrides) -> Result<Translation, InitE
     Ok(Translation { draft, answers, hints })
 }
 
-/// Ends of the classes of transforms that give a record another topic.
+/// Suffixes of the classes of transforms that change the topic of a record.
 const RENAMING: [&str; 3] = ["Router", "ExtractTopic$Key", "ExtractTopic$Value"];
 
-/// Transforms that rename the topics which the event router made: without them records go elsewhere.
+/// Reports transforms that rename the topics of the event router: Postrider publishes to the original names.
 fn transforms(t: &mut Translator<'_>, aliases: &[&str], router: &str) {
     for alias in aliases.iter().skip_while(|alias| **alias != router).skip(1) {
         let option = format!("transforms.{alias}.type");
@@ -96,8 +96,8 @@ fn transforms(t: &mut Translator<'_>, aliases: &[&str], router: &str) {
             None => String::new(),
         };
         let text = format!(
-            "renamed the topics, and is not run: set route.topic or route.replace to the new names before the first \
-             run; else records go to the topics that the event router names{topics}"
+            "renamed the topics and is not applied: set route.topic or route.replace to the new names before the first \
+             run; otherwise records go to the topics of the event router{topics}"
         );
         t.hint(format!("transform {alias} {text}"));
         t.answer(&option, Verdict::NoCounterpart, text);
@@ -107,8 +107,8 @@ fn transforms(t: &mut Translator<'_>, aliases: &[&str], router: &str) {
 fn no_router() -> InitError {
     InitError::NotOurs {
         what: format!("none of the connector's transforms is {ROUTER_CLASS}"),
-        hint: "Postrider carries the events of an outbox, not the changes of tables; where the engine calls the router \
-               in code, add transforms=outbox and transforms.outbox.type"
+        hint: "Postrider publishes the events of an outbox table, not the changes of tables; if the engine calls the \
+               router in code, add transforms=outbox and transforms.outbox.type"
             .to_owned(),
     }
 }

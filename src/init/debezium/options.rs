@@ -1,7 +1,7 @@
-//! Every option of the outbox event router and of the PostgreSQL connector, with what became of it here.
+//! Every option of the outbox event router and of the PostgreSQL connector, with its counterpart in Postrider.
 //!
-//! The one table that both the translation and docs/debezium.md are made from. Names are those of Debezium 3.7, and of
-//! older releases where people still write them; one that ends in `*` stands for all that begin so.
+//! Both the translation and docs/debezium.md are made from these tables. Names are those of Debezium 3.7, and names of older
+//! releases that are still in use; a name that ends in `*` stands for all options with this prefix.
 
 use super::Verdict;
 use super::translator::Verdict::{NoCounterpart, NotNeeded, Translated};
@@ -11,11 +11,11 @@ use super::translator::Verdict::{NoCounterpart, NotNeeded, Translated};
 pub struct Known {
     /// Its name.
     pub name: &'static str,
-    /// What became of it.
+    /// The result of its translation.
     pub verdict: Verdict,
-    /// Values with which it makes no difference, whatever the verdict.
+    /// Values with which the option makes no difference, whatever the verdict.
     pub same: &'static [&'static str],
-    /// Where it went, why it is not needed, or what to do.
+    /// The key that replaces the option, why it is not needed, or what to do.
     pub text: &'static str,
 }
 
@@ -31,23 +31,20 @@ const fn without(name: &'static str, same: &'static [&'static str], text: &'stat
     Known { name, verdict: NoCounterpart, same, text }
 }
 
-/// The entry for an option: its own, or the longest that stands for it.
+/// The entry for an option: its own, or the one with the longest prefix.
 pub fn find(table: &'static [Known], option: &str) -> Option<&'static Known> {
-    let stands = |known: &&Known| match known.name.strip_suffix('*') {
+    let matches = |known: &&Known| match known.name.strip_suffix('*') {
         Some(start) => option.starts_with(start),
         None => known.name == option,
     };
-    table.iter().filter(stands).max_by_key(|known| (!known.name.ends_with('*'), known.name.len()))
+    table.iter().filter(matches).max_by_key(|known| (!known.name.ends_with('*'), known.name.len()))
 }
 
-// Options of the connector, and of what runs it.
-//
-// In this order: database, slot, table, values, Kafka Connect, the embedded engine and Debezium Server.
-
-/// Options of the connector, and what Kafka Connect, Debezium Server and the embedded engine add to them.
+/// Options of the connector, and those that Kafka Connect, Debezium Server and the embedded engine add, in this order:
+/// database, slot, table, values, Kafka Connect, the embedded engine and Debezium Server.
 pub const CONNECTOR: &[Known] = &[
     to("name", "the pipeline's name"),
-    needless("connector.class", "it is PostgreSQL's"),
+    needless("connector.class", "always PostgreSQL"),
     needless("tasks.max", "a pipeline is one stream"),
     needless("tasks.max.enforce", "a pipeline is one stream"),
     to("database.hostname", "source.url"),
@@ -59,46 +56,46 @@ pub const CONNECTOR: &[Known] = &[
     to("database.sslcert", "sslcert in source.url: PEM"),
     to(
         "database.sslkey",
-        "sslkey in source.url: PEM, where the JDBC driver has DER (openssl pkcs8 -inform DER -nocrypt)",
+        "sslkey in source.url: PEM, not DER as for the JDBC driver (openssl pkcs8 -inform DER -nocrypt)",
     ),
     to("database.sslrootcert", "sslrootcert in source.url: PEM"),
     without("database.sslpassword", &[], "the key must not be encrypted; protect its file"),
     without(
         "database.sslfactory",
         &[],
-        "sslmode and sslrootcert in source.url say what is trusted",
+        "sslmode and sslrootcert in source.url decide what is trusted",
     ),
     without(
         "database.initial.statements",
         &[],
         "settings of the session belong to the role: ALTER ROLE … SET …",
     ),
-    needless("database.query.timeout.ms", "every wait has its own bound"),
+    needless("database.query.timeout.ms", "every wait has its own limit"),
     needless("database.tcpKeepAlive", "always on; keepalives_idle and the like in source.url"),
-    without("driver.*", &[], "settings of the JDBC driver; what libpq knows goes into source.url"),
+    without("driver.*", &[], "settings of the JDBC driver; libpq's parameters go into source.url"),
     needless("read.only", "only Postrider's own schema is written to"),
     needless("connection.validation.timeout.ms", "connect_timeout in source.url"),
-    to("plugin.name", "source.slot: only a slot of pgoutput is taken over"),
+    to("plugin.name", "source.slot: only a slot of pgoutput is used further"),
     to("slot.name", "source.slot"),
     to("publication.name", "source.publication"),
     needless(
         "publication.autocreate.mode",
-        "postrider setup adopts the publication, or makes one for the table alone",
+        "postrider setup uses the existing publication, or creates one with only the table",
     ),
     needless("publish.via.partition.root", "a partitioned outbox is named by its root"),
     to("slot.failover", "source.failover"),
     without(
         "slot.drop.on.stop",
         &["false"],
-        "switch it off before you stop the connector: else the slot is dropped with it, and events are lost",
+        "set it to false before you stop the connector: otherwise the slot is dropped and events are lost",
     ),
-    without("slot.stream.params", &[], "what pgoutput needs is set"),
+    without("slot.stream.params", &[], "Postrider sets the parameters of pgoutput"),
     needless("slot.max.retries", "temporary errors are retried without a limit"),
     needless("slot.retry.delay.ms", "temporary errors are retried without a limit"),
-    needless("create.slot.command.timeout", "postrider setup says what it waits for"),
+    needless("create.slot.command.timeout", "postrider setup logs what it waits for"),
     needless(
         "offset.mismatch.strategy",
-        "slot and cursor row are compared at each start; what does not fit halts",
+        "slot and cursor row are compared at each start; a mismatch halts the pipeline",
     ),
     needless(
         "slot.seek.to.known.offset.on.start",
@@ -113,49 +110,49 @@ pub const CONNECTOR: &[Known] = &[
     without(
         "lsn.flush.mode",
         &["connector", "connector_and_driver"],
-        "positions are confirmed, and nobody else may",
+        "only Postrider confirms positions",
     ),
-    without("flush.lsn.source", &["true"], "positions are confirmed, and nobody else may"),
-    needless("xmin.fetch.interval.ms", "nothing is made of it"),
-    needless("replica.identity.autoset.values", "inserts carry the whole row"),
-    needless("heartbeat.interval.ms", "an idle outbox pins no WAL"),
-    needless("heartbeat.action.query", "an idle outbox pins no WAL"),
-    needless("heartbeat.topics.prefix", "an idle outbox pins no WAL"),
-    needless("topic.heartbeat.prefix", "an idle outbox pins no WAL"),
+    without("flush.lsn.source", &["true"], "only Postrider confirms positions"),
+    needless("xmin.fetch.interval.ms", "not used"),
+    needless("replica.identity.autoset.values", "inserts contain the whole row"),
+    needless("heartbeat.interval.ms", "an idle outbox retains no WAL"),
+    needless("heartbeat.action.query", "an idle outbox retains no WAL"),
+    needless("heartbeat.topics.prefix", "an idle outbox retains no WAL"),
+    needless("topic.heartbeat.prefix", "an idle outbox retains no WAL"),
     to("table.include.list", "outbox.table"),
     to("table.whitelist", "outbox.table"),
     needless("table.exclude.list", "only the outbox table is read"),
     needless("table.blacklist", "only the outbox table is read"),
     needless("table.ignore.builtin", "only the outbox table is read"),
-    needless("schema.include.list", "outbox.table has the schema"),
-    needless("schema.exclude.list", "outbox.table has the schema"),
-    needless("schema.whitelist", "outbox.table has the schema"),
-    needless("column.include.list", "columns that nothing names go nowhere"),
-    needless("column.exclude.list", "columns that nothing names go nowhere"),
+    needless("schema.include.list", "outbox.table includes the schema"),
+    needless("schema.exclude.list", "outbox.table includes the schema"),
+    needless("schema.whitelist", "outbox.table includes the schema"),
+    needless("column.include.list", "columns that are not configured are not published"),
+    needless("column.exclude.list", "columns that are not configured are not published"),
     without(
         "column.truncate.to.*",
         &[],
-        "values go as the row has them: shorten them where they are written",
+        "values are published as in the row: shorten them before the INSERT",
     ),
     without(
         "column.mask.*",
         &[],
-        "values go as the row has them: mask them where they are written",
+        "values are published as in the row: mask them before the INSERT",
     ),
-    needless("column.propagate.source.type", "records carry no schema"),
-    needless("datatype.propagate.source.type", "records carry no schema"),
+    needless("column.propagate.source.type", "records have no schema"),
+    needless("datatype.propagate.source.type", "records have no schema"),
     needless("message.key.columns", "the router's key is the aggregate's id"),
     without(
         "message.prefix.include.list",
         &[],
-        "outbox.message_prefix takes logical messages as events: docs/configuration.md",
+        "outbox.message_prefix publishes logical messages as events: docs/configuration.md",
     ),
     needless(
         "message.prefix.exclude.list",
-        "logical messages are taken only by outbox.message_prefix",
+        "logical messages are published only with outbox.message_prefix",
     ),
-    needless("skipped.operations", "inserts alone are published"),
-    needless("tombstones.on.delete", "deletes are passed over, as the router does"),
+    needless("skipped.operations", "only inserts are published"),
+    needless("tombstones.on.delete", "deletes are ignored, as in the router"),
     needless("topic.prefix", "the router's topics do not have it"),
     needless("database.server.name", "the router's topics do not have it"),
     needless("topic.naming.strategy", "the router names the topics"),
@@ -187,64 +184,63 @@ pub const CONNECTOR: &[Known] = &[
     without(
         "hstore.handling.mode",
         &[],
-        "differs in placed columns of type hstore, which go as PostgreSQL writes them",
+        "differs in placed columns of type hstore, which are published in PostgreSQL's text format",
     ),
     without("money.fraction.digits", &["2"], "differs in placed columns of type money"),
-    needless("include.unknown.datatypes", "every type goes as PostgreSQL writes it"),
-    needless("unavailable.value.placeholder", "an insert has all of its values"),
+    needless("include.unknown.datatypes", "every type is published in PostgreSQL's text format"),
+    needless("unavailable.value.placeholder", "an insert contains all values"),
     needless("schema.refresh.mode", "columns are found by name each time the table changes"),
-    needless("schema.name.adjustment.mode", "records carry no schema"),
-    needless("field.name.adjustment.mode", "names go as they are"),
-    needless("sourceinfo.struct.maker", "the router drops it"),
+    needless("schema.name.adjustment.mode", "records have no schema"),
+    needless("field.name.adjustment.mode", "names are not changed"),
+    needless("sourceinfo.struct.maker", "the router drops this struct"),
     without(
         "event.processing.failure.handling.mode",
         &["fail"],
-        "no event is skipped: one that can't be published is parked, and its aggregate waits",
+        "no event is skipped: an event that cannot be published is parked, and its aggregate waits",
     ),
-    needless("event.converting.failure.handling.mode", "values go as PostgreSQL writes them"),
-    needless("extended.headers.enabled", "the framework's own headers are not sent"),
-    without("converters", &[], "columns have no converters"),
+    needless(
+        "event.converting.failure.handling.mode",
+        "values are published in PostgreSQL's text format",
+    ),
+    needless("extended.headers.enabled", "headers of the framework are not published"),
+    without("converters", &[], "there are no converters of columns"),
     needless(
         "snapshot.mode",
-        "no snapshot: the slot taken over has no gap; rows from before a new slot are not read",
+        "no snapshot: the connector's slot has no gap; rows from before a new slot are not read",
     ),
     needless("snapshot.*", "there is no snapshot"),
     needless("min.row.count.to.stream.results", "there is no snapshot"),
     without("incremental.snapshot.*", &[], "no incremental snapshots: insert the rows again"),
     needless("streaming.delay.ms", "there is no snapshot"),
-    without("signal.*", &[], "no signals: postrider's own commands do it"),
-    without(
-        "notification.*",
-        &[],
-        "no notifications: /status, /metrics and the log have the state",
-    ),
+    without("signal.*", &[], "no signals: use the commands of postrider"),
+    without("notification.*", &[], "no notifications: see /status, /metrics and the log"),
     needless("max.batch.size", "flow.in_flight_events, flow.in_flight_bytes"),
     needless("max.queue.size", "flow.in_flight_events, flow.in_flight_bytes"),
     needless("max.queue.size.in.bytes", "flow.in_flight_events, flow.in_flight_bytes"),
-    needless("poll.interval.ms", "the stream is read as it comes"),
+    needless("poll.interval.ms", "the stream is read continuously"),
     needless("query.fetch.size", "there is no snapshot"),
     needless("retriable.restart.connector.wait.ms", "temporary errors are retried without a limit"),
     needless("executor.shutdown.timeout.ms", "shutdown_grace"),
     without(
         "errors.tolerance",
         &["none"],
-        "no event is skipped: one that can't be published is parked, and its aggregate waits",
+        "no event is skipped: an event that cannot be published is parked, and its aggregate waits",
     ),
     to(
         "errors.deadletterqueue.topic.name",
-        "parking.dead_topic: a dead event is also published there, and stays in the table",
+        "parking.dead_topic: a dead event is also published there, and stays in the parked table",
     ),
     needless(
         "errors.deadletterqueue.*",
-        "records in parking.dead_topic always have the error in headers; its topic is made as others are",
+        "records in parking.dead_topic always have the error in headers; the topic is created like others",
     ),
     needless(
         "errors.*",
-        "temporary errors are retried without a limit; an event that can't be published is parked, its aggregate waits",
+        "temporary errors are retried without a limit; an event that cannot be published is parked, its aggregate waits",
     ),
     needless(
         "custom.metric.tags",
-        "metrics have the pipeline's name; further labels are the scraper's",
+        "metrics have a label for the pipeline; other labels are added by the scraper",
     ),
     needless("advanced.metrics.enable", "docs/metrics.md"),
     needless("guardrail.*", "one table is read"),
@@ -266,25 +262,25 @@ pub const CONNECTOR: &[Known] = &[
             "io.debezium.converters.ByteArrayConverter",
             "io.debezium.converters.ByteBufferConverter",
         ],
-        "values are the payload's own text or bytes, without schema or registry: consumers that read Avro or Protobuf \
-         can't read them",
+        "values are the text or bytes of the payload, without schema or registry: consumers of Avro or Protobuf cannot \
+         read them",
     ),
-    needless("value.converter.*", "values are the payload's own text or bytes"),
+    needless("value.converter.*", "values are the text or bytes of the payload"),
     without(
         "header.converter",
         &["org.apache.kafka.connect.storage.SimpleHeaderConverter"],
-        "header values are plain text, as by SimpleHeaderConverter; StringConverter writes arrays, bytea, bit and \
-         numbers without a scale otherwise",
+        "header values are plain text as with SimpleHeaderConverter; StringConverter differs in arrays, bytea, bit and \
+         numbers without a scale",
     ),
     needless("header.converter.*", "header values are plain text"),
-    to("transforms", "the event router among them"),
+    to("transforms", "the event router; other transforms: transforms.*"),
     without(
         "transforms.*",
         &[],
-        "no other transform is run: consumers or the writer have to do what it did",
+        "other transforms are not applied: do the same in the application or the consumers",
     ),
-    to("predicates", "outbox.table, where nothing else names it"),
-    to("predicates.*", "outbox.table, where nothing else names it"),
+    to("predicates", "outbox.table, unless another option names it"),
+    to("predicates.*", "outbox.table, unless another option names it"),
     to("producer.override.*", "sink.properties: the table below"),
     to("producer.*", "sink.properties: the table below"),
     to("bootstrap.servers", "sink.brokers"),
@@ -296,58 +292,56 @@ pub const CONNECTOR: &[Known] = &[
         "topic.creation.default.replication.factor",
         "sink.create_topics.replication_factor; -1 is the broker's default",
     ),
-    to("topic.creation.default.*", "sink.create_topics.config, by the same name"),
+    to("topic.creation.default.*", "sink.create_topics.config, with the same name"),
     without(
         "topic.creation.enable",
         &["true"],
-        "a setting of the worker: where it is false, delete sink.create_topics",
+        "a setting of the worker: if it is false, delete sink.create_topics",
     ),
     without(
         "topic.creation.*",
         &[],
-        "one group of settings serves all topics (default): make the topics of other groups by hand",
+        "all topics have the settings of one group (default): create the topics of other groups yourself",
     ),
     without(
         "exactly.once.support",
         &["requested"],
-        "at least once; a repetition has the same id, and the same position",
+        "at least once; a repeated record has the same id and the same position",
     ),
     needless("transaction.boundary*", "positions follow the database's transactions"),
     needless("offsets.storage.topic", "the position is a row of schema postrider"),
-    needless("config.action.reload", "a changed configuration is read at the next start"),
+    needless("config.action.reload", "a changed configuration takes effect at the next start"),
     // The embedded engine and Debezium Server.
     needless("offset.*", "the position is a row of schema postrider"),
     needless("schema.history.internal*", "PostgreSQL's connector has none"),
     needless("database.history.*", "PostgreSQL's connector has none"),
-    needless("record.processing.*", "events go in commit order"),
-    to("debezium.sink.type", "sink.kind: kafka alone"),
-    needless("debezium.sink.kafka.*", "the producer's settings alone are meant"),
+    needless("record.processing.*", "events are published in commit order"),
+    to("debezium.sink.type", "sink.kind: only kafka"),
+    needless("debezium.sink.kafka.*", "only the settings of the producer are used"),
     without("debezium.format.key", &["simplestring", "string"], "keys are plain text"),
     without(
         "debezium.format.value",
         &["simplestring", "string", "binary"],
-        "values are the payload's own text or bytes, without schema or registry",
+        "values are the text or bytes of the payload, without schema or registry",
     ),
     without(
         "debezium.format.header",
         &["simplestring", "string"],
-        "header values are plain text, where the server writes JSON",
+        "header values are plain text; the server writes JSON",
     ),
     needless("debezium.format.*", "keys and values are plain"),
     needless("debezium.*", "Debezium Server's own"),
-    needless("quarkus.*", "the server's own: --log, [admin]"),
+    needless("quarkus.*", "Debezium Server's own: --log, [admin]"),
 ];
 
-// Options of the outbox event router: its own, and those that any transform has.
-
-/// Options of the transform, below `transforms.<alias>.`.
+/// Options of the outbox event router and those of every transform, below `transforms.<alias>.`.
 pub const ROUTER: &[Known] = &[
     needless("type", "layout debezium is the router"),
     needless("predicate", "only the outbox table is read"),
     needless("negate", "only the outbox table is read"),
     to("table.field.event.id", "outbox.columns.id"),
     to("table.field.event.key", "outbox.columns.aggregate_id: the key, and the unit of order"),
-    needless("table.field.event.type", "the router never reads it; place the column to send it"),
+    needless("table.field.event.type", "the router never reads it; place the column to publish it"),
     to("table.field.event.timestamp", "outbox.columns.time"),
     to("table.field.event.payload", "outbox.columns.payload"),
     to("table.field.payload", "outbox.columns.payload; its name in 1.x"),
@@ -367,19 +361,16 @@ pub const ROUTER: &[Known] = &[
     to("table.fields.additional.error.on.missing", "`optional` in outbox.extra"),
     to(
         "table.expand.json.payload",
-        "payload.expand_json; without an envelope JSON passes as it is",
+        "payload.expand_json; without an envelope JSON is published unchanged",
     ),
-    needless(
-        "table.json.payload.null.behavior",
-        "nothing is dropped: the JSON passes as it was written",
-    ),
+    needless("table.json.payload.null.behavior", "nothing is dropped: JSON is published unchanged"),
     needless(
         "table.json.payload.empty.array.behavior",
-        "nothing is dropped: an empty array passes as it was written",
+        "nothing is dropped: JSON is published unchanged",
     ),
     needless(
         "debezium.expand.json.payload",
-        "Debezium itself does not know it any more, and ignores it",
+        "Debezium itself ignores this option, which it no longer has",
     ),
     to("route.by.field", "outbox.columns.aggregate_type"),
     to("route.topic.regex", "route.replace.pattern"),
@@ -389,12 +380,12 @@ pub const ROUTER: &[Known] = &[
         name: "table.op.invalid.behavior",
         verdict: Verdict::Translated,
         same: &["warn", "error"],
-        text: "fatal is outbox.on_update = \"halt\"; warn and error log an UPDATE and drop it: here none is in the \
-               stream, or it is passed over and counted",
+        text: "fatal is outbox.on_update = \"halt\"; warn and error log and drop an UPDATE: here UPDATEs are not in the \
+               stream, or are ignored and counted",
     },
     needless(
         "debezium.op.invalid.behavior",
-        "Debezium itself does not know it any more, and ignores it",
+        "Debezium itself ignores this option, which it no longer has",
     ),
     without("tracing.*", &[], "no spans; a column with a W3C traceparent is outbox.columns.trace"),
 ];

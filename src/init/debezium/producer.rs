@@ -1,4 +1,4 @@
-//! The Java producer's settings as librdkafka's.
+//! Translates settings of the Java producer into settings of librdkafka.
 
 use super::options::{Known, find};
 use super::translator::Verdict::{self, NoCounterpart, NotNeeded, Translated};
@@ -8,7 +8,7 @@ use crate::init::InitError;
 use crate::init::draft::{PROPERTIES, is_of_login};
 
 const fn same(name: &'static str) -> Known {
-    Known { name, verdict: Translated, same: &[], text: "sink.properties, by the same name" }
+    Known { name, verdict: Translated, same: &[], text: "sink.properties, with the same name" }
 }
 
 const fn renamed(name: &'static str, text: &'static str) -> Known {
@@ -23,11 +23,11 @@ const fn without(name: &'static str, text: &'static str) -> Known {
     Known { name, verdict: NoCounterpart, same: &[], text }
 }
 
-const PROMISE: &str = "set as the promises need it";
+const PROMISE: &str = "set by Postrider as its guarantees require";
 const LOGINS: &str = "this build has no Kerberos, OIDC or MSK IAM login: use SCRAM-SHA-512, PLAIN or a TLS certificate";
-const NO_QUEUE: &str = "flow.in_flight_bytes is the bound";
+const NO_QUEUE: &str = "the limit is flow.in_flight_bytes";
 
-/// Every setting of the Java producer that matters.
+/// The settings of the Java producer.
 pub(super) const TABLE: &[Known] = &[
     renamed("bootstrap.servers", "sink.brokers"),
     same("client.id"),
@@ -57,24 +57,24 @@ pub(super) const TABLE: &[Known] = &[
     without("sasl.login.*", LOGINS),
     without("sasl.oauthbearer.*", LOGINS),
     without("sasl.client.callback.handler.class", LOGINS),
-    renamed("ssl.endpoint.identification.algorithm", "the same name; empty is none"),
-    renamed("ssl.truststore.location", "ssl.ca.location, where it is PEM"),
-    renamed("ssl.truststore.type", "says whether the trust store is PEM"),
-    needless("ssl.truststore.password", "a PEM file of certificates has none"),
-    without("ssl.truststore.certificates", "write them to a file, and name it by ssl.ca.location"),
+    renamed("ssl.endpoint.identification.algorithm", "the same name; an empty value becomes none"),
+    renamed("ssl.truststore.location", "ssl.ca.location, if it is PEM"),
+    renamed("ssl.truststore.type", "decides whether the trust store is PEM"),
+    needless("ssl.truststore.password", "a PEM file of certificates has no password"),
+    without("ssl.truststore.certificates", "write them to a file and set ssl.ca.location"),
     renamed(
         "ssl.keystore.location",
-        "ssl.keystore.location, where it is PKCS#12; PEM: ssl.certificate.location, ssl.key.location",
+        "ssl.keystore.location, if it is PKCS#12; PEM: ssl.certificate.location, ssl.key.location",
     ),
-    renamed("ssl.keystore.type", "says whether the key store is PKCS#12 or PEM"),
+    renamed("ssl.keystore.type", "decides whether the key store is PKCS#12 or PEM"),
     renamed("ssl.keystore.password", "not copied: set KAFKA_KEYSTORE_PASSWORD"),
     renamed("ssl.key.password", "not copied: set KAFKA_KEY_PASSWORD"),
-    without("ssl.keystore.key", "write it to a file, and name it by ssl.key.location"),
+    without("ssl.keystore.key", "write it to a file and set ssl.key.location"),
     without(
         "ssl.keystore.certificate.chain",
-        "write it to a file, and name it by ssl.certificate.location",
+        "write it to a file and set ssl.certificate.location",
     ),
-    without("ssl.cipher.suites", "OpenSSL has other names for them"),
+    without("ssl.cipher.suites", "OpenSSL has other names for cipher suites"),
     needless("ssl.*", "OpenSSL's defaults"),
     needless("acks", PROMISE),
     needless("retries", PROMISE),
@@ -86,20 +86,20 @@ pub(super) const TABLE: &[Known] = &[
     needless("buffer.memory", NO_QUEUE),
     needless("max.block.ms", NO_QUEUE),
     needless("key.serializer", "keys are plain text"),
-    needless("value.serializer", "values are the payload's own text or bytes"),
-    without("partitioner.class", "keys go where Java's default partitioner sends them"),
-    needless("partitioner.*", "keys go where Java's default partitioner sends them"),
-    without("interceptor.classes", "nothing is called on the way"),
+    needless("value.serializer", "values are the text or bytes of the payload"),
+    without("partitioner.class", "partitions are those of Java's default partitioner"),
+    needless("partitioner.*", "partitions are those of Java's default partitioner"),
+    without("interceptor.classes", "there are no interceptors"),
     needless("metric.reporters", "docs/metrics.md"),
     needless("metrics.*", "docs/metrics.md"),
     needless("enable.metrics.push", "docs/metrics.md"),
     needless("auto.include.jmx.reporter", "docs/metrics.md"),
 ];
 
-/// Rounds in which refused properties are looked for.
+/// Rounds of the search for refused properties.
 const ROUNDS_MAX: usize = 20;
 
-/// The part of an option's name that is the producer's, where it is one.
+/// The producer's name of an option, if it is an option of the producer.
 pub(super) fn name_of(option: &str) -> Option<&str> {
     option.strip_prefix("producer.override.").or_else(|| option.strip_prefix("producer."))
 }
@@ -123,7 +123,7 @@ pub(super) fn translate(t: &mut Translator<'_>) {
             "ssl.keystore.password"
                 if is_pem(get("ssl.keystore.location"), get("ssl.keystore.type")) =>
             {
-                answer(t, name, NotNeeded, "a PEM key store has none");
+                answer(t, name, NotNeeded, "a PEM key store has no password");
             }
             "ssl.keystore.password" => secret(t, name, name, given, "KAFKA_KEYSTORE_PASSWORD"),
             "ssl.key.password" => secret(t, name, name, given, "KAFKA_KEY_PASSWORD"),
@@ -132,9 +132,9 @@ pub(super) fn translate(t: &mut Translator<'_>) {
                 let is_taken = is_pem(None, Some(given))
                     || (name == "ssl.keystore.type" && given.eq_ignore_ascii_case("PKCS12"));
                 if get(&location).is_none() {
-                    answer(t, name, NotNeeded, "no store is named");
+                    answer(t, name, NotNeeded, "no store is set");
                 } else if !is_taken {
-                    let text = format!("a store of this type is not taken: see {location}");
+                    let text = format!("a store of this type is not supported: see {location}");
                     answer(t, name, NoCounterpart, &text);
                 }
             }
@@ -143,7 +143,7 @@ pub(super) fn translate(t: &mut Translator<'_>) {
                 t.property(name, name, translator::plain(given));
             }
             "send.buffer.bytes" | "receive.buffer.bytes" => {
-                // -1 is the system's own; librdkafka calls that 0.
+                // -1 is the default of the operating system, which is 0 in librdkafka.
                 let given = if given.trim() == "-1" { "0" } else { given };
                 t.property(name, &format!("socket.{name}"), translator::plain(given));
             }
@@ -160,11 +160,11 @@ fn answer(t: &mut Translator<'_>, name: &str, verdict: Verdict, text: &str) {
     t.answer_where(|option| name_of(option) == Some(name), verdict, text);
 }
 
-/// Answers the properties that are refused. One of the login stays in the file, which is refused with it: without it
-/// the connection could be one that nobody asked for, in clear text for instance. Others are left out.
+/// Reports the properties that are refused. A refused login property stays in the file, so that the file is refused too:
+/// without the property the connection might be, for example, unencrypted. Other refused properties are left out.
 pub(super) fn answer_refused(t: &mut Translator<'_>) {
     let mut rest = t.draft.clone();
-    // Without one property another may be refused.
+    // When one property is removed, another one may be refused.
     for _ in 0..ROUNDS_MAX {
         let Err(InitError::Refused(findings)) = crate::init::check(&crate::init::text(&rest))
         else {
@@ -179,7 +179,7 @@ pub(super) fn answer_refused(t: &mut Translator<'_>) {
                 t.draft.keep_refused(&name);
                 rest = t.draft.checkable();
                 (
-                    format!("refused, and so is the file until this line is replaced: {why}"),
+                    format!("refused, so the file is invalid until this line is replaced: {why}"),
                     format!("replace \"{name}\" in sink.properties: {why}"),
                 )
             } else {
@@ -187,7 +187,7 @@ pub(super) fn answer_refused(t: &mut Translator<'_>) {
                 t.draft.unset(PROPERTIES, &name);
                 (
                     format!("not in the file: {why}"),
-                    format!("sink.properties has no \"{name}\": {why}"),
+                    format!("\"{name}\" was left out of sink.properties: {why}"),
                 )
             };
             for option in t.options_of(&name) {
@@ -198,12 +198,12 @@ pub(super) fn answer_refused(t: &mut Translator<'_>) {
     }
 }
 
-/// A secret becomes a variable: the one it was, where it was one.
+/// Replaces a secret by a variable: the one of the connector's file if there is one.
 fn secret(t: &mut Translator<'_>, option: &str, name: &str, given: &str, variable: &str) {
     let variable = translator::variable(given).unwrap_or_else(|| variable.to_owned());
     t.property(option, name, format!("${{{variable}}}"));
     t.hint(format!(
-        "set the environment variable {variable}, or write \"{name}_file\" = a file that holds it"
+        "set the environment variable {variable}, or set \"{name}_file\" to a file that contains the value"
     ));
 }
 
@@ -213,7 +213,7 @@ fn jaas(t: &mut Translator<'_>, given: &str) {
     let module = given.split_whitespace().next().unwrap_or_default();
     if !(module.ends_with("ScramLoginModule") || module.ends_with("PlainLoginModule")) {
         let text =
-            "only PLAIN and SCRAM are translated: write librdkafka's sasl.* into sink.properties";
+            "only PLAIN and SCRAM are translated: set librdkafka's sasl.* in sink.properties";
         answer(t, OPTION, NoCounterpart, text);
         return;
     }
@@ -240,8 +240,8 @@ fn truststore(t: &mut Translator<'_>, path: &str, kind: Option<&str>) {
         t.property(OPTION, "ssl.ca.location", translator::plain(path));
         return;
     }
-    let text = "a Java key store: keytool -exportcert -rfc -keystore FILE -alias NAME > ca.pem, and name it by \
-                ssl.ca.location";
+    let text = "a Java key store: keytool -exportcert -rfc -keystore FILE -alias NAME > ca.pem, and set \
+                ssl.ca.location to ca.pem";
     answer(t, OPTION, NoCounterpart, text);
 }
 
@@ -257,8 +257,8 @@ fn keystore(t: &mut Translator<'_>, path: &str, kind: Option<&str>) {
     } else if is_pkcs12 {
         t.property(OPTION, OPTION, translator::plain(path));
     } else {
-        let text = "a Java key store: keytool -importkeystore -deststoretype PKCS12, and name the result by \
-                    ssl.keystore.location";
+        let text = "a Java key store: keytool -importkeystore -deststoretype PKCS12, and set ssl.keystore.location to \
+                    the result";
         answer(t, OPTION, NoCounterpart, text);
     }
 }

@@ -1,13 +1,13 @@
-//! A connector's configuration as its options: JSON or Java properties, of Kafka Connect, Debezium Server or the
+//! Reads the options of a connector's configuration: JSON or Java properties, of Kafka Connect, Debezium Server or the
 //! embedded engine.
 
 use crate::init::InitError;
 use serde_json::Value;
 
-/// Bytes a connector's configuration may have.
+/// Size of a connector's configuration at most. Unit: bytes.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Where a configuration is from.
+/// The program that a configuration is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Flavour {
     /// Kafka Connect, or the embedded engine, which has the same names.
@@ -19,9 +19,9 @@ pub(super) enum Flavour {
 /// One option.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Given {
-    /// As it stands in the file.
+    /// The name in the file.
     pub(super) name: String,
-    /// As Kafka Connect calls it; what only Debezium Server has keeps its `debezium.`.
+    /// The name in Kafka Connect; options that only Debezium Server has keep their `debezium.`.
     pub(super) option: String,
     /// The value; may be a secret.
     pub(super) value: String,
@@ -36,7 +36,7 @@ pub(super) fn read(text: &str) -> Result<(Flavour, Vec<Given>), InitError> {
     let mut given: Vec<Given> = Vec::new();
     for (name, value) in pairs {
         let option = if is_server { of_server(&name).to_owned() } else { name.clone() };
-        // As Java: the last of two counts.
+        // As in Java, the last of two values is used.
         given.retain(|earlier| earlier.option != option);
         given.push(Given { name, option, value });
     }
@@ -50,7 +50,7 @@ fn of_server(name: &str) -> &str {
         return option;
     }
     if let Some(option) = rest.strip_prefix("sink.kafka.producer.") {
-        // The same as Connect's, but for one part of the name.
+        // The same as the option of Kafka Connect, except for one part of the name.
         let start = name.len() - option.len() - "producer.".len();
         return name.get(start..).unwrap_or(name);
     }
@@ -66,9 +66,9 @@ fn unreadable(what: impl Into<String>) -> InitError {
 
 /// `{"name": …, "config": {…}}`, or the options alone.
 fn json(text: &str) -> Result<Vec<(String, String)>, InitError> {
-    // The error's own text may repeat a piece of a value: only the place is told.
+    // The text of the error may contain a part of a value, so only the position is reported.
     let value: Value = serde_json::from_str(text).map_err(|error| {
-        unreadable(format!("no JSON at line {}, column {}", error.line(), error.column()))
+        unreadable(format!("invalid JSON at line {}, column {}", error.line(), error.column()))
     })?;
     let no_object = || unreadable("the JSON is not an object of options");
     let all = value.as_object().ok_or_else(no_object)?;
@@ -96,8 +96,8 @@ fn json(text: &str) -> Result<Vec<(String, String)>, InitError> {
     Ok(pairs)
 }
 
-/// `java.util.Properties`: `=`, `:` or white space between name and value, `\` at the end goes on, `#` and `!` begin a
-/// comment.
+/// `java.util.Properties`: `=`, `:` or white space between name and value, `\` at the end of a line continues it, `#` and
+/// `!` begin a comment.
 fn properties(text: &str) -> Result<Vec<(String, String)>, InitError> {
     let mut pairs = Vec::new();
     let mut lines = text.lines().zip(1..);
@@ -115,15 +115,15 @@ fn properties(text: &str) -> Result<Vec<(String, String)>, InitError> {
         }
         let (name, value) = split(&line);
         let unescape = |text: &str| {
-            unescaped(text).ok_or_else(|| unreadable(format!("a bad \\u in line {number}")))
+            unescaped(text).ok_or_else(|| unreadable(format!("an invalid \\u in line {number}")))
         };
         let name = unescape(name)?;
         if name.is_empty() {
-            return Err(unreadable(format!("line {number} is no property")));
+            return Err(unreadable(format!("line {number} is not a property")));
         }
         pairs.push((name, unescape(value)?.trim_end().to_owned()));
     }
-    if pairs.is_empty() { Err(unreadable("it has no options")) } else { Ok(pairs) }
+    if pairs.is_empty() { Err(unreadable("the file has no options")) } else { Ok(pairs) }
 }
 
 /// Name and value, still escaped.
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_debezium_server_are_called_as_connects() {
+    fn options_of_debezium_server_have_the_names_of_kafka_connect() {
         let text = "debezium.source.database.hostname=h\ndebezium.transforms=outbox\n\
                     debezium.transforms.outbox.type=x\n\
                     debezium.sink.type=kafka\ndebezium.sink.kafka.producer.acks=all\nquarkus.log.level=INFO\n";

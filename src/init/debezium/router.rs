@@ -28,8 +28,8 @@ pub(super) fn translate(t: &mut Translator<'_>) -> Result<(), InitError> {
     Ok(())
 }
 
-/// An UPDATE of the outbox table stops Debezium with `fatal`. With `warn` and `error` it is logged and dropped: here it
-/// is not in the stream at all.
+/// With `fatal` an UPDATE of the outbox table stops Debezium. With `warn` and `error` it is logged and dropped; Postrider's
+/// stream does not contain it.
 fn operations(t: &mut Translator<'_>) {
     let behavior = t.router("table.op.invalid.behavior");
     if behavior.is_some_and(|behavior| behavior.eq_ignore_ascii_case("fatal")) {
@@ -37,7 +37,7 @@ fn operations(t: &mut Translator<'_>) {
     }
 }
 
-/// A column that is called otherwise than in the layout.
+/// Sets a column that has another name than in the layout.
 fn column(t: &mut Translator<'_>, role: Role, options: &[&str]) {
     let Some(column) = options.iter().find_map(|option| t.router(option)) else { return };
     if Layout::Debezium.column(role) != Some(column) {
@@ -45,7 +45,7 @@ fn column(t: &mut Translator<'_>, role: Role, options: &[&str]) {
     }
 }
 
-/// `column:header:alias,column:envelope,column:partition`; whether something is placed in the envelope.
+/// `column:header:alias,column:envelope,column:partition`. Returns whether a column is placed in the envelope.
 fn placement(t: &mut Translator<'_>) -> Result<bool, InitError> {
     let may_lack = t
         .router("table.field.additional.missing")
@@ -56,7 +56,7 @@ fn placement(t: &mut Translator<'_>) -> Result<bool, InitError> {
         return Ok(false);
     };
     let mut members = vec!["payload"];
-    // Java leaves out what is empty at the end, and nothing else; an empty list has one empty entry.
+    // Java drops empty entries at the end and only there; an empty list has one empty entry.
     let entries = list.trim_end_matches(|c: char| c == ',' || c.is_whitespace());
     if entries.is_empty() && !list.is_empty() {
         return Ok(false);
@@ -88,24 +88,23 @@ fn placement(t: &mut Translator<'_>) -> Result<bool, InitError> {
     Ok(members.len() > 1)
 }
 
-/// The router puts the payload into the envelope as `payload`, and a member has one value.
+/// The error for two columns with the same member name. The payload has the member name `payload`.
 fn taken_member(entry: &str, alias: &str) -> InitError {
     InitError::NotOurs {
         what: format!(
-            "\"{entry}\" in table.fields.additional.placement: the envelope has a member \"{alias}\" already"
+            "\"{entry}\" in table.fields.additional.placement: the envelope already has a member \"{alias}\""
         ),
-        hint: "write another alias behind the column's name: column:envelope:alias; Debezium itself fails at the \
-               first record"
+        hint: "give the column another alias: column:envelope:alias; Debezium itself fails at the first record"
             .to_owned(),
     }
 }
 
 fn bad_placement(entry: &str) -> InitError {
     InitError::NotOurs {
-        what: format!("\"{entry}\" in table.fields.additional.placement places nothing"),
-        hint: "write column:header, column:envelope or column:partition, with :alias behind the first two, or leave \
-               the option out; Debezium refuses an entry without a placement, and fails at the first record where it \
-               does not know the word"
+        what: format!("\"{entry}\" in table.fields.additional.placement is not a placement"),
+        hint: "write column:header, column:envelope or column:partition, the first two optionally with :alias, or \
+               remove the option; Debezium refuses an entry without a placement, and fails at the first record if the \
+               placement is unknown"
             .to_owned(),
     }
 }
@@ -118,7 +117,7 @@ fn header(t: &mut Translator<'_>, column: &str, alias: &str, may_lack: bool) {
     }
 }
 
-/// A column that is placed twice is a further header, by a template.
+/// Adds a header by a template, for a column that is placed twice.
 fn by_template(t: &mut Translator<'_>, column: &str, alias: &str) {
     t.draft.set("route.headers", alias, format!("{{{column}}}"));
 }
@@ -137,16 +136,15 @@ fn topic(t: &mut Translator<'_>) -> Result<(), InitError> {
     let replacement = t.router("route.topic.replacement").unwrap_or(DEFAULT_REPLACEMENT);
     if regex == DEFAULT_REGEX {
         let template = template(replacement).ok_or_else(|| InitError::NotOurs {
-            what: "route.topic.replacement can't be read".to_owned(),
-            hint: "with the default regex it may name ${routedByValue}, and nothing else"
-                .to_owned(),
+            what: "route.topic.replacement cannot be read".to_owned(),
+            hint: "with the default regex only ${routedByValue} can be used".to_owned(),
         })?;
         t.draft.set("route", "topic", template);
         return Ok(());
     }
     let pattern = java_regex::translate(regex).map_err(|what| InitError::NotOurs {
-        what: format!("route.topic.regex has {what}, which no expression here can have"),
-        hint: "rewrite it without, in a copy of the connector's file; (a|b|c) often says the same"
+        what: format!("route.topic.regex uses {what}, which Postrider does not support"),
+        hint: "rewrite it in a copy of the connector's file; (a|b|c) is often equivalent"
             .to_owned(),
     })?;
     let replace = Replace { pattern: pattern.clone(), with: replacement.to_owned() };
@@ -154,20 +152,18 @@ fn topic(t: &mut Translator<'_>) -> Result<(), InitError> {
     if let Err(errors) = Mapper::new(spec) {
         let errors: Vec<_> = errors.iter().map(ToString::to_string).collect();
         return Err(InitError::NotOurs {
-            what: format!("route.topic.replacement does not go with route.topic.regex: {}", errors.join("; ")),
+            what: format!("route.topic.replacement does not fit route.topic.regex: {}", errors.join("; ")),
             hint: "correct it in a copy of the connector's file; Debezium itself fails at the first record".to_owned(),
         });
     }
     t.draft.set("route.replace", "pattern", verbatim(&pattern));
     t.draft.set("route.replace", "with", verbatim(replacement));
-    t.draft.note(
-        "route.replace",
-        "A value that it does not match is the topic as it is, as in Debezium.",
-    );
+    t.draft
+        .note("route.replace", "A value that does not match is the topic itself, as in Debezium.");
     Ok(())
 }
 
-/// A replacement of the default regex, of which every group is the whole value, as a template.
+/// A replacement of the default regex as a template: every group of that regex is the whole value.
 fn template(replacement: &str) -> Option<String> {
     let mut template = String::new();
     let mut chars = replacement.chars().peekable();
@@ -196,20 +192,20 @@ fn payload(t: &mut Translator<'_>, has_envelope: bool) {
     if tombstone {
         t.draft.set("payload", "empty", "tombstone");
     } else if has_envelope {
-        // `{"payload":null,…}`, as Debezium has it.
+        // `{"payload":null,…}`, as in Debezium.
         t.draft.set("payload", "null", "empty");
     }
     if Translator::is_true(t.router("table.expand.json.payload")) {
         if has_envelope {
             t.draft.set("payload", "expand_json", true);
         } else {
-            let text = "JSON passes as it was written; Debezium drops nulls and empty arrays, and rounds large numbers";
+            let text = "JSON is published unchanged; Debezium drops nulls and empty arrays, and rounds large numbers";
             t.answer_router("table.expand.json.payload", NotNeeded, text);
         }
     }
 }
 
-/// The option that says how keys or values are written, whether it is JSON, and whether with a schema.
+/// The option for the converter of keys or values, the converter, and whether it adds a schema.
 fn converter(t: &Translator<'_>, of: &str) -> (String, Option<String>, bool) {
     let (option, schemas) = match t.flavour {
         Flavour::Connect => (format!("{of}.converter"), format!("{of}.converter.schemas.enable")),
@@ -217,7 +213,7 @@ fn converter(t: &Translator<'_>, of: &str) -> (String, Option<String>, bool) {
             (format!("debezium.format.{of}"), format!("debezium.format.{of}.schemas.enable"))
         }
     };
-    // Debezium Server writes JSON where nothing is said; of Kafka Connect it is the worker's to say.
+    // The default of Debezium Server is JSON; the default of Kafka Connect is a setting of the worker.
     let name = t
         .get(&option)
         .map(str::to_owned)
@@ -234,8 +230,7 @@ fn value_converter(t: &mut Translator<'_>, has_envelope: bool) {
     let (option, name, has_schema) = converter(t, "value");
     let Some(name) = name else {
         t.hint(
-            "key.converter and value.converter are the worker's, which this file does not have: they are taken to be \
-             StringConverter",
+            "key.converter and value.converter are set in the worker and not in this file: StringConverter is assumed",
         );
         return;
     };
@@ -243,22 +238,22 @@ fn value_converter(t: &mut Translator<'_>, has_envelope: bool) {
     let (verdict, text) = if is_json(&name) && has_schema {
         (
             NoCounterpart,
-            "the value was {\"schema\": …, \"payload\": …}; here the payload stands alone: consumers must read it so",
+            "the value was {\"schema\": …, \"payload\": …}; Postrider publishes only the payload: adapt the consumers",
         )
     } else if is_json(&name) && has_envelope {
         (NotNeeded, "the value is the same JSON object")
     } else if is_json(&name) && expanded {
-        (NotNeeded, "the value is the payload's JSON, as it was written")
+        (NotNeeded, "the value is the payload's JSON, unchanged")
     } else if is_json(&name) {
         (
             NoCounterpart,
-            "the value was a JSON string with JSON in it, or base64; here it is the payload itself: consumers parse \
-             once, not twice",
+            "the value was a JSON string that contains JSON, or base64; Postrider publishes the payload itself: \
+             consumers must parse it once, not twice",
         )
     } else if name.ends_with(".StringConverter") && has_envelope {
         (
             NotNeeded,
-            "the value was Struct{payload=…}, which nobody can read; here it is a JSON object",
+            "the value was Struct{payload=…}, which consumers cannot parse; Postrider publishes a JSON object",
         )
     } else if has_registry(&name) {
         (NoCounterpart, REGISTRY)
@@ -272,11 +267,11 @@ fn value_converter(t: &mut Translator<'_>, has_envelope: bool) {
     }
 }
 
-/// What becomes of values and keys that a schema registry describes.
-const REGISTRY: &str = "written as Avro, Protobuf or JSON with a schema registry; here it is the column's own text or \
-                        bytes: consumers that use the registry can't read these records";
+/// The answer for a converter that uses a schema registry.
+const REGISTRY: &str = "written as Avro, Protobuf or JSON with a schema registry; Postrider publishes the text or bytes \
+                        of the column: consumers that use the registry cannot read these records";
 
-/// Whether a converter writes what only a consumer with a schema registry reads.
+/// Whether a converter uses a schema registry.
 fn has_registry(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     ["avro", "protobuf", "jsonschema", "registry", "apicurio"]
@@ -295,12 +290,12 @@ fn key_converter(t: &mut Translator<'_>) {
         return;
     }
     let text = if has_schema {
-        "the key was {\"schema\": …, \"payload\": …}; here it is plain text: keys change, and with them partitions"
+        "the key was {\"schema\": …, \"payload\": …}; Postrider's keys are plain text: keys and partitions change"
     } else {
         t.draft.set("route", "key", "\"{aggregate_id}\"");
-        let note = "The key in quotes, as the JSON string that it was; delete the line where the column is a number.";
+        let note = "The key in quotes, as the connector's JSON string; delete this line if the column is a number.";
         t.draft.note("route", note);
-        t.answer(&option, Translated, "route.key, in quotes: the JSON string that it was");
+        t.answer(&option, Translated, "route.key, in quotes like the connector's JSON string");
         return;
     };
     t.answer(&option, NoCounterpart, text);

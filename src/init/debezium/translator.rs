@@ -1,4 +1,4 @@
-//! What the parts of a translation share: the options given, the draft, and what was answered.
+//! The state of a translation: the options, the draft, the answers and the hints.
 
 use super::options::{CONNECTOR, Known, ROUTER, find};
 use super::producer;
@@ -8,21 +8,21 @@ use crate::init::{Draft, Value};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// One translation under way.
+/// A translation in progress.
 pub(super) struct Translator<'g> {
     pub(super) flavour: Flavour,
     pub(super) draft: Draft,
     given: &'g [Given],
     /// `transforms.<alias>.` of the router.
     router: String,
-    /// Answers that are not the table's, by option.
+    /// Answers that differ from the table, by option.
     answers: BTreeMap<String, (Verdict, String)>,
     hints: Vec<String>,
-    /// Properties of the sink, each with the producer's option that it was made from.
+    /// Properties of the sink, each with the producer's option that it was translated from.
     properties: Vec<(String, String)>,
 }
 
-/// What may stand in a comment and on a terminal: a connector's file is not ours.
+/// Replaces control characters, which the connector's file may contain, for comments and terminals.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
@@ -40,7 +40,7 @@ impl<'g> Translator<'g> {
         }
     }
 
-    /// The value of an option; an empty one is none.
+    /// The value of an option; `None` if it is empty.
     pub(super) fn get(&self, option: &str) -> Option<&'g str> {
         let given = self.given.iter().find(|given| given.option == option);
         given.map(|given| given.value.trim()).filter(|value| !value.is_empty())
@@ -51,18 +51,18 @@ impl<'g> Translator<'g> {
         self.get(&format!("{}{name}", self.router))
     }
 
-    /// The same, an empty one too.
+    /// As [`Translator::router`], including an empty value.
     pub(super) fn router_as_given(&self, name: &str) -> Option<&'g str> {
         let option = format!("{}{name}", self.router);
         self.given.iter().find(|given| given.option == option).map(|given| given.value.trim())
     }
 
-    /// Whether an option, of the router or not, is `true`.
+    /// Whether the value of an option is `true`.
     pub(super) fn is_true(value: Option<&str>) -> bool {
         value.is_some_and(|value| value.eq_ignore_ascii_case("true"))
     }
 
-    /// The options for which `name` has a name, with their values.
+    /// The options for which `name` returns a name, as this name with the value.
     pub(super) fn given_with(
         &self,
         name: impl Fn(&str) -> Option<String>,
@@ -72,18 +72,18 @@ impl<'g> Translator<'g> {
         pairs.collect()
     }
 
-    /// Answers an option otherwise than the table does.
+    /// Sets an answer that differs from the table.
     pub(super) fn answer(&mut self, option: &str, verdict: Verdict, text: impl Into<String>) {
         self.answers.insert(option.to_owned(), (verdict, text.into()));
     }
 
-    /// The same for an option of the router.
+    /// As [`Translator::answer`], for an option of the router.
     pub(super) fn answer_router(&mut self, name: &str, verdict: Verdict, text: impl Into<String>) {
         let option = format!("{}{name}", self.router);
         self.answer(&option, verdict, text);
     }
 
-    /// The same for every option of which `is` says so.
+    /// As [`Translator::answer`], for every option for which `is` returns true.
     pub(super) fn answer_where(&mut self, is: impl Fn(&str) -> bool, verdict: Verdict, text: &str) {
         let options: Vec<_> = self.given.iter().filter(|given| is(&given.option)).collect();
         for given in options {
@@ -91,19 +91,19 @@ impl<'g> Translator<'g> {
         }
     }
 
-    /// Sets a property of the sink, made from an option of the producer.
+    /// Sets a property of the sink that was translated from an option of the producer.
     pub(super) fn property(&mut self, option: &str, property: &str, value: impl Into<Value>) {
         self.draft.set(PROPERTIES, property, value);
         self.properties.push((property.to_owned(), option.to_owned()));
     }
 
-    /// The producer's options that a property was made from.
+    /// The producer's options that a property was translated from.
     pub(super) fn options_of(&self, property: &str) -> Vec<String> {
         let made = self.properties.iter().filter(|(known, _)| known == property);
         made.map(|(_, option)| option.clone()).collect()
     }
 
-    /// Something to do before the file runs, once.
+    /// Adds something that must be done before the file is used, unless it was added before.
     pub(super) fn hint(&mut self, hint: impl Into<String>) {
         let hint = printable(&hint.into());
         if !self.hints.contains(&hint) {
@@ -111,7 +111,7 @@ impl<'g> Translator<'g> {
         }
     }
 
-    /// The draft, an answer to every option in the order of the file, and what is to do.
+    /// The draft, the answers in the order of the file, and what must be done.
     pub(super) fn finish(self) -> (Draft, Vec<Answer>, Vec<String>) {
         let answer = |given: &Given| {
             let (verdict, text) = match self.answers.get(&given.option) {
@@ -133,39 +133,39 @@ impl<'g> Translator<'g> {
         let known = of_router.or(of_producer).unwrap_or_else(|| find(CONNECTOR, &given.option));
         match known {
             Some(Known { same, .. }) if same.contains(&given.value.trim()) => {
-                (Verdict::NotNeeded, "with this value it makes no difference".to_owned())
+                (Verdict::NotNeeded, "this value makes no difference".to_owned())
             }
             Some(known) => (known.verdict, known.text.to_owned()),
-            None if converter => (Verdict::NoCounterpart, "columns have no converters".to_owned()),
-            None => (Verdict::NoCounterpart, "not known here: look up what it does".to_owned()),
+            None if converter => {
+                (Verdict::NoCounterpart, "there are no converters of columns".to_owned())
+            }
+            None => (Verdict::NoCounterpart, "unknown option: check what it does".to_owned()),
         }
     }
 }
 
-// What became of each option of a connector's configuration.
-
-/// What became of an option.
+/// The result of the translation of an option.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Verdict {
-    /// It has no counterpart: somebody has to look.
+    /// The option has no counterpart; the user must check whether it matters.
     NoCounterpart,
-    /// It stands in the written file.
+    /// The option is in the written file.
     Translated,
-    /// Nothing is lost without it.
+    /// The option is not needed.
     NotNeeded,
 }
 
 impl Verdict {
-    /// As a heading of the summary.
+    /// The heading in the summary.
     pub const fn heading(self) -> &'static str {
         match self {
-            Self::NoCounterpart => "without a counterpart, look at these",
+            Self::NoCounterpart => "without a counterpart, check these",
             Self::Translated => "translated",
             Self::NotNeeded => "not needed",
         }
     }
 
-    /// In the table of the page.
+    /// The text in the table of docs/debezium.md.
     const fn word(self) -> &'static str {
         match self {
             Self::NoCounterpart => "**no counterpart**",
@@ -174,22 +174,22 @@ impl Verdict {
         }
     }
 
-    /// In the order of the summary.
+    /// All values, in the order of the summary.
     pub const ALL: [Self; 3] = [Self::NoCounterpart, Self::Translated, Self::NotNeeded];
 }
 
-/// What became of one option of a file.
+/// The result for one option of a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Answer {
-    /// The option, as the file has it.
+    /// The name of the option in the file.
     pub option: String,
-    /// What became of it.
+    /// The result.
     pub verdict: Verdict,
-    /// Where it went, why it is not needed, or what to do. Never its value.
+    /// The key that replaces the option, why it is not needed, or what to do. Never contains its value.
     pub text: String,
 }
 
-/// The answers as lines: by verdict, each with its heading.
+/// The answers as lines, grouped by verdict, each group with a heading.
 pub fn lines(answers: &[Answer], verdicts: &[Verdict]) -> Vec<String> {
     let mut lines = Vec::new();
     for verdict in verdicts {
@@ -203,7 +203,7 @@ pub fn lines(answers: &[Answer], verdicts: &[Verdict]) -> Vec<String> {
     lines
 }
 
-/// The tables of every option, in Markdown, as they stand in docs/debezium.md.
+/// The tables of every option in Markdown, for docs/debezium.md.
 pub fn page() -> String {
     let mut page = String::new();
     for (title, table) in [
@@ -241,14 +241,13 @@ fn same(known: &Known) -> String {
     format!(" (no difference with {})", values.join(", "))
 }
 
-// Values with placeholders of Kafka Connect and Debezium Server, as the configuration has them.
-
-/// A value in which placeholders of the environment become ours, and every other `${` stands for itself.
+/// A value of a connector in the syntax of Postrider: placeholders for environment variables are translated, and every
+/// other `${` is escaped.
 pub(super) fn plain(text: &str) -> String {
     named(text, "")
 }
 
-/// The same; a placeholder of another kind, a file or a vault, becomes the variable `otherwise`.
+/// As [`plain`]; a placeholder for something else, such as a file or a vault, becomes the variable `otherwise`.
 pub(super) fn named(text: &str, otherwise: &str) -> String {
     let mut ours = String::new();
     let mut rest = text;
@@ -276,13 +275,13 @@ pub(super) fn named(text: &str, otherwise: &str) -> String {
     ours
 }
 
-/// Whether something in it is filled in from elsewhere than the environment.
+/// Whether a value has a placeholder that is not for an environment variable.
 pub(super) fn is_foreign(text: &str) -> bool {
     let mut parts = text.split("${").skip(1).filter_map(|part| part.split_once('}'));
     parts.any(|(inner, _)| inner.contains(':') && placeholder(inner).is_none())
 }
 
-/// The variable that the whole of a value is filled in from.
+/// The variable of a value that consists of one placeholder for an environment variable.
 pub(super) fn variable(text: &str) -> Option<String> {
     let inner = text.trim().strip_prefix("${")?.strip_suffix('}')?;
     let variable = placeholder(inner)?;
@@ -311,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn placeholders_of_the_environment_become_ours() {
+    fn placeholders_of_the_environment_are_translated() {
         for (given, ours) in [
             ("db", "db"),
             ("${env:DB_HOST}", "${DB_HOST}"),

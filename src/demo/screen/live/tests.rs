@@ -48,7 +48,7 @@ fn screen(width: u16, height: u16, color: bool) -> Terminal<TestBackend> {
 
 fn screen_of(view: &ScreenView, width: u16, height: u16, color: bool) -> Terminal<TestBackend> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-    let parts = [("database", "PostgreSQL 15.18, throwaway"), ("broker", "a mock at 127.0.0.1:1")];
+    let parts = [("database", "PostgreSQL 15.18, temporary"), ("broker", "a mock at 127.0.0.1:1")];
     let parts = parts.map(|(name, text)| (name.to_owned(), text.to_owned()));
     let points: VecDeque<Point> = (0..48)
         .map(|at| {
@@ -70,7 +70,7 @@ fn screen_of(view: &ScreenView, width: u16, height: u16, color: bool) -> Termina
 fn the_screen_fits_80_by_24() {
     expect![[r#"
         " postrider demo   ● streaming   00:12 of 00:15                                  "
-        " database PostgreSQL 15.18, throwaway                                           "
+        " database PostgreSQL 15.18, temporary                                           "
         " broker   a mock at 127.0.0.1:1                                                 "
         "╭ events/s  written 500  read 500 ─────╮╭ commit→acked  p99 8.0 ms  p50 2.0 ms ╮"
         "│ 1,000│                               ││ 100 ms│                              │"
@@ -87,7 +87,7 @@ fn the_screen_fits_80_by_24() {
         "╭ relay ───────────────────────────────╮╭ ledger ──────────────────────────────╮"
         "│ acknowledged p50 1.9 ms  p99 7.4 ms  ││ committed    5,981                   │"
         "│ consumed     p50 4.1 ms  p99 11 ms   ││ delivered    5,979                   │"
-        "│ lag          0.0 s, 1.2 kB of WAL    ││ on their way 2                       │"
+        "│ lag          0.0 s, 1.2 kB of WAL    ││ outstanding  2                       │"
         "│ in flight    2                       ││ out of order 0                       │"
         "│ memory       23 MB (peak 25 MB)      ││ invented     0                       │"
         "│ kill -9      1 of 2                  ││ duplicated   0                       │"
@@ -102,7 +102,7 @@ fn what_is_broken_at_the_moment_stands_at_the_foot() {
     let breaking = Some(crate::demo::chaos::Failure::FreezeBroker);
     let chaos = ScreenView { chaos: true, breaking, broken: 2, planned: 3, ..view() };
     let text = screen_of(&chaos, 80, 24, false).backend().to_string();
-    assert!(text.contains(" chaos: the broker is frozen "), "{text}");
+    assert!(text.contains(" chaos: broker frozen for 4 s "), "{text}");
     assert!(text.contains("broken       2 times (--chaos)"), "{text}");
 }
 
