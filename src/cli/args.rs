@@ -258,7 +258,7 @@ pub struct SetupArgs {
     pub backfill: Option<Backfill>,
     /// Another login.
     #[arg(
-        help = "Log in with this URL instead of source.url, as an administrator; grants the role of source.url its rights"
+        help = "Log in with this URL instead of source.url, as an administrator; grants the role of source.url rights"
     )]
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,

@@ -134,9 +134,9 @@ async fn drop(config: &Config, args: &DropArgs) -> Result<Exit, CliError> {
 /// `postrider bookmark`
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "A bookmark is a copy of the pipeline's replication slot. It counts towards max_replication_slots, and \
-                  PostgreSQL retains WAL from its position on until it is dropped. All bookmarks of a pipeline together \
-                  retain at most bookmarks.retain_max of WAL; beyond that the oldest one is dropped."
+    after_help = "A bookmark is a copy of the pipeline's replication slot. It counts towards max_replication_slots, \
+                  and PostgreSQL retains WAL from its position on until it is dropped. All bookmarks of a pipeline \
+                  together retain at most bookmarks.retain_max of WAL; beyond that the oldest one is dropped."
 )]
 pub struct BookmarkArgs {
     /// The subcommand.

@@ -312,7 +312,7 @@ fn file_findings(config: &Config, pipeline: &PipelineConfig, spec: &PipelineSpec
     if spec.outbox.key.is_empty() {
         found.push(
             Finding::warning("route_key", "route.key is empty")
-                .why("records without a key are spread over all partitions: the events of an aggregate lose their order")
+                .why("records without a key go to all partitions: the events of an aggregate lose their order")
                 .config(format!("{own}route.key = \"{{aggregate_id}}\"")),
         );
     }
@@ -360,8 +360,8 @@ const WIDTH: usize = 100;
 /// The column at which the lines below a finding begin.
 const WHY: usize = 11;
 
-/// The findings as a table for a terminal, or as plain lines. Lines that fix something are never folded, so that they can
-/// be copied. `file` is the configuration file, named before lines that belong in it.
+/// The findings as a table for a terminal, or as plain lines. Lines that fix something are never folded, so that they
+/// can be copied. `file` is the configuration file, named before lines that belong in it.
 fn render_table(reports: &[PipelineReport], file: &str, is_terminal: bool, color: bool) -> String {
     let style = Style { file, width: is_terminal.then(width), color };
     let mut text = String::new();

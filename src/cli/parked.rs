@@ -1,7 +1,7 @@
 //! `postrider parked`: lists the parked events, and requests that they are retried, skipped or replaced.
 //!
-//! The command reads the parked table and writes requests into it, which the relay carries out or declines. Payloads are
-//! printed only by `show --payload`.
+//! The command reads the parked table and writes requests into it, which the relay carries out or declines. Payloads
+//! are printed only by `show --payload`.
 
 use super::Output;
 use super::error::{CliError, Exit};
@@ -354,8 +354,8 @@ impl std::fmt::Display for Id {
     }
 }
 
-/// A text in the form of a position, as printed or as in header `position`, is a position. Every other text is the id of
-/// an event.
+/// A text in the form of a position, as printed or as in header `position`, is a position. Every other text is the id
+/// of an event.
 #[expect(clippy::unnecessary_wraps, reason = "clap's parsers may fail")]
 fn id(text: &str) -> Result<Id, String> {
     if let Some(header) = HeaderPosition::parse(text) {
@@ -448,8 +448,8 @@ async fn replace_payload(
     operation.run(session, events, ids, env).await
 }
 
-/// An error if the pipeline's payloads are JSON: without it, consumers would be the first to notice that this payload is
-/// not.
+/// An error if the pipeline's payloads are JSON: without it, consumers would be the first to notice that this payload
+/// is not.
 async fn expects_no_json(session: &ParkedSession<'_>) -> Result<(), CliError> {
     let outbox = &session.spec.outbox;
     let Some((table, column)) = session.spec.names.table.as_ref().zip(outbox.column(Role::Payload))
@@ -567,8 +567,8 @@ impl Operation<'_> {
         Output::stdout().line(&text).map_err(CliError::Output)
     }
 
-    /// Asks for confirmation if an event would be lost or changed, or if several events are selected. Without a terminal
-    /// a request that loses or changes an event requires `--yes`.
+    /// Asks for confirmation if an event would be lost or changed, or if several events are selected. Without a
+    /// terminal a request that loses or changes an event requires `--yes`.
     fn agreed(&self, events: &[Listed]) -> Result<bool, CliError> {
         let asks = std::io::stdin().is_terminal();
         let harmless = self.request == Request::Retry && (events.len() == 1 || !asks);

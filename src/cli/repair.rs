@@ -1,4 +1,5 @@
-//! `postrider repair`: recreates a lost slot, and publishes from the table the events that the new slot does not contain.
+//! `postrider repair`: recreates a lost slot, and publishes from the table the events that the new slot does not
+//! contain.
 //!
 //! The command prints the reason and the method of selection before it changes anything. The rows are published by the
 //! pipeline, as in `postrider run`.
@@ -325,8 +326,8 @@ fn undecided(pipeline: &str, rows: u64, are: &str) -> Option<String> {
 
 fn without_id(rows: u64) -> Option<String> {
     let text = format!(
-        "{rows} rows have no id and are not published, because rows are listed by id. Delete them and insert them again \
-         with an id, in one transaction: the stream publishes the new rows"
+        "{rows} rows have no id and are not published, because rows are listed by id. Delete them and insert them \
+         again with an id, in one transaction: the stream publishes the new rows"
     );
     (rows > 0).then(|| folded("  no id      ", &text))
 }
@@ -338,8 +339,8 @@ fn missing(ids: Option<u64>) -> Option<String> {
         }
         Some(0) => return None,
         Some(ids) => format!(
-            "{ids} ids have no row: they were rolled back or deleted, which cannot be distinguished; an event whose row \
-             was deleted before it was published is lost"
+            "{ids} ids have no row: they were rolled back or deleted, which cannot be distinguished; an event whose \
+             row was deleted before it was published is lost"
         ),
     };
     Some(folded("  missing    ", &text))

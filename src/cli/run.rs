@@ -3,7 +3,7 @@
 use super::args::RunArgs;
 use super::error::{CliError, Exit};
 use super::status::running_pipelines;
-use crate::admin::{Admin, CONNECTIONS_MAX, View};
+use crate::admin::{Admin, AdminView, CONNECTIONS_MAX};
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::pipeline::{self, PipelineSpec, Service, Stop, StopHandle};
@@ -282,8 +282,8 @@ impl Hangup {
 /// Descriptors of the process itself: those of the runtimes, standard streams, the listener, files.
 const OF_THE_PROCESS: u64 = 64;
 
-/// Descriptors of one pipeline: its sessions in the database, and a socket and a pipe for each broker (some ten of them)
-/// for each of up to four producers of librdkafka.
+/// Descriptors of one pipeline: its sessions in the database, and a socket and a pipe for each broker (some ten of
+/// them) for each of up to four producers of librdkafka.
 const OF_A_PIPELINE: u64 = 160;
 
 /// The highest soft limit that is set. More is never needed.

@@ -121,8 +121,8 @@ fn ask<'a>(
     Ask { acting, ..spec.ask(&None, columns) }
 }
 
-/// Corrects the ownership of schema `postrider` if another role could run code with the rights of this login. Done before
-/// anything else, because nothing in the schema may be read until then.
+/// Corrects the ownership of schema `postrider` if another role could run code with the rights of this login. Done
+/// before anything else, because nothing in the schema may be read until then.
 async fn own(
     spec: &PipelineSpec,
     control: &Control,
@@ -274,8 +274,8 @@ fn known_topics(spec: &PipelineSpec) -> Vec<String> {
     }
 }
 
-/// Creates the topics that do not exist, and returns a line for each. A failure does not end `setup`, because the running
-/// process creates them too.
+/// Creates the topics that do not exist, and returns a line for each. A failure does not end `setup`, because the
+/// running process creates them too.
 async fn create_topics(spec: &PipelineSpec, topics: Vec<String>) -> Vec<String> {
     if topics.is_empty() {
         return Vec::new();
@@ -453,7 +453,8 @@ fn polls() -> Halt {
     }
 }
 
-/// Adds a hint to the error of an administrator who lacks the right to create a slot: the relay's role has that right now.
+/// Adds a hint to the error of an administrator who lacks the right to create a slot: the relay's role has that right
+/// now.
 fn denied(error: CliError, pipeline: &str, which: Selection, other: bool) -> CliError {
     if let CliError::Source(source) | CliError::Setup(SetupError::Source(source)) = error {
         if !other || source.sqlstate() != Some(SqlState::INSUFFICIENT_PRIVILEGE) {

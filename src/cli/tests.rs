@@ -112,7 +112,7 @@ fn colours_follow_the_flag_then_no_color_then_the_terminal() {
 #[test]
 fn a_missing_configuration_says_where_it_was_looked_for() {
     let error = CliError::from(config::ConfigError::Missing(vec!["./postrider.toml".to_owned()]));
-    let expected = "postrider: found no configuration: name a file with --config, or write one of ./postrider.toml; \
+    let expected = "postrider: no configuration file found: name one with --config, or create one of ./postrider.toml; \
                     postrider init writes a first one";
     assert_eq!(error.report(), expected);
 }

@@ -1,6 +1,6 @@
-//! From a file's name to a [`Config`], or to everything that is wrong with it.
+//! Reads a configuration file into a [`Config`], or reports all of its mistakes.
 
-use super::section::{Context, Excerpt, Found, Lines, Place, Section};
+use super::section::{Context, Excerpt, FilePosition, Lines, ReadOutcome, Section};
 use super::types::{AdminConfig, Config};
 use super::{build, pipeline};
 use crate::postgres::conninfo;
@@ -11,10 +11,10 @@ use std::time::Duration;
 use std::{fmt, io};
 use toml::de::DeTable;
 
-/// Where a configuration is looked for when none is named.
-const USUAL_PLACES: [&str; 2] = ["./postrider.toml", "/etc/postrider/postrider.toml"];
+/// The default paths of the configuration file.
+const DEFAULT_PATHS: [&str; 2] = ["./postrider.toml", "/etc/postrider/postrider.toml"];
 
-/// The file to read: the named one, else `$POSTRIDER_CONFIG`, else the first of the usual places that exists.
+/// The file to read: `named`, else `$POSTRIDER_CONFIG`, else the first of the default paths that exists.
 pub fn find(named: Option<&Path>, env: Env<'_>) -> Result<PathBuf, ConfigError> {
     if let Some(path) = named {
         return Ok(path.to_owned());
@@ -22,13 +22,13 @@ pub fn find(named: Option<&Path>, env: Env<'_>) -> Result<PathBuf, ConfigError> 
     if let Some(path) = env("POSTRIDER_CONFIG").filter(|path| !path.is_empty()) {
         return Ok(PathBuf::from(path));
     }
-    let usual = USUAL_PLACES.iter().map(Path::new).find(|path| path.exists());
-    usual
+    let default = DEFAULT_PATHS.iter().map(Path::new).find(|path| path.exists());
+    default
         .map(Path::to_owned)
-        .ok_or_else(|| ConfigError::Missing(USUAL_PLACES.map(ToOwned::to_owned).to_vec()))
+        .ok_or_else(|| ConfigError::Missing(DEFAULT_PATHS.map(ToOwned::to_owned).to_vec()))
 }
 
-/// Reads a file, and the secret files it names relative to its own directory.
+/// Reads a file, and the secret files that it names, relative to its directory.
 pub fn load(path: &Path, env: Env<'_>) -> Result<Config, ConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
@@ -36,8 +36,8 @@ pub fn load(path: &Path, env: Env<'_>) -> Result<Config, ConfigError> {
     parse(&path.display().to_string(), directory, &text, env).map_err(ConfigError::Invalid)
 }
 
-/// As [`load`], for a command that logs in nowhere: secret files are not read, and variables of the environment need
-/// not be set. A service has secrets that the shell of whoever looks at it does not have.
+/// As [`load`], for a command that does not log in: secret files are not read, and environment variables need not be
+/// set. The secrets of a service are not in the shell of the user who queries it.
 pub fn load_without_secrets(path: &Path, env: Env<'_>) -> Result<Config, ConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
@@ -47,15 +47,20 @@ pub fn load_without_secrets(path: &Path, env: Env<'_>) -> Result<Config, ConfigE
     read_with(&file, directory, &text, env, false).and_then(whole).map_err(ConfigError::Invalid)
 }
 
-/// Reads the text of a file called `file`. Secret files are relative to `directory`.
+/// Reads the text of a file named `file`. Secret files are relative to `directory`.
 ///
-/// Every mistake is in the error, in the order of the lines; a text that is no TOML gives the mistakes of syntax alone.
+/// The error has every mistake, in the order of the lines. If the text is not TOML, it has only the mistakes of syntax.
 pub fn parse(file: &str, directory: &Path, text: &str, env: Env<'_>) -> Result<Config, Findings> {
     let (config, found) = read(file, directory, text, env)?;
     whole(file, text, config, found)
 }
 
-fn whole(file: &str, text: &str, mut config: Config, found: Found) -> Result<Config, Findings> {
+fn whole(
+    file: &str,
+    text: &str,
+    mut config: Config,
+    found: ReadOutcome,
+) -> Result<Config, Findings> {
     if !found.errors.is_empty() {
         return Err(Findings::new(file, text, found.errors));
     }
@@ -64,13 +69,13 @@ fn whole(file: &str, text: &str, mut config: Config, found: Found) -> Result<Con
     Ok(config)
 }
 
-/// Reads a text as far as it can be read, with all that was found.
+/// Reads a text as far as possible, and returns what was found besides the values.
 pub(super) fn read(
     file: &str,
     directory: &Path,
     text: &str,
     env: Env<'_>,
-) -> Result<(Config, Found), Findings> {
+) -> Result<(Config, ReadOutcome), Findings> {
     read_with(file, directory, text, env, true)
 }
 
@@ -80,7 +85,7 @@ fn read_with(
     text: &str,
     env: Env<'_>,
     secrets: bool,
-) -> Result<(Config, Found), Findings> {
+) -> Result<(Config, ReadOutcome), Findings> {
     let (table, mistakes) = DeTable::parse_recoverable(text);
     if !mistakes.is_empty() {
         let lines = Lines::new(text);
@@ -93,7 +98,7 @@ fn read_with(
     let mut context = Context::new(text, directory, env);
     context.secrets = secrets;
     let config = root(file, Section::root(&context, table.get_ref()));
-    Ok((config, context.into_found()))
+    Ok((config, context.into_outcome()))
 }
 
 fn root(file: &str, section: Section<'_>) -> Config {
@@ -144,9 +149,8 @@ fn admin(section: Section<'_>) -> AdminConfig {
     AdminConfig { listen, ready_lag_max }
 }
 
-// `${NAME}` and `${NAME:-default}` in a string.
-
-/// Why a string could not be filled in. Names variables, never shows their values.
+/// Why the variables of a string, `${NAME}` or `${NAME:-default}`, could not be replaced. The text names variables, and
+/// never contains their values.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum InterpolateError {
     #[error("the environment variable {0} is not set; set it, or write ${{{0}:-default}}")]
@@ -157,8 +161,8 @@ pub(super) enum InterpolateError {
     Name(String),
 }
 
-/// Fills in the variables of `text`. `$${` stands for `${`; `${1}`, a regex's group, stays as it is, and every other
-/// `$` too.
+/// Replaces the variables of `text`. `$${` becomes `${`; `${1}`, the group of a regular expression, and every other `$`
+/// are kept.
 pub(super) fn interpolate(text: &str, env: Env<'_>) -> Result<String, InterpolateError> {
     let mut filled = String::with_capacity(text.len());
     let mut rest = text;
@@ -210,7 +214,7 @@ fn resolve(reference: &str, env: Env<'_>) -> Result<String, InterpolateError> {
     if !first || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
         return Err(InterpolateError::Name(reference.to_owned()));
     }
-    // As in a shell: `:-` takes the default for an empty variable too.
+    // As in a shell, `:-` uses the default also for an empty variable.
     match (env(name), default) {
         (Some(value), Some(default)) if value.is_empty() => Ok(default.to_owned()),
         (Some(value), _) => Ok(value),
@@ -219,23 +223,19 @@ fn resolve(reference: &str, env: Env<'_>) -> Result<String, InterpolateError> {
     }
 }
 
-// The one door to the process environment, so that everything behind it can be tested without it.
-
-/// Looks a variable up. Tests pass a closure of their own; the command passes [`process_variable`].
+/// Reads an environment variable. Tests pass a closure of their own; the command passes [`process_variable`].
 pub type Env<'e> = &'e dyn Fn(&str) -> Option<String>;
 
 /// The process environment. A value that is not UTF-8 counts as unset.
-#[expect(clippy::disallowed_methods, reason = "this is the door")]
+#[expect(clippy::disallowed_methods, reason = "the only access to the environment")]
 pub fn process_variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-// Values that must not be printed.
-
-/// What is printed in place of a secret.
+/// Printed in place of a secret.
 pub(super) const MASK: &str = "***";
 
-/// A connection string, which may hold a password: printed without it.
+/// A connection string, which is printed without its password.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Url(String);
 
@@ -245,12 +245,12 @@ impl Url {
         Self(text)
     }
 
-    /// The connection string with everything in it.
+    /// The whole connection string, with its secrets.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// The whole of it with `***` for its secrets; nothing but that where it is not understood.
+    /// The connection string with `***` for its secrets; only `***` if it cannot be parsed.
     pub fn masked(&self) -> String {
         conninfo::masked(&self.0, Some(MASK)).unwrap_or_else(|_not_understood| MASK.to_owned())
     }
@@ -263,9 +263,9 @@ impl fmt::Debug for Url {
 }
 
 impl fmt::Display for Url {
-    /// Scheme, hosts and database of a URI, without user part and parameters; nothing at all of other forms.
+    /// Scheme, hosts and database of a URI, without user part and parameters; `***` for other forms.
     ///
-    /// Deliberately dull: what is not understood is masked, since a secret may stand in it.
+    /// Everything that is not parsed is masked, because it may contain a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((scheme, rest)) = self.0.split_once("://") else {
             return f.write_str(MASK);
@@ -276,7 +276,7 @@ impl fmt::Display for Url {
     }
 }
 
-/// A sink's properties. `Debug` masks the values of those whose names speak of secrets.
+/// A sink's properties. `Debug` masks the values of properties whose names suggest a secret.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Properties(pub BTreeMap<String, String>);
 
@@ -301,23 +301,21 @@ impl fmt::Debug for Properties {
     }
 }
 
-// What can be wrong with a configuration.
-
-/// No configuration came of it.
+/// Why a configuration could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// None of the usual places has a file, and none was named.
+    /// No file was named, and none of the default paths exists.
     #[error(
-        "found no configuration: name a file with --config, or write one of {}; postrider init writes a first one",
+        "no configuration file found: name one with --config, or create one of {}; postrider init writes a first one",
         .0.join(", ")
     )]
     Missing(Vec<String>),
-    /// The file can't be read.
+    /// The file cannot be read.
     #[error("could not read the configuration file \"{}\"", .path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
@@ -326,21 +324,21 @@ pub enum ConfigError {
     Invalid(Findings),
 }
 
-/// One thing to say about one place of a file.
+/// A mistake or a warning at a position of the file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// Where.
-    pub place: Place,
-    /// The key's path, `pipelines.orders.flow.in_flight_bytes`; empty where the file is no TOML.
+    /// The position.
+    pub place: FilePosition,
+    /// The key's path, `pipelines.orders.flow.in_flight_bytes`; empty if the file is not TOML.
     pub key: String,
-    /// What is wrong and what mends it: a lowercase fragment without full stop, without the value of a variable.
+    /// What is wrong and how to fix it: a lowercase fragment without full stop, without the value of a variable.
     pub message: String,
-    /// The line of the file, as far as it may be shown.
+    /// The line of the file, without secrets.
     pub excerpt: Option<Excerpt>,
 }
 
 impl Finding {
-    pub(super) fn new(place: Place, key: &str, message: String) -> Self {
+    pub(super) fn new(place: FilePosition, key: &str, message: String) -> Self {
         Self { place, key: key.to_owned(), message, excerpt: None }
     }
 }
@@ -355,7 +353,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Everything there is to say about a file, in the order of its lines: one line each, and the file's own below it.
+/// The mistakes or warnings of a file, in the order of its lines. Each is printed with the line of the file below it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Findings {
     /// The file's name as the user gave it.
@@ -406,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_are_filled_in() {
+    fn variables_are_replaced() {
         assert_eq!(filled("pg://${HOST}/x${HOST}").as_deref(), Ok("pg://db1/xdb1"));
         assert_eq!(filled("${NONE:-a:-b}${EMPTY:-c}${EMPTY}").as_deref(), Ok("a:-bc"));
     }
@@ -426,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_filled_in_is_refused() {
+    fn what_can_not_be_replaced_is_refused() {
         assert_eq!(filled("${NONE}"), Err(InterpolateError::Unset("NONE".to_owned())));
         assert_eq!(filled("a${HOST"), Err(InterpolateError::Unclosed));
         assert_eq!(filled("${}"), Err(InterpolateError::Name(String::new())));

@@ -1,7 +1,7 @@
-//! One table of the file, asked for its keys one by one.
+//! Reads one table of the file, key by key.
 //!
-//! Every method gives the value or its default and remembers what is wrong; [`Section::finish`] then reports the keys
-//! nobody asked for. So the keys are named once, where they are read.
+//! Every method returns the value or its default, and records mistakes. [`Section::finish`] then reports the keys that
+//! were not read. So each key is named only in the code that reads it.
 
 use super::file::{Env, Finding, InterpolateError, interpolate, variables};
 use super::pipeline::{self, ShowDuration, ShowSize};
@@ -14,24 +14,24 @@ use std::time::Duration;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// A table, or the absence of one, which has every default.
+/// A table, or a missing table, of which every key has its default.
 pub(super) struct Section<'a> {
     pub(super) context: &'a Context<'a>,
     /// The key path, `pipelines.orders.flow`; empty for the file itself.
     pub(super) path: String,
-    /// The same with `*` for names the user chose.
+    /// The key path with `*` for names that the user chose.
     pattern: String,
     table: Option<&'a DeTable<'a>>,
-    /// Something else stands where the table should: what it lacks is then not told as well.
+    /// The value is not a table. This is the only mistake that is reported then: missing keys are not.
     broken: bool,
     known: RefCell<Vec<&'static str>>,
 }
 
-/// A value of a table whose keys the user chooses.
+/// An entry of a table whose keys the user chooses.
 pub(super) struct Entry<'a> {
     pub(super) name: &'a str,
     pub(super) path: String,
-    pub(super) place: Place,
+    pub(super) place: FilePosition,
     pub(super) value: &'a Spanned<DeValue<'a>>,
 }
 
@@ -54,27 +54,27 @@ impl<'a> Section<'a> {
         join(&self.path, key)
     }
 
-    /// Whether the table stands in the file.
+    /// Whether the table is in the file.
     pub(super) fn is_present(&self) -> bool {
         self.table.is_some()
     }
 
-    /// Whether the table can be told what it lacks: no, where something else stands in its place.
+    /// Whether missing keys of the table are reported: not if the value is not a table.
     pub(super) fn is_whole(&self) -> bool {
         !self.broken
     }
 
-    /// Whether the key's value was already found to be wrong.
+    /// Whether a mistake of the key was reported already.
     pub(super) fn has_failed(&self, key: &str) -> bool {
         self.context.has_error(&self.path_of(key))
     }
 
-    /// Whether the key stands in the file.
+    /// Whether the key is in the file.
     pub(super) fn has(&self, key: &str) -> bool {
         self.table.is_some_and(|table| table.contains_key(key))
     }
 
-    fn get(&self, key: &'static str, kind: Kind) -> Option<(Place, &'a DeValue<'a>)> {
+    fn get(&self, key: &'static str, kind: Kind) -> Option<(FilePosition, &'a DeValue<'a>)> {
         self.known.borrow_mut().push(key);
         self.context.asked(join(&self.pattern, key), kind);
         let (name, value) = self.table?.get_key_value(key)?;
@@ -96,7 +96,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// The table `key`, or `false` in its place, which is as if it were absent.
+    /// The table `key`; `false` means the same as a missing table.
     pub(super) fn section_or_false(&self, key: &'static str) -> Section<'a> {
         let found = self.get(key, Kind::TableOrFalse);
         let table = found.and_then(|(_, value)| value.as_table());
@@ -111,7 +111,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// A string with its variables filled in; `None` where absent or wrong.
+    /// A string with its variables replaced; `None` if it is missing or invalid.
     pub(super) fn text(&self, key: &'static str) -> Option<String> {
         self.text_as(key, Kind::Text, "a string")
     }
@@ -125,7 +125,7 @@ impl<'a> Section<'a> {
         self.context.fill(place, &self.path_of(key), text)
     }
 
-    /// A string that must be there and not be empty.
+    /// A string that is required and must not be empty.
     pub(super) fn required(&self, key: &'static str, example: &str) -> Option<String> {
         let was_there = self.has(key) || self.broken;
         let text = self.text(key);
@@ -137,7 +137,7 @@ impl<'a> Section<'a> {
         text.filter(|_| !empty)
     }
 
-    /// A string of which the empty one means none.
+    /// A string; the empty string means `None`.
     pub(super) fn optional(&self, key: &'static str) -> Option<String> {
         self.text(key).filter(|text| !text.is_empty())
     }
@@ -150,7 +150,7 @@ impl<'a> Section<'a> {
         })
     }
 
-    /// One of a few words; `later` are words of versions to come.
+    /// One of a few words. `later`: words of later versions.
     pub(super) fn one_of<T: Copy>(
         &self,
         key: &'static str,
@@ -166,8 +166,7 @@ impl<'a> Section<'a> {
         let all =
             words.iter().map(|(word, _)| format!("\"{word}\"")).collect::<Vec<_>>().join(", ");
         if let Some(word) = later.iter().find(|word| **word == text) {
-            let message =
-                format!("\"{word}\" is not yet available in this version; there is {all}");
+            let message = format!("\"{word}\" is not available in this version; use one of {all}");
             self.error(key, message);
         } else {
             let near =
@@ -178,7 +177,7 @@ impl<'a> Section<'a> {
         default
     }
 
-    /// Some words of a few, in the file's order; `None` where absent.
+    /// An array of words, in the order of the file; `None` if it is missing.
     pub(super) fn some_of<T: Copy>(
         &self,
         key: &'static str,
@@ -202,7 +201,7 @@ impl<'a> Section<'a> {
         Some(found)
     }
 
-    /// All entries of a table whose keys the user chooses, each of this kind, in the order of the file.
+    /// All entries of a table whose keys the user chooses, in the order of the file. `kind`: the kind of each value.
     pub(super) fn entries(&self, kind: Kind) -> Vec<Entry<'a>> {
         self.context.asked(join(&self.pattern, "*"), kind);
         let Some(table) = self.table else { return Vec::new() };
@@ -217,13 +216,13 @@ impl<'a> Section<'a> {
         entries
     }
 
-    /// An entry as a table of its own.
+    /// An entry that is a table.
     pub(super) fn inner(&self, entry: &Entry<'a>) -> Option<Section<'a>> {
         let table = entry.value.get_ref().as_table()?;
         Some(Section::new(self.context, entry.path.clone(), join(&self.pattern, "*"), Some(table)))
     }
 
-    /// Reports the keys nobody asked for.
+    /// Reports the keys that were not read.
     pub(super) fn finish(self) {
         let Some(table) = self.table else { return };
         let known = self.known.borrow();
@@ -243,59 +242,10 @@ impl<'a> Section<'a> {
         self.context.error_at(&self.path_of(key), message);
     }
 
-    fn wrong(&self, place: Place, key: &str, expected: &str, found: &DeValue<'_>) {
+    fn wrong(&self, place: FilePosition, key: &str, expected: &str, found: &DeValue<'_>) {
         wrong_kind(self.context, place, &self.path_of(key), expected, found);
     }
-}
 
-impl Context<'_> {
-    /// Fills in the variables of a string.
-    pub(super) fn fill(&self, place: Place, path: &str, text: &str) -> Option<String> {
-        match interpolate(text, self.env) {
-            Ok(filled) => {
-                self.filled(path, variables(text));
-                Some(filled)
-            }
-            Err(InterpolateError::Unset(_)) if !self.secrets && may_hold_a_secret(path) => {
-                self.unread(path);
-                Some(text.to_owned())
-            }
-            Err(error) => {
-                self.error(place, path, error);
-                None
-            }
-        }
-    }
-}
-
-/// Whether a secret, or where it is, may stand in the value of this key.
-fn may_hold_a_secret(path: &str) -> bool {
-    path.ends_with(".source.url")
-        || path.ends_with(".source.password_file")
-        || path.contains(".sink.properties.")
-}
-
-/// Reports a value of the wrong kind; the value itself is not shown.
-pub(super) fn wrong_kind(
-    context: &Context<'_>,
-    place: Place,
-    path: &str,
-    expected: &str,
-    found: &DeValue<'_>,
-) {
-    let found = found.type_str();
-    context.error(place, path, format_args!("expected {expected}, found a value of type {found}"));
-}
-
-fn join(path: &str, key: &str) -> String {
-    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
-}
-
-// Values between two bounds: whole numbers, durations, sizes.
-//
-// What is out of bounds is told with both, and the default stands in for it. How units are written is for `units`.
-
-impl Section<'_> {
     pub(super) fn integer(
         &self,
         key: &'static str,
@@ -397,28 +347,49 @@ impl Section<'_> {
     }
 }
 
-// What all sections of one reading share: the environment, the places, and what was found so far.
+/// Whether the value of this key may be a secret or the path of a secret.
+fn may_hold_a_secret(path: &str) -> bool {
+    path.ends_with(".source.url")
+        || path.ends_with(".source.password_file")
+        || path.contains(".sink.properties.")
+}
 
-/// One reading of one file. Findings are collected; nothing stops at the first.
+/// Reports a value of the wrong type, without the value.
+pub(super) fn wrong_kind(
+    context: &Context<'_>,
+    place: FilePosition,
+    path: &str,
+    expected: &str,
+    found: &DeValue<'_>,
+) {
+    let found = found.type_str();
+    context.error(place, path, format_args!("expected {expected}, found a value of type {found}"));
+}
+
+fn join(path: &str, key: &str) -> String {
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+}
+
+/// The state of reading one file, shared by all sections. Mistakes are collected; reading continues after each.
 pub(super) struct Context<'c> {
     pub(super) env: Env<'c>,
-    /// Secret files are named relative to this.
+    /// The directory that names of secret files are relative to.
     pub(super) directory: &'c Path,
-    /// Secrets are read; without it secret files are not opened, and variables that are not set stay as written.
+    /// Whether secrets are read. If not, secret files are not opened, and unset variables are not an error.
     pub(super) secrets: bool,
-    /// Keys whose values were not read for that.
+    /// Keys whose values were not read because secrets are not read.
     unread: RefCell<Vec<String>>,
     lines: Lines<'c>,
     errors: RefCell<Vec<Finding>>,
     warnings: RefCell<Vec<Finding>>,
     places: RefCell<Places>,
-    /// Every key the code asked for, with `*` for names the user chooses, and what it takes: the schema, and what the
-    /// reference file is held against.
+    /// Every key that the code has read, with `*` for names that the user chooses, and the kind of its value. The
+    /// schema is made from it, and a test compares the reference file with it.
     asked: RefCell<BTreeMap<String, Kind>>,
 }
 
-/// What a reading found.
-pub(super) struct Found {
+/// The result of reading a file, besides its values.
+pub(super) struct ReadOutcome {
     pub(super) errors: Vec<Finding>,
     pub(super) warnings: Vec<Finding>,
     pub(super) places: Places,
@@ -440,14 +411,14 @@ impl<'c> Context<'c> {
         }
     }
 
-    /// Remembers where a key stands.
-    pub(super) fn found(&self, path: &str, span: Range<usize>) -> Place {
+    /// Records the position of a key.
+    pub(super) fn found(&self, path: &str, span: Range<usize>) -> FilePosition {
         let place = self.place(span);
         self.places.borrow_mut().insert(path, place);
         place
     }
 
-    pub(super) fn place(&self, span: Range<usize>) -> Place {
+    pub(super) fn place(&self, span: Range<usize>) -> FilePosition {
         self.lines.place(span.start)
     }
 
@@ -455,7 +426,7 @@ impl<'c> Context<'c> {
         self.asked.borrow_mut().insert(pattern, kind);
     }
 
-    /// Remembers which variables the value of a key was filled in from.
+    /// Records the variables that the value of a key uses.
     pub(super) fn filled(&self, path: &str, variables: Vec<String>) {
         if !variables.is_empty() {
             self.places.borrow_mut().fill(path, variables);
@@ -463,12 +434,12 @@ impl<'c> Context<'c> {
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "messages are made in place")]
-    pub(super) fn error(&self, place: Place, key: &str, message: impl ToString) {
+    pub(super) fn error(&self, place: FilePosition, key: &str, message: impl ToString) {
         let finding = Finding::new(place, key, message.to_string());
         self.errors.borrow_mut().push(finding);
     }
 
-    /// An error at the place of `key`, or of the table it is missing from.
+    /// Reports a mistake at the position of `key`, or of the table in which it is missing.
     pub(super) fn error_at(&self, key: &str, message: impl ToString) {
         let place = self.places.borrow().nearest(key);
         self.error(place, key, message);
@@ -478,12 +449,12 @@ impl<'c> Context<'c> {
         self.errors.borrow().iter().any(|finding| finding.key == key)
     }
 
-    /// Whether anything is wrong in the table `path`.
+    /// Whether a mistake was reported in the table `path`.
     pub(super) fn has_error_under(&self, path: &str) -> bool {
         self.errors.borrow().iter().any(|finding| is_under(&finding.key, path))
     }
 
-    /// Remembers that the value of a key was not read, since secrets are not.
+    /// Records that the value of a key was not read because secrets are not read.
     pub(super) fn unread(&self, key: &str) {
         self.unread.borrow_mut().push(key.to_owned());
     }
@@ -499,8 +470,26 @@ impl<'c> Context<'c> {
         self.warnings.borrow_mut().push(finding);
     }
 
-    pub(super) fn into_found(self) -> Found {
-        Found {
+    /// Replaces the variables of a string.
+    pub(super) fn fill(&self, place: FilePosition, path: &str, text: &str) -> Option<String> {
+        match interpolate(text, self.env) {
+            Ok(filled) => {
+                self.filled(path, variables(text));
+                Some(filled)
+            }
+            Err(InterpolateError::Unset(_)) if !self.secrets && may_hold_a_secret(path) => {
+                self.unread(path);
+                Some(text.to_owned())
+            }
+            Err(error) => {
+                self.error(place, path, error);
+                None
+            }
+        }
+    }
+
+    pub(super) fn into_outcome(self) -> ReadOutcome {
+        ReadOutcome {
             errors: self.errors.into_inner(),
             warnings: self.warnings.into_inner(),
             places: self.places.into_inner(),
@@ -509,52 +498,50 @@ impl<'c> Context<'c> {
     }
 }
 
-/// Whether a key is the one of `path`, or in its table.
+/// Whether `key` is `path`, or is in the table `path`.
 fn is_under(key: &str, path: &str) -> bool {
     key == path || key.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'))
 }
 
-// Where in a file something stands.
-
-/// A line and a column, both from 1; columns count characters.
+/// A line and a column of the file, both from 1. Columns count characters.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub struct Place {
+pub struct FilePosition {
     /// The line.
     pub line: usize,
     /// The column.
     pub column: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for FilePosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.line, self.column)
     }
 }
 
-/// The places of all keys that stand in a file, by key path, and the variables their values were filled in from.
+/// The positions of all keys of a file, by key path, and the variables that their values use.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Places {
-    keys: BTreeMap<String, Place>,
+    keys: BTreeMap<String, FilePosition>,
     variables: BTreeMap<String, Vec<String>>,
 }
 
 impl Places {
-    /// Remembers a key.
-    pub(super) fn insert(&mut self, path: &str, place: Place) {
+    /// Records the position of a key.
+    pub(super) fn insert(&mut self, path: &str, place: FilePosition) {
         self.keys.insert(path.to_owned(), place);
     }
 
-    /// Remembers the variables of a key's value.
+    /// Records the variables of a key's value.
     pub(super) fn fill(&mut self, path: &str, variables: Vec<String>) {
         self.variables.insert(path.to_owned(), variables);
     }
 
-    /// Where `path` stands in the file.
-    pub fn get(&self, path: &str) -> Option<Place> {
+    /// The position of `path` in the file.
+    pub fn get(&self, path: &str) -> Option<FilePosition> {
         self.keys.get(path).copied()
     }
 
-    /// The environment variables that the value of `path` was filled in from.
+    /// The environment variables that the value of `path` uses.
     pub fn variables(&self, path: &str) -> &[String] {
         self.variables.get(path).map_or(&[], Vec::as_slice)
     }
@@ -566,8 +553,8 @@ impl Places {
         self.keys.keys().map(String::as_str).filter(move |key| key.starts_with(&prefix))
     }
 
-    /// Where `path` stands, or the nearest table around it that stands in the file.
-    pub fn nearest(&self, path: &str) -> Place {
+    /// The position of `path`, or of the nearest table around it that is in the file.
+    pub fn nearest(&self, path: &str) -> FilePosition {
         let mut path = path;
         loop {
             if let Some(place) = self.keys.get(path) {
@@ -575,13 +562,13 @@ impl Places {
             }
             match path.rsplit_once('.') {
                 Some((outer, _)) => path = outer,
-                None => return Place { line: 1, column: 1 },
+                None => return FilePosition { line: 1, column: 1 },
             }
         }
     }
 }
 
-/// Turns byte offsets into places.
+/// Turns byte offsets into positions.
 pub(super) struct Lines<'t> {
     text: &'t str,
     starts: Vec<usize>,
@@ -600,17 +587,16 @@ impl<'t> Lines<'t> {
         self.text.get(start..)?.lines().next()
     }
 
-    pub(super) fn place(&self, offset: usize) -> Place {
+    pub(super) fn place(&self, offset: usize) -> FilePosition {
         let line = self.starts.partition_point(|start| *start <= offset);
         let start = line.checked_sub(1).and_then(|i| self.starts.get(i)).copied().unwrap_or(0);
         let column = self.text.get(start..offset).map_or(0, |before| before.chars().count()) + 1;
-        Place { line: line.max(1), column }
+        FilePosition { line: line.max(1), column }
     }
 }
 
-// What a key takes, as its reader says it: the words of the schema.
-
-/// What a key takes. Bounds of durations and sizes are the reader's alone: a schema has no word for them.
+/// The kind of value of a key, for the schema. It has no limits of durations and sizes, which JSON Schema cannot
+/// express.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     /// A table.
@@ -623,9 +609,9 @@ pub(super) enum Kind {
     Boolean,
     /// A whole number.
     Integer {
-        /// The least.
+        /// The smallest value.
         min: u64,
-        /// The most.
+        /// The largest value.
         max: u64,
     },
     /// A duration with its unit.
@@ -636,17 +622,15 @@ pub(super) enum Kind {
     Size,
     /// One of a few words.
     Word(Vec<String>),
-    /// An array of any of a few words.
+    /// An array of words, each one of a few.
     Words(Vec<String>),
-    /// A string, a number or a boolean, or a table of such, where a dotted name is not in quotes.
+    /// A string, a number or a boolean; or a table of these, which a dotted name without quotes is.
     Scalar,
 }
 
-// Names of keys: how they are written, and which was meant.
-
-/// The nearest of `words`, where one is near enough to have been meant.
+/// The word of `words` that is most similar to `text`, if it is similar enough to be a misspelling.
 pub(super) fn nearest<'w>(text: &str, words: impl Iterator<Item = &'w str>) -> Option<&'w str> {
-    // `password` is meant to be `password_file`: a word without its last part counts too, a little less.
+    // `password` may be a misspelling of `password_file`: a word without its last part is compared too, with a penalty.
     let stem =
         |word: &'w str| word.rsplit_once('_').map(|(stem, _)| stem).filter(|stem| stem.len() > 4);
     let distance = |word: &'w str| {
@@ -658,18 +642,13 @@ pub(super) fn nearest<'w>(text: &str, words: impl Iterator<Item = &'w str>) -> O
     (distance <= 1 + word.len().max(text.len()) / 4).then_some(word)
 }
 
-/// A key as TOML would have it.
+/// A key in TOML, quoted if necessary.
 pub fn quoted(key: &str) -> String {
     let bare = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
     if !key.is_empty() && key.bytes().all(bare) { key.to_owned() } else { format!("{key:?}") }
 }
 
-// The line of the file under a finding, with a mark where it is, and no secret in it.
-//
-// A value is shown only below a key that can hold no secret, by a list of those keys. Whatever is not on it, is
-// misspelt or goes over several lines is shown up to its `=`, or not at all.
-
-/// Keys whose values are no secrets.
+/// Keys whose values are not secrets. The values of other keys, which include misspelt ones, are not shown.
 const OPEN: &[&str] = &[
     "shutdown_grace",
     "listen",
@@ -730,18 +709,19 @@ const OPEN: &[&str] = &[
     "mark",
 ];
 
-/// Characters of a line that are shown.
+/// Length of a shown line at most. Unit: characters.
 const CHARS_MAX: usize = 100;
 
-/// A line of the file, as far as it may be shown.
+/// The line of a finding, with a mark at its position. A line is shown up to its `=` or not at all unless the value
+/// cannot be a secret: its key is in a list of such keys, and the value has only one line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Excerpt {
-    place: Place,
+    place: FilePosition,
     text: String,
 }
 
 impl Excerpt {
-    pub(super) fn of(line: &str, place: Place) -> Option<Self> {
+    pub(super) fn of(line: &str, place: FilePosition) -> Option<Self> {
         let line = line.trim_end();
         let key = line.trim_start();
         let text = if key.is_empty() || key.starts_with('#') {
@@ -753,7 +733,7 @@ impl Excerpt {
             if is_open(before) && !holds_table(line) {
                 line.to_owned()
             } else if after.is_empty() || after.starts_with('=') {
-                // The end of something in base64, not a key.
+                // The end of a value in base64, not a key.
                 return None;
             } else {
                 format!("{before}= …")
@@ -764,13 +744,13 @@ impl Excerpt {
     }
 }
 
-/// Whether the last part of the key says that its value is no secret.
+/// Whether the last part of the key is in the list of keys whose values are not secrets.
 fn is_open(key: &str) -> bool {
     let last = key.rsplit('.').next().unwrap_or(key);
     OPEN.contains(&last.trim().trim_matches(['"', '\'']))
 }
 
-/// An inline table may hold keys of its own, and a value over several lines may be anything.
+/// Whether the value is an inline table, which has keys of its own, or has several lines.
 fn holds_table(line: &str) -> bool {
     let value = line.split_once('=').map_or("", |(_, value)| value);
     value.trim_start().starts_with('{') || value.contains("\"\"\"") || value.contains("'''")
@@ -778,11 +758,11 @@ fn holds_table(line: &str) -> bool {
 
 impl fmt::Display for Excerpt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { line, column } = self.place;
+        let FilePosition { line, column } = self.place;
         let width = line.to_string().len();
         write!(f, "  {line} | {}", self.text)?;
         if column <= self.text.chars().count() {
-            // Tabs stay, so that the mark stands below its place.
+            // Tabs are kept, so that the mark is below its position.
             let before = self.text.chars().take(column - 1);
             let indent: String = before.map(|c| if c == '\t' { c } else { ' ' }).collect();
             write!(f, "\n  {:width$} | {indent}^", "")?;
@@ -796,11 +776,11 @@ mod tests {
     use super::*;
 
     fn shown(line: &str, column: usize) -> Option<String> {
-        Excerpt::of(line, Place { line: 7, column }).map(|excerpt| excerpt.to_string())
+        Excerpt::of(line, FilePosition { line: 7, column }).map(|excerpt| excerpt.to_string())
     }
 
     #[test]
-    fn the_mark_stands_below_its_place() {
+    fn the_mark_is_below_its_position() {
         assert_eq!(shown("  layout = \"x\"", 3).unwrap(), "  7 |   layout = \"x\"\n    |   ^");
         assert_eq!(shown("\tlayout = \"x\"", 2).unwrap(), "  7 | \tlayout = \"x\"\n    | \t^");
         assert_eq!(shown("[pipelines.a] # note", 2).unwrap(), "  7 | [pipelines.a]\n    |  ^");

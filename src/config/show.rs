@@ -4,7 +4,7 @@
 
 use super::file::MASK;
 use super::pipeline::{ShowDuration, ShowSize};
-use super::section::{Place, quoted};
+use super::section::{FilePosition, quoted};
 use super::types::{Config, Delivery, Mark, Ordering, PipelineConfig, SinkKind, SizeMax};
 use crate::outbox::{NullPayload, OnUpdate, OutboxSpec, Placement, TimestampSource};
 use crate::pipeline::{Mode, OnSlotLost};
@@ -18,7 +18,7 @@ pub enum Origin {
     /// The file.
     File {
         /// Where it stands.
-        place: Place,
+        place: FilePosition,
         /// The environment variables it was filled in from.
         variables: Vec<String>,
     },

@@ -1,7 +1,7 @@
 //! The broker of a demo: librdkafka's mock in this process, or the user's own with a topic that is deleted at the end.
 //!
-//! The mock keeps 5 MiB or 100,000 batches of a partition and silently drops the oldest. So payloads are small, there are
-//! several partitions, and the reader must keep up.
+//! The mock keeps 5 MiB or 100,000 batches of a partition and silently drops the oldest. So payloads are small, there
+//! are several partitions, and the reader must keep up.
 
 use super::{DemoError, DemoOptions};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
@@ -57,8 +57,8 @@ impl Broker {
         }
     }
 
-    /// How long a fetch waits for records. The mock answers an empty fetch only after this time, a real broker as soon as
-    /// a record arrives.
+    /// How long a fetch waits for records. The mock answers an empty fetch only after this time, a real broker as soon
+    /// as a record arrives.
     pub(super) fn fetch_wait(&self) -> Duration {
         Duration::from_millis(if self.mock.is_some() { 5 } else { 500 })
     }

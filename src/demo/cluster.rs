@@ -178,8 +178,8 @@ fn cannot_run(binaries: &Binaries, name: &'static str, source: std::io::Error) -
     DemoError::ServerProgram { path: binaries.program(name), source }
 }
 
-/// One of the server's programs, run as the server's user with its output in a log. It has its own process group, so that
-/// Ctrl-C at the terminal does not reach it.
+/// One of the server's programs, run as the server's user with its output in a log. It has its own process group, so
+/// that Ctrl-C at the terminal does not reach it.
 fn server_command(
     binaries: &Binaries,
     name: &'static str,

@@ -4,8 +4,8 @@
 //! not delivered yet.
 //!
 //! The transactions of an aggregate follow each other on one connection. So when an event is delivered, every earlier
-//! event of its aggregate has an outcome, and the events before it in its own transaction have the same outcome. An event
-//! that is skipped and was not rolled back is therefore out of order.
+//! event of its aggregate has an outcome, and the events before it in its own transaction have the same outcome. An
+//! event that is skipped and was not rolled back is therefore out of order.
 
 use super::quantile::Spread;
 use std::collections::VecDeque;

@@ -66,8 +66,8 @@ pub(super) fn memory(pid: u32) -> Option<(u64, u64)> {
 /// Longest path of the directory: the path of a unix socket may have 107 bytes on Linux, 103 elsewhere. Unit: bytes.
 const PATH_BYTES_MAX: usize = 80;
 
-/// The directory of a demo, for data, socket, configuration and logs. Only this user can read it. It is removed when the
-/// value is dropped.
+/// The directory of a demo, for data, socket, configuration and logs. Only this user can read it. It is removed when
+/// the value is dropped.
 #[derive(Debug)]
 pub(super) struct Dir(PathBuf);
 

@@ -1,8 +1,8 @@
 //! The application of a demo: it changes orders and inserts an event for each change in the same transaction. Some
 //! transactions are rolled back.
 //!
-//! Every connection has its own thread and its own aggregates, so the transactions of an aggregate follow each other. The
-//! outcome of each event goes to the ledger.
+//! Every connection has its own thread and its own aggregates, so the transactions of an aggregate follow each other.
+//! The outcome of each event goes to the ledger.
 
 use super::DemoError;
 use super::database::Database;
@@ -58,8 +58,8 @@ pub(super) struct Writers {
 type LastError = Arc<Mutex<Option<String>>>;
 
 impl Writers {
-    /// Starts the threads: one of them writes a first event, then all wait for [`Writers::go`]. Together they write `rate`
-    /// events per second.
+    /// Starts the threads: one of them writes a first event, then all wait for [`Writers::go`]. Together they write
+    /// `rate` events per second.
     pub(super) fn start(
         database: &Database,
         ledger: &SharedLedger,

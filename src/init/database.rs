@@ -18,8 +18,8 @@ const TABLES_MAX: usize = 10_000;
 /// Number of tables that a message lists at most.
 const NAMES_MAX: usize = 10;
 
-/// Ordinary and partitioned tables that are written to WAL, without partitions, and their columns. The type of a domain is
-/// its base type. Text types that are not built in (`citext`) are `text`.
+/// Ordinary and partitioned tables that are written to WAL, without partitions, and their columns. The type of a domain
+/// is its base type. Text types that are not built in (`citext`) are `text`.
 const SELECT_SQL: &str = "\
 SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text, \
        pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY a.attnum), ";

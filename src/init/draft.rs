@@ -15,8 +15,8 @@ pub struct Draft {
     keys: Vec<(String, String, Value)>,
     /// Lines below a table's keys, without `#`.
     notes: Vec<(String, String)>,
-    /// Names in `sink.properties` that the configuration refuses and that are written nevertheless, so that the pipeline
-    /// does not start before the user has replaced them.
+    /// Names in `sink.properties` that the configuration refuses and that are written nevertheless, so that the
+    /// pipeline does not start before the user has replaced them.
     refused: Vec<String>,
 }
 

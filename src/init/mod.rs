@@ -1,7 +1,8 @@
-//! A first configuration: a template, or made from the tables of a database or from a Debezium connector's configuration.
+//! A first configuration: a template, or made from the tables of a database or from a Debezium connector's
+//! configuration.
 //!
-//! Makes a [`Draft`] and its text; the command reads and writes the files. A draft contains no secrets: the password of a
-//! URL or of a connector is not copied.
+//! Makes a [`Draft`] and its text; the command reads and writes the files. A draft contains no secrets: the password of
+//! a URL or of a connector is not copied.
 
 pub mod database;
 pub mod debezium;

@@ -8,8 +8,8 @@ use toml::Value;
 /// Width of a comment. Unit: columns.
 const WIDTH: usize = 116;
 
-/// One table of the file: its comment, and its keys in order. Each key has a comment, and an example that is written as a
-/// comment if the draft has no value.
+/// One table of the file: its comment, and its keys in order. Each key has a comment, and an example that is written as
+/// a comment if the draft has no value.
 struct FileTable {
     table: &'static str,
     comment: &'static str,
@@ -107,7 +107,7 @@ const TABLES: &[FileTable] = &[
     },
     FileTable {
         table: "sink.create_topics",
-        comment: "Missing topics are created with these settings; settings that are left out are the broker's defaults.",
+        comment: "Missing topics are created with these settings; the others have the broker's defaults.",
         keys: &[("partitions", "", None), ("replication_factor", "", None), ("allow", "", None)],
         always: false,
     },

@@ -186,7 +186,7 @@ async fn columns_whose_types_are_domains_are_recognised_by_the_type_beneath() {
         let url = database.url();
         let (dir, output) = init(("x", ""), &["--from-database", &url, "--table", "events"]);
         let config = written(&dir, &output);
-        assert!(!config.contains("to be filled in"), "{config}");
+        assert!(!config.contains("   required; "), "{config}");
         let told = text(&output.stderr);
         assert!(told.contains("payload: column body"), "{told}");
         assert!(!told.contains("not published"), "each column has its place: {told}");
@@ -285,7 +285,7 @@ async fn a_column_without_a_time_zone_is_something_to_do() {
     assert_eq!(output.status.code(), Some(1), "{told}");
     for line in [
         "to do: expires_at has no time zone: set source.time_zone",
-        "to look at: visible_after holds a time",
+        "to check: visible_after contains a time",
         "to do: source.url names role postrider, not the administrator. Create the role",
         "to do: write the role's password to a file",
         "to do: create the topics that route.topic (\"{topic}\") names",
@@ -293,7 +293,7 @@ async fn a_column_without_a_time_zone_is_something_to_do() {
         assert!(told.contains(line), "{line}: {told}");
     }
     let config = fs::read_to_string(dir.path().join("postrider.toml")).expect("a file");
-    let line = "# time_zone = \"Area/City\"   to be filled in: expires_at has no time zone";
+    let line = "# time_zone = \"Area/City\"   required: expires_at has no time zone";
     assert!(config.contains(line), "{config}");
     // With the zone filled in as the comment has it, and the role made, `setup` takes the file.
     let filled: String = config

@@ -225,8 +225,8 @@ impl ColumnCheck<'_> {
                     format!("column {name} of table {table} may be NULL"),
                 )
                 .why(
-                    "an event with NULL in this column is parked, and later events of its aggregate wait; with NOT NULL \
-                     the INSERT fails instead",
+                    "an event with NULL in this column is parked, and later events of its aggregate wait; with NOT \
+                     NULL the INSERT fails instead",
                 )
                 .sql(format!("ALTER TABLE {table} ALTER COLUMN {name} SET NOT NULL;")),
             );

@@ -34,8 +34,8 @@ impl Edit {
     }
 }
 
-/// Replaces the line `a.b.c = value` of a finding by the line for a file with this text, and edits the text, because the
-/// lines of a report are applied one after the other. If no edit sets the key, the whole path is kept.
+/// Replaces the line `a.b.c = value` of a finding by the line for a file with this text, and edits the text, because
+/// the lines of a report are applied one after the other. If no edit sets the key, the whole path is kept.
 pub(super) fn fit(mend: &mut Fix, text: &mut String) {
     let Some(path) = key_of(&mend.line) else { return };
     let Some((_, value)) = mend.line.split_once('=') else { return };

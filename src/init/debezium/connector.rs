@@ -234,7 +234,8 @@ fn table(t: &mut Translator<'_>) -> Result<String, InitError> {
     };
     if listed.len() > 1 {
         t.hint(
-            "the connector also reads other tables, whose changes Postrider does not publish: keep a connector for them",
+            "the connector reads other tables too, whose changes Postrider does not publish: keep a connector for \
+             them",
         );
     }
     if let Some(table) =

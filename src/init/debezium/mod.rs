@@ -1,7 +1,8 @@
 //! Translates a Debezium connector's configuration, so that table, topics, records and consumers stay the same.
 //!
-//! [`options`] is the table of every option; `router`, `connector` and `producer` translate; [`translator`] collects the
-//! result for each option. A secret is never copied: it is replaced by a variable, or by a line of what is left to do.
+//! [`options`] is the table of every option; `router`, `connector` and `producer` translate; [`translator`] collects
+//! the result for each option. A secret is never copied: it is replaced by a variable, or by a line of what is left to
+//! do.
 
 mod connector;
 mod java_regex;

@@ -1,7 +1,7 @@
 //! Every option of the outbox event router and of the PostgreSQL connector, with its counterpart in Postrider.
 //!
-//! Both the translation and docs/debezium.md are made from these tables. Names are those of Debezium 3.7, and names of older
-//! releases that are still in use; a name that ends in `*` stands for all options with this prefix.
+//! Both the translation and docs/debezium.md are made from these tables. Names are those of Debezium 3.7, and names of
+//! older releases that are still in use; a name that ends in `*` stands for all options with this prefix.
 
 use super::Verdict;
 use super::translator::Verdict::{NoCounterpart, NotNeeded, Translated};
@@ -236,7 +236,7 @@ pub const CONNECTOR: &[Known] = &[
     ),
     needless(
         "errors.*",
-        "temporary errors are retried without a limit; an event that cannot be published is parked, its aggregate waits",
+        "temporary errors are retried without a limit; an event that cannot be published is parked",
     ),
     needless(
         "custom.metric.tags",
@@ -380,8 +380,8 @@ pub const ROUTER: &[Known] = &[
         name: "table.op.invalid.behavior",
         verdict: Verdict::Translated,
         same: &["warn", "error"],
-        text: "fatal is outbox.on_update = \"halt\"; warn and error log and drop an UPDATE: here UPDATEs are not in the \
-               stream, or are ignored and counted",
+        text: "fatal is outbox.on_update = \"halt\"; warn and error log and drop an UPDATE: here UPDATEs are not in \
+               the stream, or are ignored and counted",
     },
     needless(
         "debezium.op.invalid.behavior",

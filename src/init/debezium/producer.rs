@@ -160,8 +160,8 @@ fn answer(t: &mut Translator<'_>, name: &str, verdict: Verdict, text: &str) {
     t.answer_where(|option| name_of(option) == Some(name), verdict, text);
 }
 
-/// Reports the properties that are refused. A refused login property stays in the file, so that the file is refused too:
-/// without the property the connection might be, for example, unencrypted. Other refused properties are left out.
+/// Reports the properties that are refused. A refused login property stays in the file, so that the file is refused
+/// too: without the property the connection might be, for example, unencrypted. Other refused properties are left out.
 pub(super) fn answer_refused(t: &mut Translator<'_>) {
     let mut rest = t.draft.clone();
     // When one property is removed, another one may be refused.

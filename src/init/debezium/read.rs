@@ -96,8 +96,8 @@ fn json(text: &str) -> Result<Vec<(String, String)>, InitError> {
     Ok(pairs)
 }
 
-/// `java.util.Properties`: `=`, `:` or white space between name and value, `\` at the end of a line continues it, `#` and
-/// `!` begin a comment.
+/// `java.util.Properties`: `=`, `:` or white space between name and value, `\` at the end of a line continues it, `#`
+/// and `!` begin a comment.
 fn properties(text: &str) -> Result<Vec<(String, String)>, InitError> {
     let mut pairs = Vec::new();
     let mut lines = text.lines().zip(1..);

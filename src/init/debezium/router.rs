@@ -28,8 +28,8 @@ pub(super) fn translate(t: &mut Translator<'_>) -> Result<(), InitError> {
     Ok(())
 }
 
-/// With `fatal` an UPDATE of the outbox table stops Debezium. With `warn` and `error` it is logged and dropped; Postrider's
-/// stream does not contain it.
+/// With `fatal` an UPDATE of the outbox table stops Debezium. With `warn` and `error` it is logged and dropped;
+/// Postrider's stream does not contain it.
 fn operations(t: &mut Translator<'_>) {
     let behavior = t.router("table.op.invalid.behavior");
     if behavior.is_some_and(|behavior| behavior.eq_ignore_ascii_case("fatal")) {
@@ -268,8 +268,8 @@ fn value_converter(t: &mut Translator<'_>, has_envelope: bool) {
 }
 
 /// The answer for a converter that uses a schema registry.
-const REGISTRY: &str = "written as Avro, Protobuf or JSON with a schema registry; Postrider publishes the text or bytes \
-                        of the column: consumers that use the registry cannot read these records";
+const REGISTRY: &str = "written as Avro, Protobuf or JSON with a schema registry; Postrider publishes the text or \
+                        bytes of the column: consumers that use the registry cannot read these records";
 
 /// Whether a converter uses a schema registry.
 fn has_registry(name: &str) -> bool {

@@ -305,7 +305,7 @@ fn options_without_a_counterpart_are_told_and_secrets_are_not() {
     assert!(!config.contains("hush") && !told.contains("hush"), "{config}{told}");
     for line in [
         "14 options: 9 translated, 3 not needed, 2 without a counterpart",
-        "slot.drop.on.stop: switch it off before you stop the connector",
+        "slot.drop.on.stop: set it to false before you stop the connector",
         "database.password: not copied",
         "set the environment variable KAFKA_PASSWORD",
         "set the environment variable KAFKA_KEY_PASSWORD",
@@ -315,7 +315,7 @@ fn options_without_a_counterpart_are_told_and_secrets_are_not() {
         assert!(told.contains(line), "{line}: {told}");
     }
     for line in [
-        "transforms.outbox.debezium.op.invalid.behavior: Debezium itself does not know it",
+        "transforms.outbox.debezium.op.invalid.behavior: Debezium itself ignores this option",
         "slot = \"debezium\"",
     ] {
         assert!(config.contains(line), "{line}: {config}");
