@@ -1,7 +1,7 @@
-//! What an event costs in time, step by step, by criterion: `scripts/bench --micro`.
+//! The time of each step of the hot path, measured by criterion: `scripts/bench --micro`.
 //!
-//! The cases are those that `instructions` holds to a budget, and the allocator is the program's. Time is worth
-//! something only on a machine that does nothing else; criterion says how it differs from the run before.
+//! The cases are those of `instructions`, with the allocator of the program. Times are meaningful only on a machine
+//! that does nothing else; criterion prints the change since the last run.
 #![expect(
     clippy::expect_used,
     clippy::panic,
@@ -17,7 +17,7 @@ use std::time::Duration;
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// Runs that a figure is made of: one of a million events takes a good part of a second.
+/// Runs per figure: a run of a million events takes a good part of a second.
 const SAMPLES: usize = 20;
 /// For each case.
 const MEASURED: Duration = Duration::from_secs(4);

@@ -1,9 +1,8 @@
-//! What polling costs without a broker: rows claimed and settled a second, by layout; and what a writer feels of it.
+//! The cost of polling without a broker: rows claimed and settled per second, by layout; and its effect on a writer.
 //!
-//! `scripts/servers up` first, then `cargo bench --bench poll [-- ROWS LIMIT]`. Every layout is drained of a backlog of
-//! ROWS, LIMIT a claim, all of them published. Then one writer commits single rows for [`WRITER_SECONDS`] at a time,
-//! without a poller and with one that claims whatever there is; a latency is that of one inserting statement, which
-//! commits.
+//! Run `scripts/servers up`, then `cargo bench --bench poll [-- ROWS LIMIT]`. A backlog of ROWS is drained in each
+//! layout, LIMIT rows per claim, all of them published. Then one writer commits single rows for [`WRITER_SECONDS`],
+//! without a poller and with one that claims every row. A latency is that of one INSERT, which commits.
 #![expect(
     clippy::expect_used,
     clippy::print_stdout,
@@ -26,7 +25,7 @@ const LIMIT: usize = 2_000;
 const TRANSACTION_ROWS: usize = 1_000;
 /// Seconds of writing, for each of the two measurements.
 const WRITER_SECONDS: u64 = 10;
-/// How long the poller waits where there was nothing to claim.
+/// How long the poller waits after an empty claim.
 const IDLE: Duration = Duration::from_millis(2);
 
 fn main() {
@@ -35,7 +34,7 @@ fn main() {
     let limit = arguments.get(1).copied().unwrap_or(LIMIT);
     let url = server();
     block_on(async {
-        println!("{rows} rows a layout, {limit} a claim, unix socket or loopback\n");
+        println!("{rows} rows per layout, {limit} rows per claim, unix socket or loopback\n");
         println!("{:<12}{:>12}{:>12}", "layout", "rows/s", "µs/row");
         for layout in Layout::ALL {
             drain(&url, *layout, rows, limit).await;
@@ -58,7 +57,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
     runtime.expect("a runtime").block_on(future)
 }
 
-/// The address of PostgreSQL 15 in what `scripts/servers` wrote.
+/// The address of PostgreSQL 15, from the file of `scripts/servers`.
 fn server() -> String {
     let file = std::env::var_os("POSTRIDER_SERVERS").map_or_else(
         || concat!(env!("CARGO_MANIFEST_DIR"), "/target/servers/env").into(),
@@ -73,7 +72,7 @@ fn server() -> String {
 async fn connect(url: &str) -> (Client, JoinSet<()>) {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("a connection");
     let mut task = JoinSet::new();
-    // Its end shows in the next statement.
+    // If the connection ends, the next statement fails.
     task.spawn(async move { drop(connection.await) });
     (client, task)
 }
@@ -82,7 +81,7 @@ async fn batch(client: &Client, sql: &str) {
     client.batch_execute(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
 }
 
-/// A database with the layout's table; gives its address and how it is polled.
+/// Creates a database with the layout's table, and returns its address and how it is polled.
 async fn prepare(url: &str, layout: Layout) -> (String, PollSpec) {
     let (admin, _task) = connect(url).await;
     batch(&admin, "drop database if exists bench_poll with (force)").await;
@@ -129,7 +128,7 @@ async fn open(url: &str, spec: &PollSpec) -> Box<Poller> {
     }
 }
 
-/// Claims once and settles; gives how many rows there were.
+/// Claims once and settles. Returns the number of rows.
 async fn turn(poller: &mut Poller, limit: usize) -> usize {
     let claim = poller.claim(limit, None).await.expect("a claim");
     let rows = claim.rows.len();

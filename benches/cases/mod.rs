@@ -1,6 +1,6 @@
-//! The steps of the hot path, without sockets: `instructions` counts them, `micro` takes their time.
+//! The steps of the hot path, without sockets: `instructions` counts their instructions, `micro` measures their time.
 //!
-//! A case is made ready first, which counts for nothing, and then does its events.
+//! The preparation of a case is not measured; then the case processes its events.
 
 use postrider::ack::{Progress, Tracker};
 use postrider::event::{Aggregate, PgTime, Position};
@@ -13,10 +13,10 @@ use postrider::relay::{Change, Effect, Input, Limits, OnPoison, ParkingRules, Re
 use std::hint::black_box;
 use std::time::Duration;
 
-/// What does the events, once; to be dropped when nobody counts any more.
+/// Processes the events once. The result is dropped outside of the measurement.
 pub(crate) type Run = Box<dyn FnMut()>;
 
-/// Name, events, and what makes a run of so many events ready.
+/// Name, number of events, and the function that prepares a run of so many events.
 pub(crate) type Case = (&'static str, usize, fn(usize) -> Run);
 
 pub(crate) const ALL: &[Case] = &[
@@ -37,7 +37,7 @@ fn text(frame: &mut Vec<u8>, value: &str) {
     frame.extend_from_slice(value.as_bytes());
 }
 
-/// As the server sends a row of layout `postrider` with a payload of 300 B.
+/// A row of layout `postrider` with a payload of 300 B in the format of the server.
 fn insert() -> Vec<u8> {
     let payload = format!("{{\"n\": 4711, \"note\": \"{}\"}}", "as it was ordered ".repeat(15));
     let mut frame = vec![b'I'];
@@ -139,13 +139,13 @@ fn event(id: &str) -> Input<'_> {
     Input::Change(Change::Event { aggregate, size_bytes: 350, wait: Duration::ZERO })
 }
 
-/// Whole transactions; every event is published, then all of a transaction are reported.
+/// Whole transactions: every event is published, then all reports of a transaction arrive.
 fn through(relay: &mut Relay, names: &[String], events: usize) {
     let (mut effects, mut tickets) = (Vec::new(), Vec::new());
     for transaction in 0..(events / TRANSACTION_EVENTS) as u64 {
         let commit_lsn = lsn(2_000_000 + transaction * 1_000_000);
         let end_lsn = lsn(2_000_100 + transaction * 1_000_000);
-        // Behind the interval of the cursor row: it is written once a transaction at most.
+        // Later than the interval of the cursor row, which is written at most once per transaction.
         let now = Duration::from_millis(transaction);
         let commit_time = PgTime { micros: 0 };
         relay.apply(now, Input::Begin { commit_lsn, commit_time }, &mut effects);
@@ -182,7 +182,7 @@ fn dead(number: u64) -> Entry {
     }
 }
 
-/// What it costs more than [`relay`] is looking for the aggregate among those that are held up.
+/// The difference to [`relay`] is the cost of the search for the aggregate among the blocked ones.
 fn relay_beside_parked(events: usize) -> Run {
     let parked: Vec<Entry> = (0..100_000).map(dead).collect();
     let (mut relay, names) = (started(50_000, &parked), aggregates());
@@ -190,7 +190,7 @@ fn relay_beside_parked(events: usize) -> Run {
     Box::new(move || through(&mut relay, &names, events))
 }
 
-/// The same, but all reports wait for the first.
+/// As [`relay`], but all reports wait for the first one.
 fn relay_behind_one(events: usize) -> Run {
     let (mut relay, names) = (started(2_000_000, &[]), aggregates());
     Box::new(move || {

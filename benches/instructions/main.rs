@@ -1,7 +1,8 @@
-//! What an event costs in instructions, step by step: the same figure on every run, so that a budget can hold it.
+//! The number of instructions per event of each step, which is the same on every run and is compared with a budget.
 //!
-//! `scripts/bench --budget` counts with callgrind and compares with `budget.txt`; `--bless` writes it anew. A case is
-//! run with two numbers of events, and the difference is divided by the difference: what comes before does not count.
+//! `scripts/bench --budget` counts with callgrind and compares with `budget.txt`; `--bless` writes that file. Each case
+//! is run with two numbers of events, and the difference of the counts is divided by the difference of the numbers, so
+//! that the preparation does not count.
 #![expect(
     clippy::expect_used,
     clippy::print_stdout,
@@ -19,7 +20,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-/// How far a figure may be from its budget: below, it would hide what the next change costs.
+/// How far a figure may deviate from its budget, in both directions: a figure far below the budget would hide a later
+/// regression.
 const PERCENT: f64 = 5.0;
 
 fn main() -> ExitCode {
@@ -75,7 +77,7 @@ fn bless(file: &Path, counts: &[(&str, f64)]) {
 
 fn compare(budget: &str, counts: &[(&str, f64)]) -> ExitCode {
     let mut held = true;
-    println!("{:<24}{:>10}{:>10}{:>9}", "instructions an event", "budget", "now", "");
+    println!("{:<24}{:>10}{:>10}{:>9}", "instructions per event", "budget", "now", "");
     for (name, count) in counts {
         let line = budget.lines().find(|line| line.split_whitespace().next() == Some(*name));
         let number = line.and_then(|line| line.split_whitespace().nth(1));

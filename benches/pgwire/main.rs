@@ -1,4 +1,4 @@
-//! Reads a slot by `pgwire-replication` up to a position, and does nothing with it:
+//! Reads a slot with `pgwire-replication` up to a position and discards the data:
 //! `pgwire-reader HOST PORT DATABASE SLOT PUBLICATION END`.
 
 use pgwire_replication::client::ReplicationEvent;
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut client = ReplicationClient::connect(config).await?;
         while let Some(event) = client.recv().await? {
             match event {
-                // The end may lie behind the last commit: then a keepalive is what passes it.
+                // If the end is behind the last commit, a keepalive reports a position past it.
                 ReplicationEvent::KeepAlive { wal_end, .. } if wal_end >= end => break,
                 ReplicationEvent::Commit { end_lsn, .. } => client.update_applied_lsn(end_lsn),
                 _ => {}

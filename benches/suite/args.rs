@@ -7,16 +7,16 @@ pub(crate) struct Args {
     pub(crate) quick: bool,
     pub(crate) rows: usize,
     pub(crate) rounds: usize,
-    /// Of the latency phase, in events a second.
+    /// The rates of the latency phase, in events per second.
     pub(crate) rates: Vec<u32>,
-    /// Phases that run; all where none is named.
+    /// The phases to run; all if none is named.
     only: Vec<String>,
     /// Workloads beside the main ones.
     pub(crate) workloads: Vec<String>,
     pub(crate) with_debezium: bool,
-    /// Another build of Postrider, to be no slower than.
+    /// Another build of Postrider, than which this one must not be slower.
     pub(crate) guard: Option<PathBuf>,
-    /// Where `performance.md` and the plots go.
+    /// The directory for `performance.md` and the plots.
     pub(crate) out: Option<PathBuf>,
 }
 

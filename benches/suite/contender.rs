@@ -1,5 +1,4 @@
-//! Who drains: Postrider (this build, or another for comparison), `pg_recvlogical`, `pgwire-replication`, Debezium;
-//! started, watched, ended.
+//! The contenders: Postrider (this build, or another for comparison), `pg_recvlogical`, `pgwire-replication`, Debezium.
 
 use crate::debezium;
 use crate::process::{self, Watch, Who};
@@ -56,18 +55,18 @@ impl Contender {
     }
 }
 
-/// From where, and to where.
+/// Source and destination.
 #[derive(Clone)]
 pub(crate) struct Job<'a> {
     pub(crate) servers: &'a Servers,
     pub(crate) database: &'a str,
     pub(crate) slot: String,
     pub(crate) topic: String,
-    /// Where the WAL ends, for those that read up to there.
+    /// The end of WAL, for contenders that read up to there.
     pub(crate) end: String,
     pub(crate) road: Road,
     pub(crate) messages: bool,
-    /// Further lines of Postrider's configuration.
+    /// Additional lines of Postrider's configuration.
     pub(crate) more: &'static str,
 }
 
@@ -100,7 +99,7 @@ impl Running {
         Self { child, port, started, kind: contender.kind }
     }
 
-    /// Waits until it streams, watches the process at the other end, and gives the moment.
+    /// Waits until the contender streams, also watches the process of the server, and returns the time.
     pub(crate) fn streams(&mut self, job: &Job<'_>, database: &Database, watch: &Watch) -> f64 {
         let pid = wait_for("a stream", Duration::from_millis(5), || {
             let pid = database.walsender(&job.slot);
@@ -112,7 +111,7 @@ impl Running {
         at
     }
 
-    /// Whether it ended, well; Postrider and Debezium don't.
+    /// Whether the contender has ended successfully; Postrider and Debezium never end.
     pub(crate) fn ended(&mut self) -> bool {
         let status = self.child.try_wait().expect("a child");
         let ends = matches!(self.kind, Kind::Recvlogical | Kind::Pgwire);
@@ -121,7 +120,7 @@ impl Running {
         status.is_some()
     }
 
-    /// Events published, as Postrider's `/status` has it.
+    /// Number of published events, from Postrider's `/status`.
     pub(crate) fn published(&self) -> usize {
         status(self.port, "published_total")
     }
@@ -148,7 +147,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Where the bench panics, what it started must not stay.
+        // If the bench panics, the processes that it started must end.
         drop(self.child.kill());
         drop(self.child.wait());
     }
@@ -175,7 +174,7 @@ fn recvlogical(job: &Job<'_>) -> Command {
     command
 }
 
-/// A program of its own, which `scripts/bench` built.
+/// A separate program, which `scripts/bench` builds.
 fn pgwire(job: &Job<'_>) -> Command {
     let Servers { socket, port, pgwire, .. } = job.servers;
     let host = if job.road == Road::UnixSocket { socket.as_str() } else { "127.0.0.1" };
@@ -234,7 +233,7 @@ pub(crate) fn setup(servers: &Servers, database: &str, slot: &str) {
     assert!(command.status().expect("postrider setup").success(), "postrider setup failed");
 }
 
-/// A number of `/status`; 0 while there is no answer.
+/// A number from `/status`; 0 without an answer.
 fn status(port: u16, field: &str) -> usize {
     let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { return 0 };
     let mut answer = String::new();

@@ -1,4 +1,4 @@
-//! `kill -9` in the middle of a drain: how soon it goes on, and what comes twice.
+//! `kill -9` during a drain: time to recovery, and number of repeated records.
 
 use crate::contender::{Contender, Running};
 use crate::debezium;
@@ -9,12 +9,12 @@ use crate::topic::{Content, Topic};
 use crate::wal::Backlog;
 use std::time::{Duration, Instant};
 
-/// No more records for so long: it is done.
+/// The drain is complete when no record has arrived for so long.
 const SILENCE: Duration = Duration::from_secs(2);
 
 #[derive(Clone)]
 pub(crate) struct Crash {
-    /// Seconds from the start of the new process to its first record, to the first that is new, and to the last.
+    /// Seconds from the start of the new process to its first record, to the first record that is new, and to the last.
     pub(crate) first: f64,
     pub(crate) first_new: f64,
     pub(crate) done: f64,
@@ -58,7 +58,7 @@ pub(crate) fn run(servers: &Servers, backlog: &Backlog, contender: &Contender) -
     }
 }
 
-/// When the first record, and the first that was not there before, were appended after a moment.
+/// When the first record after a moment, and the first one that had not been there before, were appended.
 fn after(content: &Content, rows: usize, moment: f64) -> (f64, f64) {
     let mut known = vec![false; rows + 1];
     let (mut first, mut first_new) = (f64::INFINITY, f64::INFINITY);

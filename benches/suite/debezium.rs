@@ -1,4 +1,4 @@
-//! Debezium on Kafka Connect, standalone, tuned: what somebody who has read its documentation would run.
+//! Debezium on Kafka Connect, standalone, tuned according to its documentation.
 
 use crate::contender::Job;
 use crate::servers::Servers;
@@ -7,10 +7,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Its own start script's heap, but for what `BENCH_CONNECT_HEAP` says.
+/// The heap of Kafka Connect's start script, unless `BENCH_CONNECT_HEAP` is set.
 const HEAP: &str = "-Xmx2g";
 
-/// Whether `scripts/bench` fetched it.
+/// Whether `scripts/bench` has fetched Debezium.
 pub(crate) fn is_there(servers: &Servers) -> bool {
     servers.connect.join(".complete").exists()
 }
@@ -36,7 +36,7 @@ fn write(scratch: &Path, name: &str, text: &str) -> PathBuf {
     file
 }
 
-/// The offsets are the slot's: a restart after `kill` goes on with them, another slot starts without.
+/// The offsets belong to the slot: a restart after `kill` uses them, another slot starts without offsets.
 fn worker(job: &Job<'_>, port: u16) -> PathBuf {
     let Servers { brokers, scratch, connect, .. } = job.servers;
     let text = format!(
@@ -61,7 +61,7 @@ fn worker(job: &Job<'_>, port: u16) -> PathBuf {
     write(scratch, &format!("{}-worker.properties", job.slot), &text)
 }
 
-/// No offsets of an earlier run under the same name.
+/// Deletes offsets of an earlier run with the same name.
 pub(crate) fn forget(job: &Job<'_>) {
     drop(fs::remove_file(job.servers.scratch.join(format!("{}.offsets", job.slot))));
 }

@@ -1,4 +1,4 @@
-//! How fast a backlog drains, and what it costs: one run of one contender over a copy of the slot.
+//! The speed and cost of draining a backlog: one run of one contender over a copy of the slot.
 
 use crate::contender::{Contender, Job, Kind, Running};
 use crate::debezium;
@@ -20,7 +20,7 @@ pub(crate) struct Cpu {
 pub(crate) struct Run {
     /// For records in Kafka, from the first to the last by the broker's clock; else from the start of the stream.
     pub(crate) seconds: f64,
-    /// From the start of the process to there.
+    /// From the start of the process to that moment.
     pub(crate) start: f64,
     pub(crate) cpu: Cpu,
     pub(crate) peak_mib: f64,
@@ -29,7 +29,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// As if it had been so much longer.
+    /// The result as if the run had taken so much longer.
     fn times(self, factor: f64) -> Self {
         let Cpu { relay, walsender, broker } = self.cpu;
         let cpu =
@@ -38,12 +38,12 @@ impl Run {
     }
 }
 
-/// Runs it again when it was disturbed, up to `tries` times in all; the last stays, and says that it was.
+/// Repeats a disturbed run, up to `tries` runs in total. The last run is used, and notes that it was disturbed.
 pub(crate) fn undisturbed(tries: usize, mut run: impl FnMut() -> Run) -> Run {
     let mut last = run();
     for _ in 1..tries {
         let Some(why) = &last.disturbed else { break };
-        println!("    once more: {why}");
+        println!("    repeated: {why}");
         last = run();
     }
     last
@@ -63,7 +63,7 @@ pub(crate) fn job<'a>(
         end: backlog.end(),
         road: backlog.workload.road,
         messages: backlog.workload.messages,
-        // Room beside those that are parked already.
+        // Space for more than the events that are parked already.
         more: if backlog.workload.parked > 0 {
             "[pipelines.SLOT.parking]\nrows_max = 1000000"
         } else {
@@ -113,8 +113,8 @@ fn to_nowhere(job: &Job<'_>, backlog: &Backlog, contender: &Contender, rows: usi
     run.times(rows as f64 / (rows - before) as f64)
 }
 
-/// Waits for the last event, and looks as seldom as it can: each look at `/status` takes the relay's time, and of the
-/// others none is taken.
+/// Waits for the last event with as few queries as possible: a query of `/status` costs the relay time, which the other
+/// contenders do not spend.
 fn wait_for_published(running: &mut Running, rows: usize, from: f64) {
     let (soonest, latest) = (Duration::from_millis(2), Duration::from_millis(200));
     let mut pause = Duration::from_millis(50);

@@ -1,4 +1,5 @@
-//! From the commit's answer to a consumer's hands, at fixed rates; what the relay uses meanwhile, and at rest.
+//! The latency from the answer to COMMIT until a consumer has the record, at fixed rates; and the resources that the
+//! relay uses meanwhile and when idle.
 
 use crate::contender::{Contender, Job, Running};
 use crate::debezium;
@@ -15,16 +16,16 @@ use std::time::{Duration, Instant};
 
 /// Rows of a transaction.
 const TRANSACTION_ROWS: u32 = 10;
-/// Before the first rate, not counted: a Java machine compiles meanwhile what it will need.
+/// The time before the first rate, which is not measured: a Java virtual machine compiles its hot code meanwhile.
 const REHEARSAL: (u32, f64) = (10_000, 10.0);
-/// Not counted: the first seconds of a rate.
+/// The first seconds of a rate, which are not measured.
 const WARM: f64 = 1.0;
-/// What others disturb is dropped in slices of this length.
+/// Slices of this length that other processes disturbed are dropped.
 const SLICE: Duration = Duration::from_secs(2);
-/// What the hypervisor may take of a slice: a percentile that is to be that of the software can't bear more.
+/// The share of a slice that the hypervisor may take. With more, a percentile would not be one of the software.
 const STOLEN_MAX: f64 = 0.01;
 
-/// What of one rate.
+/// The results of one rate.
 #[derive(Clone)]
 pub(crate) struct Rate {
     pub(crate) per_second: u32,
@@ -36,7 +37,7 @@ pub(crate) struct Rate {
     pub(crate) broker_cores: f64,
     pub(crate) rss_mib: f64,
     pub(crate) slices: usize,
-    /// Slices that others disturbed: left out of all the above, unless there are no others.
+    /// Slices that other processes disturbed, which are left out above unless there are no other slices.
     pub(crate) disturbed: usize,
 }
 
@@ -88,7 +89,7 @@ pub(crate) fn run(
     running.streams(&job, &quiet.database, &watch);
     let mut writer = Writer::open(servers, &quiet.name);
     watch.look_at(Who::Writer, writer.database.backend());
-    // The first event has to wait for connections: it says that all stand.
+    // The first event waits for the connections; when it arrives, all of them are established.
     writer.write(&reader);
     let idle_from = process::now() + 0.5;
     std::thread::sleep(plan.idle);
@@ -114,7 +115,7 @@ pub(crate) fn run(
     }
 }
 
-/// Reads on a thread of its own, and says when each number came.
+/// Reads on a thread of its own, and records when each number arrived.
 struct Reader {
     /// By number, nanoseconds since `base`.
     came: Arc<Mutex<Vec<u64>>>,
@@ -184,7 +185,7 @@ struct Part {
     slices: Vec<Slice>,
 }
 
-/// A part of a rate that counts, or does not, as a whole.
+/// A part of a rate that is used or dropped as a whole.
 struct Slice {
     from: f64,
     until: f64,
@@ -204,7 +205,7 @@ impl Writer {
         Self { database, statement, next: 1 }
     }
 
-    /// One transaction; gives milliseconds from its answer to its last event in the reader's hands.
+    /// One transaction. Returns the milliseconds from the answer to COMMIT until the reader has its last event.
     fn write(&mut self, reader: &Reader) -> f64 {
         let first = self.next;
         let answered = self.transaction(reader.base);
@@ -243,7 +244,7 @@ impl Writer {
         Part { per_second, slices: slices.collect() }
     }
 
-    /// Writes so many events a second, in time however long one takes; when each transaction was answered.
+    /// Writes so many events per second, on schedule however long a transaction takes. Returns when each was answered.
     fn keep_to(&mut self, per_second: u32, seconds: f64, base: Instant) -> Vec<u64> {
         let every = Duration::from_secs_f64(f64::from(TRANSACTION_ROWS) / f64::from(per_second));
         let whole = Duration::from_secs_f64(seconds);
@@ -256,13 +257,13 @@ impl Writer {
             answers.push(self.transaction(base));
             due += every;
         }
-        // Up to where the next one is due.
+        // Until the next transaction is due.
         std::thread::sleep(whole.saturating_sub(begun.elapsed()));
         answers
     }
 }
 
-/// A record may be in the reader's hands before the server's answer is in the writer's.
+/// The reader may have a record before the writer has the answer to COMMIT.
 fn millis(came: u64, answered: u64) -> f64 {
     came.saturating_sub(answered) as f64 / 1e6
 }

@@ -1,7 +1,7 @@
-//! Postrider beside what one would use instead, over the same WAL, in one run: `scripts/bench` starts it.
+//! Postrider and its alternatives over the same WAL, in one run, which `scripts/bench` starts.
 //!
-//! Contenders take turns, each on a copy of one slot; a round that others disturbed is run again; what comes out are
-//! medians and ratios. What reaches Kafka is read back: nothing counts that is not complete and in order.
+//! Contenders take turns, each on a copy of one slot. A round that other processes disturbed is repeated. The results
+//! are medians and ratios. Records in Kafka are read back: a run counts only if they are complete and in order.
 #![expect(
     clippy::expect_used,
     clippy::print_stdout,

@@ -1,4 +1,4 @@
-//! Tables: on the screen as they come, and as `performance.md` with its plots at the end.
+//! The tables: printed as they are made, and written with the plots to `performance.md`.
 
 use crate::args::Args;
 use std::fmt::Write;
@@ -23,7 +23,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// The first column to the left, figures to the right.
+    /// The first column is aligned to the left, figures to the right.
     fn print(&self) {
         println!("\n{}", self.title);
         let lines: Vec<&Vec<String>> = std::iter::once(&self.head).chain(&self.rows).collect();
@@ -67,7 +67,7 @@ fn fold(text: &str) -> String {
     folded
 }
 
-/// Written after each table, so that a run which fails late leaves what it found.
+/// Written after each table, so that a run that fails late leaves its results.
 pub(crate) struct Page {
     out: Option<PathBuf>,
     text: String,

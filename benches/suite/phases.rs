@@ -1,4 +1,4 @@
-//! What is run, and in which order; what comes of it as tables and plots.
+//! The phases and their order, and the tables and plots of their results.
 
 use crate::args::Args;
 use crate::contender::{Contender, Kind};
@@ -13,7 +13,7 @@ use crate::trials::{self, Memory};
 use crate::wal::{self, Road, Workload};
 use std::path::Path;
 
-/// A run that others disturb is tried this often, unless one round is all that is wanted.
+/// How often a disturbed run is attempted, unless there is only one round.
 pub(crate) fn tries(args: &Args) -> usize {
     args.rounds.min(2)
 }
@@ -31,7 +31,7 @@ pub(crate) fn all(args: &Args, servers: &Servers, page: &mut Page) {
     let mut memory = Memory::new();
     if args.does("drain") {
         for workload in Workload::main(args.rows) {
-            // Debezium's seconds of starting are not worth a second look where there is little time.
+            // A quick run does not repeat Debezium, which takes seconds to start.
             let small = args.quick && workload.name != "batch";
             drains(args, servers, page, &workload, args.with_debezium && !small, &mut memory);
         }
@@ -75,13 +75,13 @@ fn rounds(
     workload: &Workload,
     contenders: &[Contender],
 ) -> Vec<Vec<Run>> {
-    println!("\n{}: making {} rows", workload.label, workload.rows);
+    println!("\n{}: creating {} rows", workload.label, workload.rows);
     let backlog = workload.make(servers);
     if let Some(first) = contenders.iter().find(|contender| contender.kind == Kind::Kafka) {
-        // Not counted. A broker that has just started compiles what it needs on the processors that all share: what
-        // comes first would have the price of it, and the others the use.
+        // Not measured. A broker that has just started compiles its hot code on the shared processors, which would only
+        // slow the first contender.
         let run = drain::drain(servers, &backlog, first);
-        println!("  not counted: {:<19} {:>7.2} s", first.label, run.seconds);
+        println!("  not measured: {:<18} {:>7.2} s", first.label, run.seconds);
     }
     let mut runs: Vec<Vec<Run>> = contenders.iter().map(|_| Vec::new()).collect();
     for round in 1..=args.rounds {
@@ -106,9 +106,9 @@ fn drains(
     with_debezium: bool,
     memory: &mut Memory,
 ) {
-    // Its router takes rows alone.
+    // Debezium's event router processes only rows.
     let mut contenders = contenders(servers, with_debezium && !workload.messages);
-    // Built without: its TLS is not what is asked about here.
+    // Built without TLS, which is not the subject here.
     contenders.retain(|it| workload.road != Road::Tls || it.kind != Kind::Pgwire);
     let _tls = (workload.road == Road::Tls).then(|| Tls::switch_on(servers));
     let runs = rounds(args, servers, workload, &contenders);
@@ -189,7 +189,7 @@ pub(crate) fn disturbed(runs: &[Run]) -> String {
     format!("{} of {}", runs.iter().filter(|run| run.disturbed.is_some()).count(), runs.len())
 }
 
-/// This build against another, to `discard` and to Kafka; whether it is no slower and costs no more.
+/// Compares this build with another, to `discard` and to Kafka. Returns whether it is not slower and uses no more CPU.
 pub(crate) fn guard(args: &Args, servers: &Servers, baseline: &Path, page: &mut Page) -> bool {
     let pair = |kind| {
         let before = Contender::new(kind, Some(baseline));
@@ -228,7 +228,7 @@ pub(crate) fn guard(args: &Args, servers: &Servers, baseline: &Path, page: &mut 
     passed
 }
 
-/// Of the undisturbed, where there are any.
+/// The undisturbed runs, or all if there are none.
 pub(crate) fn median(runs: &[Run], field: impl Fn(&Run) -> f64) -> f64 {
     let quiet: Vec<f64> = runs.iter().filter(|run| run.disturbed.is_none()).map(&field).collect();
     middle(if quiet.is_empty() { runs.iter().map(&field).collect() } else { quiet })

@@ -18,7 +18,7 @@ fn text(svg: &mut String, (x, y): (f64, f64), anchor: &str, text: &str) {
         .expect("a string");
 }
 
-/// One bar a line, from zero.
+/// One bar per line, from zero.
 pub(crate) fn bars(title: &str, bars: &[(String, f64)]) -> String {
     let height = 44.0 + 34.0 * bars.len() as f64;
     let mut svg = open(title, height);
@@ -54,7 +54,7 @@ pub(crate) fn curves(title: &str, unit: &str, curves: &[(String, Vec<(f64, f64)>
     lines(title, &ticks, &scaled)
 }
 
-/// Values at named places, on a logarithmic axis.
+/// Values at named positions, on a logarithmic axis.
 pub(crate) fn steps(title: &str, places: &[&str], curves: &[(String, Vec<f64>)]) -> String {
     let last = (places.len() - 1) as f64;
     let place = |index: usize| index as f64 / last;

@@ -1,4 +1,4 @@
-//! `mode = "poll"`, end to end: a backlog to Kafka, and what writers feel of the poller.
+//! `mode = "poll"`, end to end: a backlog to Kafka, and the effect of the poller on writers.
 
 use crate::args::Args;
 use crate::contender::free_port;
@@ -32,7 +32,7 @@ const NOTE: &str = "Layout `postrider`, rows deleted once they are published; ev
 const WRITERS_NOTE: &str = "Two sessions, one inserted row a transaction, as fast as they can; with the poller every \
     row is published and deleted meanwhile.";
 
-/// Postrider as it polls; killed where the bench panics.
+/// Postrider in mode poll, which is killed if the bench panics.
 struct Poller(Child);
 
 impl Poller {
@@ -113,7 +113,7 @@ fn insert(number: &str) -> String {
     )
 }
 
-/// Publishes a backlog; gives events a second.
+/// Publishes a backlog. Returns events per second.
 fn drain(servers: &Servers, rows: usize) -> f64 {
     let (database, topic) = prepare(servers);
     database.run("set synchronous_commit = off");
@@ -139,7 +139,7 @@ fn writers(servers: &Servers, lasts: Duration, polls: bool) -> Vec<String> {
     let (database, topic) = prepare(servers);
     let poller = polls.then(|| Poller::start(servers));
     if poller.is_some() {
-        // Not before it polls.
+        // Wait until Postrider polls.
         database.run(&insert("0"));
         wait_for("the first record", Duration::from_millis(50), || {
             (topic.count() > 0).then_some(())

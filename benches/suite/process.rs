@@ -1,4 +1,4 @@
-//! What processes use, and what the machine does beside them, from `/proc`.
+//! The resources that processes use, and the rest of the machine, from `/proc`.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -11,7 +11,7 @@ const TICKS_PER_SECOND: f64 = 100.0;
 const SAMPLE_EVERY: Duration = Duration::from_millis(20);
 /// CPU seconds a second that others may take before a run counts as disturbed.
 const FOREIGN_MAX: f64 = 0.10;
-/// The same for what the hypervisor takes, where a throughput is measured.
+/// The same for the hypervisor, when a throughput is measured.
 pub(crate) const STOLEN_MAX: f64 = 0.03;
 
 /// Seconds since 1970: the clock that the broker stamps records with.
@@ -44,7 +44,7 @@ fn machine() -> (f64, f64) {
     (busy / TICKS_PER_SECOND, fields.get(7).copied().unwrap_or(0.0) / TICKS_PER_SECOND)
 }
 
-/// Whose CPU is counted.
+/// A process whose CPU time is measured.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Who {
     Relay,
@@ -65,7 +65,7 @@ pub(crate) struct Sample {
     own: f64,
 }
 
-/// Looks at up to four processes until it is dropped.
+/// Samples up to four processes until the value is dropped.
 pub(crate) struct Watch {
     pids: Arc<[AtomicU32; 4]>,
     samples: Arc<Mutex<Vec<Sample>>>,
@@ -110,11 +110,11 @@ impl Drop for Watch {
 }
 
 fn look(pids: &[AtomicU32; 4], last: &mut [f64; 4], peak_mib: &mut f64) -> Sample {
-    // The clock before the counters: what is used while we read is used after it.
+    // The clock is read before the counters, so CPU time used meanwhile counts for the next interval.
     let at = now();
     for (pid, last) in pids.iter().zip(last.iter_mut()) {
         let pid = pid.load(Ordering::Relaxed);
-        // A process that is gone used what it had used.
+        // A process that has ended keeps its last value.
         *last = if pid == 0 { *last } else { cpu(pid).unwrap_or(*last) };
     }
     let relay = pids[Who::Relay as usize].load(Ordering::Relaxed);
@@ -125,7 +125,7 @@ fn look(pids: &[AtomicU32; 4], last: &mut [f64; 4], peak_mib: &mut f64) -> Sampl
     Sample { at, cpu: *last, rss_mib, peak_mib: *peak_mib, busy, stolen, own }
 }
 
-/// What was seen, in order of time.
+/// The samples, in order of time.
 #[derive(Clone, Default)]
 pub(crate) struct Samples(Vec<Sample>);
 
@@ -133,7 +133,7 @@ impl Samples {
     /// CPU seconds between two moments, interpolated.
     pub(crate) fn cpu(&self, who: Who, from: f64, until: f64) -> f64 {
         let used = |at| self.value(at, |sample| sample.cpu[who as usize]);
-        // The first look at a process shows what it had used before.
+        // The first sample of a process includes what it used before.
         let floor = self.0.iter().map(|s| s.cpu[who as usize]).find(|&cpu| cpu > 0.0);
         let started_here = who == Who::Relay || who == Who::Walsender;
         let floor = if started_here { 0.0 } else { floor.unwrap_or(0.0) };
@@ -172,7 +172,7 @@ impl Samples {
         seen.step_by(5).map(|sample| (sample.at - start, sample.rss_mib)).collect()
     }
 
-    /// Whether others used the machine, and how much.
+    /// Whether other processes used the machine, and how much.
     pub(crate) fn disturbed(&self, from: f64, until: f64, stolen_max: f64) -> Option<String> {
         let seconds = until - from;
         let difference = |field: fn(&Sample) -> f64| {

@@ -1,4 +1,4 @@
-//! The servers that run, as `scripts/servers` wrote them down; SQL to one database at a time.
+//! The running servers, from the file of `scripts/servers`; SQL to one database at a time.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,11 +17,11 @@ pub(crate) struct Servers {
     pub(crate) data: PathBuf,
     pub(crate) brokers: String,
     pub(crate) broker_pid: u32,
-    /// Kafka Connect with Debezium, where `scripts/bench` fetched it.
+    /// Kafka Connect with Debezium, if `scripts/bench` has fetched it.
     pub(crate) connect: PathBuf,
-    /// `benches/pgwire`, where `scripts/bench` built it.
+    /// `benches/pgwire`, if `scripts/bench` has built it.
     pub(crate) pgwire: PathBuf,
-    /// Configurations, logs and offsets of what runs.
+    /// Configurations, logs and offsets of the processes.
     pub(crate) scratch: PathBuf,
 }
 
@@ -76,7 +76,7 @@ impl Database {
             .unwrap_or_else(|error| panic!("{sql}: {error:?}"));
     }
 
-    /// The first column of the first row; empty where there is none.
+    /// The first column of the first row; empty without a row.
     pub(crate) fn text(&self, sql: &str) -> String {
         let rows = self.runtime.block_on(self.client.simple_query(sql));
         let rows = rows.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
@@ -109,7 +109,7 @@ impl Database {
         self.text(&format!("select pg_copy_logical_replication_slot('{from}', '{to}')"));
     }
 
-    /// Drops a slot when its last reader is gone; whoever is killed leaves a walsender for a moment.
+    /// Drops a slot when its last reader has disconnected; a killed process leaves a walsender for a moment.
     pub(crate) fn drop_slot(&self, slot: &str) {
         let since = Instant::now();
         while let Some(pid) = self.walsender(slot) {
@@ -122,7 +122,7 @@ impl Database {
     }
 }
 
-/// Waits for a state, looking every so often.
+/// Waits for a state, which is checked at an interval.
 pub(crate) fn wait_for<T>(what: &str, every: Duration, mut look: impl FnMut() -> Option<T>) -> T {
     let since = Instant::now();
     loop {

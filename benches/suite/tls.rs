@@ -6,11 +6,11 @@ use std::os::unix::fs::{MetadataExt, chown};
 use std::process::Command;
 use std::time::Duration;
 
-/// Switched off again when it goes.
+/// TLS, which is switched off when the value is dropped.
 pub(crate) struct Tls(Database);
 
 impl Tls {
-    /// With a certificate of its own making, in the server's data directory.
+    /// Switches TLS on with a self-signed certificate in the server's data directory.
     pub(crate) fn switch_on(servers: &Servers) -> Self {
         let arguments = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=bench \
             -keyout server.key -out server.crt";
@@ -18,7 +18,7 @@ impl Tls {
         openssl.args(arguments.split_whitespace()).current_dir(&servers.data);
         let output = openssl.output().expect("openssl");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        // PostgreSQL takes a key of its own user's alone.
+        // PostgreSQL accepts a key only if its own user owns it.
         let owner = fs::metadata(&servers.data).expect("a data directory");
         for file in ["server.key", "server.crt"] {
             let file = servers.data.join(file);

@@ -1,4 +1,4 @@
-//! Topics: made, counted while they fill, and read back: nothing counts that is not all there and in order.
+//! Topics: created, counted while they fill, and read back to check that all records are there and in order.
 
 use crate::servers::{Servers, wait_for};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
@@ -7,7 +7,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::{ClientConfig, Message, Offset, TopicPartitionList};
 use std::time::Duration;
 
-/// Of one request to the broker.
+/// Deadline of a request to the broker.
 const REQUEST: Duration = Duration::from_secs(20);
 
 pub(crate) struct Topic {
@@ -17,7 +17,7 @@ pub(crate) struct Topic {
     counter: BaseConsumer,
 }
 
-/// One record, as far as it is looked at.
+/// The fields of a record that the bench uses.
 pub(crate) struct Seen {
     /// The number in its payload, from 1.
     pub(crate) number: u32,
@@ -26,7 +26,7 @@ pub(crate) struct Seen {
     pub(crate) appended: f64,
 }
 
-/// What a topic holds, all of it.
+/// All records of a topic.
 #[derive(Default)]
 pub(crate) struct Content {
     /// In order of the broker's clock.
@@ -50,7 +50,7 @@ impl Topic {
             let made = block_on(admin.create_topics([&new], &options)).expect("an answer");
             made.first().is_some_and(Result::is_ok).then_some(())
         });
-        // Its leaders are known a moment later.
+        // The leaders are known a moment later.
         wait_for("leaders", Duration::from_millis(50), || {
             let first = topic.counter.fetch_watermarks(name, partitions - 1, REQUEST);
             first.is_ok().then_some(())
@@ -58,7 +58,7 @@ impl Topic {
         topic
     }
 
-    /// Throws it away; what was measured needs no disk any more.
+    /// Deletes the topic, to free disk space after the measurement.
     pub(crate) fn remove(&self) {
         let (admin, options) = self.admin();
         drop(block_on(admin.delete_topics(&[&self.name], &options)).expect("an answer"));
@@ -91,7 +91,7 @@ impl Topic {
         consumer
     }
 
-    /// Reads what is there now.
+    /// Reads the present records.
     pub(crate) fn read(&self) -> Content {
         let expected = self.count();
         let consumer = self.consumer();
@@ -118,7 +118,8 @@ impl Content {
         self.seen.iter().map(|seen| seen.appended).fold(0.0, f64::max)
     }
 
-    /// Every number from 1 to `rows` is there, and those of an aggregate come in order; gives how many came again.
+    /// Checks that every number from 1 to `rows` is there, and that those of an aggregate are in order. Returns the
+    /// number of repeated records.
     ///
     /// A consumer sees one partition in order, and an aggregate is in one partition.
     pub(crate) fn check(&self, rows: usize) -> usize {

@@ -1,4 +1,4 @@
-//! The phases beside the drain: latency, crash, slope; and memory, which they all give.
+//! The other phases: latency, crash, slope; and memory, which all of them measure.
 
 use crate::args::Args;
 use crate::contender::{Contender, Kind};
@@ -15,7 +15,7 @@ use std::time::Duration;
 const QUANTILES: [(&str, f64); 5] =
     [("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0)];
 
-/// Rows of the memory table: when, who, MiB.
+/// Rows of the memory table: phase, contender, MiB.
 pub(crate) type Memory = Vec<(String, String, f64)>;
 
 fn to_kafka(args: &Args) -> Vec<Contender> {
@@ -153,7 +153,7 @@ fn latency_table(page: &mut Page, names: &[&str], sessions: &[Vec<Session>], rat
 
 pub(crate) fn crash(args: &Args, servers: &Servers, page: &mut Page) {
     let workload = Workload { name: "crash", ..Workload::main(args.rows).swap_remove(0) };
-    println!("\nkill -9: making {} rows", workload.rows);
+    println!("\nkill -9: creating {} rows", workload.rows);
     let backlog = workload.make(servers);
     let contenders = to_kafka(args);
     let mut crashes: Vec<Vec<Crash>> = contenders.iter().map(|_| Vec::new()).collect();
@@ -189,7 +189,7 @@ pub(crate) fn crash(args: &Args, servers: &Servers, page: &mut Page) {
     page.table(&table);
 }
 
-/// Whether the cost of an event grows with what there is besides.
+/// Whether the cost of an event grows with the number of other events.
 pub(crate) fn slope(args: &Args, servers: &Servers, page: &mut Page, memory: &mut Memory) {
     let base = Workload { name: "slope", steady: true, ..Workload::main(args.rows).swap_remove(0) };
     let many = Workload { name: "slope-aggregates", aggregates: 1_000_000, ..base.clone() };
@@ -199,7 +199,7 @@ pub(crate) fn slope(args: &Args, servers: &Servers, page: &mut Page, memory: &mu
         (many, "1,000,000 aggregates"),
         (parked, "100,000 parked aggregates"),
     ];
-    println!("\nslope: making 3 times {} rows", args.rows);
+    println!("\nslope: creating 3 times {} rows", args.rows);
     let backlogs: Vec<_> = named.iter().map(|(workload, _)| workload.make(servers)).collect();
     let mut table = Table::new(
         &format!("No slope: {} events", thousands(args.rows as f64)),

@@ -1,13 +1,13 @@
-//! Workloads: a table, a slot that stands before it all, and rows. Every contender streams from a copy of that slot.
+//! Workloads: a table, a slot before all rows, and rows. Every contender streams from a copy of that slot.
 
 use crate::contender::setup;
 use crate::servers::{Database, Servers};
 
 pub(crate) const PUBLICATION: &str = "postrider_bench";
-/// Of logical messages.
+/// The prefix of logical messages.
 pub(crate) const PREFIX: &str = "outbox";
 
-/// How a contender reaches PostgreSQL, where it can choose.
+/// How a contender connects to PostgreSQL, if it can choose.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Road {
     UnixSocket,
@@ -17,7 +17,7 @@ pub(crate) enum Road {
 }
 
 impl Road {
-    /// As libpq's and Postrider's `sslmode` has it. Debezium's default would take TLS where there is some, too.
+    /// The value of `sslmode` in libpq and Postrider. Debezium's default would use TLS too, if the server offers it.
     pub(crate) const fn sslmode(self) -> &'static str {
         if matches!(self, Self::Tls) { "require" } else { "disable" }
     }
@@ -25,24 +25,24 @@ impl Road {
 
 #[derive(Clone)]
 pub(crate) struct Workload {
-    /// As `--workload` takes it.
+    /// The name for `--workload`.
     pub(crate) name: &'static str,
     pub(crate) label: String,
     pub(crate) rows: usize,
     pub(crate) per_transaction: usize,
     pub(crate) aggregates: usize,
-    /// Bytes, about.
+    /// Approximate size. Unit: bytes.
     pub(crate) payload: usize,
     /// The type of the payload's column.
     pub(crate) column: &'static str,
     pub(crate) partitions: i32,
-    /// Rows of another table for each of ours.
+    /// Rows of another table for each row of the outbox table.
     pub(crate) busy: usize,
     /// Logical messages instead of rows.
     pub(crate) messages: bool,
-    /// Events of other aggregates that are parked before it starts.
+    /// Events of other aggregates that are parked before the start.
     pub(crate) parked: usize,
-    /// Counted from the first look at which events were published: what a start costs besides is left out.
+    /// Measured from the first query that shows published events, so that other costs of a start are left out.
     pub(crate) steady: bool,
     pub(crate) road: Road,
 }
@@ -71,7 +71,7 @@ impl Workload {
         }
     }
 
-    /// Those that a whole run has, with `rows` in the first.
+    /// The workloads of a whole run, with `rows` in the first.
     pub(crate) fn main(rows: usize) -> Vec<Self> {
         vec![
             Self::new("batch", "1,000 rows a transaction", rows, 1_000),
@@ -80,7 +80,7 @@ impl Workload {
         ]
     }
 
-    /// Those that are asked for by name.
+    /// The workloads with these names.
     pub(crate) fn others(rows: usize) -> Vec<Self> {
         let plain = |name, label: &str| Self::new(name, label, rows, 1_000);
         let sized = |name, label: &str, payload, rows| Self {
@@ -115,7 +115,7 @@ impl Workload {
         format!("bench_{}", self.name.replace('-', "_").to_lowercase())
     }
 
-    /// Makes the database and its backlog.
+    /// Creates the database and its backlog.
     pub(crate) fn make(&self, servers: &Servers) -> Backlog {
         let name = self.database();
         remove(servers, &name);
@@ -165,7 +165,7 @@ fn table(column: &str) -> String {
     )
 }
 
-/// A payload of about `bytes` with its number in it; a part does not compress, the rest does.
+/// A payload of about `bytes` that contains its number; a part is not compressible, the rest is.
 pub(crate) fn payload(number: &str, bytes: usize, column: &str) -> String {
     let random = (bytes / 2).clamp(32, 512) / 32;
     let hashes: Vec<String> =
@@ -183,7 +183,7 @@ pub(crate) fn payload(number: &str, bytes: usize, column: &str) -> String {
     }
 }
 
-/// What waits to be drained.
+/// The backlog.
 pub(crate) struct Backlog {
     pub(crate) database: Database,
     pub(crate) name: String,
@@ -225,15 +225,15 @@ impl Backlog {
         self.database.run("checkpoint");
     }
 
-    /// Where the backlog ends now.
+    /// The present end of the backlog.
     pub(crate) fn end(&self) -> String {
         self.database.text("select pg_current_wal_lsn()")
     }
 
-    /// A slot that stands before the backlog.
+    /// A slot at the beginning of the backlog.
     ///
-    /// What Postrider knew of one of the same name is forgotten; dead events of other aggregates take its place, as it
-    /// would have written them.
+    /// Postrider's rows for a slot of the same name are deleted. Dead events of other aggregates are inserted as
+    /// Postrider would have written them.
     pub(crate) fn slot(&self, name: &str) {
         self.database.copy_slot(&template(&self.name), name);
         self.forget(name);
@@ -246,13 +246,13 @@ impl Backlog {
             self.workload.parked
         ));
         if self.workload.parked > 0 {
-            // As a table that has been there for long: else autovacuum and the checkpointer do it beside the drain.
+            // Otherwise autovacuum and the checkpointer would work during the drain.
             self.database.run("vacuum (analyze) postrider.parked");
             self.database.run("checkpoint");
         }
     }
 
-    /// A slot that stands at the end of it. What Postrider knew of one of the same name is forgotten.
+    /// A slot at the end of the backlog. Postrider's rows for a slot of the same name are deleted.
     pub(crate) fn slot_here(&self, name: &str) {
         self.database.drop_slot(name);
         self.forget(name);
@@ -260,7 +260,7 @@ impl Backlog {
             .text(&format!("select pg_create_logical_replication_slot('{name}', 'pgoutput')"));
     }
 
-    /// What Postrider knew of a pipeline of that name.
+    /// Deletes Postrider's rows for a pipeline of that name.
     fn forget(&self, name: &str) {
         self.database.run(&format!(
             "delete from postrider.cursor where pipeline = '{name}'; \

@@ -43,7 +43,7 @@ fn four_lines_are_enough() {
 }
 
 #[test]
-fn all_mistakes_are_told_at_once() {
+fn all_mistakes_are_reported_at_once() {
     let text = r#"
 shutdown_grace = 10
 [admin]
@@ -79,7 +79,7 @@ outbox = {}
 
 /// What the file's reader, the templates, librdkafka and the look across pipelines refuse, in one answer.
 #[test]
-fn mistakes_of_all_layers_are_told_at_once() {
+fn mistakes_of_all_layers_are_reported_at_once() {
     let text = r#"
 [pipelines.orders]
 nonsense = 1
@@ -140,7 +140,7 @@ fn mistakes_of_syntax_have_their_place() {
 }
 
 #[test]
-fn an_empty_file_is_told_what_it_lacks() {
+fn an_empty_file_lacks_a_pipeline() {
     expect![[r#"
         postrider.toml:1:1: pipelines: no pipeline is configured; write [pipelines.NAME]
     "#]]
@@ -278,7 +278,7 @@ fn secrets_are_read_from_files_and_never_printed() {
 
 #[cfg(unix)]
 #[test]
-fn a_secret_that_everybody_can_read_is_told() {
+fn a_secret_that_everybody_can_read_is_reported() {
     use std::os::unix::fs::PermissionsExt as _;
     let directory = tempfile::tempdir().unwrap();
     let secret = directory.path().join("pg");

@@ -1,4 +1,4 @@
-//! The harness itself: a checker that has never failed proves nothing.
+//! Tests of the harness itself: each of its checks must be able to fail.
 
 use crate::await_that::{SOON, await_that};
 use crate::ledger::{Entry, Findings, Ledger, Outcome};
@@ -26,7 +26,7 @@ async fn a_wait_fails_at_its_deadline_with_what_was_seen() {
 
 #[tokio::test]
 #[should_panic(expected = "did not return")]
-async fn a_look_that_hangs_ends_at_the_deadline() {
+async fn a_check_that_hangs_ends_at_the_deadline() {
     await_that("an answer", Duration::from_millis(50), std::future::pending::<Result<(), String>>)
         .await;
 }
@@ -52,8 +52,8 @@ async fn a_private_postgresql_freezes_thaws_and_stops_fast() {
     let mut server = PrivatePostgres::start(Version::Pg15, "").await;
     let client = server.connect().await;
     server.freeze();
-    let look = tokio::time::timeout(Duration::from_millis(300), client.simple_query("select 1"));
-    assert!(look.await.is_err(), "a frozen server answered");
+    let answer = tokio::time::timeout(Duration::from_millis(300), client.simple_query("select 1"));
+    assert!(answer.await.is_err(), "a frozen server answered");
     server.thaw();
     assert_eq!(client.text("select 1").await.as_deref(), Some("1"));
     server.stop_fast(Duration::from_secs(10)).await;
@@ -62,7 +62,7 @@ async fn a_private_postgresql_freezes_thaws_and_stops_fast() {
 }
 
 #[tokio::test]
-async fn a_private_postgresql_demands_a_password_where_its_rules_say_so() {
+async fn a_private_postgresql_demands_a_password_if_its_rules_require_one() {
     let rule = "host all knocker 127.0.0.1/32 scram-sha-256";
     let server = PrivatePostgres::start_with(Version::Pg17, "", rule).await;
     server.connect().await.batch("create role knocker login password 'open'").await;
@@ -104,7 +104,7 @@ async fn a_private_kafka_comes_back_from_kill_9_with_its_records_and_thaws() {
 }
 
 #[tokio::test]
-async fn writers_know_what_was_committed_though_the_server_is_killed() {
+async fn writers_know_what_was_committed_even_if_the_server_is_killed() {
     let mut server = PrivatePostgres::start(Version::Pg15, "").await;
     server.connect().await.batch(OUTBOX).await;
     let load = Load::start(&Plan::new(&server.url(), "order"), 2);
@@ -126,8 +126,8 @@ async fn writers_know_what_was_committed_though_the_server_is_killed() {
     let rows: BTreeMap<String, String> =
         rows.unwrap().iter().map(|row| (row.get(0), row.get(1))).collect();
     assert!(ledger.entries.iter().any(|entry| entry.outcome == Outcome::RolledBack));
-    // A rolled-back id may be given again after a crash, to another event: a rollback flushes nothing, so what it
-    // logged of the sequence may be gone.
+    // After a crash the id of a rolled-back event may be assigned to another event: a rollback does not flush WAL, so the
+    // record of the sequence may be lost.
     for entry in &ledger.entries {
         match entry.outcome {
             Outcome::Committed => assert_eq!(rows.get(&entry.id), Some(&entry.payload)),
@@ -138,7 +138,7 @@ async fn writers_know_what_was_committed_though_the_server_is_killed() {
 }
 
 #[tokio::test]
-async fn a_load_writes_at_the_rate_it_is_told() {
+async fn a_load_writes_at_the_given_rate() {
     let database = Database::create(Version::Pg18, "rate").await;
     database.connect().await.batch(OUTBOX).await;
     let plan = Plan { rate: 2_000, rollback_every: 0, ..Plan::new(&database.url(), "order") };

@@ -40,7 +40,7 @@ fn a_balanced_ledger_says_so() {
           delivered           7,482   different events, read back from the broker
           lost                    0   committed, not delivered
           out of order            0   of one aggregate
-          invented                0   read, but rolled back (612) or never written
+          invented                0   rolled back (612) or never written
           duplicated             41   after 2 kills, at most 1,203 expected
 
           commit → acknowledged  p50  2.0 ms   p99  9.0 ms   with repeated events
@@ -78,7 +78,7 @@ fn without_kills_each_event_comes_once_and_the_page_fits_80_columns() {
     calm.injected.clear();
     (calm.totals.duplicated, calm.totals.unknown) = (0, 12);
     let page = calm.text(false);
-    assert!(page.contains("came once, in order"), "{page}");
+    assert!(page.contains("arrived once, in order"), "{page}");
     let widths = [page, report().text(false), NEXT.to_owned()];
     let widths = widths.iter().flat_map(|page| page.lines()).map(|line| line.chars().count());
     let widths: Vec<usize> = widths.filter(|width| *width > 80).collect();

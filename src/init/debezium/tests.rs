@@ -249,7 +249,7 @@ fn converters_with_a_registry_are_something_to_do() {
         let translation = translated(&format!("{LEAST}{option}={class}\n"));
         let answer = answer_to(&translation, option);
         assert_eq!(answer.verdict, Verdict::NoCounterpart, "{class}");
-        assert!(answer.text.contains("can't read these records"), "{class}: {}", answer.text);
+        assert!(answer.text.contains("cannot read these records"), "{class}: {}", answer.text);
         let hints = translation.hints.join("\n");
         assert!(hints.contains(&format!("{option}: written as Avro")), "{class}: {hints}");
     }
@@ -340,14 +340,15 @@ fn the_outbox_table_is_found() {
 }
 
 #[test]
-fn a_value_that_librdkafka_does_not_take_is_left_out_and_told() {
+fn a_value_that_librdkafka_does_not_take_is_left_out_and_reported() {
     let translation = translated(&format!(
         "{LEAST}producer.override.batch.size=0\ndatabase.sslmode=${{env:MODE}}\n"
     ));
     assert_eq!(translation.draft.get("sink.properties", "batch.size"), None);
     let hints = translation.hints.join("\n");
     assert!(
-        hints.contains("no \"batch.size\"") && hints.contains("database.sslmode is filled in"),
+        hints.contains("\"batch.size\" was left out")
+            && hints.contains("database.sslmode is set by"),
         "{hints}"
     );
     for option in ["producer.override.batch.size", "database.sslmode"] {
