@@ -1,7 +1,7 @@
-//! From a pipeline's values to what the adapters take, checked by their own rules.
+//! Turns the values of a pipeline into its specification, and checks the rules of the adapters.
 //!
-//! The last step of reading a file, so that a template that can't be compiled or a property that librdkafka does not
-//! know is a mistake of the file like any other, with its place.
+//! This is the last step of reading a file, so that an invalid template or an unknown property of librdkafka is
+//! reported like any other mistake of the file, with its position.
 
 use super::section::{Context, quoted};
 use super::types::{Mark, Ordering, PipelineConfig, SinkKind, SizeMax};
@@ -18,7 +18,7 @@ use crate::zone::Zone;
 use std::path::Path;
 use std::time::Duration;
 
-/// The specification of a pipeline; `None` where anything is wrong with it, which is then among the findings.
+/// The specification of a pipeline; `None` if it has a mistake, which is then among the findings.
 pub(super) fn spec(
     context: &Context<'_>,
     pipeline: &PipelineConfig,
@@ -27,7 +27,7 @@ pub(super) fn spec(
     let path = format!("pipelines.{}", pipeline.name);
     let is_broken = |key: &str| context.has_error_under(&format!("{path}.{key}"));
     let outbox = outbox(pipeline);
-    // What is wrong is told with the mistakes of the other keys, unless it would follow from one of them.
+    // A mistake is reported together with those of the other keys, unless it may be the consequence of one of them.
     let of_mapper =
         ["outbox.layout", "outbox.table", "outbox.columns", "outbox.extra", "route", "payload"];
     if !of_mapper.into_iter().any(is_broken)
@@ -38,7 +38,7 @@ pub(super) fn spec(
         }
     }
     let sink = sink_spec(pipeline, &outbox);
-    // A value that was not read is not judged.
+    // A value that was not read is not checked.
     let is_read = !context.has_unread_under(&format!("{path}.sink"));
     for error in is_read.then(|| sink::check(&sink).err()).flatten().unwrap_or_default() {
         let key = format!("{path}.sink{}", sink_key(&error));
@@ -87,7 +87,7 @@ pub(super) fn spec(
     })
 }
 
-/// Why an UPDATE by an application can't be seen, or not be told from one of our own; `None` where it can.
+/// Why an UPDATE of an application cannot be seen, or not be distinguished from one of Postrider; `None` if it can.
 fn sees_no_update(pipeline: &PipelineConfig, poll: &PollSettings) -> Option<&'static str> {
     let deletes = poll.table.as_ref().is_some_and(|table| matches!(table.marks, Marks::Delete));
     if pipeline.outbox.table.is_none() {
@@ -240,11 +240,9 @@ fn sink_key(error: &SinkError) -> String {
     }
 }
 
-// What can only be seen by looking at several keys, or at a file beside the configuration.
-
-/// Checks across pipelines, whatever else is wrong with them.
+/// Checks rules across pipelines, even if they have other mistakes.
 pub(super) fn across(context: &Context<'_>, pipelines: &[PipelineConfig]) {
-    // Slots belong to the server, not to a database of it.
+    // Slots belong to the server, not to a database.
     let hosts = |pipeline: &PipelineConfig| {
         let parsed = Conninfo::parse(pipeline.source.url.reveal(), context.env).ok();
         parsed.map(|conninfo| conninfo.hosts())

@@ -26,12 +26,12 @@ use toml::de::DeValue;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// `source.wal_retain_max`: two segments of WAL, below which a slot always stands somewhere; to 1 PiB. Unit: bytes.
+/// `source.wal_retain_max`: from two segments of WAL, which a slot may always retain, to 1 PiB. Unit: bytes.
 const WAL_RETAIN_MAX: std::ops::RangeInclusive<u64> = 32 * MIB..=(1 << 30) * MIB;
 
 /// Bytes of a slot's and a publication's name: `NAMEDATALEN - 1`.
 pub(super) const NAME_BYTES_MAX: usize = 63;
-/// What the names of slot and publication begin with when they are not given.
+/// Prefix of the default names of slot and publication.
 const NAME_PREFIX: &str = "postrider_";
 
 pub(super) fn all(pipelines: &Section<'_>) -> Vec<PipelineConfig> {
@@ -40,8 +40,8 @@ pub(super) fn all(pipelines: &Section<'_>) -> Vec<PipelineConfig> {
         if !is_pipeline_name(entry.name) {
             let max = NAME_BYTES_MAX - NAME_PREFIX.len();
             let rule = format!(
-                "a pipeline's name has 1 to {max} of the characters a-z, 0-9 and _: \
-                 slot and publication are named after it"
+                "expected 1 to {max} of the characters a-z, 0-9 and _ in a pipeline's name, which slot and \
+                 publication are named after"
             );
             pipelines.context.error(entry.place, &entry.path, rule);
         }
@@ -64,7 +64,7 @@ fn is_pipeline_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX - NAME_PREFIX.len()).contains(&name.len()) && is_plain(name)
 }
 
-/// Whether all characters are those a slot's name may have.
+/// Whether all characters are allowed in the name of a slot.
 pub(super) fn is_plain(name: &str) -> bool {
     name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
 }
@@ -102,9 +102,9 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
     let time_zone = section.text("time_zone").unwrap_or_default();
     if !time_zone.is_empty() && Zone::named(&time_zone).is_none() {
         let why = if time_zone.contains('/') {
-            "is not the name of a time zone that is known"
+            "is not the name of a known time zone"
         } else {
-            "is refused: PostgreSQL reads a name without a slash as a fixed offset, without summer time"
+            "is refused: PostgreSQL reads a name without a slash as a fixed offset without daylight saving time"
         };
         section.error(
             "time_zone",
@@ -117,13 +117,13 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
     let default = format!("{NAME_PREFIX}{pipeline}");
     let slot = section.text("slot").unwrap_or_else(|| default.clone());
     if section.has("slot") && !((1..=NAME_BYTES_MAX).contains(&slot.len()) && is_plain(&slot)) {
-        let rule = "a slot's name has 1 to 63 of the characters a-z, 0-9 and _";
+        let rule = "expected 1 to 63 of the characters a-z, 0-9 and _";
         section.error("slot", rule);
     }
     let publication = section.text("publication").unwrap_or(default);
     let fits = (1..=NAME_BYTES_MAX).contains(&publication.len());
     if section.has("publication") && !fits || publication.contains('\0') {
-        section.error("publication", "a publication's name has 1 to 63 bytes");
+        section.error("publication", "expected a name of 1 to 63 bytes");
     }
     let failover = section.boolean("failover", true);
     let wal_retain_max = section
@@ -180,7 +180,7 @@ fn standard_headers(section: &Section<'_>) -> Option<StandardHeaders> {
 }
 
 fn replace(section: Section<'_>) -> Option<Replace> {
-    // Asked for in any case, so that the keys are known.
+    // The keys are read in any case, so that they are known.
     if !section.is_present() {
         section.text("pattern");
         section.text("with");
@@ -329,18 +329,15 @@ fn bookmarks(section: Section<'_>) -> BookmarksConfig {
     config
 }
 
-// `[pipelines.NAME.outbox]`: the table, its layout, its columns, and logical messages.
-
+/// `[pipelines.NAME.outbox]`
 fn read_outbox(section: Section<'_>) -> OutboxConfig {
     let table = section.optional("table");
     let message_prefix = section.optional("message_prefix");
     let nothing = table.is_none() && message_prefix.is_none();
-    let told = section.has_failed("table") || section.has_failed("message_prefix");
-    if nothing && !told && section.is_whole() {
-        section.error(
-            "table",
-            "neither a table nor a message_prefix is given; for example table = \"public.outbox\"",
-        );
+    let reported = section.has_failed("table") || section.has_failed("message_prefix");
+    if nothing && !reported && section.is_whole() {
+        section
+            .error("table", "set table or message_prefix; for example table = \"public.outbox\"");
     }
     let name = table.as_deref().and_then(table_name);
     if table.is_some() && name.is_none() {
@@ -373,13 +370,13 @@ fn columns(section: &Section<'_>, layout: Layout) -> Vec<(Role, String)> {
             let roles = Role::ALL.iter().map(|role| role.name());
             let near = nearest(&name, roles.clone());
             let hint = near.map_or_else(
-                || format!("there are {}", roles.collect::<Vec<_>>().join(", ")),
+                || format!("the fields are {}", roles.collect::<Vec<_>>().join(", ")),
                 |near| format!("did you mean \"{near}\"?"),
             );
             section.error(&quoted(&name), format_args!("an event has no such field; {hint}"));
             continue;
         };
-        // An empty name says that the table has no such column.
+        // An empty name means that the table has no such column.
         if !column.is_empty() && !is_column(&column) {
             section.error(&quoted(&name), "expected a column's name of 1 to 63 bytes");
         }
@@ -438,8 +435,8 @@ fn is_column(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.contains('\0')
 }
 
-/// Reads `name` or `schema.name` as PostgreSQL does: folded to lower case unless in double quotes. The schema of a bare
-/// name is `public`.
+/// Reads `name` or `schema.name` as PostgreSQL does: folded to lower case unless in double quotes. The default schema
+/// is `public`.
 pub fn table_name(text: &str) -> Option<TableName> {
     let (first, rest) = identifier(text)?;
     if rest.is_empty() {
@@ -449,7 +446,7 @@ pub fn table_name(text: &str) -> Option<TableName> {
     rest.is_empty().then_some(TableName { schema: first, name })
 }
 
-/// Takes one identifier off the front.
+/// Splits the first identifier off.
 fn identifier(text: &str) -> Option<(String, &str)> {
     let (name, rest) = if let Some(quoted) = text.strip_prefix('"') {
         quoted_identifier(quoted)?
@@ -616,9 +613,8 @@ fn scalar(context: &Context<'_>, path: &str, value: &DeValue<'_>) -> Option<Stri
     }
 }
 
-// Durations and sizes with their units: `"250ms"`, `"64MiB"`. A number without unit is refused.
-
-/// Why a text is not a quantity. `Display` says what is expected and never repeats the text.
+/// Why a text is not a duration or a size with its unit. `Display` has the expected format, and never repeats the text,
+/// which may be a secret.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum UnitError {
     #[error("expected a duration with its unit, such as \"250ms\", \"10s\" or \"5m\"")]
@@ -660,7 +656,7 @@ fn quantity(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(factor)
 }
 
-/// Prints a duration as a file would have it.
+/// Prints a duration in the format of the file.
 pub(super) struct ShowDuration(pub(super) Duration);
 
 impl fmt::Display for ShowDuration {
@@ -670,7 +666,7 @@ impl fmt::Display for ShowDuration {
     }
 }
 
-/// Prints a size as a file would have it.
+/// Prints a size in the format of the file.
 pub(super) struct ShowSize(pub(super) u64);
 
 impl fmt::Display for ShowSize {
@@ -734,7 +730,7 @@ mod units_tests {
     }
 
     #[test]
-    fn quantities_are_shown_as_they_are_written() {
+    fn quantities_are_printed_in_the_format_of_the_file() {
         for text in ["250ms", "10s", "5m", "2h", "1500ms", "1d"] {
             assert_eq!(ShowDuration(duration(text).unwrap()).to_string(), text);
         }

@@ -1,7 +1,7 @@
-//! The JSON Schema of the file, for editors: what the reader asks for, with the words of the reference file.
+//! The JSON Schema of the file, for editors.
 //!
-//! Nothing is listed here by hand but which keys must be there: keys, kinds, words and bounds come from one reading of
-//! the reference file, descriptions and defaults from its text.
+//! Only the required keys are listed in this module. Keys, types, words and limits come from reading the reference
+//! file, descriptions and defaults from its text.
 
 use super::file::read;
 use super::section::Kind;
@@ -12,7 +12,7 @@ use std::path::Path;
 /// The reference file.
 pub const REFERENCE: &str = include_str!("../../config/postrider.reference.toml");
 
-/// Keys without which a file is refused in any case.
+/// Required keys.
 const REQUIRED: [&str; 6] = [
     "pipelines",
     "pipelines.*.source",
@@ -22,14 +22,14 @@ const REQUIRED: [&str; 6] = [
     "pipelines.*.route.replace.with",
 ];
 
-/// A string with a variable in it is any string.
+/// A string with a variable, which may have any value.
 const VARIABLE: &str = r"\$\{";
 
-/// The schema, in the words of JSON Schema 2020-12.
+/// The schema, in JSON Schema 2020-12.
 pub fn schema() -> Value {
     let text = uncommented();
     let unset = |_: &str| None;
-    // Only the keys that were asked for matter, not what is said of their values.
+    // Only the keys that were read matter here, not mistakes in their values.
     let asked = read("", Path::new(""), &text, &unset).map(|(_, found)| found.asked);
     let keys = Keys { asked: asked.unwrap_or_default(), notes: notes() };
     let mut schema = keys.table("");
@@ -45,7 +45,7 @@ pub fn schema() -> Value {
     schema
 }
 
-/// The reference file with everything in it that stands in comments.
+/// The reference file with the keys of its comments.
 pub(super) fn uncommented() -> String {
     let line = |line: &'static str| match line.strip_prefix("# ") {
         Some(rest) if is_toml(rest) => rest,
@@ -58,7 +58,7 @@ fn is_toml(line: &str) -> bool {
     line.starts_with('[') || line.split_once(" = ").is_some_and(|(key, _)| !key.contains(' '))
 }
 
-/// What the reference file says of a key.
+/// Description and default of a key in the reference file.
 #[derive(Default)]
 struct Note {
     description: String,
@@ -83,7 +83,7 @@ fn notes() -> BTreeMap<String, Note> {
             table = name.trim_end_matches(']').replace("pipelines.orders", "pipelines.*");
             notes.insert(table.clone(), Note { description, default: None });
         } else if let Some((key, value)) = bare.split_once(" = ") {
-            // A default is what the line has, unless the line is an example, or named after the pipeline.
+            // The value is the default, unless the line is an example or contains the name of the pipeline.
             let said =
                 !commented && !description.contains("No default") && !value.contains("_orders");
             let default = said.then(|| value_of(value)).flatten();
@@ -106,7 +106,7 @@ struct Keys {
 }
 
 impl Keys {
-    /// The schema of the table at `path`, with everything in it.
+    /// The schema of the table at `path` and of everything in it.
     fn table(&self, path: &str) -> Value {
         let prefix = if path.is_empty() { String::new() } else { format!("{path}.") };
         let inside =

@@ -1,6 +1,6 @@
-//! The values in effect, each with where it comes from, as `postrider config show` prints them.
+//! The values in effect, each with its origin, for `postrider config show`.
 //!
-//! Secrets are masked here and nowhere later: what leaves this module may be printed.
+//! Secrets are masked in this module, so its results may be printed.
 
 use super::file::MASK;
 use super::pipeline::{ShowDuration, ShowSize};
@@ -12,17 +12,17 @@ use crate::relay::OnPoison;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// Where a value comes from.
+/// The origin of a value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Origin {
     /// The file.
     File {
-        /// Where it stands.
+        /// The position of the key.
         place: FilePosition,
-        /// The environment variables it was filled in from.
+        /// The environment variables that the value uses.
         variables: Vec<String>,
     },
-    /// Nobody said otherwise.
+    /// The default.
     Default,
     /// The layout's default.
     Layout(&'static str),
@@ -35,9 +35,9 @@ pub struct Shown {
     pub table: String,
     /// The key in it.
     pub key: String,
-    /// The value, as JSON has it; null where there is none.
+    /// The value in JSON; null if there is none.
     pub value: Value,
-    /// Where it comes from.
+    /// The origin of the value.
     pub origin: Origin,
 }
 
@@ -64,7 +64,7 @@ impl Rows<'_> {
         self.add_or(table, key, value, Origin::Default);
     }
 
-    /// Adds a row, with where it comes from unless it stands in the file.
+    /// Adds a row. `origin`: the origin of the value if the key is not in the file.
     fn add_or(&mut self, table: &str, key: &str, value: Value, otherwise: Origin) {
         let path = if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") };
         let places = &self.config.places;
@@ -137,7 +137,7 @@ impl Rows<'_> {
         self.add(table, "on_update", json!(on_update));
         let columns = format!("{table}.columns");
         for (role, column) in &outbox.columns {
-            // The layout's own name of the column may stand in the file.
+            // The file may have the layout's own name of the column.
             let own = outbox.layout.column(*role).unwrap_or(role.name());
             let by_role = self.config.places.get(&format!("{columns}.{role}")).is_some();
             let key = if by_role { role.name() } else { own };
@@ -215,7 +215,7 @@ impl Rows<'_> {
         }
         let table = format!("{table}.properties");
         for (property, value) in sink.properties.masked() {
-            // In quotes, from a file, or with bare dots, where the first part is the key of a table.
+            // The name may be in quotes, end in `_file`, or have bare dots, of which the first part is a table.
             let (first, _) = property.split_once('.').unwrap_or((property, ""));
             let keys = [quoted(property), quoted(&format!("{property}_file")), quoted(first)];
             let stands =
@@ -272,7 +272,7 @@ fn duration(value: Duration) -> Value {
     json!(ShowDuration(value).to_string())
 }
 
-/// A part of a table's name, as SQL writes it.
+/// A part of a table's name in SQL.
 fn name(part: &str) -> String {
     let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
     let bare = part.bytes().all(plain) && !part.starts_with(|c: char| c.is_ascii_digit());

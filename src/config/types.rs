@@ -14,31 +14,31 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// A whole file.
+/// The configuration of a process.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The file's name, for messages.
     pub file: String,
     /// The admin endpoint.
     pub admin: AdminConfig,
-    /// How long a stop may take: waiting for what is in flight, and for the database to take the last position.
+    /// How long a shutdown waits for events in flight, and for the database to store the last position.
     pub shutdown_grace: Duration,
     /// The pipelines, by name.
     pub pipelines: Vec<PipelineConfig>,
-    /// The same pipelines as the adapters take them, in the same order.
+    /// The specifications of the same pipelines, in the same order.
     pub specs: Vec<PipelineSpec>,
-    /// What is allowed and yet looks wrong.
+    /// Settings that are valid but probably wrong.
     pub warnings: Vec<Finding>,
-    /// Where each key stands in the file.
+    /// The position of each key in the file.
     pub places: Places,
 }
 
 /// `[admin]`
 #[derive(Clone, PartialEq, Debug)]
 pub struct AdminConfig {
-    /// Where /metrics, /live, /ready and /status are served; `None` is off.
+    /// The address of /metrics, /live, /ready and /status; `None`: no endpoint.
     pub listen: Option<SocketAddr>,
-    /// `/ready` says 503 while the lag is longer.
+    /// `/ready` answers 503 while the lag is longer.
     pub ready_lag_max: Duration,
 }
 
@@ -47,72 +47,72 @@ pub struct AdminConfig {
 pub struct PipelineConfig {
     /// The name.
     pub name: String,
-    /// Where events are read from.
+    /// What events are read from.
     pub mode: Mode,
     /// The database.
     pub source: SourceConfig,
     /// The table, its columns, and the messages.
     pub outbox: OutboxConfig,
-    /// Where events go.
+    /// Topic, key, partition and headers of the records.
     pub route: RouteConfig,
-    /// What becomes of payloads.
+    /// How payloads are published.
     pub payload: PayloadConfig,
     /// The broker.
     pub sink: SinkConfig,
-    /// Bounds of what is on its way.
+    /// Limits of the events in flight.
     pub flow: FlowConfig,
-    /// What becomes of events that can't be published.
+    /// What happens to events that cannot be published.
     pub parking: ParkingConfig,
     /// How the table is polled.
     pub poll: PollConfig,
-    /// What saved positions may cost.
+    /// How much WAL saved positions may retain.
     pub bookmarks: BookmarksConfig,
 }
 
 /// `[pipelines.NAME.bookmarks]`
 #[derive(Clone, PartialEq, Debug)]
 pub struct BookmarksConfig {
-    /// Bytes of WAL that all bookmarks together may hold back; past it the oldest is let go.
+    /// How much WAL all bookmarks together may retain; beyond it the oldest is dropped. Unit: bytes.
     pub retain_max: u64,
 }
 
 /// `[pipelines.NAME.source]`
 #[derive(Clone, PartialEq, Debug)]
 pub struct SourceConfig {
-    /// URI or `key=value` pairs, as libpq takes them.
+    /// A URI or `key=value` pairs as in libpq.
     pub url: Url,
-    /// The file that holds the password, as it is written in the configuration.
+    /// The file with the password, as written in the configuration.
     pub password_file: Option<String>,
-    /// The same file, to be read at each login.
+    /// The same file, which is read at each login.
     pub password: Option<SecretFile>,
-    /// The zone of columns without one; empty where none is said.
+    /// The time zone of columns without one; empty if not set.
     pub time_zone: String,
     /// The replication slot.
     pub slot: String,
-    /// The publication, as it is called in the catalog (not folded, not quoted).
+    /// The name of the publication in the catalog (not folded, not quoted).
     pub publication: String,
-    /// Whether the slot is made as one that follows a failover (PostgreSQL 17 and later).
+    /// Whether the slot is created as a failover slot (PostgreSQL 17 and later).
     pub failover: bool,
-    /// How much WAL the slot may hold back; `None` for as much as there is. Unit: bytes.
+    /// How much WAL the slot may retain; `None`: no limit. Unit: bytes.
     pub wal_retain_max: Option<u64>,
-    /// What is done when the slot is gone.
+    /// What to do if the slot is lost.
     pub on_slot_lost: OnSlotLost,
 }
 
 /// `[pipelines.NAME.outbox]`
 #[derive(Clone, PartialEq, Debug)]
 pub struct OutboxConfig {
-    /// The table; `None` takes logical messages alone.
+    /// The table; `None`: only logical messages are published.
     pub table: Option<TableName>,
     /// The column preset.
     pub layout: Layout,
-    /// The prefix of logical messages to take; `None` takes none.
+    /// The prefix of logical messages that are published; `None`: none are.
     pub message_prefix: Option<String>,
     /// What an UPDATE of the table leads to.
     pub on_update: OnUpdate,
-    /// Columns that differ from the layout: role → column.
+    /// Columns that have another name than in the layout: role → column.
     pub columns: Vec<(Role, String)>,
-    /// Further columns: where each goes.
+    /// Additional columns, and where each is placed.
     pub extra: Vec<Extra>,
 }
 
@@ -123,30 +123,30 @@ pub struct RouteConfig {
     pub topic: Option<String>,
     /// A template, the empty one for a null key; `None` is the layout's own.
     pub key: Option<String>,
-    /// A template that gives a number; `None` lets the broker's partitioner choose.
+    /// A template for a number; `None`: the partitioner chooses.
     pub partition: Option<String>,
-    /// What stamps a record.
+    /// The timestamp of a record.
     pub timestamp: TimestampSource,
     /// A rewriting of the topic.
     pub replace: Option<Replace>,
     /// Which of the standard headers are sent; `None` is the layout's choice.
     pub standard_headers: Option<StandardHeaders>,
-    /// Templates of further headers, by name.
+    /// Templates of additional headers, by name.
     pub headers: BTreeMap<String, String>,
 }
 
 /// `[pipelines.NAME.payload]`
 #[derive(Clone, PartialEq, Debug)]
 pub struct PayloadConfig {
-    /// What a NULL payload becomes.
+    /// The value for a NULL payload.
     pub null: NullPayload,
-    /// Whether a payload of nothing but white space is a null value too.
+    /// Whether a payload that is empty or only white space is published as a null value.
     pub blank_is_tombstone: bool,
     /// The largest payload that is published.
     pub size_max: SizeMax,
-    /// The field the payload is put in, with the extra fields beside it; `None` publishes it as it is.
+    /// The field of an object that contains the payload, beside the extra fields; `None`: the payload is the value.
     pub envelope: Option<String>,
-    /// In an envelope, payload text that is a JSON object or array stands as JSON.
+    /// Whether payload text that is a JSON object or array is JSON in an envelope, not a string.
     pub expand_json: bool,
 }
 

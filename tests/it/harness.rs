@@ -126,8 +126,8 @@ async fn writers_know_what_was_committed_even_if_the_server_is_killed() {
     let rows: BTreeMap<String, String> =
         rows.unwrap().iter().map(|row| (row.get(0), row.get(1))).collect();
     assert!(ledger.entries.iter().any(|entry| entry.outcome == Outcome::RolledBack));
-    // After a crash the id of a rolled-back event may be assigned to another event: a rollback does not flush WAL, so the
-    // record of the sequence may be lost.
+    // After a crash the id of a rolled-back event may be assigned to another event: a rollback does not flush WAL, so
+    // the record of the sequence may be lost.
     for entry in &ledger.entries {
         match entry.outcome {
             Outcome::Committed => assert_eq!(rows.get(&entry.id), Some(&entry.payload)),
