@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Words shared by the scripts: where things are, what to say, how to install what is missing.
+# Functions shared by the scripts: paths, messages, installation of missing packages.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 STATE="$ROOT/target/servers"
@@ -9,7 +9,7 @@ say() { printf '%s\n' "$*" >&2; }
 die() { say "error: $*"; exit 1; }
 am_root() { [ "$(id -u)" = 0 ]; }
 
-# install_packages PACKAGE…: with apt-get when root, else says the exact line and stops.
+# install_packages PACKAGE…: installs with apt-get as root, else prints the command and exits.
 install_packages() {
   [ $# -gt 0 ] || return 0
   if am_root && command -v apt-get >/dev/null; then
@@ -28,7 +28,7 @@ install_packages() {
   fi
 }
 
-# A machine that installs PostgreSQL only for us should not also start a cluster of its own.
+# A machine that installs PostgreSQL only for the tests should not start the default cluster.
 without_default_cluster() {
   if am_root && [ ! -e /etc/postgresql-common/createcluster.conf ]; then
     mkdir -p /etc/postgresql-common
@@ -54,7 +54,7 @@ need_compiler() {
   install_packages "${missing[@]}"
 }
 
-# promtool, which judges config/alerts.yml: Debian's package unpacked here, since installing it would start a server.
+# promtool, which checks config/alerts.yml: Debian's package is unpacked here, since its installation starts a server.
 need_promtool() {
   local tools="$ROOT/target/tools" work
   command -v promtool >/dev/null && return 0
@@ -72,7 +72,7 @@ need_promtool() {
   rm -rf "$work"
 }
 
-# cargo-deny, which judges what is linked in. A build takes some minutes: what was built is kept for the user, too.
+# cargo-deny, which checks the dependencies. A build takes some minutes, so the binary is also kept in the user's cache.
 CARGO_DENY_VERSION=0.20.2
 need_cargo_deny() {
   local tools="$ROOT/target/tools" kept="$USER_CACHE/cargo-deny-$CARGO_DENY_VERSION"
@@ -85,14 +85,14 @@ need_cargo_deny() {
   fi
   say "building cargo-deny $CARGO_DENY_VERSION"
   cargo install cargo-deny --version "$CARGO_DENY_VERSION" --locked --root "$tools"
-  # A full or read-only home is no reason to fail.
+  # A full or read-only home directory is not an error.
   { mkdir -p "$USER_CACHE" && cp "$tools/bin/cargo-deny" "$kept.$$" && mv "$kept.$$" "$kept"; } 2>/dev/null || true
 }
 
-# llvm TOOL…: llvm-profdata and llvm-cov. Their library is told to them alone: rustc has its own.
+# llvm TOOL…: runs llvm-profdata or llvm-cov. Only these get the library path: rustc has its own library.
 llvm() { LD_LIBRARY_PATH="$LLVM/../lib:$ROOT/target/tools/usr/lib/$(uname -m)-linux-gnu" "$LLVM/$1" "${@:2}"; }
 
-# The directory LLVM has both, of rustc's own version: rustup's, else Debian's, unpacked here.
+# The directory LLVM has both tools in the version of rustc: from rustup, else from Debian's package, unpacked here.
 need_llvm() {
   local tools="$ROOT/target/tools" host version work
   host=$(rustc -vV | sed -n 's/^host: //p')
@@ -114,12 +114,12 @@ need_llvm() {
   rm -rf "$work"
 }
 
-# The pooler of one test. Its own service is not started.
+# The pooler that one test uses. The service of its package is not started.
 need_pgbouncer() {
   PATH="$PATH:/usr/sbin" command -v pgbouncer >/dev/null || RUNLEVEL=1 install_packages pgbouncer
 }
 
-# What compiles and runs the programs of docs/consumers.md.
+# The tools that compile and run the programs of docs/consumers.md.
 TYPESCRIPT_VERSION=5.9.3
 need_languages() {
   local missing=() tools="$ROOT/target/tools"
@@ -141,7 +141,7 @@ need_rust() {
     die "Rust is missing: install it by rustup (rustup.rs has the line), then run this again"
 }
 
-# free_port: below the kernel's ephemeral range, so that no outgoing connection takes it while a server restarts.
+# free_port: prints a port below the kernel's ephemeral range, which no outgoing connection takes during a restart.
 free_port() {
   local port
   for _ in $(seq 50); do
@@ -154,7 +154,7 @@ free_port() {
   die "no free port between 20000 and 32000"
 }
 
-# alive PID WORD: the process runs, and its command line holds WORD (a reused pid is not ours).
+# alive PID WORD: whether the process runs and its command line contains WORD (the pid may have been reused).
 alive() {
   [ -n "${1:-}" ] && kill -0 "$1" 2>/dev/null && tr '\0' ' ' <"/proc/$1/cmdline" 2>/dev/null | grep -qF -- "$2"
 }
@@ -169,7 +169,7 @@ wait_gone() {
   return 1
 }
 
-# as_server COMMAND…: as the user that PostgreSQL accepts.
+# as_server COMMAND…: runs a command as a user that PostgreSQL accepts.
 as_server() {
   if am_root; then
     (cd / && exec runuser -u postgres -- "$@")

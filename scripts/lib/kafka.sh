@@ -1,11 +1,11 @@
 # shellcheck shell=bash
-# One throwaway Kafka broker in KRaft mode (broker and controller in one process). DIR is everything it owns.
+# A temporary Kafka broker in KRaft mode (broker and controller in one process). All of its files are in DIR.
 
 kafka_lib() { echo "$RUN/cache/kafka-$KAFKA_VERSION"; }
 kafka_pid() { cat "$1/pid" 2>/dev/null || true; }
 kafka_running() { alive "$(kafka_pid "$1")" "$1/server.properties"; }
 
-# Messages up to 10 MB by default, as a topic's own max.message.bytes is what tests set.
+# Messages up to 10 MB by default, because tests set max.message.bytes of a topic.
 kafka_properties() {
   cat <<CONF
 process.roles=broker,controller
@@ -29,11 +29,11 @@ group.initial.rebalance.delay.ms=0
 CONF
 }
 
-# Sizes for tests, unless somebody asks for others by the names that Kafka's own scripts have.
+# Sizes for tests, unless the variables of Kafka's own scripts are set.
 read -ra JAVA_FLAGS <<<"${KAFKA_HEAP_OPTS:--Xms256m -Xmx1g} ${KAFKA_JVM_PERFORMANCE_OPTS:-}"
 JAVA_FLAGS+=(-Dorg.slf4j.simpleLogger.showDateTime=true)
 
-# kafka_start DIR [PORT CONTROLLER_PORT]: formats what is not formatted; a stopped broker starts again on its own ports.
+# kafka_start DIR [PORT CONTROLLER_PORT]: formats new storage; a stopped broker is started again on the same ports.
 kafka_start() {
   local dir=$1 port=${2:-} controller=${3:-} uuid i
   kafka_running "$dir" && return 0
@@ -55,7 +55,7 @@ kafka_start() {
   fi
   : >"$dir/log"
   (
-    # Nothing of this shell is kept: neither its terminal, nor its process group, nor its descriptors.
+    # The broker inherits neither the terminal nor the process group nor the descriptors of this shell.
     cd "$dir" && exec setsid java "${JAVA_FLAGS[@]}" \
       -cp "$(kafka_lib)/*" kafka.Kafka "$dir/server.properties" >>"$dir/log" 2>&1 </dev/null
   ) &

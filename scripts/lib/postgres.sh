@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# One throwaway PostgreSQL: template, data, start, stop. Every function takes the major version.
+# A temporary PostgreSQL: template, data, start, stop. The first argument of every function is the major version.
 
 pg_name() { echo "pg$1"; }
 
@@ -12,7 +12,7 @@ pg_bin() {
   if [ "$1" = 15 ]; then echo /usr/lib/postgresql/15/bin; else echo "$RUN/cache/pg$1-$(npm_version "$1")/bin"; fi
 }
 
-# initdb takes a second, a copy of its result a tenth of it: tests copy this directory too.
+# initdb takes a second, a copy of its result a tenth of that. Tests copy this directory too.
 pg_template() {
   local bin template
   bin=$(pg_bin "$1")
@@ -29,12 +29,12 @@ pg_template() {
   }
 }
 
-# pg_durability DIR DURABLE(0|1): a file of its own, so that a second `up` can change it under a running server.
+# pg_durability DIR DURABLE(0|1): writes a separate file, so that a second `up` can change it while the server runs.
 pg_durability() {
   if [ "$2" = 1 ]; then
     printf 'fsync = on\nfull_page_writes = on\n' >"$1/durability.conf"
   else
-    # A killed process loses nothing by it: the kernel keeps what was written. Only a power cut would.
+    # A killed process loses nothing: the kernel keeps what was written. Only a power failure would lose data.
     printf 'fsync = off\nfull_page_writes = off\n' >"$1/durability.conf"
   fi
   chmod a+r "$1/durability.conf"
@@ -99,7 +99,7 @@ pg_stop() {
   pid=$(pg_pid "$1")
   pg_running "$1" || return 0
   kill -INT "$pid"
-  # A walsender whose client has frozen holds up a fast stop; these servers are thrown away.
+  # A walsender whose client is frozen delays a fast shutdown; the data of these servers are deleted anyway.
   wait_gone "$pid" 10 || kill -QUIT "$pid" 2>/dev/null || true
   wait_gone "$pid" 10 || kill -KILL "$pid" 2>/dev/null || true
 }

@@ -120,9 +120,9 @@ brokers = "k1:9092"
     ] {
         assert!(told.contains(words), "{words}: {told}");
     }
-    // A name with a slash that nobody knows is another mistake.
+    // An unknown name with a slash is another mistake.
     let told = mistakes(&text.replace("CET", "Europe/Pairs"));
-    assert!(told.contains("\"Europe/Pairs\" is not the name of a time zone"), "{told}");
+    assert!(told.contains("\"Europe/Pairs\" is not the name of a known time zone"), "{told}");
 }
 
 #[test]

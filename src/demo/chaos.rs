@@ -13,7 +13,7 @@ const EVERY: Duration = Duration::from_secs(6);
 
 /// A kind of failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Failure {
+pub(super) enum FailureKind {
     /// kill -9 of the relay, then a new process.
     KillRelay,
     /// The broker does not answer, but its connections stay open.
@@ -22,7 +22,7 @@ pub(super) enum Failure {
     RestartDatabase,
 }
 
-impl Failure {
+impl FailureKind {
     /// The failure in words.
     pub(super) const fn words(self) -> &'static str {
         match self {
@@ -36,7 +36,7 @@ impl Failure {
 /// A failure that was injected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Injected {
-    pub(super) failure: Failure,
+    pub(super) failure: FailureKind,
     /// When the failure began, from the start of the demo.
     pub(super) at: Duration,
     /// From its beginning until events flowed again; `None` until they do.
@@ -46,7 +46,7 @@ pub(super) struct Injected {
 /// The failures of one run.
 #[derive(Clone, Debug)]
 pub(super) struct Chaos {
-    round: Vec<Failure>,
+    round: Vec<FailureKind>,
     step: Duration,
     endless: bool,
     pub(super) injected: Vec<Injected>,
@@ -55,7 +55,7 @@ pub(super) struct Chaos {
 impl Chaos {
     /// The failures of `round`, spread over `limit`. Without a limit they come at a fixed interval, with `again`
     /// (`--chaos`) repeatedly.
-    pub(super) fn new(round: Vec<Failure>, limit: Option<Duration>, again: bool) -> Self {
+    pub(super) fn new(round: Vec<FailureKind>, limit: Option<Duration>, again: bool) -> Self {
         let slots = u32::try_from(round.len() + 1).unwrap_or(u32::MAX);
         let step = limit.map_or(EVERY, |limit| limit / slots);
         Self { round, step, endless: again && limit.is_none(), injected: Vec::new() }
@@ -77,7 +77,7 @@ impl Chaos {
     }
 
     /// The next failure, if it is due and the relay has recovered from the one before.
-    pub(super) fn due(&self, elapsed: Duration) -> Option<Failure> {
+    pub(super) fn due(&self, elapsed: Duration) -> Option<FailureKind> {
         if self.current().is_some() {
             return None;
         }
@@ -92,7 +92,7 @@ impl Chaos {
     }
 
     /// Registers the beginning of a failure.
-    pub(super) fn begin(&mut self, failure: Failure, at: Duration) {
+    pub(super) fn begin(&mut self, failure: FailureKind, at: Duration) {
         self.injected.push(Injected { failure, at, back_after: None });
     }
 
@@ -128,8 +128,8 @@ pub(super) fn page(injected: &[Injected]) -> String {
 mod tests {
     use super::*;
 
-    const ROUND: [Failure; 3] =
-        [Failure::KillRelay, Failure::FreezeBroker, Failure::RestartDatabase];
+    const ROUND: [FailureKind; 3] =
+        [FailureKind::KillRelay, FailureKind::FreezeBroker, FailureKind::RestartDatabase];
 
     fn seconds(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -139,15 +139,15 @@ mod tests {
     fn acts_are_spread_over_the_time_and_each_waits_for_the_one_before() {
         let mut chaos = Chaos::new(ROUND.to_vec(), Some(seconds(40)), true);
         assert_eq!(chaos.due(seconds(9)), None);
-        assert_eq!(chaos.due(seconds(10)), Some(Failure::KillRelay));
-        chaos.begin(Failure::KillRelay, seconds(10));
+        assert_eq!(chaos.due(seconds(10)), Some(FailureKind::KillRelay));
+        chaos.begin(FailureKind::KillRelay, seconds(10));
         assert_eq!(chaos.due(seconds(25)), None, "not recovered from the first");
         chaos.recovered(seconds(25));
         assert_eq!(chaos.injected[0].back_after, Some(seconds(15)));
-        assert_eq!(chaos.due(seconds(25)), Some(Failure::FreezeBroker));
-        chaos.begin(Failure::FreezeBroker, seconds(25));
+        assert_eq!(chaos.due(seconds(25)), Some(FailureKind::FreezeBroker));
+        chaos.begin(FailureKind::FreezeBroker, seconds(25));
         chaos.recovered(seconds(26));
-        chaos.begin(Failure::RestartDatabase, seconds(30));
+        chaos.begin(FailureKind::RestartDatabase, seconds(30));
         assert!(!chaos.is_over());
         chaos.recovered(seconds(31));
         assert!(chaos.is_over());
@@ -162,7 +162,7 @@ mod tests {
             chaos.begin(failure, seconds(6 * number));
             chaos.recovered(seconds(6 * number + 1));
         }
-        assert_eq!(chaos.injected[3].failure, Failure::KillRelay);
+        assert_eq!(chaos.injected[3].failure, FailureKind::KillRelay);
     }
 
     #[test]

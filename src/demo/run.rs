@@ -1,7 +1,7 @@
 //! One run of a demo: writes events, injects failures, delivers the rest, stops the relay, and makes the report.
 
 use super::broker::Broker;
-use super::chaos::{Chaos, FREEZE, Failure, Injected};
+use super::chaos::{Chaos, FREEZE, FailureKind, Injected};
 use super::database::Database;
 use super::ledger::SharedLedger;
 use super::probe::{Probe, RelayStatus};
@@ -286,18 +286,18 @@ impl<'o> DemoRun<'o> {
         self.chaos.begin(failure, elapsed);
         self.delivered_before = None;
         match failure {
-            Failure::KillRelay => {
+            FailureKind::KillRelay => {
                 self.repeatable += self.meter.repeatable() + self.probe.look().in_flight_peak;
                 self.probe.watch(None);
                 self.relay.kill_and_restart()?;
                 self.probe.watch(self.relay.pid());
                 Ok(())
             }
-            Failure::FreezeBroker => {
+            FailureKind::FreezeBroker => {
                 broker.answer_after(FREEZE);
                 Ok(())
             }
-            Failure::RestartDatabase => database.begin_restart(),
+            FailureKind::RestartDatabase => database.begin_restart(),
         }
     }
 
@@ -317,14 +317,14 @@ impl<'o> DemoRun<'o> {
             return Ok(());
         }
         let done = match injected.failure {
-            Failure::KillRelay => true,
-            Failure::FreezeBroker => {
+            FailureKind::KillRelay => true,
+            FailureKind::FreezeBroker => {
                 // All answers are due at the same time, the end of the freeze.
                 let left = FREEZE.saturating_sub(elapsed.saturating_sub(injected.at));
                 broker.answer_after(left);
                 left.is_zero()
             }
-            Failure::RestartDatabase => database.step_restart()?,
+            FailureKind::RestartDatabase => database.step_restart()?,
         };
         if done {
             let status = self.probe.look().status;
@@ -336,16 +336,16 @@ impl<'o> DemoRun<'o> {
 }
 
 /// The failures of a run: the user's own servers are not broken.
-fn failures(options: &DemoOptions) -> Vec<Failure> {
+fn failures(options: &DemoOptions) -> Vec<FailureKind> {
     if !options.chaos {
         let kills = usize::try_from(options.kills).unwrap_or(usize::MAX);
-        return vec![Failure::KillRelay; kills];
+        return vec![FailureKind::KillRelay; kills];
     }
-    let all = [Failure::KillRelay, Failure::FreezeBroker, Failure::RestartDatabase];
-    let own = |failure: &Failure| match failure {
-        Failure::KillRelay => true,
-        Failure::FreezeBroker => options.brokers.is_none(),
-        Failure::RestartDatabase => options.url.is_none(),
+    let all = [FailureKind::KillRelay, FailureKind::FreezeBroker, FailureKind::RestartDatabase];
+    let own = |failure: &FailureKind| match failure {
+        FailureKind::KillRelay => true,
+        FailureKind::FreezeBroker => options.brokers.is_none(),
+        FailureKind::RestartDatabase => options.url.is_none(),
     };
     all.into_iter().filter(own).collect()
 }

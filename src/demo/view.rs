@@ -1,6 +1,6 @@
 //! The figures on the screen: rates and latencies of the last seconds, from the ledger's totals and the probe.
 
-use super::chaos::Failure;
+use super::chaos::FailureKind;
 use super::ledger::{SharedLedger, Totals};
 use super::probe::Observation;
 use super::quantile::Spread;
@@ -60,7 +60,7 @@ pub(super) struct ScreenView {
     pub(super) totals: Totals,
     pub(super) look: Observation,
     /// The failure from which the relay has not recovered yet.
-    pub(super) breaking: Option<Failure>,
+    pub(super) breaking: Option<FailureKind>,
     /// Number of failures that were injected, and that are planned for one round.
     pub(super) broken: usize,
     pub(super) planned: usize,
@@ -74,7 +74,7 @@ impl ScreenView {
     /// The state of the relay.
     pub(super) fn state(&self) -> &str {
         match (&self.look.status, self.phase) {
-            (None, _) if self.breaking == Some(Failure::KillRelay) => "restarting",
+            (None, _) if self.breaking == Some(FailureKind::KillRelay) => "restarting",
             (None, _) => "no answer",
             (Some(_), Phase::Draining) => "draining",
             (Some(status), Phase::Writing) => &status.state,

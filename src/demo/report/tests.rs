@@ -4,7 +4,11 @@ use std::time::Duration;
 
 fn kill(seconds: u64) -> Injected {
     let back_after = Some(Duration::from_millis(1500));
-    Injected { failure: chaos::Failure::KillRelay, at: Duration::from_secs(seconds), back_after }
+    Injected {
+        failure: chaos::FailureKind::KillRelay,
+        at: Duration::from_secs(seconds),
+        back_after,
+    }
 }
 
 fn report() -> DemoReport {

@@ -1,6 +1,6 @@
 //! One line per second, with a repeated header.
 
-use crate::demo::chaos::Failure;
+use crate::demo::chaos::FailureKind;
 use crate::demo::view::ScreenView;
 use crate::demo::words;
 use std::io::{self, Write as _};
@@ -14,7 +14,7 @@ pub(in crate::demo) struct Plain {
     /// The second that was written last.
     second: Option<u64>,
     /// The failure that was printed last; `None` once its end was printed.
-    printed: Option<Failure>,
+    printed: Option<FailureKind>,
 }
 
 impl Plain {
@@ -22,7 +22,7 @@ impl Plain {
     pub(super) fn line(&mut self, view: &ScreenView) -> io::Result<()> {
         if view.chaos && view.breaking != self.printed {
             self.printed = view.breaking;
-            let what = view.breaking.map_or("events flow again", Failure::words);
+            let what = view.breaking.map_or("events flow again", FailureKind::words);
             write(&format!("{:>5} chaos: {what}", words::clock(view.elapsed)))?;
         }
         let second = view.elapsed.as_secs();

@@ -99,7 +99,7 @@ fn the_screen_fits_80_by_24() {
 
 #[test]
 fn what_is_broken_at_the_moment_stands_at_the_foot() {
-    let breaking = Some(crate::demo::chaos::Failure::FreezeBroker);
+    let breaking = Some(crate::demo::chaos::FailureKind::FreezeBroker);
     let chaos = ScreenView { chaos: true, breaking, broken: 2, planned: 3, ..view() };
     let text = screen_of(&chaos, 80, 24, false).backend().to_string();
     assert!(text.contains(" chaos: broker frozen for 4 s "), "{text}");
