@@ -44,8 +44,8 @@ const NOT_YET: [&str; 2] = ["crates/postrider-postgres", "crates/postrider-sinks
 /// Literals that are names and not text: a key of JSON.
 const NAMES: [&str; 1] = ["mend"];
 
-/// The words of `table` in a text, in lower case. A dead letter is the field's own term. A word that is a part of a name,
-/// such as a test's, is not read as a word.
+/// The words of `table` in a text, in lower case. A dead letter is the field's own term. A word that is a part of a
+/// name, such as a test's, is not read as a word.
 fn words_in<'t>(
     table: &'t [(&'static str, &'static str)],
     text: &str,
