@@ -45,8 +45,8 @@ pub(super) fn refused_event(
     let id = shown_id(event_id);
     let hint = match reason {
         Refusal::TooLarge { size, .. } | Refusal::TooLargeCompressed { size, .. } => format!(
-            "raise the limit of the topic: kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config \
-             max.message.bytes={size}; where payload.size_max sets the limit, raise that; then start again"
+            "raise the limit of the topic: kafka-configs.sh --alter --entity-type topics --entity-name {topic} \
+             --add-config max.message.bytes={size}; where payload.size_max sets the limit, raise that; then start again"
         ),
         Refusal::Partition(number) => format!(
             "kafka-topics.sh --alter --topic {topic} --partitions {}; or fix route.partition; then start again",
@@ -149,7 +149,9 @@ pub(super) fn unfit_table(error: &MapError) -> Halt {
 pub(super) fn unpolled(pipeline: &str) -> Halt {
     Halt {
         reason: HaltReason::SlotMissing,
-        message: "the slot was created while the table was polled (mode = \"auto\"), and polling has not finished".into(),
+        message: "the slot was created while the table was polled (mode = \"auto\"), and polling has not \
+                  finished"
+            .into(),
         meaning: "rows committed before the slot and not marked are only in the table; nothing is lost".into(),
         hint: format!(
             "start once with mode = \"auto\" until the log says that it streams again; to leave those rows out: UPDATE \

@@ -1,5 +1,5 @@
-//! The counts of skipped changes, and the log lines about them: an event that expired is named, a few lines a minute, and
-//! the others are counted.
+//! The counts of skipped changes, and the log lines about them: an event that expired is named, a few lines a minute,
+//! and the others are counted.
 
 use super::health::{Condition, LogRateLimit};
 use crate::event::{Position, shown_id};
@@ -74,8 +74,8 @@ impl SkippedLog {
                 not_inserts,
                 others,
                 repeated,
-                "changes that are no new events were skipped: updates, deletes and truncations; rows of other tables and \
-                 messages of other prefixes; events that were published before"
+                "changes that are no new events were skipped: updates, deletes and truncations; rows of other tables \
+                 and messages of other prefixes; events that were published before"
             );
             *logged = Skipped { not_transactional: logged.not_transactional, ..*counts };
         }

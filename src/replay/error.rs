@@ -223,7 +223,9 @@ impl ReplayError {
                 "point source.url at the primary (target_session_attrs=read-write)".to_owned()
             }
             Self::LostPlace { .. } => {
-                "begin another replay: rows that this one has published are published again, with the same ids".to_owned()
+                "begin another replay: rows that this one has published are published again, with the \
+                 same ids"
+                    .to_owned()
             }
             Self::Messages(halt) => halt.hint.clone(),
             Self::Spec(_) | Self::Unfit(_) => "run postrider check: it shows what does not fit".to_owned(),
