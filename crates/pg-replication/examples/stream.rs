@@ -8,7 +8,7 @@
 
 #![expect(clippy::print_stdout, reason = "the example prints what it receives")]
 
-use pg_replication::lsn::Watermark;
+use pg_replication::lsn::{Lsn, Watermark};
 use pg_replication::pgoutput::{Column, Message, Tuple, decode};
 use pg_replication::{Conninfo, Frame, StartReplication, WalConnection};
 use std::collections::HashMap;
@@ -40,9 +40,7 @@ async fn run(conninfo: &str, slot: &str, publication: &str) -> Result<(), Box<dy
         for frame in batch.frames() {
             match frame {
                 Frame::XLogData { data, .. } => printer.print(&decode(data)?),
-                Frame::Keepalive { wal_end, .. } => {
-                    printer.keepalive(Watermark::from_keepalive(wal_end))
-                }
+                Frame::Keepalive { wal_end, .. } => printer.keepalive(wal_end),
             }
         }
         // Sent with the next status update: the server may remove the WAL of printed transactions.
@@ -91,9 +89,9 @@ impl Printer {
     }
 
     /// A keepalive outside a transaction confirms WAL that has no changes of the publication.
-    fn keepalive(&mut self, wal_end: Watermark) {
+    fn keepalive(&mut self, wal_end: Lsn) {
         if !self.in_transaction {
-            self.printed = self.printed.max(wal_end);
+            self.printed = self.printed.max(Watermark::from_keepalive(wal_end));
         }
     }
 
