@@ -1,10 +1,10 @@
-//! Mutation fuzzing: a small corpus is mutated at random up to a number of bytes, and memory and time are measured.
+//! Mutation fuzzing for tests: inputs of a small corpus are mutated at random, and the memory and time of each are measured.
 //!
-//! The tests beside each reader hold that no input makes it panic, loop, or take more memory than its size allows. The
-//! corpus is in `tests/fuzz`, and `tests/wal` has what servers really sent. The same seed bends the same way;
-//! `POSTRIDER_FUZZ_SEED` and `POSTRIDER_FUZZ_BYTES` choose others.
+//! Tests of each parser check that no input makes it panic, loop, or take more memory than allowed for the input's size. The
+//! corpus is in `tests/fuzz`; `tests/wal` has messages that servers sent. Runs with the same seed are equal;
+//! `POSTRIDER_FUZZ_SEED` and `POSTRIDER_FUZZ_BYTES` set the seed and the amount of input.
 
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "it is for tests alone")]
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "the crate is only for tests")]
 
 mod meter;
 
@@ -14,44 +14,44 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Bytes of input that a test takes.
+/// Amount of input of a test. Unit: bytes.
 const BYTES: usize = 1 << 20;
-/// The longest input, unless the corpus has a longer one.
+/// Maximum size of an input, unless the corpus has a longer one. Unit: bytes.
 const INPUT_BYTES: usize = 64 << 10;
-/// Longer than this, and it counts as an endless loop: inputs are small, and the machine may be busy.
+/// An input that takes longer counts as an endless loop. Inputs are small, but the machine may be busy.
 const SLOW: Duration = Duration::from_secs(10);
 
-/// Numbers at which lengths, counts and signs turn.
+/// Boundary values of lengths, counts and signs.
 const EDGES: [u32; 10] =
     [0, 1, 4, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFF];
 
-/// Most memory that an input may take.
+/// Maximum memory for an input.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
-    /// Bytes, whatever the input.
+    /// Bytes for any input.
     pub base: usize,
     /// Bytes for each byte of input.
     pub each: usize,
 }
 
-/// The corpus of a target: a line is an input.
+/// The corpus of a target; each line is an input.
 pub fn lines(target: &str) -> Vec<Vec<u8>> {
     texts(target, "\n")
 }
 
-/// The corpus of a target, whose inputs have lines of their own.
+/// The corpus of a target whose inputs are separated by `between`.
 pub fn texts(target: &str, between: &str) -> Vec<Vec<u8>> {
     let text = fs::read_to_string(root().join("tests/fuzz").join(format!("{target}.txt"))).unwrap();
     text.split(between).map(|input| input.as_bytes().to_vec()).collect()
 }
 
-/// The corpus of a target, in hexadecimal, a line each; spaces are for people.
+/// The corpus of a target; each line is an input in hexadecimal. Spaces are ignored.
 pub fn hex(target: &str) -> Vec<Vec<u8>> {
     let lines = lines(target).into_iter();
     lines.map(|line| unhex(&String::from_utf8(line).unwrap().replace(' ', ""))).collect()
 }
 
-/// Messages that servers sent, of one recording each, in order.
+/// The recorded messages of servers of a version, in order; one list for each recording.
 pub fn recordings(version: &str) -> Vec<Vec<Vec<u8>>> {
     let mut files: Vec<PathBuf> = fs::read_dir(root().join("tests/wal").join(version))
         .unwrap()
@@ -80,31 +80,34 @@ fn setting(name: &str) -> Option<u64> {
     std::env::var_os(name)?.into_string().ok()?.parse().ok()
 }
 
-/// Gives `read` the corpus, and then what comes of bending it, until the budget is used up.
+/// Calls `read` with each input of the corpus, and then with mutated inputs, up to the amount of input of a test.
+///
+/// # Panics
+/// If an input takes more memory than allowed, or too long.
 pub fn hammer(corpus: &[Vec<u8>], memory: Memory, mut read: impl FnMut(&[u8])) {
     let mut rng = Rng::with_seed(setting("POSTRIDER_FUZZ_SEED").unwrap_or(1));
-    let budget =
+    let limit =
         setting("POSTRIDER_FUZZ_BYTES").map_or(BYTES, |bytes| usize::try_from(bytes).unwrap());
     let mut spent = 0;
     let mut inputs = 0;
-    while spent < budget {
-        let input = corpus.get(inputs).map_or_else(|| bent(&mut rng, corpus), Clone::clone);
+    while spent < limit {
+        let input = corpus.get(inputs).map_or_else(|| mutated(&mut rng, corpus), Clone::clone);
         (inputs, spent) = (inputs + 1, spent + input.len() + 1);
-        let told = Told(&input);
+        let shown_on_panic = ShownOnPanic(&input);
         let began = Instant::now();
         let most = meter::most(|| read(&input));
         let allowed = memory.base + memory.each * input.len();
         assert!(most <= allowed, "{most} bytes of memory, {allowed} allowed");
         assert!(began.elapsed() < SLOW, "took {:?}", began.elapsed());
-        drop(told);
+        drop(shown_on_panic);
     }
-    assert!(inputs > corpus.len(), "the budget is for more than the corpus");
+    assert!(inputs > corpus.len(), "the limit is for more than the corpus");
 }
 
-/// Shows the input of a test that fails.
-struct Told<'a>(&'a [u8]);
+/// Prints the input if the test panics.
+struct ShownOnPanic<'a>(&'a [u8]);
 
-impl Drop for Told<'_> {
+impl Drop for ShownOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let mut digits = String::new();
@@ -117,17 +120,17 @@ impl Drop for Told<'_> {
     }
 }
 
-fn bent(rng: &mut Rng, corpus: &[Vec<u8>]) -> Vec<u8> {
+fn mutated(rng: &mut Rng, corpus: &[Vec<u8>]) -> Vec<u8> {
     let longest = corpus.iter().map(Vec::len).max().unwrap_or(0).max(INPUT_BYTES);
     let mut input = rng.choice(corpus).cloned().unwrap_or_default();
     for _ in 0..=rng.usize(..5) {
-        bend(rng, corpus, &mut input);
+        mutate(rng, corpus, &mut input);
     }
     input.truncate(longest);
     input
 }
 
-fn bend(rng: &mut Rng, corpus: &[Vec<u8>], input: &mut Vec<u8>) {
+fn mutate(rng: &mut Rng, corpus: &[Vec<u8>], input: &mut Vec<u8>) {
     let at = rng.usize(..=input.len());
     let end = rng.usize(at..=input.len().min(at + 64));
     match rng.u32(..10) {
@@ -168,13 +171,13 @@ fn bend(rng: &mut Rng, corpus: &[Vec<u8>], input: &mut Vec<u8>) {
 }
 
 #[test]
-fn memory_that_is_taken_is_seen() {
+fn allocated_memory_is_counted() {
     assert_eq!(meter::most(|| ()), 0);
     let most = meter::most(|| {
         drop(vec![0_u8; 5_000]);
         drop(vec![0_u8; 3_000]);
     });
-    assert_eq!(most, 5_000, "what was given back does not count twice");
+    assert_eq!(most, 5_000, "freed memory does not count twice");
 }
 
 #[test]

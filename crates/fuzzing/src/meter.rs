@@ -1,7 +1,7 @@
-//! How much memory a piece of code takes at most, counted on its own thread.
+//! The maximum memory that a piece of code allocates, counted on its thread.
 #![expect(
     unsafe_code,
-    reason = "an allocator is unsafe by its trait; this one counts and passes on"
+    reason = "the trait of allocators is unsafe; this one counts and calls the system's"
 )]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::thread::AccessError;
 
 thread_local! {
-    /// Bytes taken and not given back, and the most there ever were.
+    /// Bytes that are allocated, and their maximum.
     static TAKEN: Cell<(isize, isize)> = const { Cell::new((0, 0)) };
 }
 
@@ -19,7 +19,7 @@ struct Meter;
 static METER: Meter = Meter;
 
 fn count(bytes: isize) {
-    // A thread that ends has no counter any more.
+    // A thread that ends no longer has a counter.
     let _counted: Result<(), AccessError> = TAKEN.try_with(|taken| {
         let (now, most) = taken.get();
         let now = now.wrapping_add(bytes);
@@ -27,7 +27,7 @@ fn count(bytes: isize) {
     });
 }
 
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: every call is passed unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Meter {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size().cast_signed());
@@ -48,7 +48,7 @@ unsafe impl GlobalAlloc for Meter {
     }
 }
 
-/// The most bytes that `work` held at a time, beyond what was held before.
+/// The maximum number of bytes that `work` had allocated at a time, not counting those allocated before.
 pub(crate) fn most(work: impl FnOnce()) -> usize {
     let before = TAKEN.with(|taken| {
         let (now, _) = taken.get();

@@ -1,10 +1,9 @@
-//! How long to wait before the next try: doubling, capped, with jitter.
-//!
-//! Owns no clock and no random numbers: the caller brings the dice. There is no last try.
+//! Exponential back-off with an upper bound and jitter. The number of attempts is not limited. The caller passes the random
+//! number in.
 
 use std::time::Duration;
 
-/// Pauses that double from `min` to `max`, each with full jitter in its upper half.
+/// Pauses that double from `min` to `max`, with random jitter in the upper half of each.
 #[derive(Clone, Copy, Debug)]
 pub struct Backoff {
     min: Duration,
@@ -13,25 +12,25 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Pauses from `min` to `max`; `max` is raised to `min` where it is below.
+    /// Pauses from `min` to `max`; a `max` below `min` is raised to `min`.
     pub const fn new(min: Duration, max: Duration) -> Self {
         let max = if max.as_nanos() < min.as_nanos() { min } else { max };
         Self { min, max, attempts: 0 }
     }
 
-    /// The next pause, given a throw of the dice in `0.0..1.0`.
-    pub fn next(&mut self, dice: f64) -> Duration {
+    /// The next pause. `random` is a random number in `0.0..1.0`.
+    pub fn next(&mut self, random: f64) -> Duration {
         let doubled = self.min.saturating_mul(1_u32 << self.attempts.min(20)).min(self.max);
         self.attempts = self.attempts.saturating_add(1);
-        doubled.div_f64(2.0) + doubled.div_f64(2.0).mul_f64(dice.clamp(0.0, 1.0))
+        doubled.div_f64(2.0) + doubled.div_f64(2.0).mul_f64(random.clamp(0.0, 1.0))
     }
 
-    /// How often [`Backoff::next`] was asked since the last reset.
+    /// Number of calls of [`Backoff::next`] since the last reset.
     pub const fn attempts(&self) -> u32 {
         self.attempts
     }
 
-    /// It worked: the next pause is the shortest again.
+    /// Resets after a success: the next pause is the shortest.
     pub fn reset(&mut self) {
         self.attempts = 0;
     }

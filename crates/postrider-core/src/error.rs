@@ -1,7 +1,7 @@
-//! Words all errors share: how a chain is printed, and why a pipeline halts.
+//! The reasons for which a pipeline halts, and how a chain of errors is printed.
 //!
-//! Errors themselves live beside what fails. `Display` prints one error, never its sources; [`Chain`] prints them
-//! all, in the one place that logs. Classes come from SQLSTATE and Kafka's codes, never from text.
+//! Error types are in the modules that fail. Their `Display` prints one error without its sources; [`Chain`] prints all of
+//! them. Errors are classified by SQLSTATE and by Kafka's error codes, never by text.
 
 use std::error::Error;
 use std::fmt;
@@ -21,19 +21,19 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-/// Why a pipeline stopped for an operator: going on could lose or reorder events.
+/// Why a pipeline stopped until an operator acts: continuing could lose or reorder events.
 ///
-/// Each has a code that stands in log, status and `docs/operations.md`, what happened, what it means for the data,
-/// and the lines that get out of it. Nothing here holds a payload or a secret.
+/// A halt has a code, which log, status and the operations documents have too, what happened, what it means for the data,
+/// and what to do. It never contains a payload or a secret.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Halt {
-    /// Which of the known reasons.
+    /// The reason.
     pub reason: HaltReason,
-    /// What happened, with the names of the objects: a lowercase fragment without full stop.
+    /// What happened, with the names of the objects: a lowercase fragment without a full stop.
     pub message: String,
     /// What it means for the data.
     pub meaning: String,
-    /// Commands or edits that mend it, in order.
+    /// Commands or edits that fix it, in order.
     pub hint: String,
 }
 
@@ -47,7 +47,7 @@ impl Error for Halt {}
 
 macro_rules! halt_reasons {
     ($($(#[$doc:meta])* $variant:ident = $code:literal $name:literal,)*) => {
-        /// The reasons a pipeline halts for, each with a stable code.
+        /// The reasons for which a pipeline halts, each with a stable code.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         pub enum HaltReason { $($(#[$doc])* $variant,)* }
 
@@ -69,17 +69,17 @@ macro_rules! halt_reasons {
 }
 
 halt_reasons! {
-    /// The slot was invalidated: WAL it needs is gone.
+    /// The slot was invalidated: the server removed WAL that it needs.
     SlotLost = "PR001" "slot_lost",
-    /// The slot does not exist. It is never created on a reconnect.
+    /// The slot does not exist. A reconnect never creates a slot.
     SlotMissing = "PR002" "slot_missing",
-    /// The slot is another plugin's, another database's, or physical.
+    /// The slot belongs to another plugin or another database, or is physical.
     SlotUnusable = "PR003" "slot_unusable",
-    /// The server is not the one the cursor belongs to, or its timeline went back.
+    /// The server is not the one that the cursor belongs to, or its timeline is lower than before.
     OtherHistory = "PR004" "other_history",
     /// The cursor or the slot is ahead of the server's WAL.
     PositionAhead = "PR005" "position_ahead",
-    /// The slot was moved past the cursor by somebody else.
+    /// Another client moved the slot past the cursor.
     SlotMoved = "PR006" "slot_moved",
     /// The publication does not exist, now or at the position being decoded.
     PublicationMissing = "PR007" "publication_missing",
@@ -89,9 +89,9 @@ halt_reasons! {
     TableUnfit = "PR009" "table_unfit",
     /// Postrider's own schema is missing or of another version.
     SchemaUnfit = "PR010" "schema_unfit",
-    /// An event can never be published as it is.
+    /// An event can't be published as it is.
     PoisonEvent = "PR011" "poison_event",
-    /// The server sent what the protocol does not allow.
+    /// The server violated the protocol.
     Protocol = "PR012" "protocol",
     /// The server can't be used as it is configured: `wal_level`, encoding, version, rights.
     ServerUnfit = "PR013" "server_unfit",
@@ -99,23 +99,24 @@ halt_reasons! {
     AccessDenied = "PR014" "access_denied",
     /// A setting of the sink is refused by librdkafka or by the broker.
     SinkUnfit = "PR015" "sink_unfit",
-    /// The server fails on the same WAL position each time.
+    /// The server fails at the same WAL position each time.
     Wedged = "PR016" "wedged",
-    /// The slot holds back more WAL than the operator allows.
+    /// The slot retains more WAL than `source.wal_retain_max` allows.
     WalBudget = "PR017" "wal_budget",
-    /// The check at the start found that published rows can't be marked: a column is missing, or a mark would move rows
-    /// between partitions. A mark that the server refuses while running is `TableUnfit`.
+    /// The start check found that the row status of published rows can't be written: a column is missing, or the write would
+    /// move rows between partitions. A write that the server refuses later is `TableUnfit`.
     MarksUnfit = "PR018" "marks_unfit",
-    /// Another process is at work on the pipeline or its slot; commands that would disturb it are refused.
+    /// Another process uses the pipeline or its slot; commands that would disturb it are refused.
     RelayRunning = "PR020" "relay_running",
     /// The command does not apply to a pipeline of this mode or without a table.
     NotApplicable = "PR021" "not_applicable",
-    /// A first start is asked for, and the pipeline has a cursor row or a slot already.
+    /// A first start is requested, but the pipeline has a cursor row or a slot already.
     AlreadySetUp = "PR022" "already_set_up",
     /// A row of the outbox table was updated, and the configuration says that this never happens.
     RowUpdated = "PR023" "row_updated",
-    /// Schema `postrider` belongs to another role or has objects that are not ours: it could run code as this session.
+    /// Schema `postrider` belongs to another role, or has objects that Postrider did not create: they could execute code
+    /// with the rights of this session.
     SchemaUntrusted = "PR024" "schema_untrusted",
-    /// Mode, destination, table or layout are not those that the pipeline's position belongs to.
+    /// Mode, destination, table or layout differ from those that the pipeline's position belongs to.
     PipelineChanged = "PR025" "pipeline_changed",
 }

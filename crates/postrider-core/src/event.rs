@@ -1,6 +1,4 @@
-//! What the application wrote: an event, the aggregate it belongs to, and its place in the log.
-//!
-//! Knows nothing of tables, topics or sockets. `outbox` makes events from tuples; `relay` orders them.
+//! An event's identity: its position, the history of the position, and its aggregate.
 
 use pg_replication::lsn::Lsn;
 pub use pg_replication::timestamp::PgTime;
@@ -8,11 +6,10 @@ use std::borrow::Cow;
 use std::fmt;
 use std::num::ParseIntError;
 
-/// Characters of an event's id in a line of a log or an error. An id that is longer ends with `…` there: nothing is
-/// found by what is shown.
+/// Maximum length of an event's id in logs and errors. A longer id ends with `…` there. Unit: characters.
 pub const ID_SHOWN_CHARS_MAX: usize = 100;
 
-/// An event's id as a line shows it.
+/// An event's id as logs and errors show it.
 pub fn shown_id(id: &str) -> Cow<'_, str> {
     match id.char_indices().nth(ID_SHOWN_CHARS_MAX) {
         None => Cow::Borrowed(id),
@@ -20,15 +17,16 @@ pub fn shown_id(id: &str) -> Cow<'_, str> {
     }
 }
 
-/// Identity and sort key of an event: where its transaction commits, and which change of it the event is.
+/// Identity and sort key of an event: the commit LSN of its transaction, and the index of the change in the transaction.
 ///
-/// Deterministic across reconnects, spills and restarts of the server (measured on 15 and 18). The ordinal counts every
-/// change of the transaction that the server sends, ours or not, from 0; row LSNs are neither unique nor ordered.
+/// The position is the same after reconnects, spills and restarts of the server (measured on 15 and 18). The ordinal counts
+/// every change of the transaction that the server sends, also those that are no events. LSNs of rows are not used, because
+/// they are neither unique nor ordered.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Position {
     /// Start of the transaction's commit record (`Begin.final_lsn`).
     pub commit_lsn: Lsn,
-    /// Index of the change inside the transaction, from 0.
+    /// Index of the change in the transaction, from 0.
     pub ordinal: u64,
 }
 
@@ -51,11 +49,11 @@ pub const fn is_claim_lsn(lsn: Lsn) -> bool {
     lsn.to_wire() % 2 == 1
 }
 
-/// Which history of the database a position belongs to: the Unix second at which the history began.
+/// The history of the database that a position belongs to, as the Unix second at which the history began.
 ///
-/// LSNs of two histories can't be compared: after a failover or a restore the same LSN is another event. The number
-/// rises with each history, so a position with its history in front sorts after every position of earlier histories.
-/// 0 is the history of pipelines that were set up before positions carried one.
+/// LSNs of two histories can't be compared: after a failover or a restore the same LSN is another event. Each history has a
+/// higher number, so a position with its history in front sorts after all positions of earlier histories. 0 is the history
+/// of pipelines that were set up before positions had one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct HistoryId(pub u32);
 
@@ -65,26 +63,26 @@ impl fmt::Display for HistoryId {
     }
 }
 
-/// A position as header `position` has it: fixed-width hexadecimal, so that it sorts as bytes.
+/// A position as in header `position`: hexadecimal numbers of fixed width, so that positions sort as bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct HeaderPosition {
-    /// The history that the LSN is of.
+    /// The history of the LSN.
     pub history: HistoryId,
-    /// The event's place in it.
+    /// The event's position in the history.
     pub position: Position,
 }
 
 impl HeaderPosition {
-    /// Digits of the history, which come first.
+    /// Number of digits of the history, which is the first part.
     pub const HISTORY_DIGITS: usize = 8;
 
-    /// Digits of the commit LSN.
+    /// Number of digits of the commit LSN.
     const LSN_DIGITS: usize = 16;
 
-    /// Digits of the ordinal.
+    /// Number of digits of the ordinal.
     const ORDINAL_DIGITS: usize = 8;
 
-    /// Reads `68F1A2B3-0000000001A2B3C8-00000005`; `None` where it is anything else.
+    /// Parses `68F1A2B3-0000000001A2B3C8-00000005`; `None` for any other format.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('-');
         let mut number = |digits: usize| -> Option<u64> {
@@ -108,13 +106,13 @@ impl fmt::Display for HeaderPosition {
     }
 }
 
-/// The histories of a pipeline's positions: which one each commit LSN belongs to.
+/// The histories of a pipeline's positions, by commit LSN.
 ///
-/// After a failover the server has the old timeline up to the switch, and its own from there on. What was committed
-/// before the switch is the same event on both, and keeps the history under which it may have been published.
+/// After a failover the server has the old timeline up to the switch, and its own timeline from there on. An event that was
+/// committed before the switch is the same on both, and keeps the history with which it may have been published.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Histories {
-    /// Where each begins, and its number; both rise. The first begins at 0/0.
+    /// Start and number of each history, both ascending. The first starts at 0/0.
     starts: Vec<(Lsn, HistoryId)>,
 }
 
@@ -125,35 +123,35 @@ impl Default for Histories {
 }
 
 impl Histories {
-    /// Histories that are remembered: one for each failover since the oldest position that may be published again.
-    /// Positions of older ones get the oldest that is remembered, and are new to consumers.
+    /// Maximum number of stored histories: one for each failover since the oldest position that may be published again.
+    /// Positions of older histories get the oldest stored one, and are new to consumers.
     pub const MAX: usize = 32;
 
-    /// From the row's two columns; `None` where they are not what [`raised`](Self::raised) makes.
+    /// From the stored starts and numbers; `None` if [`raised`](Self::raised) could not have made them.
     pub fn new(starts: Vec<(Lsn, HistoryId)>) -> Option<Self> {
         let rises = starts.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 < pair[1].1);
         let first = starts.first().is_some_and(|(at, _)| *at == Lsn::ZERO);
         (rises && first && starts.len() <= Self::MAX).then_some(Self { starts })
     }
 
-    /// Where each begins, and its number.
+    /// Start and number of each history.
     pub fn starts(&self) -> &[(Lsn, HistoryId)] {
         &self.starts
     }
 
-    /// The history in force.
+    /// The current history.
     pub fn current(&self) -> HistoryId {
         self.starts.last().map_or(HistoryId::default(), |(_, history)| *history)
     }
 
-    /// The history of what commits at `commit_lsn`.
+    /// The history of a commit at `commit_lsn`.
     pub fn of(&self, commit_lsn: Lsn) -> HistoryId {
         let reached = self.starts.iter().rev().find(|(from, _)| *from <= commit_lsn);
         reached.map_or(HistoryId::default(), |(_, history)| *history)
     }
 
-    /// The same with a new history from `from` on, begun at Unix second `now`, or later where an earlier one says so:
-    /// no two histories have the same number, whatever the clock does. `above`: a number that is taken too.
+    /// Adds a new history that starts at `from`. Its number is `now`, in Unix seconds, or one more than the highest used
+    /// number: no two histories have the same number, whatever the clock does. `above` is another used number.
     #[must_use]
     pub fn raised(&self, from: Lsn, now: u32, above: HistoryId) -> Self {
         let next = self.current().max(above).0.saturating_add(1);
@@ -169,14 +167,14 @@ impl Histories {
     }
 }
 
-/// The unit of order: the pair of aggregate type and aggregate id.
+/// An aggregate, the unit of order: the pair of aggregate type and aggregate id.
 ///
-/// `Debug` shows lengths only, since an aggregate's id may be a person's.
+/// `Debug` shows only lengths, because an aggregate's id may be personal data.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Aggregate<'a> {
     /// The aggregate's type, `order`.
     pub kind: &'a str,
-    /// The aggregate's id inside its type.
+    /// The aggregate's id, unique in its type.
     pub id: &'a str,
 }
 
@@ -186,8 +184,9 @@ impl fmt::Debug for Aggregate<'_> {
     }
 }
 
-/// Most that an event's time may be ahead of its commit, in milliseconds. Kafka 4.0 refuses stamps further ahead than
-/// `log.message.timestamp.after.max.ms`, an hour by default, and a refused stamp would stop the topic.
+/// How far an event's time may be ahead of its commit. Kafka 4.0 refuses timestamps that are further ahead than
+/// `log.message.timestamp.after.max.ms`, an hour by default, and a refused timestamp would stop the topic. Unit:
+/// milliseconds.
 pub const AHEAD_MAX_MS: i64 = 3_600_000;
 
 #[cfg(test)]
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_shown_cut_between_characters() {
+    fn a_long_id_is_truncated_between_characters() {
         assert_eq!(shown_id("a-1"), "a-1");
         let whole = "ü".repeat(ID_SHOWN_CHARS_MAX);
         assert_eq!(shown_id(&whole), whole);
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_position_is_read_as_it_is_written_and_nothing_else_is() {
+    fn only_the_written_format_of_a_header_position_is_parsed() {
         let text = "68F1A2B3-0000000001A2B3C8-00000005";
         let read = HeaderPosition::parse(text).unwrap();
         assert_eq!(read.to_string(), text);
@@ -228,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_committed_before_a_switch_keeps_its_history() {
+    fn a_commit_before_a_switch_keeps_its_history() {
         let first = Histories::default().raised(Lsn::ZERO, 100, HistoryId(0));
         assert_eq!(first.starts(), [(lsn(0), HistoryId(100))]);
         let second = first.raised(lsn(50), 200, HistoryId(0));
@@ -236,30 +235,30 @@ mod tests {
         for (at, history) in [(0, 100), (49, 100), (50, 200), (79, 200), (80, 300), (99, 300)] {
             assert_eq!(third.of(lsn(at)), HistoryId(history), "{at}");
         }
-        // Restored to a point before the second switch: what came after it is another history's.
+        // Restored to a point before the second switch: later commits belong to a new history.
         let restored = third.raised(lsn(60), 400, HistoryId(0));
         assert_eq!(
             restored.starts(),
             [(lsn(0), HistoryId(100)), (lsn(50), HistoryId(200)), (lsn(60), HistoryId(400))]
         );
-        // Nothing is known of where it parted.
+        // The start of the new history is not known.
         let other = restored.raised(Lsn::ZERO, 500, HistoryId(0));
         assert_eq!(other.starts(), [(lsn(0), HistoryId(500))]);
     }
 
     #[test]
-    fn two_failovers_in_a_second_and_a_clock_that_goes_back_raise_it_all_the_same() {
+    fn two_failovers_in_a_second_and_a_clock_that_goes_back_still_raise_the_number() {
         let first = Histories::default().raised(Lsn::ZERO, 1000, HistoryId(0));
         let second = first.raised(lsn(10), 1000, HistoryId(0));
         assert_eq!(second.current(), HistoryId(1001));
         let third = second.raised(lsn(20), 7, HistoryId(0));
         assert_eq!(third.current(), HistoryId(1002));
-        // A raise that the promoted standby never had, and this process has published under.
+        // The promoted standby lacks a history under which this process has published.
         assert_eq!(third.raised(lsn(30), 8, HistoryId(2000)).current(), HistoryId(2001));
     }
 
     #[test]
-    fn the_oldest_histories_are_forgotten() {
+    fn the_oldest_histories_are_dropped() {
         let mut all = Histories::default();
         for n in 1..100 {
             all = all.raised(lsn(u64::from(n) * 10), n, HistoryId(0));
@@ -270,7 +269,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens, a position of a later history sorts after all of an earlier one, as bytes.
+        /// Positions of a later history sort after all positions of an earlier one, as bytes.
         #[test]
         fn header_positions_sort_as_bytes(
             mut places in prop::collection::vec((any::<u32>(), any::<u64>(), any::<u32>()), 2..9)
@@ -289,7 +288,7 @@ mod tests {
             }
         }
 
-        /// In the order of the log a later event's history is never lower, however histories were raised.
+        /// In the order of the log, a later event's history is never lower, however histories were raised.
         #[test]
         fn histories_rise_with_the_log(
             raises in prop::collection::vec((0u64..100, 0u32..50), 0..40), a in 0u64..120, b in 0u64..120

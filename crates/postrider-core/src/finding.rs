@@ -1,21 +1,20 @@
-//! What `check` has to say: one finding for each thing it looked at, with the lines that mend it.
+//! The results of `check`: one finding for each check, with what fixes it.
 //!
-//! Plain words. The adapters find, the command line prints; neither knows the other. A finding never holds a payload
-//! or a secret.
+//! The source and the sink make findings, and the command line prints them. A finding never contains a payload or a secret.
 
 use serde::Serialize;
 
-/// How much it matters.
+/// The severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// Looked at, and well.
+    /// Checked, no problem.
     Ok,
-    /// Worth knowing; nothing has to be done.
+    /// Information; nothing has to be done.
     Info,
-    /// Works now, and bites later.
+    /// Works now, but is a problem later.
     Warning,
-    /// The pipeline can't run, or would lose, leave out or hold up events.
+    /// The pipeline can't run, or would lose, omit or delay events.
     Error,
 }
 
@@ -31,15 +30,15 @@ impl Severity {
     }
 }
 
-/// Where a mending line belongs.
+/// Where the line of a fix belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FixKind {
-    /// Statements for the source database, as an administrator: psql takes them as they are.
+    /// Statements for the source database, to be executed by an administrator with psql.
     Sql,
-    /// `key = value` of the configuration file: below the header of [`Fix::table`], where that is known.
+    /// `key = value` of the configuration file, below the header of [`Fix::table`] if that is known.
     Config,
-    /// A command.
+    /// A shell command.
     Shell,
 }
 
@@ -54,34 +53,34 @@ impl FixKind {
     }
 }
 
-/// One line that mends, or a part of what mends; done in order.
+/// A line that fixes a problem, or one step of several.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Fix {
-    /// Where it belongs.
+    /// Where the line belongs.
     pub kind: FixKind,
-    /// The line itself, ready to be executed.
+    /// The line, ready to be executed.
     pub line: String,
-    /// Whether PostgreSQL must be restarted before it has an effect.
+    /// Whether the line takes effect only after a restart of PostgreSQL.
     pub restart: bool,
-    /// Of a line of the configuration: the table below whose header it belongs, as the header names it; "" otherwise.
+    /// For a line of the configuration: the table to which it belongs, as in the table's header; otherwise "".
     pub table: String,
-    /// What is done to the file there: `replace` the line that sets the key, `add` the line, `new_table` at the end of
-    /// the file, or `top`, above the first header. "" otherwise.
+    /// For a line of the configuration, how to edit the file: `replace` the line that sets the key, `add` the line, a
+    /// `new_table` at the end of the file, or `top`, above the first header; otherwise "".
     pub edit: &'static str,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Finding {
-    /// A stable name: `wal_level`. Every one stands in `docs/operations.md`.
+    /// A stable name, `wal_level`. The operations documents have all names.
     pub id: &'static str,
-    /// How much it matters.
+    /// The severity.
     pub severity: Severity,
-    /// What was found, with the names of the objects: a fragment without full stop.
+    /// What was found, with the names of the objects: a fragment without a full stop.
     pub what: String,
-    /// Why it matters; empty where it is well.
+    /// Why it matters; empty if there is no problem.
     pub why: String,
-    /// What mends it, in order. Empty where nothing has to be done or no line can do it.
+    /// What fixes it, in order. Empty if nothing has to be done, or if no line can do it.
     #[serde(rename = "mend")]
     pub fix: Vec<Fix>,
 }
@@ -91,52 +90,52 @@ impl Finding {
         Self { id, severity, what: what.into(), why: String::new(), fix: Vec::new() }
     }
 
-    /// Looked at, and well.
+    /// A check without a problem.
     pub fn ok(id: &'static str, what: impl Into<String>) -> Self {
         Self::new(Severity::Ok, id, what)
     }
 
-    /// Worth knowing.
+    /// Information.
     pub fn info(id: &'static str, what: impl Into<String>) -> Self {
         Self::new(Severity::Info, id, what)
     }
 
-    /// Bites later.
+    /// A problem later.
     pub fn warning(id: &'static str, what: impl Into<String>) -> Self {
         Self::new(Severity::Warning, id, what)
     }
 
-    /// Bites now.
+    /// A problem now.
     pub fn error(id: &'static str, what: impl Into<String>) -> Self {
         Self::new(Severity::Error, id, what)
     }
 
-    /// Why it matters.
+    /// Sets why it matters.
     #[must_use]
     pub fn why(mut self, why: impl Into<String>) -> Self {
         self.why = why.into();
         self
     }
 
-    /// Statements for an administrator.
+    /// Adds statements for an administrator.
     #[must_use]
     pub fn sql(self, line: impl Into<String>) -> Self {
         self.with(FixKind::Sql, line.into(), false)
     }
 
-    /// Statements after which PostgreSQL must be restarted.
+    /// Adds statements after which PostgreSQL must be restarted.
     #[must_use]
     pub fn sql_and_restart(self, line: impl Into<String>) -> Self {
         self.with(FixKind::Sql, line.into(), true)
     }
 
-    /// A key of the configuration file and its new value.
+    /// Adds a key of the configuration file and its new value.
     #[must_use]
     pub fn config(self, line: impl Into<String>) -> Self {
         self.with(FixKind::Config, line.into(), false)
     }
 
-    /// A command.
+    /// Adds a shell command.
     #[must_use]
     pub fn shell(self, line: impl Into<String>) -> Self {
         self.with(FixKind::Shell, line.into(), false)

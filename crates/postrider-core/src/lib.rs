@@ -1,4 +1,4 @@
-//! The words that every part of Postrider uses, and the seams between the parts.
+//! The types that every part of Postrider uses, and the interfaces between the parts.
 
 pub mod backoff;
 pub mod error;

@@ -1,15 +1,15 @@
-//! Words of parking: an event that was set aside, the lane it blocks, and what may become of it.
+//! Parked events: their states, the lane that each blocks, the changes of their rows, and requests of operators.
 //!
-//! `relay` decides, `postgres::parked` remembers, `cli` asks; this is what they say to each other. Nothing here waits.
+//! The relay decides about parked events, the store keeps their rows, and the command line shows and requests.
 
 use crate::event::{Aggregate, PgTime, Position};
 use crate::record::OwnedRecord;
 use std::hash::{DefaultHasher, Hasher};
 use std::time::Duration;
 
-/// What is ordered: all events of one aggregate, by a hash of its type and id.
+/// The unit of order: all events of an aggregate, by a hash of the aggregate's type and id.
 ///
-/// Two aggregates with one hash share a lane, which parks more than it must and loses no order.
+/// Two aggregates with the same hash share a lane. Then more events than necessary are parked, and the order is kept.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Lane(u64);
 
@@ -19,7 +19,7 @@ impl Lane {
     pub fn of(aggregate: Aggregate<'_>) -> Self {
         let mut hasher = DefaultHasher::new();
         hasher.write(aggregate.kind.as_bytes());
-        // Not a byte of UTF-8: ("ab", "c") is not ("a", "bc").
+        // 0xff is not a byte of UTF-8, so ("ab", "c") and ("a", "bc") differ.
         hasher.write_u8(0xff);
         hasher.write(aggregate.id.as_bytes());
         Self(hasher.finish())
@@ -28,7 +28,7 @@ impl Lane {
 
 macro_rules! states {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
-        /// Where a parked event stands.
+        /// The state of a parked event.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         pub enum State { $($(#[$doc])* $variant,)* }
 
@@ -36,12 +36,12 @@ macro_rules! states {
             /// Every state.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// Its name in the table, in `status` and in metrics.
+            /// The name, as in the table, in `status` and in metrics.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// The state of a name.
+            /// The state of that name.
             pub fn parse(name: &str) -> Option<Self> {
                 match name { $($name => Some(Self::$variant),)* _ => None }
             }
@@ -50,98 +50,99 @@ macro_rules! states {
 }
 
 states! {
-    /// It was refused, and is tried again.
+    /// The event was refused, and is attempted again.
     Waiting = "waiting",
-    /// Nothing is wrong with it: an earlier event of its aggregate is parked.
+    /// The event was not refused: an earlier event of its aggregate is parked.
     Behind = "behind",
-    /// Nothing is wrong with it: its time has not come (`available_at`).
+    /// The event was not refused: its time of publication (`available_at`) is in the future.
     Due = "due",
-    /// Tried as often as allowed: only a person moves it.
+    /// The event was attempted as often as allowed: only an operator can change its state.
     Dead = "dead",
-    /// Published.
+    /// The event is published.
     Done = "done",
-    /// Given up by a person.
+    /// An operator skipped the event.
     Skipped = "skipped",
 }
 
 impl State {
-    /// Whether nothing more will become of it: kept so that a repeated event is known.
+    /// Whether the state is final. The row is kept so that the event is recognised if the stream repeats it.
     pub const fn resolved(self) -> bool {
         matches!(self, Self::Done | Self::Skipped)
     }
 }
 
-/// What the relay remembers of a parked event. The record is in the table alone.
+/// What the relay keeps in memory of a parked event. Only the table has the record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// Its identity and place in the order.
+    /// The event's position.
     pub position: Position,
-    /// The lane it blocks; `None` where it blocks nothing: no aggregate is known, or `on_poison = "skip_event"`.
+    /// The lane that the event blocks; `None` if it blocks none: its aggregate is not known, or
+    /// `on_poison = "skip_event"`.
     pub lane: Option<Lane>,
-    /// Where it stands.
+    /// The state.
     pub state: State,
-    /// Tries that were refused.
+    /// Number of refused attempts.
     pub attempts: u32,
-    /// From now until it may be tried (again); zero for at once.
+    /// Time until the next attempt is allowed; zero means now.
     pub wait: Duration,
-    /// A later event of its lane that was published before it.
+    /// A later event of the lane that was published before this event.
     pub overtaken_by: Option<Position>,
 }
 
 /// A change to the row of a parked event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ParkedUpdate {
-    /// Which.
+    /// The event's position.
     pub position: Position,
-    /// What became of it.
+    /// The change.
     pub became: ParkedOutcome,
 }
 
-/// What became of a parked event.
+/// What happened to a parked event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ParkedOutcome {
-    /// Published: the broker has it. Its record leaves the row.
+    /// The event is published. The record is removed from the row.
     Done,
-    /// Given up, as the request in the row asks. Its record leaves the row.
+    /// The event is skipped, as the row's request asks. The record is removed from the row.
     Skipped,
-    /// Tried and refused.
+    /// An attempt was refused.
     Refused {
         /// [`State::Waiting`], or [`State::Dead`] at the last attempt.
         state: State,
-        /// Tries that were refused.
+        /// Number of refused attempts.
         attempts: u32,
-        /// Until the next; meaningless when dead.
+        /// Time until the next attempt; without meaning in state `dead`.
         wait: Duration,
-        /// Why.
+        /// The reason of the refusal.
         reason: crate::record::Refusal,
     },
-    /// A person asked for another try now: state `waiting`, attempts from 0. With a value in the request, that value
-    /// takes the payload's place.
+    /// An operator requested another attempt now: the state becomes `waiting`, and attempts are counted from 0. A value in
+    /// the request replaces the record's value.
     Again,
-    /// The request in the row can't be carried out: it is taken off.
+    /// The row's request can't be carried out, and is removed.
     Declined,
-    /// Dead, and published to the dead-letter topic.
+    /// The dead event is published to the dead-letter topic.
     DeadSent,
-    /// A later event of its lane was published before it.
+    /// A later event of the lane was published before this event.
     Overtaken {
-        /// The first that was.
+        /// The first such event.
         by: Position,
     },
 }
 
-/// What a person asks for.
+/// A request of an operator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
-    /// Try it now.
+    /// Attempt the event now.
     Retry,
-    /// Give it up: the aggregate goes on without it.
+    /// Skip the event: its aggregate continues without it.
     Skip,
-    /// Try it now, with the value in the request instead of its own.
+    /// Attempt the event now, with the value of the request instead of its own.
     Replace,
 }
 
 impl Request {
-    /// Its name in the table and on the command line.
+    /// The name, as in the table and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Retry => "retry",
@@ -150,29 +151,29 @@ impl Request {
         }
     }
 
-    /// The request of a name.
+    /// The request of that name.
     pub fn parse(name: &str) -> Option<Self> {
         [Self::Retry, Self::Skip, Self::Replace].into_iter().find(|request| request.name() == name)
     }
 }
 
-/// A row of the parked table to be written: what the relay remembers, and what only the table keeps.
+/// A row of the parked table to be written.
 #[derive(Clone, Debug)]
 pub struct Parked {
-    /// What the relay remembers.
+    /// What the relay keeps in memory.
     pub entry: Entry,
-    /// When its transaction was committed.
+    /// Time of the commit.
     pub commit_time: PgTime,
-    /// The event's id, where it has one.
+    /// The event's id, if it has one.
     pub event_id: Option<String>,
-    /// Its type, where it has one.
+    /// The event's type, if it has one.
     pub event_type: Option<String>,
-    /// Type and id of its aggregate, where they are known.
+    /// Type and id of the aggregate, if they are known.
     pub aggregate: Option<(String, String)>,
-    /// What would be published; of a poison event, what could be made of it: an empty topic where none could.
+    /// The record to publish. For poison, its readable parts: the topic may be empty.
     pub record: OwnedRecord,
-    /// A stable word for why, `too_large`; `None` where nothing is wrong with it.
+    /// A stable code of the reason, `too_large`; `None` if the event was not refused.
     pub error_code: Option<&'static str>,
-    /// Why, in one line, without values of the row.
+    /// The reason in one line, without values of the row.
     pub error: Option<String>,
 }

@@ -1,43 +1,42 @@
-//! What a pipeline says of itself: the snapshot behind `/status`, `/ready` and `postrider status`.
+//! The status of a pipeline: the snapshot that `/status`, `/ready` and `postrider status` show.
 //!
-//! Plain words. The driver writes a snapshot, the admin endpoint and the command line read it, and neither calls the
-//! other.
+//! The pipeline updates the snapshot, and the admin endpoint and the command line read it.
 
 use serde::Serialize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What a pipeline is doing. Exactly one of them holds.
+/// The state of a pipeline.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PipelineState {
     /// Connecting for the first time.
     #[default]
     Starting,
-    /// Streaming, and close behind the server.
+    /// Streaming, without a backlog.
     Streaming,
-    /// Polling the table, and close behind it.
+    /// Polling the table, without a backlog.
     Polling,
     /// Streaming, with a backlog.
     CatchingUp,
-    /// Another process holds the slot: standing by.
+    /// Another process owns the slot; this one waits to take over.
     StandingBy,
-    /// The broker can't be reached or can't take records: the intake is shut.
+    /// The broker can't be reached, or refuses records: the intake is closed.
     BrokerDown,
     /// The database can't be reached.
     SourceDown,
-    /// As many rows are parked as `parking.rows_max` allows: nothing is read until there is room.
+    /// The number of parked rows is `parking.rows_max`: nothing is read until there is room.
     ParkingFull,
-    /// Told to stop: waiting for what is in flight.
+    /// Stopping: waiting for events in flight.
     Draining,
-    /// Stopped for an operator.
+    /// Stopped until an operator acts.
     Halted,
-    /// Ended, cleanly.
+    /// Ended without an error.
     Stopped,
 }
 
 impl PipelineState {
-    /// Every state, for the metric that is 1 for one of them.
+    /// Every state, for the metric that is 1 for the current state.
     pub const ALL: &'static [Self] = &[
         Self::Starting,
         Self::Streaming,
@@ -70,50 +69,50 @@ impl PipelineState {
     }
 }
 
-/// The events of a pipeline that are set aside.
+/// The parked events of a pipeline.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct ParkedSummary {
-    /// Refused, and tried again.
+    /// Refused, to be attempted again.
     pub waiting: u64,
     /// Behind an earlier event of their aggregate.
     pub behind: u64,
-    /// Their time has not come.
+    /// To be published later (`available_at`).
     pub due: u64,
-    /// Only a person moves them.
+    /// Only an operator can change them.
     pub dead: u64,
-    /// Aggregates that are held up.
+    /// Number of blocked aggregates.
     pub aggregates: u64,
-    /// Whether `parking.rows_max` is reached, so that the intake is shut.
+    /// Whether `parking.rows_max` is reached, so that the intake is closed.
     pub full: bool,
-    /// How long the oldest has been parked, as last seen; 0 where none is.
+    /// Age of the oldest parked event when it was last queried; 0 if there is none. Unit: seconds.
     pub oldest_seconds: f64,
-    /// The first events that others wait behind, at most ten.
+    /// The first events of blocked aggregates, at most ten.
     pub heads: Vec<Head>,
 }
 
 /// A parked event that others may wait behind.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Head {
-    /// Its position.
+    /// The position.
     pub position: String,
-    /// Its state.
+    /// The state.
     pub state: &'static str,
-    /// Tries that were refused.
+    /// Number of refused attempts.
     pub attempts: u32,
-    /// Seconds until the next try; `None` when only a person moves it.
+    /// Seconds until the next attempt; `None` if only an operator can change the event.
     pub retry_in_seconds: Option<f64>,
 }
 
-/// Changes that were skipped on purpose, by reason.
+/// Number of changes that were skipped on purpose, by reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Skipped {
     /// Updates, deletes and truncations.
     pub not_inserts: u64,
     /// Rows of other tables, and logical messages of other prefixes.
     pub others: u64,
-    /// Events whose time (`expires_at`) was over.
+    /// Events that had expired (`expires_at`).
     pub expired: u64,
-    /// Logical messages of our prefix that are not transactional.
+    /// Logical messages of the configured prefix that are not transactional.
     pub not_transactional: u64,
     /// Events that were published before, by polling or a repair.
     pub repeated: u64,
@@ -131,105 +130,107 @@ impl Skipped {
         ]
     }
 
-    /// All of them.
+    /// The sum.
     pub fn total(self) -> u64 {
         self.reasons().iter().map(|(_, count)| count).sum()
     }
 }
 
-/// One look at one pipeline.
+/// The status of a pipeline at a moment.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Snapshot {
     /// The pipeline's name.
     pub pipeline: String,
-    /// The database it reads: hosts and name, without login. With the slot it tells pipelines of one name apart.
+    /// The source database: hosts and name, without login. Together with the slot it distinguishes pipelines of the same
+    /// name.
     pub source: String,
-    /// Its replication slot.
+    /// The replication slot.
     pub slot: String,
-    /// What its position belongs to: mode, destination, table and layout; `None` before a start has compared it.
+    /// What the position belongs to: mode, destination, table and layout; `None` before the start check has compared them.
     pub belongs_to: Option<String>,
-    /// What it is doing.
+    /// The state.
     pub state: PipelineState,
-    /// Why, in one line, where the state is not a good one.
+    /// The reason of a state other than normal operation, in one line.
     pub reason: Option<String>,
-    /// The code of the halt, where halted.
+    /// The code of the halt, if the pipeline is halted.
     pub halt_code: Option<&'static str>,
-    /// What mends it, where something needs mending.
+    /// What fixes the problem, if there is one.
     pub hint: Option<String>,
     /// The position below which every event is resolved.
     pub watermark: String,
     /// The highest position received.
     pub received: String,
-    /// Events handed to the broker without a report.
+    /// Events that were passed to the sink and have no report yet.
     pub in_flight_events: u64,
-    /// Their bytes.
+    /// Size of these events. Unit: bytes.
     pub in_flight_bytes: u64,
     /// Events published since the process started.
     pub published_total: u64,
     /// Events parked since the process started.
     pub parked_total: u64,
-    /// Events that are parked.
+    /// The parked events.
     pub parked: ParkedSummary,
     /// Changes skipped on purpose since the process started.
     pub skipped_total: u64,
-    /// The same by reason.
+    /// Changes skipped on purpose since the process started, by reason.
     pub skipped: Skipped,
     /// Reconnects to the source since the process started.
     pub source_reconnects_total: u64,
-    /// Producers thrown away since the process started.
+    /// Producers that were replaced since the process started.
     pub sink_resets_total: u64,
-    /// Seconds since the commit of the oldest event that is not published or parked; 0 when there is none. While the
-    /// database can't be read it is not known what was committed: then at least the seconds since it was read last.
+    /// Seconds since the commit of the oldest event that is neither published nor parked; 0 if there is none. While the
+    /// database can't be read, later commits are not known, and the value is at least the seconds since the last read.
     pub lag_seconds: f64,
     /// Seconds since the database last answered; `None` before its first answer.
     pub source_contact_seconds: Option<f64>,
-    /// Bytes of WAL between the server's end and the watermark, as last seen.
+    /// Bytes of WAL between the watermark and the server's end of WAL, when it was last queried.
     pub lag_bytes: u64,
-    /// Bytes of WAL the slot holds back, as last seen.
+    /// Bytes of WAL that the slot retains, when it was last queried.
     pub slot_retained_bytes: Option<u64>,
-    /// Bytes of WAL it may hold back, where `source.wal_retain_max` says so.
+    /// Bytes of WAL that the slot may retain (`source.wal_retain_max`), if limited.
     pub slot_retain_max_bytes: Option<u64>,
-    /// Bytes of WAL that may still be written before the slot is lost, where the server sets a limit.
+    /// Bytes of WAL that may be written before the slot is lost (`safe_wal_size`), if the server has a limit.
     pub slot_safe_bytes: Option<i64>,
-    /// `wal_status` of the slot as last seen.
+    /// The slot's `wal_status`, when it was last queried.
     pub slot_state: Option<String>,
-    /// The slot's `confirmed_flush_lsn` as last seen.
+    /// The slot's `confirmed_flush_lsn`, when it was last queried.
     pub confirmed_flush_lsn: Option<String>,
-    /// Whether `/ready` says 200.
+    /// Whether `/ready` answers 200.
     pub ready: bool,
-    /// When the loop last turned; not part of the JSON.
+    /// Time of the main loop's last iteration. Not part of the JSON.
     #[serde(skip)]
     pub turned_at: Option<Instant>,
-    /// What `lag_seconds` is made from when the snapshot is read.
+    /// `lag_seconds` is computed from this when the snapshot is read.
     #[serde(skip)]
     pub lag: Lag,
-    /// What `source_contact_seconds` is made from.
+    /// `source_contact_seconds` is computed from this.
     #[serde(skip)]
     pub source_contact_at: Option<Instant>,
 }
 
-/// How far behind a pipeline is, so that whoever reads it later knows it then: the driver may have halted meanwhile.
+/// The lag of a pipeline, in a form from which a later reader computes the lag at that time, also if the pipeline has halted
+/// since.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Lag {
-    /// Everything that is known of is published or parked.
+    /// All known events are published or parked.
     #[default]
     None,
-    /// It was so long when it was measured, and grows.
+    /// The lag grows with time.
     Growing {
-        /// The lag at that moment.
+        /// The lag when it was measured.
         was: Duration,
-        /// The moment.
+        /// When the lag was measured.
         at: Instant,
     },
 }
 
 impl Lag {
-    /// A lag that is so long now, and grows; none where it is zero.
+    /// A growing lag with the value `was` now; [`Lag::None`] if that is zero.
     pub fn growing(was: Duration) -> Self {
         if was.is_zero() { Self::None } else { Self::Growing { was, at: Instant::now() } }
     }
 
-    /// How long it is at `now`.
+    /// The lag at `now`.
     pub fn at(self, now: Instant) -> Duration {
         match self {
             Self::None => Duration::ZERO,
@@ -238,22 +239,22 @@ impl Lag {
     }
 }
 
-/// A place for the newest snapshot, shared by its writer and its readers.
+/// The newest snapshot, shared by the pipeline and the readers.
 #[derive(Clone, Default, Debug)]
 pub struct StatusHandle(Arc<Mutex<Snapshot>>);
 
 impl StatusHandle {
-    /// A status for the pipeline `name`.
+    /// The initial status of the pipeline `name`.
     pub fn new(name: &str) -> Self {
         Self(Arc::new(Mutex::new(Snapshot { pipeline: name.to_owned(), ..Snapshot::default() })))
     }
 
-    /// Changes the snapshot in place.
+    /// Changes the snapshot.
     pub fn update(&self, change: impl FnOnce(&mut Snapshot)) {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// The newest snapshot, with what has passed since it was written.
+    /// The newest snapshot, with durations computed for the time of the call.
     pub fn read(&self) -> Snapshot {
         let mut snapshot = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let now = Instant::now();

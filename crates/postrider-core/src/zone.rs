@@ -1,20 +1,20 @@
-//! The time zone of columns that have none (`source.time_zone`): from a local time to points in time.
+//! The time zone of columns without one (`source.time_zone`): converts a local time to points in time.
 //!
-//! The rules are those of PostgreSQL's `AT TIME ZONE`, since polling has the server compute the same. A local time that
-//! comes twice, when clocks are set back, is two instants, and whoever asks chooses. One that does not exist, when
-//! clocks are set forward, is read with the offset from before the change: 02:30 is half an hour after the change.
+//! The rules are those of PostgreSQL's `AT TIME ZONE`, because in polling the server computes the same. An ambiguous local
+//! time, when clocks are set back, is two instants, and the caller chooses. A local time that does not exist, when clocks
+//! are set forward, has the offset from before the change: 02:30 is half an hour after the change.
 
 use jiff::civil::DateTime;
 use jiff::tz::{AmbiguousOffset, TimeZone};
 use std::fmt;
 
-/// Local times below or above these are read as UTC: beyond the years 1 to 9999 no zone database has rules, and both
-/// ends are far from anything that is delayed or expires. Unit: microseconds since the Unix epoch. They are
-/// 0001-01-02 and 9999-12-01; the SQL of polling has the same.
+/// Local times outside these limits are taken for UTC: zone databases have no rules beyond the years 1 to 9999, and both
+/// limits are far from any time of a delay or an expiry. The limits are 0001-01-02 and 9999-12-01; the SQL of polling has
+/// the same. Unit: microseconds since the Unix epoch.
 const LOCAL_MIN: i64 = -62_135_510_400_000_000;
 const LOCAL_MAX: i64 = 253_399_622_400_000_000;
 
-/// A time zone by its name.
+/// A time zone and its name.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Zone {
     name: String,
@@ -28,10 +28,10 @@ impl fmt::Debug for Zone {
 }
 
 impl Zone {
-    /// The zone of a name such as `America/New_York`, or `UTC`; `None` where it is not known.
+    /// The zone of a name such as `America/New_York`, or of `UTC`; `None` if the name is not known.
     ///
-    /// A name without a slash, such as `CET` or `EST`, is not taken: `AT TIME ZONE` reads it as an abbreviation with a
-    /// fixed offset, and the zone database as a zone that may have summer time.
+    /// Other names without a slash, such as `CET` or `EST`, are refused: `AT TIME ZONE` takes them for an abbreviation with
+    /// a fixed offset, and the zone database for a zone that may have summer time.
     pub fn named(name: &str) -> Option<Self> {
         if name != "UTC" && !name.contains('/') {
             return None;
@@ -40,13 +40,13 @@ impl Zone {
         Some(Self { name: name.to_owned(), rules })
     }
 
-    /// Its name, as it was given.
+    /// The name, as given.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The earlier and the later instant of a local time, mostly the same. Both are microseconds since the Unix epoch;
-    /// the local time is given as if it were UTC.
+    /// The earlier and the later instant of a local time, usually the same. The local time is given as if it were UTC.
+    /// Unit: microseconds since the Unix epoch.
     pub fn instants(&self, local: i64) -> (i64, i64) {
         self.computed(local).unwrap_or((local, local))
     }
@@ -99,7 +99,7 @@ mod tests {
                 "2026-03-08 07:30:00",
                 "2026-03-08 07:30:00",
             ),
-            // Clocks go from 02:00 to 01:00: this one comes twice.
+            // Clocks go from 02:00 to 01:00: this local time is ambiguous.
             (
                 "America/New_York",
                 "2026-11-01 01:30:00",
@@ -119,7 +119,7 @@ mod tests {
                 "2026-04-04 14:45:00",
                 "2026-04-04 15:15:00",
             ),
-            // Beyond what the rules are for.
+            // Outside the limits.
             ("Asia/Tokyo", "9999-12-15 00:00:00", "9999-12-15 00:00:00", "9999-12-15 00:00:00"),
             (
                 "Asia/Tokyo",
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_one_that_both_sides_read_alike() {
+    fn only_names_with_the_same_meaning_in_postgresql_are_accepted() {
         for name in ["America/New_York", "Asia/Tokyo", "Europe/Berlin", "UTC", "Etc/UTC"] {
             assert_eq!(Zone::named(name).map(|zone| zone.name().to_owned()), Some(name.to_owned()));
         }

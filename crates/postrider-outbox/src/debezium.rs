@@ -1,57 +1,62 @@
 //! Values as Debezium's event router writes them, column type by column type.
 //!
-//! `tests/debezium/types.tsv` has what Debezium 3.7.0 really wrote, and `tests/it/debezium_types.rs` holds this against
-//! it. Key and value are written by `StringConverter`, headers by `SimpleHeaderConverter`, members of the envelope by
-//! `JsonConverter` without schemas. A value whose text can't be read as its type is sent as PostgreSQL renders it: it
-//! is no reason to hold an event back.
+//! `tests/debezium/types.tsv` has the output of Debezium 3.7.0, and `tests/it/debezium_types.rs` compares with it. Key and
+//! value are written by `StringConverter`, headers by `SimpleHeaderConverter`, members of the envelope by `JsonConverter`
+//! without schemas. A value whose text can't be read as its type is sent as PostgreSQL renders it: it does not stop the
+//! event.
 
+use crate::cells::{ByteRange, CellRange, FieldId, Row};
 use crate::route::Envelope;
-use crate::span::{Extent, FieldId, Row, Span};
 use crate::types::Kind;
 use crate::{json, time};
 use std::borrow::Cow;
 use std::io::Write as _;
 
-/// Where a text goes. The converters differ in arrays, bytes and numbers without a scale.
+/// The place of a text. The converters differ in arrays, bytes and numbers without a scale.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
-    /// The key or the value: Java's `toString`. Where that is the identity of an object (bytes, a number without a
-    /// scale, a point), and where Debezium sends null for want of a number (NaN), the text is PostgreSQL's.
+    /// The key or the value: Java's `toString`. If that is the identity of an object (bytes, a number without a scale, a
+    /// point), or if Debezium sends null because there is no number (NaN), the text is PostgreSQL's.
     Plain,
     /// A header.
     Header,
 }
 
-/// What was written of a value.
+/// The result of writing a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Written {
     Text,
-    /// Nothing: Debezium has null for it.
+    /// Nothing was written: Debezium has null for the value.
     Null,
 }
 
 /// The text of a field; NULL stays NULL.
 #[inline]
-pub(super) fn text(row: &Row<'_>, field: FieldId, place: Place, scratch: &mut Vec<u8>) -> Span {
+pub(super) fn text(
+    row: &Row<'_>,
+    field: FieldId,
+    place: Place,
+    scratch: &mut Vec<u8>,
+) -> CellRange {
     let Some(extent) = row.extent(field) else {
-        return Span::Null;
+        return CellRange::Null;
     };
     let kind = row.kind(field);
     if kind.is_verbatim() {
-        return Span::Row(extent);
+        return CellRange::Row(extent);
     }
     let start = scratch.len();
     match append(kind, row.at(extent), place, scratch) {
-        Some(Written::Text) => Span::since(start, scratch),
-        Some(Written::Null) => Span::Null,
+        Some(Written::Text) => CellRange::since(start, scratch),
+        Some(Written::Null) => CellRange::Null,
         None => {
             scratch.truncate(start);
-            Span::Row(extent)
+            CellRange::Row(extent)
         }
     }
 }
 
-/// Appends a value's text; `None`, and anything written, where it is as PostgreSQL renders it.
+/// Appends a value's text. `None` if the text is as PostgreSQL renders it; then the appended bytes must be discarded.
 fn append(kind: Kind, text: &[u8], place: Place, out: &mut Vec<u8>) -> Option<Written> {
     match (kind, place) {
         (Kind::Bool | Kind::Bit { length: 1 }, _) => {
@@ -106,7 +111,7 @@ fn append(kind: Kind, text: &[u8], place: Place, out: &mut Vec<u8>) -> Option<Wr
     }
 }
 
-/// What Debezium makes of the ends of time: of a `date`, and of a `timestamp` with at most three digits.
+/// Debezium's values of `infinity` and `-infinity`: of a `date`, and of a `timestamp` with at most three digits.
 const DATE_INFINITY: i64 = 2_146_033_979;
 const DATE_MINUS_INFINITY: i64 = -2_147_472_691;
 const MILLIS_INFINITY: i64 = 9_223_372_036_825_200_000;
@@ -118,7 +123,7 @@ fn written(out: &mut Vec<u8>, value: impl std::fmt::Display) -> Option<Written> 
     write!(out, "{value}").ok().map(|()| Written::Text)
 }
 
-/// A `numeric` that is no number. Debezium has no value for it.
+/// Whether a `numeric` is not a number. Debezium has no value for it.
 fn is_special(text: &[u8]) -> bool {
     matches!(text, b"NaN" | b"Infinity" | b"-Infinity")
 }
@@ -130,7 +135,7 @@ fn bytea(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
     Some(Written::Text)
 }
 
-/// Bits as the bytes of a number, the lowest first and no more than it needs, in base64.
+/// Bits as the bytes of a number, lowest byte first and without leading zeros, in base64.
 fn bits(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
     let mut bytes = vec![0_u8; text.len().div_ceil(8)];
     for (at, bit) in text.iter().rev().enumerate() {
@@ -145,7 +150,7 @@ fn bits(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
     Some(Written::Text)
 }
 
-/// `java.math.BigDecimal.toString`: an exponent where the number is less than a millionth.
+/// `java.math.BigDecimal.toString`: with an exponent if the number is less than a millionth.
 fn decimal(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
     let (sign, number) = match text.strip_prefix(b"-") {
         Some(rest) => ("-", rest),
@@ -165,8 +170,8 @@ fn decimal(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
     }
 }
 
-/// `money` as a number with the two digits that `money.fraction.digits` has by default, whatever `lc_monetary` puts
-/// around and between; `None` where it has another number of digits.
+/// `money` as a number with two digits, the default of `money.fraction.digits`, without the characters that `lc_monetary`
+/// adds; `None` if it has another number of digits.
 fn money(text: &[u8]) -> Option<Vec<u8>> {
     let negative = text.iter().any(|byte| matches!(byte, b'-' | b'('));
     let last = text.iter().rposition(u8::is_ascii_digit)?;
@@ -181,13 +186,13 @@ fn money(text: &[u8]) -> Option<Vec<u8>> {
     Some(plain)
 }
 
-/// `time with time zone` at UTC, with the digits that it has.
+/// `time with time zone` in UTC, with as many digits as written.
 fn zoned_time(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
     let at = text.iter().rposition(|byte| matches!(byte, b'+' | b'-'))?;
     let (clock, zone) = text.split_at_checked(at)?;
     let micros = time::parse_time_of_day(clock)?;
     let east = time::parse_zone(zone)?;
-    // The end of a day is one where there is nothing to shift.
+    // 24:00:00, the end of a day, stays so if there is no offset.
     let micros = if east == 0 { micros } else { (micros - east).rem_euclid(DAY_MICROS) };
     let (seconds, fraction) = (micros / 1_000_000, micros % 1_000_000);
     let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
@@ -199,7 +204,7 @@ fn zoned_time(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
     written(out, "Z")
 }
 
-/// `(1.5,2)`: its coordinates, and itself in well-known binary.
+/// A point, `(1.5,2)`: its coordinates, and its well-known binary.
 fn point(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
     let text = text.strip_prefix(b"(")?.strip_suffix(b")")?;
     let comma = text.iter().position(|byte| *byte == b',')?;
@@ -220,7 +225,7 @@ fn point(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
     written(out, r#"","srid":null}"#)
 }
 
-/// An array of one dimension: in key and value as a Java list prints itself, in a header as JSON.
+/// An array of one dimension: in key and value as the `toString` of a Java list, in a header as JSON.
 fn array(kind: Kind, text: &[u8], place: Place, out: &mut Vec<u8>) -> Option<Written> {
     let element = kind.element()?;
     out.push(b'[');
@@ -263,7 +268,7 @@ fn array(kind: Kind, text: &[u8], place: Place, out: &mut Vec<u8>) -> Option<Wri
     Some(Written::Text)
 }
 
-/// The elements of an array's text, `{a,"b c",NULL}` or with bounds `[0:1]={a,b}`; `None` where it has more than one
+/// The elements of an array's text, `{a,"b c",NULL}`, or with bounds `[0:1]={a,b}`; `None` if it has more than one
 /// dimension.
 fn elements(text: &[u8]) -> Option<Vec<Option<Cow<'_, [u8]>>>> {
     let mut rest = match text.first()? {
@@ -305,7 +310,7 @@ fn elements(text: &[u8]) -> Option<Vec<Option<Cow<'_, [u8]>>>> {
     }
 }
 
-/// Milliseconds where the column declares at most three digits, else microseconds.
+/// Milliseconds if the column declares at most three digits, otherwise microseconds.
 fn scaled(micros: i64, digits: u8, out: &mut Vec<u8>) -> Option<Written> {
     written(out, if digits <= 3 { micros.div_euclid(1000) } else { micros })
 }
@@ -317,9 +322,9 @@ fn double(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
     if !value.is_finite() {
         return written(out, text);
     }
-    // The shortest digits that read back, as PostgreSQL printed them: `1.5e+20` and `100` to digits and exponent.
+    // PostgreSQL prints the shortest digits that read back. `1.5e+20` and `100` become digits and an exponent.
     let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
-    // No finite double has a larger one, and none of a server's texts.
+    // No finite double has a larger exponent.
     let exponent: i32 = exponent.parse().ok().filter(|exponent| (-400..=400).contains(exponent))?;
     let (sign, mantissa) = mantissa.strip_prefix('-').map_or(("", mantissa), |rest| ("-", rest));
     let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
@@ -348,7 +353,8 @@ fn double(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
     written(out, format_args!("{first}.{rest}E{}", point - 1))
 }
 
-/// Digits of a `numeric` that are converted; the work grows with their square, and `numeric` has up to 147,455.
+/// Maximum number of digits of a `numeric` that is converted: the time grows with its square, and `numeric` has up to
+/// 147,455 digits.
 const DIGITS_MAX: usize = 1000;
 
 /// `numeric` without a declared scale: Debezium's `VariableScaleDecimal` as JSON.
@@ -361,7 +367,7 @@ fn unscaled_number(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
     written(out, r#""}"#)
 }
 
-/// Scale and unscaled number, its bytes big-endian in two's complement.
+/// Scale and unscaled number, as bytes in two's complement, big-endian.
 fn unscaled(text: &[u8]) -> Option<(usize, Vec<u8>)> {
     let (negative, digits) = text.strip_prefix(b"-").map_or((false, text), |rest| (true, rest));
     if digits.len() > DIGITS_MAX {
@@ -369,7 +375,7 @@ fn unscaled(text: &[u8]) -> Option<(usize, Vec<u8>)> {
     }
     let point = digits.iter().position(|byte| *byte == b'.');
     let scale = point.map_or(0, |point| digits.len() - point - 1);
-    // Little-endian bytes of the magnitude.
+    // The magnitude, little-endian.
     let mut bytes = vec![0_u8];
     for digit in digits.iter().filter(|byte| **byte != b'.') {
         if !digit.is_ascii_digit() {
@@ -389,8 +395,8 @@ fn unscaled(text: &[u8]) -> Option<(usize, Vec<u8>)> {
     Some((scale, bytes))
 }
 
-/// Appends a value as Debezium's JSON converter writes its type (`decimal.handling.mode = precise`,
-/// `time.precision.mode = adaptive`); `None` where a `bytea` is not in hex format.
+/// Appends a value as Debezium's JSON converter does (`decimal.handling.mode = precise`,
+/// `time.precision.mode = adaptive`); `None` if a `bytea` is not in hex format.
 pub(super) fn append_member(kind: Kind, text: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let start = out.len();
     let done = match kind {
@@ -405,7 +411,7 @@ pub(super) fn append_member(kind: Kind, text: &[u8], out: &mut Vec<u8>) -> Optio
             out.extend_from_slice(text);
             Some(Written::Text)
         }
-        // NaN and Infinity are no JSON numbers.
+        // NaN and Infinity are not JSON numbers.
         Kind::Float4 | Kind::Float8 if !text.last().is_some_and(u8::is_ascii_digit) => None,
         Kind::Float4 | Kind::Float8 => double(text, out),
         Kind::Numeric { .. } if is_special(text) => written(out, "null"),
@@ -462,7 +468,7 @@ fn twos_complement(bytes: &mut Vec<u8>, negative: bool) {
             (*byte, carry) = (!*byte).overflowing_add(u8::from(carry));
         }
     }
-    // The last byte is only the sign while the one before it carries the same.
+    // The last byte is removed while the byte before it has the same sign.
     while let [.., before, last] = bytes.as_slice()
         && ((*last == 0 && *before < 0x80) || (*last == 0xFF && *before >= 0x80))
     {
@@ -470,7 +476,7 @@ fn twos_complement(bytes: &mut Vec<u8>, negative: bool) {
     }
 }
 
-/// `2024-01-02T03:04:05.678Z`: UTC, with just the digits that the column declares.
+/// `2024-01-02T03:04:05.678Z`: UTC, with as many digits as the column declares.
 fn instant(micros: i64, digits: u8, out: &mut Vec<u8>) -> Option<Written> {
     let (days, rest) = (micros.div_euclid(86_400_000_000), micros.rem_euclid(86_400_000_000));
     let (year, month, day) = time::civil_from_days(days);
@@ -526,11 +532,9 @@ fn clock_micros(clock: &str) -> Option<i64> {
     hours.parse::<i64>().ok()?.checked_mul(3_600_000_000)?.checked_add(within)
 }
 
-// A record's value: the payload's bytes, or an object around them.
-
 const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// Appends the bytes of a `bytea` in hex format, `\x6869`; `None` where it is in another.
+/// Appends the bytes of a `bytea` in hex format, `\x6869`; `None` for another format.
 pub(super) fn append_bytea(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let (pairs, []) = text.strip_prefix(b"\\x")?.as_chunks::<2>() else {
         return None;
@@ -564,15 +568,15 @@ pub(super) fn append_base64(bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Writes the object around a payload, which lies at `payload`.
+/// Writes the envelope with the payload, whose range is `payload`.
 pub(super) fn wrap(
     envelope: &Envelope,
-    payload: Option<Extent>,
+    payload: Option<ByteRange>,
     payload_field: FieldId,
     row: &Row<'_>,
     fixed: &str,
     scratch: &mut Vec<u8>,
-) -> Option<Span> {
+) -> Option<CellRange> {
     let start = scratch.len();
     scratch.extend_from_slice(envelope.open.of(fixed.as_bytes()));
     let text = payload.map(|extent| row.at(extent)).filter(|_| envelope.expand);
@@ -585,21 +589,21 @@ pub(super) fn wrap(
         member(envelope, row.extent(*field), row.kind(*field), row, scratch)?;
     }
     scratch.push(b'}');
-    Some(Span::since(start, scratch))
+    Some(CellRange::since(start, scratch))
 }
 
-/// The text of a JSON object or array. What the column's type does not promise is read.
+/// Whether a text is a JSON object or array. It is parsed, unless the column's type guarantees JSON.
 fn is_json(text: &[u8], kind: Kind) -> bool {
     let reads = || serde_json::from_slice::<serde::de::IgnoredAny>(text).is_ok();
     matches!(text.first(), Some(b'{' | b'['))
         && (kind == Kind::Json || (matches!(kind, Kind::Text | Kind::Other) && reads()))
 }
 
-/// One value as JSON. With `payload.envelope_json` numbers, booleans and JSON stand as they are, bytes in base64, all
-/// else is a string as PostgreSQL renders it; without, everything is as Debezium writes it.
+/// Appends a value as JSON. With `payload.envelope_json`, numbers, booleans and JSON are unchanged, bytes are in base64, and
+/// other types are strings as PostgreSQL renders them. Without it, all values are as Debezium writes them.
 fn member(
     envelope: &Envelope,
-    value: Option<Extent>,
+    value: Option<ByteRange>,
     kind: Kind,
     row: &Row<'_>,
     out: &mut Vec<u8>,
@@ -612,7 +616,7 @@ fn member(
     if !envelope.json {
         return append_member(kind, text, out);
     }
-    // NaN and Infinity are no JSON numbers.
+    // NaN and Infinity are not JSON numbers.
     let is_number = kind == Kind::Int
         || (matches!(kind, Kind::Float4 | Kind::Float8)
             && text.last().is_some_and(u8::is_ascii_digit));

@@ -1,21 +1,21 @@
-//! The encodings that a database may have: PostgreSQL converts rows and names to UTF-8, and the content of a logical
-//! message it sends as it stands in WAL.
+//! The encodings of databases. PostgreSQL converts rows and names to UTF-8, but sends the content of a logical message as
+//! it is in WAL, in the encoding of the database.
 
 use encoding_rs::Encoding as Rules;
 
-/// How the content of logical messages is read.
+/// The encoding of the content of logical messages.
 #[derive(Clone, Copy, Debug)]
-pub struct Encoding(How);
+pub struct Encoding(Decoding);
 
 #[derive(Clone, Copy, Debug)]
-enum How {
-    /// UTF-8, and `SQL_ASCII`, which has no rules: what an application wrote there is taken for UTF-8.
+enum Decoding {
+    /// UTF-8. Also `SQL_ASCII`, which is no encoding: its content is taken for UTF-8.
     Utf8,
-    /// Each byte is the character of its number.
+    /// Each byte is the code point of a character.
     Latin1,
-    /// By the rules of the Encoding Standard, where these are the server's too.
+    /// The encoding of the Encoding Standard, which equals the server's.
     By(&'static Rules),
-    /// The same, but that bytes 0x80 to 0x9F are control characters, as in ISO 8859.
+    /// As [`Decoding::By`], but bytes 0x80 to 0x9F are control characters, as in ISO 8859.
     Iso(&'static Rules),
 }
 
@@ -25,59 +25,60 @@ pub(super) struct NotText;
 
 impl Encoding {
     /// UTF-8.
-    pub const UTF8: Self = Self(How::Utf8);
+    pub const UTF8: Self = Self(Decoding::Utf8);
 
-    /// The encoding that PostgreSQL calls this (`pg_encoding_to_char`); `None` for one that can't be read:
-    /// `EUC_JIS_2004`, `EUC_TW` and `MULE_INTERNAL`; and `EUC_CN` and `KOI8U`, of which the Encoding Standard has two
-    /// characters other than PostgreSQL.
+    /// The encoding of that PostgreSQL name (`pg_encoding_to_char`). `None` for encodings that are not supported:
+    /// `EUC_JIS_2004`, `EUC_TW` and `MULE_INTERNAL`; and `EUC_CN` and `KOI8U`, in which two characters of the Encoding
+    /// Standard differ from PostgreSQL's.
     pub fn of(name: &str) -> Option<Self> {
         use encoding_rs as e;
         Some(Self(match name {
-            "UTF8" | "SQL_ASCII" => How::Utf8,
-            "LATIN1" => How::Latin1,
-            "LATIN2" => How::By(e::ISO_8859_2),
-            "LATIN3" => How::By(e::ISO_8859_3),
-            "LATIN4" => How::By(e::ISO_8859_4),
-            "LATIN5" => How::Iso(e::WINDOWS_1254),
-            "LATIN6" => How::By(e::ISO_8859_10),
-            "LATIN7" => How::By(e::ISO_8859_13),
-            "LATIN8" => How::By(e::ISO_8859_14),
-            "LATIN9" => How::By(e::ISO_8859_15),
-            "LATIN10" => How::By(e::ISO_8859_16),
-            "ISO_8859_5" => How::By(e::ISO_8859_5),
-            "ISO_8859_6" => How::By(e::ISO_8859_6),
-            "ISO_8859_7" => How::By(e::ISO_8859_7),
-            "ISO_8859_8" => How::By(e::ISO_8859_8),
-            "KOI8R" => How::By(e::KOI8_R),
-            "WIN866" => How::By(e::IBM866),
-            "WIN874" => How::By(e::WINDOWS_874),
-            "WIN1250" => How::By(e::WINDOWS_1250),
-            "WIN1251" => How::By(e::WINDOWS_1251),
-            "WIN1252" => How::By(e::WINDOWS_1252),
-            "WIN1253" => How::By(e::WINDOWS_1253),
-            "WIN1254" => How::By(e::WINDOWS_1254),
-            "WIN1255" => How::By(e::WINDOWS_1255),
-            "WIN1256" => How::By(e::WINDOWS_1256),
-            "WIN1257" => How::By(e::WINDOWS_1257),
-            "WIN1258" => How::By(e::WINDOWS_1258),
-            "EUC_JP" => How::By(e::EUC_JP),
-            "EUC_KR" => How::By(e::EUC_KR),
+            "UTF8" | "SQL_ASCII" => Decoding::Utf8,
+            "LATIN1" => Decoding::Latin1,
+            "LATIN2" => Decoding::By(e::ISO_8859_2),
+            "LATIN3" => Decoding::By(e::ISO_8859_3),
+            "LATIN4" => Decoding::By(e::ISO_8859_4),
+            "LATIN5" => Decoding::Iso(e::WINDOWS_1254),
+            "LATIN6" => Decoding::By(e::ISO_8859_10),
+            "LATIN7" => Decoding::By(e::ISO_8859_13),
+            "LATIN8" => Decoding::By(e::ISO_8859_14),
+            "LATIN9" => Decoding::By(e::ISO_8859_15),
+            "LATIN10" => Decoding::By(e::ISO_8859_16),
+            "ISO_8859_5" => Decoding::By(e::ISO_8859_5),
+            "ISO_8859_6" => Decoding::By(e::ISO_8859_6),
+            "ISO_8859_7" => Decoding::By(e::ISO_8859_7),
+            "ISO_8859_8" => Decoding::By(e::ISO_8859_8),
+            "KOI8R" => Decoding::By(e::KOI8_R),
+            "WIN866" => Decoding::By(e::IBM866),
+            "WIN874" => Decoding::By(e::WINDOWS_874),
+            "WIN1250" => Decoding::By(e::WINDOWS_1250),
+            "WIN1251" => Decoding::By(e::WINDOWS_1251),
+            "WIN1252" => Decoding::By(e::WINDOWS_1252),
+            "WIN1253" => Decoding::By(e::WINDOWS_1253),
+            "WIN1254" => Decoding::By(e::WINDOWS_1254),
+            "WIN1255" => Decoding::By(e::WINDOWS_1255),
+            "WIN1256" => Decoding::By(e::WINDOWS_1256),
+            "WIN1257" => Decoding::By(e::WINDOWS_1257),
+            "WIN1258" => Decoding::By(e::WINDOWS_1258),
+            "EUC_JP" => Decoding::By(e::EUC_JP),
+            "EUC_KR" => Decoding::By(e::EUC_KR),
             _ => return None,
         }))
     }
 
-    /// Writes `content` to `text` as UTF-8; whether it did, and not `content` itself is that.
+    /// Converts `content` to UTF-8 in `text`, and returns `true`. Returns `false`, and writes nothing, if `content` needs
+    /// no conversion.
     pub(super) fn decode(self, content: &[u8], text: &mut String) -> Result<bool, NotText> {
         text.clear();
-        // Every encoding that a database may have has ASCII's bytes for ASCII's characters.
-        if matches!(self.0, How::Utf8) || content.is_ascii() {
+        // In every encoding that a database may have, ASCII characters have the bytes of ASCII.
+        if matches!(self.0, Decoding::Utf8) || content.is_ascii() {
             return Ok(false);
         }
         match self.0 {
-            How::Utf8 => {}
-            How::Latin1 => text.extend(content.iter().map(|byte| char::from(*byte))),
-            How::By(rules) => append(rules, content, text)?,
-            How::Iso(rules) => {
+            Decoding::Utf8 => {}
+            Decoding::Latin1 => text.extend(content.iter().map(|byte| char::from(*byte))),
+            Decoding::By(rules) => append(rules, content, text)?,
+            Decoding::Iso(rules) => {
                 for byte in content {
                     match byte {
                         0x80..=0x9F => text.push(char::from(*byte)),

@@ -1,6 +1,6 @@
-//! What can be wrong: with the specification (before anything runs), with the table (halts), with one event (poison).
+//! Errors: of the specification (at the start), of the table (the pipeline halts), of one event (poison).
 //!
-//! Nothing here ever holds a value of a row other than the event's id.
+//! No message has a value of a row other than the event's id.
 
 use super::layout::Role;
 use super::spec::TableName;
@@ -8,7 +8,7 @@ use postrider_core::event::Position;
 use postrider_core::record::OwnedRecord;
 use std::fmt;
 
-/// The specification does not hold together. [`SpecError::key`] names the configuration's key.
+/// An error of the specification. [`SpecError::key`] is the configuration key.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum SpecError {
     /// A template can't be read.
@@ -19,17 +19,17 @@ pub enum SpecError {
         /// What is wrong with it.
         what: &'static str,
     },
-    /// A template names what the outbox does not have.
+    /// A template has the name of a field that the outbox does not have.
     #[error("the template of {key} names \"{name}\"; it may name {}", known.join(", "))]
     UnknownField {
         /// The key.
         key: String,
         /// The name.
         name: String,
-        /// What it may name.
+        /// The names that are allowed.
         known: Vec<String>,
     },
-    /// The pattern is not a regular expression we can run.
+    /// The pattern is not a regular expression of the `regex` crate.
     #[error("the pattern of route.replace can't be used")]
     Pattern(#[source] regex::Error),
     /// The replacement can't be read.
@@ -38,13 +38,13 @@ pub enum SpecError {
     /// A role that must have a column has none.
     #[error("outbox.columns.{0} must name a column")]
     NoColumn(Role),
-    /// Neither a table nor a prefix: there would be no events.
+    /// There is neither a table nor a message prefix, so there would be no events.
     #[error("outbox names neither a table nor a message_prefix")]
     NoSource,
-    /// A name is empty, or holds a zero byte, which librdkafka takes for the end.
+    /// A name is empty, or has a zero byte, at which librdkafka ends the name.
     #[error("{0} must not be empty nor hold a zero byte")]
     Name(String),
-    /// Two members of the envelope would have one name.
+    /// Two members of the envelope would have the same name.
     #[error(
         "{key} is placed in the envelope as {name:?}, and the envelope has a member of this name already"
     )]
@@ -54,7 +54,7 @@ pub enum SpecError {
         /// The name.
         name: String,
     },
-    /// Two headers would have one name.
+    /// Two headers would have the same name.
     #[error("{key} would be a second header \"{name}\"")]
     HeaderTaken {
         /// The key.
@@ -62,13 +62,13 @@ pub enum SpecError {
         /// The name.
         name: String,
     },
-    /// Two things would be the partition.
+    /// The partition has two sources.
     #[error("route.partition and an extra column are both the partition")]
     TwoPartitions,
 }
 
 impl SpecError {
-    /// The key it is about, below the pipeline.
+    /// The configuration key, relative to the pipeline.
     pub fn key(&self) -> String {
         match self {
             Self::Template { key, .. }
@@ -88,48 +88,49 @@ impl SpecError {
 /// Why a row or message did not become a record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
-    /// This event can never be published as it is; others can.
+    /// This event can't be published as it is; other events can.
     #[error(transparent)]
     Poison(Poison),
-    /// The table does not fit the layout: every event of it would be wrong. Halts.
+    /// The table does not match the layout, so every event would be wrong. The pipeline halts.
     #[error(transparent)]
     Unfit(Unfit),
-    /// The stream contradicts itself: a row of a relation that was never described, or of another width. Halts.
+    /// The stream is inconsistent: a row belongs to a relation that was not described, or has a different number of
+    /// columns. The pipeline halts.
     #[error("could not read a row of relation {relation_id}: {what}")]
     Inconsistent {
         /// The relation's id.
         relation_id: u32,
-        /// How.
+        /// What is inconsistent.
         what: &'static str,
     },
 }
 
-/// One event that can't be published as it is.
+/// An event that can't be published as it is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("event {} at {position} can't be published: {problem}", Shown(event_id.as_deref()))]
 pub struct Poison {
-    /// Where it is.
+    /// The event's position.
     pub position: Position,
-    /// Its id, where it has one that is text, as it is shown ([`postrider_core::event::shown_id`]).
+    /// The event's id as it is logged ([`postrider_core::event::shown_id`]); `None` if it is missing or not UTF-8.
     pub event_id: Option<String>,
-    /// What is wrong.
+    /// What is wrong with the event.
     pub problem: Problem,
-    /// What is known of it all the same, to be kept.
+    /// The readable parts of the event, to be stored in the parked table.
     pub partial: Box<PartialEvent>,
 }
 
-/// What could be made of an event that can't be published: enough to keep it in its place, and to look at it later.
-/// `Debug` shows no values.
+/// The readable parts of an event that can't be published: enough to keep the order of its aggregate, and to examine the
+/// event later. `Debug` shows no values.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct PartialEvent {
-    /// The event's id, whole.
+    /// The event's id, not shortened.
     pub event_id: Option<String>,
-    /// Its type.
+    /// The event's type.
     pub event_type: Option<String>,
-    /// Type and id of its aggregate, where both are known.
+    /// Type and id of the aggregate, if both are readable.
     pub aggregate: Option<(String, String)>,
-    /// Its record, part by part: an empty topic where none could be made, no key where that is not to be had, the
-    /// payload as it stands in the row where it can't be shaped, headers as far as they can be read.
+    /// The record. A part that can't be made is empty (topic) or missing (key, headers); a payload that can't be converted
+    /// is as in the row.
     pub record: OwnedRecord,
 }
 
@@ -139,22 +140,22 @@ impl fmt::Debug for PartialEvent {
     }
 }
 
-/// What is wrong with an event. Columns are named, values never are.
+/// What is wrong with an event. Messages have names of columns, never values.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// NULL where a value is needed.
+    /// A required value is NULL.
     #[error("\"{0}\" is NULL")]
     Null(String),
-    /// Not UTF-8 where text is needed.
+    /// A text is not UTF-8.
     #[error("\"{0}\" is not UTF-8")]
     NotText(String),
-    /// The topic is not one Kafka allows.
+    /// The topic is not a valid topic name.
     #[error("its topic, from {0}, is not a name Kafka allows")]
     TopicName(String),
     /// The headers are not a JSON object.
     #[error("\"{0}\" is not a JSON object")]
     NotAnObject(String),
-    /// A header's name holds a zero byte, which librdkafka takes for its end.
+    /// The name of a header has a zero byte, at which librdkafka ends the name.
     #[error("a name in \"{0}\" holds a zero byte")]
     HeaderName(String),
     /// The partition is not a number from 0 to 2147483647.
@@ -163,13 +164,13 @@ pub enum Problem {
     /// A `bytea` that is not in PostgreSQL's hex format.
     #[error("\"{0}\" is not bytea in hex format")]
     NotHex(String),
-    /// No date or time, where one decides when the event is published.
+    /// `available_at` or `expires_at` is not a date or time.
     #[error("\"{0}\" is not a date or time")]
     Time(String),
-    /// A time without an offset, where no zone is configured.
+    /// `available_at` or `expires_at` has no offset, and no zone is configured.
     #[error("\"{0}\" is a time without an offset, and source.time_zone is not set")]
     NoZone(String),
-    /// The payload is NULL and the configuration says that it must not be.
+    /// The payload is NULL, which the configuration does not allow.
     #[error("the payload is NULL")]
     NullPayload,
     /// A logical message that is not a JSON object.
@@ -178,13 +179,13 @@ pub enum Problem {
     /// The row is too large to be read from the table.
     #[error("the row is larger than {0} bytes, the most that is read from the table")]
     RowTooLarge(usize),
-    /// A logical message without a member that every event has.
+    /// A logical message lacks a required member.
     #[error("the logical message has no \"{0}\"")]
     NoMember(String),
 }
 
 impl Problem {
-    /// A stable word for it: stands in the parked table, and is what `postrider parked --error` asks for.
+    /// A stable code, which the parked table has, and by which `postrider parked --error` selects.
     pub const fn code(&self) -> &'static str {
         match self {
             Self::Null(_) | Self::NoMember(_) => "null",
@@ -203,7 +204,7 @@ impl Problem {
 }
 
 impl Poison {
-    /// What mends it. Correcting the row does not: WAL has it as it was inserted.
+    /// What to do. Correcting the row in the table does not help, because WAL has the row as it was inserted.
     pub fn hint(&self) -> String {
         const PASS_OVER: &str = "WAL can't be changed: pass it over \
             (docs/operations.md#passing-over), insert it again corrected";

@@ -1,10 +1,10 @@
-//! A record's headers: eight in place, more on the heap.
+//! The headers of a record: up to eight without allocation; and the headers `position` and `history`.
 
 use pg_replication::lsn::Lsn;
 use postrider_core::event::{HeaderPosition, Histories, HistoryId, Position};
 use postrider_core::record::{Header, OwnedRecord};
 
-/// Headers kept without a heap allocation. librdkafka's own limit is memory; three are usual, eight are many.
+/// Number of headers without a heap allocation: three are usual, eight are many. librdkafka has no limit but memory.
 const IN_PLACE: usize = 8;
 
 const NONE: Header<'static> = Header { name: "", value: None };
@@ -14,12 +14,12 @@ const NONE: Header<'static> = Header { name: "", value: None };
 pub(super) struct Headers<'a> {
     in_place: [Header<'a>; IN_PLACE],
     len: usize,
-    /// All of them, where they are more than [`IN_PLACE`].
+    /// All headers, if there are more than [`IN_PLACE`].
     spilled: Vec<Header<'a>>,
 }
 
 impl<'a> Headers<'a> {
-    /// With room for `count`.
+    /// No headers, with room for `count`.
     pub(super) fn with_capacity(count: usize) -> Self {
         let spilled = if count > IN_PLACE { Vec::with_capacity(count) } else { Vec::new() };
         Self { in_place: [NONE; IN_PLACE], len: 0, spilled }
@@ -47,16 +47,13 @@ impl<'a> Headers<'a> {
     }
 }
 
-// Header `position`, and header `history` of records that have none: written without the formatting machinery, since
-// it is once an event; and taken off where a position would mislead.
-
-/// The header with an event's history, commit LSN and ordinal.
+/// The header with history, commit LSN and ordinal of an event.
 pub(super) const POSITION: &str = "position";
 
-/// The header with the history alone, of records that have no position, or none that may be compared.
+/// The header with only the history, of records whose position is unknown or must not be compared.
 pub(super) const HISTORY: &str = "history";
 
-/// Ordinals beyond it have no position that sorts: more changes than any transaction has. Unit: changes.
+/// The largest ordinal of a position that sorts as bytes. No transaction has that many changes. Unit: changes.
 const ORDINAL_MAX: u64 = u32::MAX as u64;
 
 /// `68F1A2B3-0000000001A2B3C8-`.
@@ -65,12 +62,13 @@ const TRANSACTION_BYTES: usize = 8 + 1 + 16 + 1;
 /// Bytes of a 64-bit number in base 16.
 const DIGITS_MAX: usize = 16;
 
-/// Writes positions; of one transaction they differ in the ordinal alone, so the rest is kept.
+/// Writes positions, without `std::fmt`, because there is one for each event. Positions of one transaction differ only in
+/// the ordinal, so the rest is cached.
 #[derive(Debug, Default)]
 pub(super) struct Positions {
     histories: Histories,
     of: Lsn,
-    /// Empty before the first.
+    /// The cached text of history and commit LSN; empty before the first position.
     transaction: Vec<u8>,
 }
 
@@ -80,7 +78,7 @@ impl Positions {
         self.transaction.clear();
     }
 
-    /// Whether an event has a position that sorts.
+    /// Whether the position sorts as bytes.
     pub(super) fn has(position: Position) -> bool {
         position.ordinal <= ORDINAL_MAX
     }
@@ -106,7 +104,7 @@ impl Positions {
         append_hex(self.histories.of(commit_lsn).0.into(), 8, out);
     }
 
-    /// Appends the history in force.
+    /// Appends the current history.
     pub(super) fn append_current(&self, out: &mut Vec<u8>) {
         append_hex(self.histories.current().0.into(), 8, out);
     }
@@ -126,20 +124,20 @@ fn append_hex(number: u64, digits: usize, out: &mut Vec<u8>) {
     out.extend_from_slice(text.get(DIGITS_MAX - digits..).unwrap_or_default());
 }
 
-/// Turns header `position` into header `history` with the same history: what is published behind a later event of its
-/// aggregate must not be compared by a position that is lower.
-pub(super) fn take_off(headers: &mut [Header<'_>]) {
+/// Replaces header `position` by header `history` with the same history. The event is published after a later event of its
+/// aggregate, so its lower position must not be compared.
+pub(super) fn remove_position(headers: &mut [Header<'_>]) {
     for header in headers.iter_mut().filter(|header| header.name == POSITION) {
         let history = header.value.and_then(|value| value.get(..HeaderPosition::HISTORY_DIGITS));
         *header = Header { name: HISTORY, value: history };
     }
 }
 
-/// What a parked record is published with when it is tried again: its position, if that still sorts before the later
-/// events of its aggregate; else the history of that position alone.
+/// Sets the position header of a parked record that is attempted again: the position, if it still sorts before the later
+/// events of the aggregate, otherwise only the history of the position.
 ///
-/// `keeps_order`: every later event of its aggregate has waited for it. A position of an earlier history is taken off
-/// too: in that history the event may have been skipped by a person, and later ones published.
+/// `keeps_order`: all later events of the aggregate have waited for this one. A position of an earlier history is replaced
+/// too, because in that history an operator may have skipped the event, and later events may have been published.
 pub fn set_retry_position(record: &mut OwnedRecord, keeps_order: bool, histories: &Histories) {
     let current = histories.current();
     for (name, value) in record.headers.iter_mut().filter(|(name, _)| name == POSITION) {
@@ -153,7 +151,7 @@ pub fn set_retry_position(record: &mut OwnedRecord, keeps_order: bool, histories
     }
 }
 
-/// A position as it is written, or as it was before it had a history, `0/1A2B3C8:5`: that is history 0.
+/// Parses a position. The format of earlier versions, without a history (`0/1A2B3C8:5`), is of history 0.
 fn read(value: &[u8]) -> Option<HeaderPosition> {
     let text = std::str::from_utf8(value).ok()?;
     HeaderPosition::parse(text).or_else(|| {
@@ -165,9 +163,7 @@ fn read(value: &[u8]) -> Option<HeaderPosition> {
     })
 }
 
-// Whether a text is a trace context of the W3C.
-
-/// A W3C trace context: `00-` 32 hex digits `-` 16 hex digits `-` 2 hex digits, lower case, neither id all zero.
+/// Whether a text is a W3C trace context: `00-` 32 hex digits `-` 16 hex digits `-` 2 hex digits, lower case, neither id all zero.
 pub(super) fn is_traceparent(text: &[u8]) -> bool {
     let hex = |part: &[u8]| part.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     let some = |part: &[u8]| part.iter().any(|byte| *byte != b'0');
@@ -189,7 +185,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn positions_are_written_as_they_are_displayed(
+        fn positions_are_written_as_displayed(
             from in any::<u64>(),
             places in prop::collection::vec((prop_oneof![Just(0), Just(7), any::<u64>()], any::<u32>()), 1..8)
         ) {
@@ -223,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn parked_record_keeps_its_position_only_where_it_sorts_before_what_waited_for_it() {
+    fn a_parked_record_keeps_its_position_only_if_it_sorts_before_what_waited_for_it() {
         let old = Histories::default();
         let new = old.raised(Lsn::from_wire(0x100), 0x68F1_A2B3, HistoryId(0));
         let (in_old, in_new) =
@@ -234,13 +230,13 @@ mod tests {
             (in_old, true, &old, pair(POSITION, in_old)),
             // Parked by an earlier version.
             ("0/50:1", true, &old, pair(POSITION, in_old)),
-            // Later ones of its aggregate were published.
+            // Later events of its aggregate were published.
             (in_new, false, &new, pair(HISTORY, "68F1A2B3")),
             ("0/50:1", false, &old, pair(HISTORY, "00000000")),
             // Parked before a failover.
             (in_old, true, &new, pair(HISTORY, "00000000")),
             ("0/50:1", true, &new, pair(HISTORY, "00000000")),
-            // Not one of ours: the layout has no positions, and the application has a header of that name.
+            // The layout has no positions, and the application has a header of that name.
             ("row 7", false, &new, pair(POSITION, "row 7")),
         ] {
             assert_eq!(retried(position, keeps_order, histories), becomes, "{position}");

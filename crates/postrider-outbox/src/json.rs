@@ -1,18 +1,18 @@
-//! JSON objects, member by member, without building them: a member's value stays the text it was written as.
+//! Reads JSON objects member by member, without building them: the value of a member is the text as written.
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::fmt;
 
-/// The text is not a JSON object. It says no more, since serde's message may quote the text.
+/// The text is not a JSON object. The error has no cause, because serde's message may quote the text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct NotAnObject;
 
-/// Calls `each` with name and value, as written, of every member in order; the name stands in `names` from where it
-/// was.
+/// Calls `each` for every member in order, with `names`, the offset of the member's name in `names`, and the value as
+/// written.
 ///
 /// # Errors
-/// [`NotAnObject`]; members before the fault have been seen then.
+/// [`NotAnObject`]; `each` may have been called for members before the error.
 pub(super) fn members<'t>(
     text: &'t [u8],
     names: &mut Vec<u8>,
@@ -26,7 +26,7 @@ pub(super) fn members<'t>(
     }
 }
 
-/// Appends a member's value as header text: a string raw, anything else as it was written.
+/// Appends a member's value as header text: a string unquoted, any other value as written.
 pub(super) fn append_plain(value: &str, out: &mut Vec<u8>) {
     match value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) {
         None => out.extend_from_slice(value.as_bytes()),
@@ -35,7 +35,7 @@ pub(super) fn append_plain(value: &str, out: &mut Vec<u8>) {
             let length = out.len();
             let mut json = serde_json::Deserializer::from_str(value);
             if Append(out).deserialize(&mut json).is_err() {
-                // A lone surrogate, which is no character: the escaped text says more than nothing.
+                // A lone surrogate is not a character: the escaped text is better than nothing.
                 out.truncate(length);
                 out.extend_from_slice(value.as_bytes());
             }
@@ -43,7 +43,7 @@ pub(super) fn append_plain(value: &str, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends `text` as a JSON string; bytes that are not UTF-8 as U+FFFD.
+/// Appends `text` as a JSON string, with U+FFFD for bytes that are not UTF-8.
 pub(super) fn append_string(text: &[u8], out: &mut Vec<u8>) {
     let text = String::from_utf8_lossy(text);
     let length = out.len();

@@ -1,10 +1,10 @@
-//! The layouts as data: which column of which table plays which role, and the defaults of route and headers.
+//! The layouts as data: the table, the column of each role, and the defaults of route and headers.
 //!
-//! One constant a layout. Their SQL stands in `sql/layouts/`, ready to run; a test inserts a row of each.
+//! Each layout is a constant. Its SQL is in `sql/layouts/`; a test inserts a row into each table.
 
 use std::fmt;
 
-/// What a column is for.
+/// The role of a column.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Role {
     /// The event's id.
@@ -17,19 +17,19 @@ pub enum Role {
     EventType,
     /// The payload.
     Payload,
-    /// A JSON object, each member a header.
+    /// A JSON object, of which each member is a header.
     Headers,
     /// The topic.
     Topic,
-    /// The key, where it is not the aggregate's id.
+    /// The key, if it is not the aggregate's id.
     PartitionKey,
-    /// When the event happened.
+    /// The event's own time.
     Time,
     /// A trace: a W3C `traceparent`, or an id.
     Trace,
-    /// Not to be published before.
+    /// Earliest time of publication.
     AvailableAt,
-    /// Not to be published after.
+    /// Latest time of publication.
     ExpiresAt,
 }
 
@@ -83,7 +83,7 @@ impl fmt::Display for Role {
 /// A column preset.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Layout {
-    /// Ours.
+    /// Postrider's own layout.
     Postrider,
     /// Debezium's outbox event router.
     Debezium,
@@ -97,7 +97,7 @@ pub enum Layout {
     Adr30,
 }
 
-/// What one layout says.
+/// The data of a layout.
 #[derive(Debug)]
 pub(super) struct Preset {
     name: &'static str,
@@ -255,17 +255,17 @@ impl Layout {
         self.preset().table
     }
 
-    /// SQL that makes the table, in the first schema of the search path.
+    /// SQL that creates the table, in the first schema of the search path.
     pub const fn create_sql(self) -> &'static str {
         self.preset().create_sql
     }
 
-    /// The column that plays `role`, where the layout has one.
+    /// The column of `role`, if the layout has one.
     pub fn column(self, role: Role) -> Option<&'static str> {
         self.preset().columns.iter().find(|(of, _)| *of == role).map(|(_, column)| *column)
     }
 
-    /// The role that `name` stands for: a role's name, or the layout's own name of the column.
+    /// The role that `name` means: the name of a role, or the layout's name of a column.
     pub fn role(self, name: &str) -> Option<Role> {
         let by_column = || self.preset().columns.iter().find(|(_, column)| *column == name);
         Role::from_name(name).or_else(|| by_column().map(|(role, _)| *role))

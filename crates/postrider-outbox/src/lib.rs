@@ -1,10 +1,11 @@
-//! A row or logical message to the record that a sink publishes.
+//! Turns a row of the outbox table, or a logical message, into the record that a sink publishes: layouts, roles of
+//! columns, templates, headers, timestamps and payloads.
 //!
-//! Owns the layouts, the columns' roles, templates, headers, timestamps and payloads. Refuses to know sockets, brokers,
-//! LSN arithmetic and what happens to an event that can't be published: it says why ([`Poison`]) and `relay` decides.
-//! Nothing is allocated for an event unless it has more than eight headers: a record borrows from the row's bytes and
-//! from the [`Mapper`].
+//! An event that can't be published is returned as [`Poison`], with the reason; the relay decides what to do with it.
+//! An event with at most eight headers needs no allocation: the record borrows from the row's bytes and from the
+//! [`Mapper`].
 
+mod cells;
 mod debezium;
 mod encoding;
 mod error;
@@ -13,7 +14,6 @@ mod json;
 mod layout;
 mod mapper;
 mod route;
-mod span;
 mod spec;
 mod time;
 mod types;

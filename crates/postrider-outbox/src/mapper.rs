@@ -1,5 +1,6 @@
-//! The mapper: rows and logical messages in, records out.
+//! The mapper: makes records of rows and logical messages.
 
+use crate::cells::{Buffers, ByteRange, CellRange, ColumnSource, FieldId, Row};
 use crate::debezium::{self, Place};
 use crate::encoding::Encoding;
 use crate::error::{MapError, PartialEvent, Poison, Problem, SpecError, Unfit};
@@ -7,9 +8,8 @@ use crate::headers::{self, Headers, Positions, is_traceparent};
 use crate::json;
 use crate::layout::Role;
 use crate::route::{Field, HeaderRule, Route, Template};
-use crate::span::{Buffers, Extent, FieldId, Row, Source, Span};
 use crate::spec::{NullPayload, OnUpdate, OutboxSpec, TableName, TimestampSource};
-use crate::time::{self, Clock, NoInstant, Twice};
+use crate::time::{self, Ambiguous, InstantError, TimeCache};
 use crate::types::{ColumnType, Kind, Resolved, TypeFacts, Types};
 use pg_replication::pgoutput::{Cell, Insert, LogicalMessage, Relation, TypeName, Update};
 use postrider_core::event::{Aggregate, Histories, PgTime, Position, shown_id};
@@ -17,30 +17,30 @@ use postrider_core::record::{Header, OwnedRecord, Record};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Makes records of one outbox's rows and messages. One to a connection; the driver owns it.
+/// Makes records of the rows and messages of one outbox, for one connection.
 #[derive(Debug)]
 pub struct Mapper {
     table: Option<TableName>,
-    /// The table's OID now: its rows are ours under whatever name it had, or gets, when they are committed.
+    /// The table's current OID. Rows of this OID are events, also if the table had another name at their commit.
     table_oid: Option<u32>,
     prefix: Option<String>,
     on_update: OnUpdate,
     route: Route,
     relations: Relations,
     types: Types,
-    /// The row's columns, by index.
-    cells: Vec<Option<Extent>>,
+    /// Ranges of the row's columns, by index; reused.
+    cells: Vec<Option<ByteRange>>,
     message: MessageRow,
-    /// What messages are in, and one of them in UTF-8.
+    /// The encoding of messages, and the current message in UTF-8.
     encoding: Encoding,
     decoded: String,
-    work: Work,
+    scratch: Scratch,
 }
 
-/// Where and when an event was committed.
+/// Position and time of an event's commit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct At {
-    /// Its identity and place in the order.
+    /// The event's position: its identity and its place in the order.
     pub position: Position,
     /// `Begin.commit_time`.
     pub commit_time: PgTime,
@@ -48,29 +48,29 @@ pub struct At {
 
 /// An event and its record, borrowed from the row and the mapper.
 pub struct Mapped<'a> {
-    /// The unit of order it belongs to. With layout `debezium` a NULL aggregate id is an empty one here.
+    /// The event's aggregate. With layout `debezium`, a NULL aggregate id is an empty string here.
     pub aggregate: Aggregate<'a>,
-    /// The event type; empty where layout `debezium` has none.
+    /// The event type; empty if layout `debezium` has none.
     pub event_type: &'a str,
     /// The event's id.
     pub event_id: &'a str,
-    /// The event's own time could not be its timestamp, and the commit's is.
+    /// Whether the event's own time was not usable as a timestamp, so that the timestamp is the time of the commit.
     pub clamped: bool,
-    /// Not to be published before; only layouts that delay have it (`commerce`).
+    /// Earliest time of publication. Only layouts with this column have it (`commerce`).
     pub available_at: Option<PgTime>,
-    /// Not to be published after; only layouts that expire have it (`gcx`).
+    /// Latest time of publication. Only layouts with this column have it (`gcx`).
     pub expires_at: Option<PgTime>,
     record: Record<'a>,
     headers: Headers<'a>,
 }
 
 impl Mapped<'_> {
-    /// Takes the event's position off its record: a later event of its aggregate was published before it.
+    /// Removes the event's position from its record, because a later event of its aggregate was published before it.
     pub fn remove_position(&mut self) {
-        headers::take_off(self.headers.as_mut_slice());
+        headers::remove_position(self.headers.as_mut_slice());
     }
 
-    /// What a sink publishes.
+    /// The record that a sink publishes.
     pub fn record(&self) -> Record<'_> {
         Record { headers: self.headers.as_slice(), ..self.record }
     }
@@ -89,7 +89,7 @@ impl Mapper {
     /// Checks and compiles a specification.
     ///
     /// # Errors
-    /// Everything that is wrong with it, each with its key.
+    /// All errors of the specification, each with its key.
     pub fn new(spec: OutboxSpec) -> Result<Self, Vec<SpecError>> {
         let route = Route::compile(&spec)?;
         Ok(Self {
@@ -104,99 +104,100 @@ impl Mapper {
             cells: Vec::new(),
             encoding: Encoding::UTF8,
             decoded: String::new(),
-            work: Work::default(),
+            scratch: Scratch::default(),
         })
     }
 
-    /// Which histories positions belong to. Those of rows that are read from the table (`rows`) are not known: their
-    /// records have header `history` in place of `position`.
+    /// Sets the histories of positions. With `rows`, events are rows that are read from the table: their positions are not
+    /// known, and their records have header `history` in place of `position`.
     pub fn set_histories(&mut self, histories: Histories, rows: bool) {
-        self.work.positions.set_histories(histories);
-        self.work.rows = rows;
+        self.scratch.positions.set_histories(histories);
+        self.scratch.rows = rows;
     }
 
-    /// Takes note of a table's shape; a table that is not the outbox is remembered as such.
+    /// Processes a Relation message. A relation that is not the outbox is recorded as such.
     ///
     /// # Errors
-    /// [`MapError::Unfit`] where the outbox table lacks a column or has one of an impossible type.
+    /// [`MapError::Unfit`] if the outbox table lacks a column, or a column's type can't have its role.
     pub fn relation(&mut self, relation: &Relation<'_>) -> Result<(), MapError> {
         let (table, oid) = (self.table.as_ref(), self.table_oid);
         self.relations.describe(relation, table, oid, &self.route, &self.types)
     }
 
-    /// What logical messages are in from here on: the server sends them as they stand in WAL, whatever the session's
-    /// encoding is.
+    /// Sets the encoding of logical messages, which is that of the database: the server sends them as they are in WAL,
+    /// whatever the session's encoding.
     pub fn set_message_encoding(&mut self, encoding: Encoding) {
         self.encoding = encoding;
     }
 
-    /// Types of our table's columns that are not built in, and that the catalog is to be asked for before the relation
-    /// is taken note of: whether a column is a domain, and over what, no Relation message says.
+    /// OIDs of types of the outbox table's columns that are not built in and must be looked up in the catalog
+    /// ([`add_types`](Self::add_types)) before [`relation`](Self::relation): a Relation message does not have the base type
+    /// of a domain.
     pub fn unknown_types(&self, relation: &Relation<'_>) -> Vec<u32> {
         match &self.table {
-            Some(table) if is_ours(relation, table, self.table_oid) => {
+            Some(table) if is_outbox(relation, table, self.table_oid) => {
                 unknown_types(relation, &self.route, &self.types)
             }
             Some(_) | None => Vec::new(),
         }
     }
 
-    /// What the catalog has of the types that it was asked for.
+    /// Adds the types that the catalog has of those that were requested.
     pub fn add_types(&mut self, asked: &[u32], found: &[TypeFacts]) {
         self.types.learn(asked, found);
     }
 
-    /// Takes note of a type's name, for one that the catalog does not have any more.
+    /// Processes a Type message. Its name is used for a type that the catalog no longer has.
     pub fn type_name(&mut self, of: &TypeName<'_>) {
         self.types.name(of);
     }
 
-    /// The outbox table's columns, as the catalog has them now, whose types can't play their roles.
+    /// The columns of the outbox table, as the catalog has them now, whose types can't have their roles.
     pub fn unfit_types(&self, columns: &[ColumnType<'_>]) -> Vec<Unfit> {
         let unfit = |table| unfit_types(table, columns, &self.route);
         self.table.as_ref().map_or_else(Vec::new, unfit)
     }
 
-    /// Forgets all relations and types: a new connection describes them again. `table_oid` is what the table's name
-    /// stands for now.
+    /// Clears all relations and types, because a new connection describes them again. `table_oid` is the current OID of
+    /// the outbox table.
     pub fn clear_relations(&mut self, table_oid: Option<u32>) {
         self.table_oid = table_oid;
         self.relations.forget();
         self.types.forget();
     }
 
-    /// Maps a row; `None` where its table is not the outbox.
+    /// Maps a row; `None` if its table is not the outbox.
     ///
     /// # Errors
-    /// [`MapError::Poison`] for this row alone; [`MapError::Inconsistent`] where the stream contradicts itself.
+    /// [`MapError::Poison`] if the row can't be published; [`MapError::Inconsistent`] if the stream is inconsistent.
     pub fn insert<'a>(
         &'a mut self,
         insert: &Insert<'a>,
         at: At,
     ) -> Result<Option<Mapped<'a>>, MapError> {
         let relation_id = insert.relation_id;
-        let out_of_step = |what| Err(MapError::Inconsistent { relation_id, what });
+        let inconsistent = |what| Err(MapError::Inconsistent { relation_id, what });
         let Some(plan) = self.relations.plan(relation_id)? else {
             return Ok(None);
         };
         if insert.new.len() != plan.width {
-            return out_of_step("it has another number of columns than the relation");
+            return inconsistent("it has another number of columns than the relation");
         }
         self.cells.clear();
         self.cells.resize(plan.width, None);
         for (place, cell) in self.cells.iter_mut().zip(insert.new.cells()) {
             match cell {
                 Cell::Null => {}
-                Cell::Text { start, len } => *place = Some(Extent { start, len }),
-                Cell::Other => return out_of_step("a column is not in text format"),
+                Cell::Text { start, len } => *place = Some(ByteRange { start, len }),
+                Cell::Other => return inconsistent("a column is not in text format"),
             }
         }
         let row = Row { bytes: insert.new.bytes(), cells: &self.cells, columns: &plan.sources };
-        map(&mut self.route, &mut self.work, row, at, false)
+        map(&mut self.route, &mut self.scratch, row, at, false)
     }
 
-    /// What is known of a row whose large values are missing, since it has more than `limit` bytes. It has no topic, so
-    /// that nothing publishes what is left of it.
+    /// The poison of a row that has more than `limit` bytes, so that its large values were not read. Its record has no
+    /// topic and no value, so that the incomplete row is never published.
     #[cold]
     pub fn too_large(&mut self, insert: &Insert<'_>, at: At, limit: usize) -> MapError {
         let relation_id = insert.relation_id;
@@ -209,16 +210,16 @@ impl Mapper {
         };
         self.cells.clear();
         self.cells.extend(insert.new.cells().map(|cell| match cell {
-            Cell::Text { start, len } => Some(Extent { start, len }),
+            Cell::Text { start, len } => Some(ByteRange { start, len }),
             Cell::Null | Cell::Other => None,
         }));
         self.cells.resize(plan.width, None);
         let row = Row { bytes: insert.new.bytes(), cells: &self.cells, columns: &plan.sources };
-        let (route, work) = (&mut self.route, &mut self.work);
-        work.clear();
-        let shape = Shaper { route, row, work, at, message: false }.salvage();
+        let (route, scratch) = (&mut self.route, &mut self.scratch);
+        scratch.clear();
+        let ranges = RecordMapper { route, row, scratch, at, message: false }.partial_ranges();
         let problem = Problem::RowTooLarge(limit);
-        let mut error = poison(route, work, row, &shape, at.position, problem);
+        let mut error = poison(route, scratch, row, &ranges, at.position, problem);
         if let MapError::Poison(poison) = &mut error {
             poison.partial.record.topic.clear();
             poison.partial.record.value = None;
@@ -226,11 +227,11 @@ impl Mapper {
         error
     }
 
-    /// Whether an UPDATE is one that halts: the configuration says so, and the table is the outbox. With the id of the
-    /// row, where it can be read.
+    /// Whether an UPDATE halts the pipeline: `Some` if the table is the outbox and the configuration says so. The inner
+    /// value is the row's id, if it is readable.
     ///
     /// # Errors
-    /// [`MapError::Inconsistent`] where the stream contradicts itself.
+    /// [`MapError::Inconsistent`] if the stream is inconsistent.
     pub fn halting_update(&self, update: &Update<'_>) -> Result<Option<Option<String>>, MapError> {
         if self.on_update == OnUpdate::Skip {
             return Ok(None);
@@ -250,10 +251,10 @@ impl Mapper {
         self.prefix.as_deref() == Some(message.prefix)
     }
 
-    /// Maps a logical message; `None` where it is not transactional or its prefix is not the configured one.
+    /// Maps a logical message; `None` if it is not transactional or has another prefix.
     ///
     /// # Errors
-    /// [`MapError::Poison`] for this message alone.
+    /// [`MapError::Poison`] if the message can't be published.
     pub fn message<'a>(
         &'a mut self,
         message: &LogicalMessage<'a>,
@@ -262,7 +263,7 @@ impl Mapper {
         if !message.transactional || self.prefix.as_deref() != Some(message.prefix) {
             return Ok(None);
         }
-        self.decoded.shrink_to(Work::KEPT_MAX);
+        self.decoded.shrink_to(Scratch::KEPT_MAX);
         let content = match self.encoding.decode(message.content, &mut self.decoded) {
             Ok(true) => self.decoded.as_bytes(),
             Ok(false) => message.content,
@@ -272,90 +273,88 @@ impl Mapper {
             return Err(not_json(at.position, content));
         }
         self.message
-            .default_id(&self.route, |bytes| self.work.positions.append(at.position, bytes));
+            .default_id(&self.route, |bytes| self.scratch.positions.append(at.position, bytes));
         let MessageRow { bytes, cells, sources, .. } = &self.message;
         let row = Row { bytes, cells, columns: sources };
-        map(&mut self.route, &mut self.work, row, at, true)
+        map(&mut self.route, &mut self.scratch, row, at, true)
     }
 }
 
 #[inline]
 fn map<'a>(
     route: &'a mut Route,
-    work: &'a mut Work,
+    scratch: &'a mut Scratch,
     row: Row<'a>,
     at: At,
     message: bool,
 ) -> Result<Option<Mapped<'a>>, MapError> {
-    work.clear();
-    let shape = match (Shaper { route, row, work, at, message }).shape() {
-        Ok(shape) => shape,
+    scratch.clear();
+    let ranges = match (RecordMapper { route, row, scratch, at, message }).ranges() {
+        Ok(ranges) => ranges,
         Err(problem) => {
-            work.clear();
-            let shape = Shaper { route, row, work, at, message }.salvage();
-            return Err(poison(route, work, row, &shape, at.position, problem));
+            scratch.clear();
+            let ranges = RecordMapper { route, row, scratch, at, message }.partial_ranges();
+            return Err(poison(route, scratch, row, &ranges, at.position, problem));
         }
     };
-    resolve(route, work, row, shape, at)
+    resolve(route, scratch, row, ranges, at)
 }
 
-/// Places to slices. Inlined, because what it returns has half a kilobyte, which would be moved for each event.
+/// Resolves ranges to slices. Inlined, because the returned value has half a kilobyte, which would be moved for each event.
 #[inline]
 fn resolve<'a>(
     route: &'a Route,
-    work: &'a Work,
+    scratch: &'a Scratch,
     row: Row<'a>,
-    shape: Shape,
+    ranges: RecordRanges,
     at: At,
 ) -> Result<Option<Mapped<'a>>, MapError> {
-    let buffers = Buffers { row: row.bytes, scratch: &work.scratch, fixed: &route.fixed };
+    let buffers = Buffers { row: row.bytes, scratch: &scratch.bytes, fixed: &route.fixed };
     let not_text =
-        |field| Err(poison(route, work, row, &shape, at.position, route.not_text(field)));
-    let text = |span: Span| std::str::from_utf8(buffers.get(span).unwrap_or_default()).ok();
+        |field| Err(poison(route, scratch, row, &ranges, at.position, route.not_text(field)));
+    let text = |range: CellRange| std::str::from_utf8(buffers.get(range).unwrap_or_default()).ok();
     let core = route.core;
-    let Some(id) = text(shape.aggregate_id) else { return not_text(Some(core.aggregate_id)) };
-    let Some(event_id) = text(shape.id) else { return not_text(Some(core.id)) };
-    let mut headers = Headers::with_capacity(work.headers.len());
-    for (name, value) in &work.headers {
-        // Most names: they were text when the route was built.
+    let Some(id) = text(ranges.aggregate_id) else { return not_text(Some(core.aggregate_id)) };
+    let Some(event_id) = text(ranges.id) else { return not_text(Some(core.id)) };
+    let mut headers = Headers::with_capacity(scratch.headers.len());
+    for (name, value) in &scratch.headers {
+        // Most names are fixed text, which is known to be UTF-8.
         let name = match name {
-            Span::Fixed(Extent { start, len }) => route.fixed.get(*start..start + len),
-            Span::Null | Span::Row(_) | Span::Scratch(_) => text(*name),
+            CellRange::Fixed(ByteRange { start, len }) => route.fixed.get(*start..start + len),
+            CellRange::Null | CellRange::Row(_) | CellRange::Scratch(_) => text(*name),
         };
         let Some(name) = name else { return not_text(None) };
         headers.push(Header { name, value: buffers.get(*value) });
     }
     Ok(Some(Mapped {
-        aggregate: Aggregate { kind: work.aggregate_type.text(), id },
-        event_type: work.event_type.text(),
+        aggregate: Aggregate { kind: scratch.aggregate_type.text(), id },
+        event_type: scratch.event_type.text(),
         event_id,
-        clamped: shape.clamped,
-        available_at: shape.available_at,
-        expires_at: shape.expires_at,
+        clamped: ranges.clamped,
+        available_at: ranges.available_at,
+        expires_at: ranges.expires_at,
         record: Record {
-            topic: work.topic.text(),
-            partition: shape.partition,
-            key: buffers.get(shape.key),
-            value: buffers.get(shape.value),
-            timestamp_ms: shape.timestamp_ms,
+            topic: scratch.topic.text(),
+            partition: ranges.partition,
+            key: buffers.get(ranges.key),
+            value: buffers.get(ranges.value),
+            timestamp_ms: ranges.timestamp_ms,
             headers: &[],
         },
         headers,
     }))
 }
 
-// One event laid out: where every part of its record lies, or what is wrong with it.
-
-/// An event's record, as places.
+/// The parts of an event's record, as ranges.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
-    pub(super) id: Span,
-    pub(super) aggregate_type: Span,
-    pub(super) aggregate_id: Span,
-    pub(super) event_type: Span,
-    pub(super) topic: Span,
-    pub(super) key: Span,
-    pub(super) value: Span,
+pub(super) struct RecordRanges {
+    pub(super) id: CellRange,
+    pub(super) aggregate_type: CellRange,
+    pub(super) aggregate_id: CellRange,
+    pub(super) event_type: CellRange,
+    pub(super) topic: CellRange,
+    pub(super) key: CellRange,
+    pub(super) value: CellRange,
     pub(super) partition: Option<i32>,
     pub(super) timestamp_ms: Option<i64>,
     pub(super) clamped: bool,
@@ -363,21 +362,21 @@ pub(super) struct Shape {
     pub(super) expires_at: Option<PgTime>,
 }
 
-/// What the name of a row's own header begins with where the name alone is a header of ours.
+/// Prefix of a header of the row whose name is reserved for a header of Postrider.
 const ROW_PREFIX: &str = "row.";
 
-/// Lays events out.
-pub(super) struct Shaper<'w> {
+/// Maps one event to ranges.
+pub(super) struct RecordMapper<'w> {
     pub(super) route: &'w mut Route,
     pub(super) row: Row<'w>,
-    pub(super) work: &'w mut Work,
+    pub(super) scratch: &'w mut Scratch,
     pub(super) at: At,
-    /// Fields are called as members of a logical message, not as columns.
+    /// The event is a logical message: errors have names of members, not of columns.
     pub(super) message: bool,
 }
 
-impl Shaper<'_> {
-    pub(super) fn shape(mut self) -> Result<Shape, Problem> {
+impl RecordMapper<'_> {
+    pub(super) fn ranges(mut self) -> Result<RecordRanges, Problem> {
         let core = self.route.core;
         let id = self.needed(core.id)?;
         let aggregate_type = self.needed(core.aggregate_type)?;
@@ -393,13 +392,13 @@ impl Shaper<'_> {
         let partition = self.partition()?;
         let value = self.value()?;
         let (timestamp_ms, clamped) = self.timestamp();
-        let available_at = self.instant(core.available_at, Twice::Earlier)?;
-        let expires_at = self.instant(core.expires_at, Twice::Later)?;
+        let available_at = self.instant(core.available_at, Ambiguous::Earlier)?;
+        let expires_at = self.instant(core.expires_at, Ambiguous::Later)?;
         self.headers()?;
-        let (aggregate_type, event_type) = (Span::Row(aggregate_type), event_type.into());
+        let (aggregate_type, event_type) = (CellRange::Row(aggregate_type), event_type.into());
         self.texts(aggregate_type, event_type)?;
-        Ok(Shape {
-            id: Span::Row(id),
+        Ok(RecordRanges {
+            id: CellRange::Row(id),
             aggregate_type,
             aggregate_id: aggregate_id.into(),
             event_type,
@@ -414,20 +413,20 @@ impl Shaper<'_> {
         })
     }
 
-    /// The same for an event that is poison: what can't be had is null, and a payload that can't be shaped stands as
-    /// it is in the row.
+    /// The ranges of an event that can't be published: a part that can't be read is NULL, and a payload that can't be
+    /// converted is as in the row.
     #[cold]
-    pub(super) fn salvage(mut self) -> Shape {
+    pub(super) fn partial_ranges(mut self) -> RecordRanges {
         let core = self.route.core;
-        let topic = self.topic().unwrap_or(Span::Null);
-        let key = self.key().unwrap_or(Span::Null);
+        let topic = self.topic().unwrap_or(CellRange::Null);
+        let key = self.key().unwrap_or(CellRange::Null);
         let partition = self.partition().unwrap_or(None);
         let payload = self.row.extent(core.payload);
         let value = self.value().unwrap_or_else(|_| payload.into());
         let (timestamp_ms, clamped) = self.timestamp();
-        // What is wrong with them is known, or something else was found first.
+        // Their problem is the event's problem, or another problem was found first.
         self.headers().unwrap_or_default();
-        Shape {
+        RecordRanges {
             id: self.row.extent(core.id).into(),
             aggregate_type: self.row.extent(core.aggregate_type).into(),
             aggregate_id: self.row.extent(core.aggregate_id).into(),
@@ -443,115 +442,119 @@ impl Shaper<'_> {
         }
     }
 
-    /// A field's time; `None` where it is NULL. Whether an event is published depends on it, so one that can't be
-    /// read is never guessed.
-    fn instant(&self, field: Option<FieldId>, twice: Twice) -> Result<Option<PgTime>, Problem> {
+    /// The time in a field; `None` if it is NULL. A time that can't be read is an error and never guessed, because it
+    /// decides whether an event is published.
+    fn instant(
+        &self,
+        field: Option<FieldId>,
+        ambiguous: Ambiguous,
+    ) -> Result<Option<PgTime>, Problem> {
         let Some((field, text)) = field.and_then(|field| Some((field, self.row.text(field)?)))
         else {
             return Ok(None);
         };
         let is_text = self.row.kind(field) == Kind::Text && !self.message;
-        // Those of character(n) belong to the type.
+        // Trailing spaces belong to the type character(n).
         let text = if is_text { text.trim_ascii_end() } else { text };
         let instant = if is_text && !time::is_plain(text) {
-            Err(NoInstant::Unreadable)
+            Err(InstantError::Unreadable)
         } else {
-            time::instant(text, self.route.zone.as_ref(), twice)
+            time::instant(text, self.route.zone.as_ref(), ambiguous)
         };
         instant.map(Some).map_err(|error| match error {
-            NoInstant::Unreadable => Problem::Time(self.label(field)),
-            NoInstant::NoZone => Problem::NoZone(self.label(field)),
+            InstantError::Unreadable => Problem::Time(self.label(field)),
+            InstantError::NoZone => Problem::NoZone(self.label(field)),
         })
     }
 
-    /// What messages call a field.
+    /// The name of a field in errors.
     fn label(&self, field: FieldId) -> String {
         label(self.route, self.message, field)
     }
 
-    fn needed(&self, field: FieldId) -> Result<Extent, Problem> {
+    fn needed(&self, field: FieldId) -> Result<ByteRange, Problem> {
         self.row.extent(field).ok_or_else(|| {
             let label = self.label(field);
             if self.message { Problem::NoMember(label) } else { Problem::Null(label) }
         })
     }
 
-    fn topic(&mut self) -> Result<Span, Problem> {
+    fn topic(&mut self) -> Result<CellRange, Problem> {
         let route = &mut *self.route;
         let template = &route.topic;
         let fill =
             |fill: Fill, scratch: &mut Vec<u8>| fill(template, &self.row, &route.fixed, scratch);
-        let scratch = &mut self.work.scratch;
+        let scratch = &mut self.scratch.bytes;
         let topic = match &mut route.replace {
             None => fill(Template::fill, scratch),
             Some(rewrite) => {
                 let whole = if route.debezium { Template::fill_fields } else { Template::fill };
                 fill(whole, scratch).map(|subject| {
-                    // The subject may lie in the scratch buffer, which grows: only then is it copied.
+                    // A subject in the scratch buffer is copied, because the buffer grows.
                     let copy = match subject {
-                        Span::Scratch(extent) => Some(extent.of(scratch).to_vec()),
-                        Span::Null | Span::Row(_) | Span::Fixed(_) => None,
+                        CellRange::Scratch(extent) => Some(extent.of(scratch).to_vec()),
+                        CellRange::Null | CellRange::Row(_) | CellRange::Fixed(_) => None,
                     };
                     let text = match (&copy, subject) {
                         (Some(copy), _) => copy.as_slice(),
-                        (None, Span::Row(extent)) => self.row.at(extent),
-                        (None, Span::Fixed(extent)) => extent.of(route.fixed.as_bytes()),
-                        (None, Span::Null | Span::Scratch(_)) => &[],
+                        (None, CellRange::Row(extent)) => self.row.at(extent),
+                        (None, CellRange::Fixed(extent)) => extent.of(route.fixed.as_bytes()),
+                        (None, CellRange::Null | CellRange::Scratch(_)) => &[],
                     };
                     rewrite.apply(text, scratch).unwrap_or(subject)
                 })
             }
         };
         let topic = topic.map_err(|field| Problem::Null(self.label(field)))?;
-        let Work { scratch, topic: known, .. } = &mut *self.work;
+        let Scratch { bytes: scratch, topic: cached, .. } = &mut *self.scratch;
         let buffers = Buffers { row: self.row.bytes, scratch, fixed: &self.route.fixed };
         let name = buffers.get(topic).unwrap_or_default();
-        if known.turns_into(name, postrider_core::record::is_topic_name) {
+        if cached.update(name, postrider_core::record::is_topic_name) {
             Ok(topic)
         } else {
             Err(Problem::TopicName(self.route.topic_text.clone()))
         }
     }
 
-    /// Aggregate type and event type: text both, or nothing.
-    fn texts(&mut self, aggregate_type: Span, event_type: Span) -> Result<(), Problem> {
+    /// Checks that aggregate type and event type are UTF-8, and caches them.
+    fn texts(&mut self, aggregate_type: CellRange, event_type: CellRange) -> Result<(), Problem> {
         let core = self.route.core;
         let row = self.row.bytes;
         let texts = [
-            (&mut self.work.aggregate_type, aggregate_type, Some(core.aggregate_type)),
-            (&mut self.work.event_type, event_type, core.event_type),
+            (&mut self.scratch.aggregate_type, aggregate_type, Some(core.aggregate_type)),
+            (&mut self.scratch.event_type, event_type, core.event_type),
         ];
-        for (known, span, field) in texts {
-            let bytes = if let Span::Row(extent) = span { extent.of(row) } else { &[] };
-            if !known.turns_into(bytes, |_| true) {
+        for (cached, range, field) in texts {
+            let bytes = if let CellRange::Row(extent) = range { extent.of(row) } else { &[] };
+            if !cached.update(bytes, |_| true) {
                 return Err(self.route.not_text(field));
             }
         }
         Ok(())
     }
 
-    fn key(&mut self) -> Result<Span, Problem> {
+    fn key(&mut self) -> Result<CellRange, Problem> {
         if self.route.key.is_empty() {
-            return Ok(Span::Null);
+            return Ok(CellRange::Null);
         }
-        match self.route.key.fill(&self.row, &self.route.fixed, &mut self.work.scratch) {
+        match self.route.key.fill(&self.row, &self.route.fixed, &mut self.scratch.bytes) {
             Ok(key) => Ok(key),
-            // Without a key an aggregate's events would scatter over partitions: only Debezium's users know it so.
-            Err(_) if self.route.debezium => Ok(Span::Null),
+            // Without a key, the events of an aggregate go to different partitions. Only Debezium does that.
+            Err(_) if self.route.debezium => Ok(CellRange::Null),
             Err(field) => Err(Problem::Null(self.label(field))),
         }
     }
 
-    /// NULL leaves the choice to the key, as in Debezium.
+    /// The partition number; NULL means that the key decides, as in Debezium.
     fn partition(&mut self) -> Result<Option<i32>, Problem> {
         let Some(template) = &self.route.partition else {
             return Ok(None);
         };
-        match template.fill(&self.row, &self.route.fixed, &mut self.work.scratch) {
-            Ok(span) => {
-                let Work { scratch, .. } = &*self.work;
+        match template.fill(&self.row, &self.route.fixed, &mut self.scratch.bytes) {
+            Ok(range) => {
+                let Scratch { bytes: scratch, .. } = &*self.scratch;
                 let buffers = Buffers { row: self.row.bytes, scratch, fixed: &self.route.fixed };
-                let text = std::str::from_utf8(buffers.get(span).unwrap_or_default()).ok();
+                let text = std::str::from_utf8(buffers.get(range).unwrap_or_default()).ok();
                 let number = text.and_then(|text| text.trim().parse().ok());
                 number.filter(|number| *number >= 0).map(Some).ok_or(Problem::Partition)
             }
@@ -559,43 +562,43 @@ impl Shaper<'_> {
         }
     }
 
-    fn value(&mut self) -> Result<Span, Problem> {
+    fn value(&mut self) -> Result<CellRange, Problem> {
         let field = self.route.core.payload;
         let payload = self.row.extent(field);
         if payload.is_none() {
             match self.route.null_payload {
                 NullPayload::Park => return Err(Problem::NullPayload),
-                NullPayload::Tombstone => return Ok(Span::Null),
+                NullPayload::Tombstone => return Ok(CellRange::Null),
                 NullPayload::Empty => {}
             }
         }
-        // As Java trims: everything up to the space. Bytes are never blank.
+        // As Java's `trim`: all characters up to the space are white space. A bytea is never blank.
         let is_blank = |text: &[u8]| text.iter().all(|byte| *byte <= b' ');
         if self.route.blank_is_tombstone
             && self.row.kind(field) != Kind::Bytea
             && payload.is_some_and(|extent| is_blank(self.row.at(extent)))
         {
-            return Ok(Span::Null);
+            return Ok(CellRange::Null);
         }
-        let scratch = &mut self.work.scratch;
+        let scratch = &mut self.scratch.bytes;
         if let Some(envelope) = &self.route.envelope {
             let wrapped =
                 debezium::wrap(envelope, payload, field, &self.row, &self.route.fixed, scratch);
             return wrapped.ok_or_else(|| Problem::NotHex(self.label(field)));
         }
         let Some(payload) = payload else {
-            return Ok(Span::Fixed(Extent { start: 0, len: 0 }));
+            return Ok(CellRange::Fixed(ByteRange { start: 0, len: 0 }));
         };
         if self.row.kind(field) != Kind::Bytea {
             return Ok(if self.route.debezium {
                 debezium::text(&self.row, field, Place::Plain, scratch)
             } else {
-                Span::Row(payload)
+                CellRange::Row(payload)
             });
         }
         let start = scratch.len();
         match debezium::append_bytea(self.row.at(payload), scratch) {
-            Some(()) => Ok(Span::since(start, scratch)),
+            Some(()) => Ok(CellRange::since(start, scratch)),
             None => Err(Problem::NotHex(self.label(field))),
         }
     }
@@ -607,7 +610,7 @@ impl Shaper<'_> {
             TimestampSource::Commit => (Some(commit.unix_millis()), false),
             TimestampSource::Event => {
                 let own = self.route.core.time.and_then(|field| self.row.text(field));
-                let clock = &mut self.work.clock;
+                let clock = &mut self.scratch.clock;
                 let (ms, clamped) = own.map_or((commit.unix_millis(), false), |own| {
                     clock.stamp(own, commit, self.route.zone.as_ref())
                 });
@@ -616,27 +619,27 @@ impl Shaper<'_> {
         }
     }
 
-    /// All headers, also behind one that can't be read, which is left out.
+    /// Adds all headers. A header that can't be read is omitted, and is the error after all others were added.
     fn headers(&mut self) -> Result<(), Problem> {
         let mut problem = Ok(());
-        let Work { scratch, headers, positions, rows, .. } = &mut *self.work;
+        let Scratch { bytes: scratch, headers, positions, rows, .. } = &mut *self.scratch;
         let fixed = &self.route.fixed;
         for rule in &self.route.headers {
             match rule {
-                // A column that may lack and does is placed nowhere.
+                // The table lacks the column, and may.
                 HeaderRule::Field { field, .. } | HeaderRule::Typed { field, .. }
                     if !self.row.has(*field) => {}
                 HeaderRule::Field { name, field } => {
-                    headers.push((Span::Fixed(*name), self.row.extent(*field).into()));
+                    headers.push((CellRange::Fixed(*name), self.row.extent(*field).into()));
                 }
                 HeaderRule::Typed { name, field } => {
                     let value = debezium::text(&self.row, *field, Place::Header, scratch);
-                    headers.push((Span::Fixed(*name), value));
+                    headers.push((CellRange::Fixed(*name), value));
                 }
                 HeaderRule::Template { name, template } => {
-                    // A header is no reason to hold an event back: NULL stays NULL.
-                    let value = template.fill(&self.row, fixed, scratch).unwrap_or(Span::Null);
-                    headers.push((Span::Fixed(*name), value));
+                    // A field that is NULL makes the header NULL: a header does not stop an event.
+                    let value = template.fill(&self.row, fixed, scratch).unwrap_or(CellRange::Null);
+                    headers.push((CellRange::Fixed(*name), value));
                 }
                 HeaderRule::Position { name, history } => {
                     let (start, at) = (scratch.len(), self.at.position);
@@ -650,15 +653,16 @@ impl Shaper<'_> {
                         positions.append_history(at.commit_lsn, scratch);
                         history
                     };
-                    headers.push((Span::Fixed(*name), Span::since(start, scratch)));
+                    headers.push((CellRange::Fixed(*name), CellRange::since(start, scratch)));
                 }
                 HeaderRule::Object { field } => {
                     let Some(text) = self.row.text(*field) else { continue };
                     let first = headers.len();
-                    let taken = &self.route.taken_names;
-                    let wrong = if object(text, taken, scratch, headers).is_err() {
+                    let reserved = &self.route.reserved_names;
+                    let wrong = if object(text, reserved, scratch, headers).is_err() {
                         Problem::NotAnObject
-                    } else if headers[first..].iter().any(|(name, _)| holds_zero(*name, scratch)) {
+                    } else if headers[first..].iter().any(|(name, _)| has_zero_byte(*name, scratch))
+                    {
                         Problem::HeaderName
                     } else {
                         continue;
@@ -669,7 +673,7 @@ impl Shaper<'_> {
                 HeaderRule::Trace { w3c, other, field } => {
                     if let Some(extent) = self.row.extent(*field) {
                         let name = if is_traceparent(self.row.at(extent)) { w3c } else { other };
-                        headers.push((Span::Fixed(*name), Span::Row(extent)));
+                        headers.push((CellRange::Fixed(*name), CellRange::Row(extent)));
                     }
                 }
             }
@@ -678,77 +682,75 @@ impl Shaper<'_> {
     }
 }
 
-/// What a field is called where the event comes from: a message's member, a table's column.
+/// The name of a field in errors: that of a message's member, or of a table's column.
 fn label(route: &Route, message: bool, field: FieldId) -> String {
     let field = &route.fields[field.0];
     if message { field.name.clone() } else { field.column.clone() }
 }
 
-type Fill = fn(&Template, &Row<'_>, &str, &mut Vec<u8>) -> Result<Span, FieldId>;
+type Fill = fn(&Template, &Row<'_>, &str, &mut Vec<u8>) -> Result<CellRange, FieldId>;
 
-/// Each member of a JSON object as a header; one that has the name of a header of ours (`taken`) as `row.NAME`.
+/// Adds each member of a JSON object as a header. A member with a reserved name gets the name `row.NAME`.
 fn object(
     text: &[u8],
-    taken: &[String],
+    reserved: &[String],
     scratch: &mut Vec<u8>,
-    headers: &mut Vec<(Span, Span)>,
+    headers: &mut Vec<(CellRange, CellRange)>,
 ) -> Result<(), json::NotAnObject> {
-    // The usual empty one costs no parser.
+    // The empty object is usual, and needs no parser.
     if text == b"{}" {
         return Ok(());
     }
     json::members(text, scratch, |scratch, start, value| {
         let name = scratch.get(start..).unwrap_or_default();
-        if taken.iter().any(|taken| taken.as_bytes() == name) {
+        if reserved.iter().any(|reserved| reserved.as_bytes() == name) {
             scratch.splice(start..start, ROW_PREFIX.bytes());
         }
-        let name = Span::since(start, scratch);
+        let name = CellRange::since(start, scratch);
         let start = scratch.len();
         json::append_plain(value, scratch);
-        headers.push((name, Span::since(start, scratch)));
+        headers.push((name, CellRange::since(start, scratch)));
     })
 }
 
-fn holds_zero(name: Span, scratch: &[u8]) -> bool {
+fn has_zero_byte(name: CellRange, scratch: &[u8]) -> bool {
     match name {
-        Span::Scratch(extent) => extent.of(scratch).contains(&0),
-        Span::Null | Span::Row(_) | Span::Fixed(_) => false,
+        CellRange::Scratch(extent) => extent.of(scratch).contains(&0),
+        CellRange::Null | CellRange::Row(_) | CellRange::Fixed(_) => false,
     }
 }
 
-// What is reused from event to event: buffers, and what the last event was.
-
-/// Buffers and memory of one mapper.
+/// Buffers and caches of a mapper, reused from event to event.
 #[derive(Debug, Default)]
-pub(super) struct Work {
-    /// Everything that is not in the row as it is.
-    pub(super) scratch: Vec<u8>,
-    /// Name and value of every header.
-    pub(super) headers: Vec<(Span, Span)>,
-    /// The event's texts that are mostly the last one's too: those are not checked again.
-    pub(super) topic: Known,
-    pub(super) aggregate_type: Known,
-    pub(super) event_type: Known,
-    pub(super) clock: Clock,
+pub(super) struct Scratch {
+    /// The bytes of a record that are not in the row as they are.
+    pub(super) bytes: Vec<u8>,
+    /// Name and value of each header.
+    pub(super) headers: Vec<(CellRange, CellRange)>,
+    /// Texts that are often the same as those of the previous event, and then are not checked again.
+    pub(super) topic: CachedText,
+    pub(super) aggregate_type: CachedText,
+    pub(super) event_type: CachedText,
+    pub(super) clock: TimeCache,
     pub(super) positions: Positions,
-    /// Events are rows of the table, whose positions are not known.
+    /// Events are rows that are read from the table, whose positions are not known.
     pub(super) rows: bool,
 }
 
-/// A text that is mostly the one before.
+/// A checked text, which the next event often has too.
 #[derive(Debug, Default)]
-pub(super) struct Known(String);
+pub(super) struct CachedText(String);
 
-impl Known {
+impl CachedText {
     #[inline]
     pub(super) fn text(&self) -> &str {
         &self.0
     }
 
-    /// Becomes these bytes, if they are text and `is_good`; whether they are.
+    /// Sets the text, if `bytes` are UTF-8 and `is_good`. Returns whether they are.
     #[inline]
-    pub(super) fn turns_into(&mut self, bytes: &[u8], is_good: impl FnOnce(&[u8]) -> bool) -> bool {
-        // An empty one may never have been looked at.
+    pub(super) fn update(&mut self, bytes: &[u8], is_good: impl FnOnce(&[u8]) -> bool) -> bool {
+        // The initial empty text was not checked.
         if bytes == self.0.as_bytes() && !bytes.is_empty() {
             return true;
         }
@@ -761,110 +763,107 @@ impl Known {
     }
 }
 
-impl Work {
-    /// Most that the scratch buffer keeps between events, in bytes: one event of a gigabyte must not be paid for ever.
+impl Scratch {
+    /// Maximum size of the buffer between events, so that one event of a gigabyte does not keep that memory. Unit: bytes.
     pub(super) const KEPT_MAX: usize = 1 << 20;
 
     pub(super) fn clear(&mut self) {
         self.headers.clear();
-        self.scratch.clear();
-        self.scratch.shrink_to(Self::KEPT_MAX);
+        self.bytes.clear();
+        self.bytes.shrink_to(Self::KEPT_MAX);
     }
 }
 
-// What can be kept of an event that can't be published. Nothing here runs for any other event.
-
-/// The event of this shape is poison.
+/// The error of an event that can't be published, with its readable parts.
 #[cold]
 pub(super) fn poison(
     route: &Route,
-    work: &Work,
+    scratch: &Scratch,
     row: Row<'_>,
-    shape: &Shape,
+    ranges: &RecordRanges,
     position: Position,
     problem: Problem,
 ) -> MapError {
-    let buffers = Buffers { row: row.bytes, scratch: &work.scratch, fixed: &route.fixed };
-    let bytes = |span: Span| buffers.get(span).map(<[u8]>::to_vec);
-    let text = |span: Span| bytes(span).and_then(|bytes| String::from_utf8(bytes).ok());
-    let aggregate_id = if shape.aggregate_id == Span::Null && route.debezium {
-        // As a record of the layout has it.
+    let buffers = Buffers { row: row.bytes, scratch: &scratch.bytes, fixed: &route.fixed };
+    let bytes = |range: CellRange| buffers.get(range).map(<[u8]>::to_vec);
+    let text = |range: CellRange| bytes(range).and_then(|bytes| String::from_utf8(bytes).ok());
+    let aggregate_id = if ranges.aggregate_id == CellRange::Null && route.debezium {
+        // As in the layout's records.
         Some(String::new())
     } else {
-        text(shape.aggregate_id)
+        text(ranges.aggregate_id)
     };
-    let header = |(name, value): &(Span, Span)| Some((text(*name)?, bytes(*value)));
+    let header = |(name, value): &(CellRange, CellRange)| Some((text(*name)?, bytes(*value)));
     let partial = PartialEvent {
-        event_id: text(shape.id),
-        event_type: text(shape.event_type),
-        aggregate: text(shape.aggregate_type).zip(aggregate_id),
+        event_id: text(ranges.id),
+        event_type: text(ranges.event_type),
+        aggregate: text(ranges.aggregate_type).zip(aggregate_id),
         record: OwnedRecord {
-            topic: text(shape.topic).unwrap_or_default(),
-            partition: shape.partition,
-            key: bytes(shape.key),
-            value: bytes(shape.value),
-            timestamp_ms: shape.timestamp_ms,
-            headers: work.headers.iter().filter_map(header).collect(),
+            topic: text(ranges.topic).unwrap_or_default(),
+            partition: ranges.partition,
+            key: bytes(ranges.key),
+            value: bytes(ranges.value),
+            timestamp_ms: ranges.timestamp_ms,
+            headers: scratch.headers.iter().filter_map(header).collect(),
         },
     };
-    of(position, problem, partial)
+    poison_error(position, problem, partial)
 }
 
-/// A message that nothing can be read of: its content is kept as it is.
+/// The error of a message that is not a JSON object. Its content is kept as it is.
 #[cold]
 pub(super) fn not_json(position: Position, content: &[u8]) -> MapError {
     let record = OwnedRecord { value: Some(content.to_vec()), ..OwnedRecord::default() };
-    of(position, Problem::NotJson, PartialEvent { record, ..PartialEvent::default() })
+    poison_error(position, Problem::NotJson, PartialEvent { record, ..PartialEvent::default() })
 }
 
-fn of(position: Position, problem: Problem, partial: PartialEvent) -> MapError {
+fn poison_error(position: Position, problem: Problem, partial: PartialEvent) -> MapError {
     let id = partial.event_id.as_deref();
     let event_id = id.map(|id| shown_id(id).into_owned());
     MapError::Poison(Poison { position, event_id, problem, partial: Box::new(partial) })
 }
 
-// Events without a table: `pg_logical_emit_message(true, prefix, content)`.
-//
-// The content is one JSON object, UTF-8:
-//
-// ```json
-// {"aggregate_type": "order", "aggregate_id": "42", "event_type": "OrderPlaced", "payload": {"total": 9.5},
-//  "id": "7f0c…", "headers": {"source": "shop"}}
-// ```
-//
-// `id` is optional and defaults to the position; `headers` is an optional object. A member may also be any other
-// role of the layout (`topic`, `partition_key`, `time`, `trace`) or an extra column, by its name. Strings are taken
-// raw, anything else as it was written; the payload always as it was written, so it stays JSON. `null` is NULL.
-// Unknown members are passed over. Where a member comes twice the last counts.
-
-/// A message's members as if they were a row's columns.
+/// The members of a logical message (`pg_logical_emit_message(true, prefix, content)`), as if they were the columns of a
+/// row.
+///
+/// The content is one JSON object, UTF-8:
+///
+/// ```json
+/// {"aggregate_type": "order", "aggregate_id": "42", "event_type": "OrderPlaced", "payload": {"total": 9.5},
+///  "id": "7f0c…", "headers": {"source": "shop"}}
+/// ```
+///
+/// `id` is optional and defaults to the position; `headers` is an optional object. Any other role of the layout (`topic`,
+/// `partition_key`, `time`, `trace`) and any extra column may be a member, by its name. Strings are unquoted, other values
+/// are as written; the payload is always as written, so it stays JSON. `null` is NULL. Unknown members are ignored. Of two
+/// members with the same name the last counts.
 #[derive(Debug, Default)]
 pub(super) struct MessageRow {
     pub(super) bytes: Vec<u8>,
-    pub(super) cells: Vec<Option<Extent>>,
-    pub(super) sources: Vec<Source>,
+    pub(super) cells: Vec<Option<ByteRange>>,
+    pub(super) sources: Vec<ColumnSource>,
     names: Vec<u8>,
 }
 
 impl MessageRow {
-    /// For the fields of `route`: each is a column of its own.
+    /// A row with one column for each field of `route`.
     pub(super) fn new(route: &Route) -> Self {
         let source = |(column, field): (usize, &super::route::Field)| {
             let kind = match field.role {
                 Some(Role::Payload | Role::Headers) => Kind::Json,
                 Some(_) | None => Kind::Text,
             };
-            Source { column: Some(column), kind }
+            ColumnSource { column: Some(column), kind }
         };
         let sources = route.fields.iter().enumerate().map(source).collect();
         Self { sources, ..Self::default() }
     }
 
-    /// Reads one message's content.
+    /// Reads the content of a message.
     pub(super) fn read(&mut self, content: &[u8], route: &Route) -> Result<(), json::NotAnObject> {
         let Self { bytes, cells, names, .. } = self;
         bytes.clear();
-        bytes.shrink_to(Work::KEPT_MAX);
+        bytes.shrink_to(Scratch::KEPT_MAX);
         names.clear();
         cells.clear();
         cells.resize(route.fields.len(), None);
@@ -873,64 +872,62 @@ impl MessageRow {
             if let Some(field) = route.fields.iter().position(|field| field.name.as_bytes() == name)
             {
                 let start = bytes.len();
-                let written =
+                let as_written =
                     matches!(route.fields[field].role, Some(Role::Payload | Role::Headers));
-                if written {
+                if as_written {
                     bytes.extend_from_slice(value.as_bytes());
                 } else {
                     json::append_plain(value, bytes);
                 }
                 cells[field] =
-                    (value != "null").then_some(Extent { start, len: bytes.len() - start });
+                    (value != "null").then_some(ByteRange { start, len: bytes.len() - start });
             }
             names.clear();
         })
     }
 
-    /// Gives the event an id where it brought none.
+    /// Sets the id, if the message has none.
     pub(super) fn default_id(&mut self, route: &Route, id: impl FnOnce(&mut Vec<u8>)) {
         let cell = &mut self.cells[route.core.id.0];
         if cell.is_none() {
             let start = self.bytes.len();
             id(&mut self.bytes);
-            *cell = Some(Extent { start, len: self.bytes.len() - start });
+            *cell = Some(ByteRange { start, len: self.bytes.len() - start });
         }
     }
 }
 
-// What the stream has said of tables: which relation is the outbox, and where its columns are now.
-//
-// Columns are found by name on each Relation message, never by position: a row is decoded with the catalog of its
-// time.
-
-/// Where the outbox's fields are in the rows of one relation.
+/// The columns of the outbox's fields in the rows of one relation.
+///
+/// Columns are found by name in each Relation message, never by position, because a row is decoded with the catalog of the
+/// time of its commit.
 #[derive(Debug)]
-pub(super) struct Plan {
-    /// How many columns a row has.
+pub(super) struct RelationPlan {
+    /// Number of columns of a row.
     pub(super) width: usize,
     /// By field.
-    pub(super) sources: Vec<Source>,
+    pub(super) sources: Vec<ColumnSource>,
 }
 
-/// The relations described since the connection began, by id; `None` for those that are not the outbox.
+/// The relations that the connection has described, by id; `None` for those that are not the outbox.
 ///
-/// As many as the publication has tables: one, where `setup` made it.
+/// There are as many as the publication has tables: one, if `postrider setup` created it.
 #[derive(Debug, Default)]
-pub(super) struct Relations(BTreeMap<u32, Option<Plan>>);
+pub(super) struct Relations(BTreeMap<u32, Option<RelationPlan>>);
 
 impl Relations {
     pub(super) fn forget(&mut self) {
         self.0.clear();
     }
 
-    /// The plan for rows of `relation_id`; `None` where they are not ours.
-    pub(super) fn plan(&self, relation_id: u32) -> Result<Option<&Plan>, MapError> {
+    /// The plan for rows of `relation_id`; `None` if the relation is not the outbox.
+    pub(super) fn plan(&self, relation_id: u32) -> Result<Option<&RelationPlan>, MapError> {
         let what = "the server never described that relation";
         let known = self.0.get(&relation_id).ok_or(MapError::Inconsistent { relation_id, what })?;
         Ok(known.as_ref())
     }
 
-    /// Takes note of a relation's shape.
+    /// Processes a Relation message.
     pub(super) fn describe(
         &mut self,
         relation: &Relation<'_>,
@@ -939,22 +936,26 @@ impl Relations {
         route: &Route,
         types: &Types,
     ) -> Result<(), MapError> {
-        // First of all: a row must never be read with the shape from before one that does not fit.
+        // Removed first, so that no row is read with an outdated plan if this relation does not match the layout.
         self.0.remove(&relation.id);
-        let ours = table.filter(|table| is_ours(relation, table, table_oid));
-        let plan = ours.map(|table| plan(relation, table, route, types).map_err(MapError::Unfit));
+        let outbox = table.filter(|table| is_outbox(relation, table, table_oid));
+        let plan = outbox.map(|table| plan(relation, table, route, types).map_err(MapError::Unfit));
         self.0.insert(relation.id, plan.transpose()?);
         Ok(())
     }
 }
 
-/// The protocol writes no schema for `pg_catalog`; an outbox is never there.
-pub(super) fn is_ours(relation: &Relation<'_>, table: &TableName, table_oid: Option<u32>) -> bool {
+/// Whether a relation is the outbox table. (The protocol has no schema name for `pg_catalog`, which has no outbox.)
+pub(super) fn is_outbox(
+    relation: &Relation<'_>,
+    table: &TableName,
+    table_oid: Option<u32>,
+) -> bool {
     table_oid == Some(relation.id)
         || (table.schema == relation.schema && table.name == relation.name)
 }
 
-/// Types of the columns of our table that the catalog is to be asked for.
+/// OIDs of types of the relation's columns that must be looked up in the catalog.
 pub(super) fn unknown_types(relation: &Relation<'_>, route: &Route, types: &Types) -> Vec<u32> {
     let columns = relation.columns.iter();
     let asked = columns.filter(|column| route.fields.iter().any(|f| f.column == column.name));
@@ -965,8 +966,8 @@ pub(super) fn unknown_types(relation: &Relation<'_>, route: &Route, types: &Type
     oids
 }
 
-/// The columns of the table, as the catalog has it, whose types can't play their roles. Those that it lacks are
-/// somebody else's to miss.
+/// The columns of the table, as the catalog has it, whose types can't have their roles. Missing columns are not reported
+/// here.
 pub(super) fn unfit_types(
     table: &TableName,
     columns: &[ColumnType<'_>],
@@ -991,7 +992,7 @@ fn plan(
     table: &TableName,
     route: &Route,
     types: &Types,
-) -> Result<Plan, Unfit> {
+) -> Result<RelationPlan, Unfit> {
     let mut missing = Vec::new();
     let mut sources = Vec::with_capacity(route.fields.len());
     for field in &route.fields {
@@ -1000,7 +1001,7 @@ fn plan(
             if !field.may_lack {
                 missing.push((field.column.clone(), key_of(field)));
             }
-            sources.push(Source::default());
+            sources.push(ColumnSource::default());
             continue;
         };
         let resolved = types.resolve(column.type_oid, column.type_modifier);
@@ -1015,16 +1016,16 @@ fn plan(
             let column = field.column.clone();
             return Err(Unfit::NoZone { table: table.clone(), column, role });
         }
-        sources.push(Source { column: Some(index), kind: resolved.kind });
+        sources.push(ColumnSource { column: Some(index), kind: resolved.kind });
     }
     if missing.is_empty() {
-        Ok(Plan { width: relation.columns.len(), sources })
+        Ok(RelationPlan { width: relation.columns.len(), sources })
     } else {
         Err(Unfit::Missing { table: table.clone(), columns: missing })
     }
 }
 
-/// The configuration's key that names another column, or none, or elsewhere.
+/// The configuration key by which another column can be set for a field.
 fn key_of(field: &Field) -> String {
     match field.role {
         Some(role) => format!("outbox.columns.{role}"),

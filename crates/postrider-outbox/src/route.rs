@@ -1,62 +1,62 @@
-//! A specification, checked and compiled: every name resolved to a field, every constant in one fixed text.
+//! The compiled specification: names are resolved to fields, and all constants are in one fixed text.
 
+use crate::cells::{ByteRange, CellRange, FieldId, Row};
 use crate::debezium::{self, Place};
 use crate::error::{Problem, SpecError};
 use crate::headers::{HISTORY, POSITION};
 use crate::layout::{Layout, Role};
-use crate::span::{Extent, FieldId, Row, Span};
 use crate::spec::{NullPayload, OutboxSpec, Placement, Replace, TimestampSource};
 use postrider_core::zone::Zone;
 use regex::bytes::{CaptureLocations, Regex};
 
-/// The header that marks a replayed event: no other may have it.
+/// The header of a replayed event. Its name is reserved.
 pub(super) const REPLAY: &str = "replay";
 
-/// One thing an event has: a role, or an extra column.
+/// A field of an event: a role, or an extra column.
 #[derive(Debug)]
 pub(super) struct Field {
-    /// The role's name, or the column's: what a logical message calls it.
+    /// The name of the role, or of the extra column. It is also the name of the member of a logical message.
     pub(super) name: String,
     /// The column.
     pub(super) column: String,
     pub(super) role: Option<Role>,
-    /// The table may lack the column.
+    /// Whether the table may lack the column.
     pub(super) may_lack: bool,
 }
 
-/// How one header, or a row's object of headers, is made.
+/// How a header, or the headers of a row's JSON object, are made.
 #[derive(Debug)]
 pub(super) enum HeaderRule {
     /// The field's text.
-    Field { name: Extent, field: FieldId },
+    Field { name: ByteRange, field: FieldId },
     /// The field's text as Debezium's converters write its type.
-    Typed { name: Extent, field: FieldId },
+    Typed { name: ByteRange, field: FieldId },
     /// A template.
-    Template { name: Extent, template: Template },
+    Template { name: ByteRange, template: Template },
     /// The event's position, or its history alone.
-    Position { name: Extent, history: Extent },
+    Position { name: ByteRange, history: ByteRange },
     /// Each member of a JSON object.
     Object { field: FieldId },
-    /// A trace, under one of two names.
-    Trace { w3c: Extent, other: Extent, field: FieldId },
+    /// A trace, with one of two names.
+    Trace { w3c: ByteRange, other: ByteRange, field: FieldId },
 }
 
-/// The object that becomes the value.
+/// The object around the payload, which becomes the value.
 #[derive(Debug)]
 pub(super) struct Envelope {
     /// `{"payload":`.
-    pub(super) open: Extent,
+    pub(super) open: ByteRange,
     /// `,"name":` and the field, in order.
-    pub(super) placed: Vec<(Extent, FieldId)>,
-    /// JSON columns stand as JSON.
+    pub(super) placed: Vec<(ByteRange, FieldId)>,
+    /// Whether JSON columns are JSON.
     pub(super) json: bool,
-    /// A payload that is JSON text stands as JSON.
+    /// Whether a payload of JSON text is JSON.
     pub(super) expand: bool,
 }
 
-/// The fields which every event has.
+/// The fields that the mapper itself reads.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Core {
+pub(super) struct CoreFields {
     pub(super) id: FieldId,
     pub(super) aggregate_type: FieldId,
     pub(super) aggregate_id: FieldId,
@@ -71,23 +71,23 @@ pub(super) struct Core {
 #[derive(Debug)]
 pub(super) struct Route {
     pub(super) fields: Vec<Field>,
-    pub(super) core: Core,
+    pub(super) core: CoreFields,
     pub(super) fixed: String,
     pub(super) topic: Template,
-    /// The topic's template as written, for messages.
+    /// The topic's template as written, for error messages.
     pub(super) topic_text: String,
     pub(super) replace: Option<Rewrite>,
     pub(super) key: Template,
     pub(super) partition: Option<Template>,
     pub(super) headers: Vec<HeaderRule>,
-    /// Names that a member of the row's headers can't have.
-    pub(super) taken_names: Vec<String>,
+    /// Names that a header of the row can't have.
+    pub(super) reserved_names: Vec<String>,
     pub(super) timestamp: TimestampSource,
     pub(super) zone: Option<Zone>,
     pub(super) null_payload: NullPayload,
     pub(super) blank_is_tombstone: bool,
     pub(super) envelope: Option<Envelope>,
-    /// Debezium's meanings where they differ from ours: NULL in key and event type, and the topic's replacement.
+    /// Layout `debezium`, which differs in the treatment of NULL in key and event type, and in the topic's replacement.
     pub(super) debezium: bool,
 }
 
@@ -102,7 +102,7 @@ impl Route {
         let key = compiler.written("route.key", &spec.key, Place::Plain);
         let partition = compiler.partition();
         let headers = compiler.headers();
-        let taken_names = compiler.taken_names();
+        let reserved_names = compiler.reserved_names();
         let envelope = compiler.envelope();
         let replace = match spec.replace.as_ref().map(Rewrite::compile).transpose() {
             Ok(replace) => replace,
@@ -125,7 +125,7 @@ impl Route {
             key,
             partition,
             headers,
-            taken_names,
+            reserved_names,
             timestamp: spec.timestamp,
             zone: spec.zone.clone(),
             null_payload: spec.null_payload,
@@ -136,10 +136,8 @@ impl Route {
             fixed: compiler.fixed,
         })
     }
-}
 
-impl Route {
-    /// What is wrong with a field, or with the headers, whose bytes are no text.
+    /// The problem of a field, or of the headers if `None`, whose bytes are not UTF-8.
     #[cold]
     pub(super) fn not_text(&self, field: Option<FieldId>) -> Problem {
         let field = field.map(|field| self.fields[field.0].column.clone());
@@ -181,7 +179,7 @@ impl<'s> Compiler<'s> {
         self.fields.iter().position(is).map(FieldId)
     }
 
-    /// The field a template means by `name`: a role's name, a column's, or the layout's own name of the column.
+    /// The field that `name` means in a template: the name of a role, of a column, or the layout's name of a column.
     fn named(&self, name: &str) -> Option<FieldId> {
         let by = |is: &dyn Fn(&Field) -> bool| self.fields.iter().position(is).map(FieldId);
         by(&|field| field.role.is_some() && field.name == name)
@@ -189,7 +187,7 @@ impl<'s> Compiler<'s> {
             .or_else(|| self.role(self.spec.layout.role(name)?))
     }
 
-    fn core(&mut self) -> Option<Core> {
+    fn core(&mut self) -> Option<CoreFields> {
         let id = self.needed(Role::Id);
         let aggregate_type = self.needed(Role::AggregateType);
         let aggregate_id = self.needed(Role::AggregateId);
@@ -197,7 +195,7 @@ impl<'s> Compiler<'s> {
         if self.spec.layout != Layout::Debezium || self.spec.standard_headers.event_type {
             self.needed(Role::EventType);
         }
-        Some(Core {
+        Some(CoreFields {
             id: id?,
             aggregate_type: aggregate_type?,
             aggregate_id: aggregate_id?,
@@ -234,16 +232,16 @@ impl<'s> Compiler<'s> {
         })
     }
 
-    /// A template that layout `debezium` fills as Debezium writes `place`.
+    /// A template whose fields are written as Debezium does in `place`, if the layout is `debezium`.
     fn written(&mut self, key: &str, text: &str, place: Place) -> Template {
         let template = self.template(key, text);
         if self.spec.layout == Layout::Debezium { template.written_in(place) } else { template }
     }
 
-    fn constant(&mut self, text: &str) -> Extent {
+    fn constant(&mut self, text: &str) -> ByteRange {
         let start = self.fixed.len();
         self.fixed.push_str(text);
-        Extent { start, len: text.len() }
+        ByteRange { start, len: text.len() }
     }
 
     fn partition(&mut self) -> Option<Template> {
@@ -303,7 +301,7 @@ impl<'s> Compiler<'s> {
         rules
     }
 
-    fn field(&self, name: Extent, field: FieldId) -> HeaderRule {
+    fn field(&self, name: ByteRange, field: FieldId) -> HeaderRule {
         if self.spec.layout == Layout::Debezium {
             HeaderRule::Typed { name, field }
         } else {
@@ -311,35 +309,35 @@ impl<'s> Compiler<'s> {
         }
     }
 
-    /// The names of headers that are ours, or the configuration's: of two headers of one name a consumer could take
-    /// the row's for ours.
-    fn taken_names(&mut self) -> Vec<String> {
+    /// The reserved names of headers: those of Postrider and of the configuration. With two headers of the same name, a
+    /// consumer could take the row's header for that of Postrider.
+    fn reserved_names(&mut self) -> Vec<String> {
         let spec = self.spec;
-        let mut taken: Vec<&str> = vec!["id", REPLAY];
+        let mut reserved: Vec<&str> = vec!["id", REPLAY];
         if spec.standard_headers.event_type {
-            taken.push("type");
+            reserved.push("type");
         }
         if spec.standard_headers.position {
-            taken.extend([POSITION, HISTORY]);
+            reserved.extend([POSITION, HISTORY]);
         }
         if self.role(Role::Trace).is_some() {
-            taken.extend(["traceparent", "trace_id"]);
+            reserved.extend(["traceparent", "trace_id"]);
         }
-        let ours: Vec<&str> = taken.iter().copied().filter(|name| *name != "id").collect();
+        let ours: Vec<&str> = reserved.iter().copied().filter(|name| *name != "id").collect();
         let extras = spec.extras().filter_map(|extra| match &extra.placement {
             Placement::Header(name) => Some((name, format!("outbox.extra.{}", extra.column))),
             Placement::Envelope(_) | Placement::Partition | Placement::Ignore => None,
         });
         let headers = spec.headers.iter().map(|(name, _)| (name, format!("route.headers.{name}")));
-        // Debezium appends: a consumer that takes its first header `id` gets ours.
+        // Debezium appends its headers: a consumer that reads the first header `id` gets that of Postrider.
         let appends = |name: &str| spec.layout == Layout::Debezium && !ours.contains(&name);
         for (name, key) in extras.chain(headers) {
-            if taken.contains(&name.as_str()) && !name.is_empty() && !appends(name) {
+            if reserved.contains(&name.as_str()) && !name.is_empty() && !appends(name) {
                 self.errors.push(SpecError::HeaderTaken { key, name: name.clone() });
             }
-            taken.push(name);
+            reserved.push(name);
         }
-        taken.into_iter().map(str::to_owned).collect()
+        reserved.into_iter().map(str::to_owned).collect()
     }
 
     fn check_name(&mut self, name: &str, key: &str) {
@@ -375,27 +373,24 @@ impl<'s> Compiler<'s> {
     }
 }
 
-// Templates: `{field}` is a field's text, `{a|b}` the first of them that is not NULL, `{{` and `}}` are braces.
-//
-// Compiled once; one that is a single field or plain text costs nothing at run time.
-
-/// A compiled template.
+/// A compiled template. `{field}` is a field's text, `{a|b}` the first of the fields that is not NULL, `{{` and `}}` are
+/// braces. A template of a single field, or of only fixed text, needs no copy at run time.
 #[derive(Debug, Default)]
 pub(super) struct Template {
-    pieces: Vec<Piece>,
-    /// Fields are written as Debezium does in this place; `None`: as PostgreSQL renders them.
+    parts: Vec<TemplatePart>,
+    /// Fields are written as Debezium does in this place; if `None`, as PostgreSQL renders them.
     place: Option<Place>,
 }
 
 #[derive(Debug)]
-enum Piece {
+enum TemplatePart {
     /// Plain text, in the fixed text.
-    Text(Extent),
+    Text(ByteRange),
     /// The first of these that is not NULL.
     Field(Vec<FieldId>),
 }
 
-/// One piece of a template's text.
+/// One part of a template's text.
 enum Token<'t> {
     Text(char),
     Field(&'t str),
@@ -428,7 +423,7 @@ fn tokens(text: &str) -> impl Iterator<Item = Result<Token<'_>, &'static str>> {
     })
 }
 
-/// The names a template mentions; none where it can't be read.
+/// The names of fields in a template; an error in the template is ignored.
 pub(super) fn names(text: &str) -> impl Iterator<Item = &str> {
     tokens(text)
         .filter_map(|token| match token {
@@ -438,49 +433,49 @@ pub(super) fn names(text: &str) -> impl Iterator<Item = &str> {
         .flatten()
 }
 
-/// A piece of a template before its names are looked up.
-pub(super) enum Raw {
+/// A part of a template before names are resolved.
+pub(super) enum RawPart {
     Text(String),
     Field(Vec<String>),
 }
 
-/// A template in pieces; `None` where it can't be read.
-pub(super) fn pieces(text: &str) -> Option<Vec<Raw>> {
-    let mut pieces = Vec::new();
+/// The parts of a template; `None` if the template has an error.
+pub(super) fn parts(text: &str) -> Option<Vec<RawPart>> {
+    let mut parts = Vec::new();
     for token in tokens(text) {
         match token.ok()? {
-            Token::Text(char) => match pieces.last_mut() {
-                Some(Raw::Text(text)) => text.push(char),
-                Some(Raw::Field(_)) | None => pieces.push(Raw::Text(char.to_string())),
+            Token::Text(char) => match parts.last_mut() {
+                Some(RawPart::Text(text)) => text.push(char),
+                Some(RawPart::Field(_)) | None => parts.push(RawPart::Text(char.to_string())),
             },
             Token::Field(names) => {
-                pieces.push(Raw::Field(
+                parts.push(RawPart::Field(
                     names.split('|').map(|name| name.trim().to_owned()).collect(),
                 ));
             }
         }
     }
-    Some(pieces)
+    Some(parts)
 }
 
 impl Template {
-    /// Compiles `text`, putting its plain parts into `fixed`.
+    /// Compiles `text`, and appends its fixed text to `fixed`.
     pub(super) fn compile(
         text: &str,
         fixed: &mut String,
         field: impl Fn(&str) -> Option<FieldId>,
     ) -> Result<Self, TemplateError> {
-        let mut pieces = Vec::new();
+        let mut parts = Vec::new();
         for token in tokens(text) {
             match token.map_err(TemplateError::Syntax)? {
                 Token::Text(char) => {
                     let start = fixed.len();
                     fixed.push(char);
                     let len = char.len_utf8();
-                    match pieces.last_mut() {
-                        Some(Piece::Text(extent)) => extent.len += len,
-                        Some(Piece::Field(_)) | None => {
-                            pieces.push(Piece::Text(Extent { start, len }));
+                    match parts.last_mut() {
+                        Some(TemplatePart::Text(extent)) => extent.len += len,
+                        Some(TemplatePart::Field(_)) | None => {
+                            parts.push(TemplatePart::Text(ByteRange { start, len }));
                         }
                     }
                 }
@@ -488,134 +483,144 @@ impl Template {
                     let known = |name: &str| {
                         field(name.trim()).ok_or_else(|| TemplateError::Unknown(name.to_owned()))
                     };
-                    pieces
-                        .push(Piece::Field(names.split('|').map(known).collect::<Result<_, _>>()?));
+                    parts.push(TemplatePart::Field(
+                        names.split('|').map(known).collect::<Result<_, _>>()?,
+                    ));
                 }
             }
         }
-        Ok(Self { pieces, place: None })
+        Ok(Self { parts, place: None })
     }
 
-    /// One field alone.
+    /// The template of a single field.
     pub(super) fn field(field: FieldId) -> Self {
-        Self { pieces: vec![Piece::Field(vec![field])], place: None }
+        Self { parts: vec![TemplatePart::Field(vec![field])], place: None }
     }
 
-    /// The same, with its fields as Debezium writes them in `place`.
+    /// The same template, with fields written as Debezium does in `place`.
     pub(super) fn written_in(self, place: Place) -> Self {
         Self { place: Some(place), ..self }
     }
 
-    /// Whether there is nothing in it.
+    /// Whether the template is empty.
     pub(super) fn is_empty(&self) -> bool {
-        self.pieces.is_empty()
+        self.parts.is_empty()
     }
 
-    /// The text for `row`: where it lies, or the field that is NULL.
+    /// The range of the text for `row`.
+    ///
+    /// # Errors
+    /// The field that is NULL.
     #[inline]
     pub(super) fn fill(
         &self,
         row: &Row<'_>,
         fixed: &str,
         scratch: &mut Vec<u8>,
-    ) -> Result<Span, FieldId> {
-        match self.pieces.as_slice() {
-            [] => Ok(Span::Fixed(Extent { start: 0, len: 0 })),
-            [Piece::Text(extent)] => Ok(Span::Fixed(*extent)),
-            [Piece::Field(ids)] => self.value(ids, row, scratch),
+    ) -> Result<CellRange, FieldId> {
+        match self.parts.as_slice() {
+            [] => Ok(CellRange::Fixed(ByteRange { start: 0, len: 0 })),
+            [TemplatePart::Text(extent)] => Ok(CellRange::Fixed(*extent)),
+            [TemplatePart::Field(ids)] => self.value(ids, row, scratch),
             _ => self.join(row, fixed, scratch),
         }
     }
 
-    /// The text of its fields alone, without its own.
+    /// As [`fill`](Self::fill), without the template's fixed text.
     pub(super) fn fill_fields(
         &self,
         row: &Row<'_>,
         fixed: &str,
         scratch: &mut Vec<u8>,
-    ) -> Result<Span, FieldId> {
-        let mut fields = self.pieces.iter().filter_map(|piece| match piece {
-            Piece::Field(ids) => Some(ids),
-            Piece::Text(_) => None,
+    ) -> Result<CellRange, FieldId> {
+        let mut fields = self.parts.iter().filter_map(|part| match part {
+            TemplatePart::Field(ids) => Some(ids),
+            TemplatePart::Text(_) => None,
         });
         match (fields.next(), fields.next()) {
             (None, _) => self.fill(row, fixed, scratch),
             (Some(ids), None) => self.value(ids, row, scratch),
             (Some(_), Some(_)) => {
                 let start = scratch.len();
-                for piece in &self.pieces {
-                    if let Piece::Field(ids) = piece {
+                for part in &self.parts {
+                    if let TemplatePart::Field(ids) = part {
                         self.append(ids, row, scratch)?;
                     }
                 }
-                Ok(Span::since(start, scratch))
+                Ok(CellRange::since(start, scratch))
             }
         }
     }
 
-    /// One field.
+    /// The range of one field's text.
     #[inline]
     fn value(
         &self,
         ids: &[FieldId],
         row: &Row<'_>,
         scratch: &mut Vec<u8>,
-    ) -> Result<Span, FieldId> {
+    ) -> Result<CellRange, FieldId> {
         let (field, extent) = first(ids, row)?;
         Ok(match self.place {
-            None => Span::Row(extent),
+            None => CellRange::Row(extent),
             Some(place) => debezium::text(row, field, place, scratch),
         })
     }
 
-    /// One field among other text.
+    /// Appends one field's text.
     fn append(&self, ids: &[FieldId], row: &Row<'_>, scratch: &mut Vec<u8>) -> Result<(), FieldId> {
         match self.value(ids, row, scratch)? {
-            Span::Row(extent) => scratch.extend_from_slice(row.at(extent)),
-            // It has been written there.
-            Span::Scratch(_) | Span::Null | Span::Fixed(_) => {}
+            CellRange::Row(extent) => scratch.extend_from_slice(row.at(extent)),
+            // The text is in the buffer already.
+            CellRange::Scratch(_) | CellRange::Null | CellRange::Fixed(_) => {}
         }
         Ok(())
     }
 
-    fn join(&self, row: &Row<'_>, fixed: &str, scratch: &mut Vec<u8>) -> Result<Span, FieldId> {
+    fn join(
+        &self,
+        row: &Row<'_>,
+        fixed: &str,
+        scratch: &mut Vec<u8>,
+    ) -> Result<CellRange, FieldId> {
         let start = scratch.len();
-        for piece in &self.pieces {
-            match piece {
-                Piece::Text(extent) => scratch.extend_from_slice(extent.of(fixed.as_bytes())),
-                Piece::Field(ids) => self.append(ids, row, scratch)?,
+        for part in &self.parts {
+            match part {
+                TemplatePart::Text(extent) => {
+                    scratch.extend_from_slice(extent.of(fixed.as_bytes()))
+                }
+                TemplatePart::Field(ids) => self.append(ids, row, scratch)?,
             }
         }
-        Ok(Span::since(start, scratch))
+        Ok(CellRange::since(start, scratch))
     }
 }
 
-fn first(ids: &[FieldId], row: &Row<'_>) -> Result<(FieldId, Extent), FieldId> {
+fn first(ids: &[FieldId], row: &Row<'_>) -> Result<(FieldId, ByteRange), FieldId> {
     let found = ids.iter().find_map(|id| Some((*id, row.extent(*id)?)));
-    // A template always names at least one field, so the last is there.
+    // A part has at least one field.
     found.ok_or_else(|| ids.last().copied().unwrap_or_default())
 }
 
-// `route.replace`: a regular expression over the topic, with Debezium's meaning and Java's replacement syntax.
-
-/// A compiled replacement.
+/// The compiled `route.replace`: a regular expression for the topic, with Debezium's semantics and Java's syntax of
+/// replacements.
 #[derive(Debug)]
 pub(super) struct Rewrite {
     pattern: Regex,
-    parts: Vec<Part>,
+    parts: Vec<ReplacementPart>,
     /// Reused from event to event.
     found: CaptureLocations,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Part {
+enum ReplacementPart {
     Text(String),
     Group(usize),
 }
 
 impl Rewrite {
     pub(super) fn compile(spec: &Replace) -> Result<Self, SpecError> {
-        // Alone first, so that the error shows what the user wrote.
+        // Compiled alone first, so that the error shows the pattern as written.
         Regex::new(&spec.pattern).map_err(SpecError::Pattern)?;
         let whole = format!(r"\A(?:{}){}", spec.pattern, r"\z");
         let pattern = Regex::new(&whole).map_err(SpecError::Pattern)?;
@@ -624,26 +629,27 @@ impl Rewrite {
         Ok(Self { pattern, parts, found })
     }
 
-    /// Writes the replacement of `subject`, where the pattern matches the whole of it.
-    pub(super) fn apply(&mut self, subject: &[u8], scratch: &mut Vec<u8>) -> Option<Span> {
+    /// Writes the replacement of `subject`; `None` if the pattern does not match the whole subject.
+    pub(super) fn apply(&mut self, subject: &[u8], scratch: &mut Vec<u8>) -> Option<CellRange> {
         self.pattern.captures_read(&mut self.found, subject)?;
         let start = scratch.len();
         for part in &self.parts {
             match part {
-                Part::Text(text) => scratch.extend_from_slice(text.as_bytes()),
-                Part::Group(group) => {
+                ReplacementPart::Text(text) => scratch.extend_from_slice(text.as_bytes()),
+                ReplacementPart::Group(group) => {
                     if let Some((from, to)) = self.found.get(*group) {
                         scratch.extend_from_slice(&subject[from..to]);
                     }
                 }
             }
         }
-        Some(Span::since(start, scratch))
+        Some(CellRange::since(start, scratch))
     }
 }
 
-/// `java.util.regex.Matcher.appendReplacement`: `$12` is group 12 where there is one, else group 1 and a 2.
-fn replacement(with: &str, pattern: &Regex) -> Result<Vec<Part>, &'static str> {
+/// Parses a replacement as `java.util.regex.Matcher.appendReplacement`: `$12` is group 12 if it exists, otherwise group 1
+/// and the digit 2.
+fn replacement(with: &str, pattern: &Regex) -> Result<Vec<ReplacementPart>, &'static str> {
     let mut parts = Vec::new();
     let mut text = String::new();
     let mut chars = with.chars().peekable();
@@ -670,54 +676,51 @@ fn replacement(with: &str, pattern: &Regex) -> Result<Vec<Part>, &'static str> {
                         .ok_or("\"$\" names no group of the pattern; a dollar is written \"\\$\"")?
                 };
                 if !text.is_empty() {
-                    parts.push(Part::Text(std::mem::take(&mut text)));
+                    parts.push(ReplacementPart::Text(std::mem::take(&mut text)));
                 }
-                parts.push(Part::Group(group));
+                parts.push(ReplacementPart::Group(group));
             }
             other => text.push(other),
         }
     }
     if !text.is_empty() {
-        parts.push(Part::Text(text));
+        parts.push(ReplacementPart::Text(text));
     }
     Ok(parts)
 }
 
-// A topic's template as text and columns, for whoever wants to know the topics before the events.
-
-/// A piece of a template.
+/// A part of a topic's template, for a caller that has to know the topics before there are events.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum TopicPart {
-    /// Text as it is.
+    /// Fixed text.
     Text(String),
     /// The first of these columns that is not NULL.
     Columns(Vec<String>),
 }
 
 impl OutboxSpec {
-    /// The pieces of the topic, before `route.replace` is applied to it; `None` if the template can't be read.
+    /// The parts of the topic's template, before `route.replace`; `None` if the template has an error.
     pub fn topic_parts(&self) -> Option<Vec<TopicPart>> {
-        let pieces = pieces(&self.topic)?.into_iter().map(|piece| match piece {
-            Raw::Text(text) => Some(TopicPart::Text(text)),
-            Raw::Field(names) => names
+        let parts = parts(&self.topic)?.into_iter().map(|part| match part {
+            RawPart::Text(text) => Some(TopicPart::Text(text)),
+            RawPart::Field(names) => names
                 .iter()
                 .map(|name| self.column_called(name))
                 .collect::<Option<_>>()
                 .map(TopicPart::Columns),
         });
-        let mut pieces: Vec<TopicPart> = pieces.collect::<Option<_>>()?;
-        let is_columns = |piece: &TopicPart| matches!(piece, TopicPart::Columns(_));
-        // With layout debezium the pattern is matched against the fields alone.
-        if self.replace.is_some()
-            && self.layout == Layout::Debezium
-            && pieces.iter().any(is_columns)
+        let mut parts: Vec<TopicPart> = parts.collect::<Option<_>>()?;
+        let is_columns = |part: &TopicPart| matches!(part, TopicPart::Columns(_));
+        // With layout debezium, the pattern is matched against the fields without the fixed text.
+        if self.replace.is_some() && self.layout == Layout::Debezium && parts.iter().any(is_columns)
         {
-            pieces.retain(is_columns);
+            parts.retain(is_columns);
         }
-        Some(pieces)
+        Some(parts)
     }
 
-    /// What `route.replace` makes of topics; they stay as they are without it, and where its pattern does not match.
+    /// Applies `route.replace` to topics, each result once. A topic is unchanged without it, and if the pattern does not
+    /// match.
     pub fn replaced(&self, topics: Vec<String>) -> Vec<String> {
         let Some(Ok(mut rewrite)) = self.replace.as_ref().map(Rewrite::compile) else {
             return topics;
@@ -726,10 +729,10 @@ impl OutboxSpec {
         for topic in topics {
             let mut scratch = Vec::new();
             let made = match rewrite.apply(topic.as_bytes(), &mut scratch) {
-                Some(Span::Scratch(made)) => {
+                Some(CellRange::Scratch(made)) => {
                     String::from_utf8_lossy(made.of(&scratch)).into_owned()
                 }
-                Some(Span::Null | Span::Row(_) | Span::Fixed(_)) | None => topic,
+                Some(CellRange::Null | CellRange::Row(_) | CellRange::Fixed(_)) | None => topic,
             };
             if !replaced.contains(&made) {
                 replaced.push(made);
@@ -738,18 +741,18 @@ impl OutboxSpec {
         replaced
     }
 
-    /// The one topic of a template without fields.
+    /// The topic, if its template has no fields.
     pub fn constant_topic(&self) -> Option<String> {
-        let pieces = self.topic_parts()?.into_iter();
-        let text = |piece| match piece {
+        let parts = self.topic_parts()?.into_iter();
+        let text = |part| match part {
             TopicPart::Text(text) => Some(text),
             TopicPart::Columns(_) => None,
         };
-        let topic: String = pieces.map(text).collect::<Option<_>>()?;
+        let topic: String = parts.map(text).collect::<Option<_>>()?;
         self.replaced(vec![topic]).pop()
     }
 
-    /// The column a template means by `name`: as `route` has it.
+    /// The column that `name` means in a template.
     fn column_called(&self, name: &str) -> Option<String> {
         let role = || Role::from_name(name).and_then(|role| self.column(role));
         let itself = || {
@@ -767,7 +770,7 @@ mod tests {
     use crate::Replace;
 
     #[test]
-    fn a_topic_is_told_in_text_and_columns() {
+    fn a_topic_has_parts_of_text_and_columns() {
         let mut spec = OutboxSpec::for_layout(Layout::Debezium);
         let text = |text: &str| TopicPart::Text(text.to_owned());
         let columns =
@@ -785,7 +788,7 @@ mod tests {
         assert_eq!(spec.topic_parts(), None);
     }
 
-    /// The topics that `check` asks the broker about are those of the records.
+    /// `check` queries the broker for the topics of the records.
     #[test]
     fn topics_are_known_with_a_replacement_too() {
         let replace = |pattern: &str, with: &str| {
@@ -797,7 +800,7 @@ mod tests {
         assert_eq!(
             debezium.topic_parts(),
             Some(vec![columns("aggregatetype")]),
-            "without its own text"
+            "without the fixed text"
         );
         let seen = ["order.v1", "order.v2", "plain"].map(str::to_owned).to_vec();
         assert_eq!(debezium.replaced(seen), ["events.order", "plain"]);
@@ -807,7 +810,7 @@ mod tests {
             ..OutboxSpec::for_layout(Layout::Postrider)
         };
         ours.replace = replace("a[.](.*)", "b.$1");
-        assert_eq!(ours.topic_parts().map(|pieces| pieces.len()), Some(2), "the whole topic");
+        assert_eq!(ours.topic_parts().map(|parts| parts.len()), Some(2), "the whole topic");
         ours.topic = "a.x".to_owned();
         assert_eq!(ours.constant_topic().as_deref(), Some("b.x"));
     }

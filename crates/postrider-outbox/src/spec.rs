@@ -1,4 +1,4 @@
-//! What the configuration says about an outbox, as plain data. `Mapper::new` checks it.
+//! The specification of an outbox: the part of the configuration that concerns it. `Mapper::new` checks it.
 
 use super::layout::{Layout, Role};
 use postrider_core::zone::Zone;
@@ -19,41 +19,41 @@ impl fmt::Display for TableName {
     }
 }
 
-/// What an UPDATE of the outbox table leads to.
+/// What to do with an UPDATE of the outbox table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnUpdate {
-    /// It is passed over.
+    /// The UPDATE is ignored.
     Skip,
-    /// The pipeline halts in front of it.
+    /// The pipeline halts before it.
     Halt,
 }
 
-/// Where the events are and what a record is made of.
+/// The source of events, and how a record is made of an event.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OutboxSpec {
     /// The column preset.
     pub layout: Layout,
-    /// The outbox table; `None` takes logical messages alone.
+    /// The outbox table; `None` if events are only logical messages.
     pub table: Option<TableName>,
-    /// Columns by hand, over the layout's; an empty name says that the table has no such column.
+    /// Columns that replace those of the layout. An empty name means that the table has no such column.
     pub columns: Vec<(Role, String)>,
-    /// Further columns, in the order in which they are placed; a later line for the same column replaces an earlier.
+    /// Further columns, in the order of their placement. A later entry of a column replaces an earlier one.
     pub extra: Vec<Extra>,
-    /// Also take transactional logical messages of exactly this prefix.
+    /// Transactional logical messages with this prefix are events too.
     pub message_prefix: Option<String>,
-    /// What an UPDATE of the table leads to.
+    /// What to do with an UPDATE of the table.
     pub on_update: OnUpdate,
     /// Template of the topic.
     pub topic: String,
     /// Template of the key; empty for a null key.
     pub key: String,
-    /// Template of the partition's number; empty lets the broker's partitioner choose by key.
+    /// Template of the partition number. If it is empty, the sink's partitioner chooses by key.
     pub partition: String,
-    /// Rewrites the topic.
+    /// A replacement in the topic.
     pub replace: Option<Replace>,
-    /// Where a record's timestamp comes from.
+    /// The source of a record's timestamp.
     pub timestamp: TimestampSource,
-    /// The zone of times that are written without one; `None` where none is configured.
+    /// The zone of times without an offset; `None` if none is configured.
     pub zone: Option<Zone>,
     /// Further headers: name and template.
     pub headers: Vec<(String, String)>,
@@ -61,15 +61,15 @@ pub struct OutboxSpec {
     pub standard_headers: StandardHeaders,
     /// What a NULL payload becomes.
     pub null_payload: NullPayload,
-    /// A payload of nothing but white space is a null value, as Debezium's `route.tombstone.on.empty.payload` has it.
+    /// A payload of only white space is a null value, as with Debezium's `route.tombstone.on.empty.payload`.
     pub blank_is_tombstone: bool,
-    /// The payload's name inside an object that becomes the value; `None`: the value is the payload alone, unless an
-    /// extra column is placed in the envelope, and then the name is `payload`.
+    /// The payload's name in the envelope, an object that becomes the value. If `None`, the value is the payload alone,
+    /// unless an extra column is placed in the envelope: then the name is `payload`.
     pub envelope: Option<String>,
-    /// Inside an envelope, JSON columns stand as JSON, and other types as PostgreSQL renders them; off, all are as
-    /// Debezium's JSON converter writes them: JSON a string of it, times numbers, decimals base64.
+    /// If `true`, JSON columns are JSON in the envelope, and other types are as PostgreSQL renders them. If `false`, all are
+    /// as Debezium's JSON converter writes them: JSON as a string, times as numbers, decimals in base64.
     pub envelope_json: bool,
-    /// Inside an envelope, a payload that is the text of a JSON object or array stands as JSON, whatever its column.
+    /// In an envelope, a payload that is the text of a JSON object or array is JSON, whatever its column's type.
     pub expand_json: bool,
 }
 
@@ -78,29 +78,29 @@ pub struct OutboxSpec {
 pub struct Extra {
     /// The column.
     pub column: String,
-    /// Where it goes.
+    /// Where the column is placed.
     pub placement: Placement,
-    /// Whether the table may lack it: then nothing is placed. Debezium's `table.field.additional.missing=ignore`.
+    /// Whether the table may lack the column; then nothing is placed. Debezium's `table.field.additional.missing=ignore`.
     pub may_lack: bool,
 }
 
-/// Where an extra column goes.
+/// Where an extra column is placed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Placement {
-    /// Into a header of this name.
+    /// In a header of this name.
     Header(String),
-    /// Into the envelope, under this name.
+    /// In the envelope, under this name.
     Envelope(String),
-    /// It is the partition's number.
+    /// As the partition number.
     Partition,
-    /// Nowhere, but templates may name it.
+    /// Nowhere. Templates may have its name.
     Ignore,
 }
 
-/// A regular expression over the topic. It must match the whole of it.
+/// A regular expression that must match the whole topic, and its replacement.
 ///
-/// With layout `debezium` it is applied to what the topic's template names, without the template's own text, and a
-/// value that it does not match is the topic as it is: `outbox.event.` does not return.
+/// With layout `debezium` the expression is applied to the fields of the topic's template, without the template's fixed
+/// text. A value that does not match is the topic, also without the fixed text (`outbox.event.`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Replace {
     /// The pattern, in the syntax of the `regex` crate: that of Java without look-around and back-references.
@@ -109,14 +109,14 @@ pub struct Replace {
     pub with: String,
 }
 
-/// Where a record's timestamp comes from.
+/// The source of a record's timestamp.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TimestampSource {
-    /// The layout's time column, else the commit.
+    /// The layout's time column, or the commit if there is none.
     Event,
-    /// The commit.
+    /// The time of the commit.
     Commit,
-    /// The broker, on arrival.
+    /// The broker's time of arrival.
     Broker,
 }
 
@@ -134,7 +134,7 @@ pub struct StandardHeaders {
 pub enum NullPayload {
     /// A null value, which a compacted topic reads as a deletion.
     Tombstone,
-    /// A value of no bytes; `null` inside an envelope.
+    /// A value of zero bytes; `null` in an envelope.
     Empty,
     /// A poison event.
     Park,
@@ -173,20 +173,20 @@ impl OutboxSpec {
         }
     }
 
-    /// The column that plays `role`, by hand or by layout; `None` where there is none.
+    /// The column of `role`, from [`columns`](Self::columns) or the layout; `None` if there is none.
     pub fn column(&self, role: Role) -> Option<&str> {
-        let by_hand = self.columns.iter().rev().find(|(of, _)| *of == role);
-        let column = by_hand.map(|(_, column)| column.as_str()).or(self.layout.column(role));
+        let configured = self.columns.iter().rev().find(|(of, _)| *of == role);
+        let column = configured.map(|(_, column)| column.as_str()).or(self.layout.column(role));
         column.filter(|column| !column.is_empty())
     }
 
-    /// Every role that has a column, with it.
+    /// All roles that have a column, with the column.
     pub fn roles(&self) -> impl Iterator<Item = (Role, &str)> {
         Role::ALL.iter().filter_map(|role| Some((*role, self.column(*role)?)))
     }
 
-    /// Whether the table may lack the column of `role`, unless it is named by hand: Debezium's event type, which its
-    /// router never reads, and what no record is made of.
+    /// Whether the table may lack the column of `role`, unless the column is configured: the event type of layout
+    /// `debezium`, which Debezium's router never reads, `available_at` and `expires_at`.
     pub fn may_lack(&self, role: Role) -> bool {
         let unread = role == Role::EventType
             && self.layout == Layout::Debezium
@@ -211,7 +211,7 @@ impl OutboxSpec {
         columns
     }
 
-    /// The extra columns, each once: the last line for a column counts, at the place of the first.
+    /// The extra columns, each once: the last entry of a column, at the place of the first.
     pub(super) fn extras(&self) -> impl Iterator<Item = &Extra> {
         let first = |at: usize, extra: &Extra| {
             !self.extra.iter().take(at).any(|e| e.column == extra.column)

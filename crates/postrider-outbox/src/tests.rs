@@ -1,4 +1,4 @@
-//! Rows in, records out: each test builds the bytes of real messages, so the decoder is tested along.
+//! Rows to records. Each test builds the bytes of pgoutput messages, so the decoder is tested as well.
 
 #![expect(
     clippy::needless_raw_string_hashes,

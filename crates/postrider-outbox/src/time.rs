@@ -5,21 +5,21 @@ use postrider_core::zone::Zone;
 
 const DAY_MICROS: i64 = 86_400_000_000;
 
-/// Microseconds of the last of so many digits after a second's point.
+/// Microseconds of the last digit of a fraction of a second, by the number of digits.
 pub(super) const MICROS_OF_DIGITS: [i64; 7] = [1_000_000, 100_000, 10_000, 1_000, 100, 10, 1];
 
-/// A date or time as it was written.
+/// A date or time as written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Written {
-    /// Microseconds since the Unix epoch; where no offset was written, as if it were UTC.
+pub(super) struct ParsedTime {
+    /// Microseconds since the Unix epoch; without an offset as if it were UTC.
     pub(super) micros: i64,
-    /// Whether an offset was written: then it is a point in time, whatever the zone.
+    /// Whether the text has an offset: then the value is a point in time, whatever the zone.
     pub(super) offset: bool,
 }
 
-/// Reads a date, `timestamp` or `timestamptz`; `None` for `infinity`, for what is not one, and beyond 64 bits.
-pub(super) fn read(text: &[u8]) -> Option<Written> {
-    let mut text = Text(text);
+/// Reads a date, `timestamp` or `timestamptz`; `None` for `infinity`, for other texts, and for values beyond 64 bits.
+pub(super) fn read(text: &[u8]) -> Option<ParsedTime> {
+    let mut text = TimeReader(text);
     let bc = text.0.strip_suffix(b" BC");
     text.0 = bc.unwrap_or(text.0);
     let (year, digits) = text.number()?;
@@ -38,60 +38,64 @@ pub(super) fn read(text: &[u8]) -> Option<Written> {
         offset = !text.0.is_empty();
         micros = micros.checked_sub(text.zone()?)?;
     }
-    text.0.is_empty().then_some(Written { micros, offset })
+    text.0.is_empty().then_some(ParsedTime { micros, offset })
 }
 
-/// As [`read`], a time without an offset as UTC.
+/// As [`read`], with a time without an offset as UTC.
 pub(super) fn parse(text: &[u8]) -> Option<i64> {
-    read(text).map(|written| written.micros)
+    read(text).map(|parsed| parsed.micros)
 }
 
-/// Which of two instants is meant where a local time comes twice: the hour in which clocks are set back.
+/// Which of its two instants an ambiguous local time is. Local times are ambiguous when clocks are set back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Twice {
-    /// For a delay: no event waits an hour too long.
+pub(super) enum Ambiguous {
+    /// The earlier, for `available_at`: no event waits an hour too long.
     Earlier,
-    /// For an expiry: no event expires an hour too soon.
+    /// The later, for `expires_at`: no event expires an hour too soon.
     Later,
 }
 
-/// Why a text is no point in time.
+/// Why a text is not a point in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum NoInstant {
-    /// It is not a date or time.
+pub(super) enum InstantError {
+    /// The text is not a date or time.
     Unreadable,
-    /// It has no offset, and no zone is configured.
+    /// The text has no offset, and no zone is configured.
     NoZone,
 }
 
-/// A point in time. `infinity` is later than any other, `-infinity` earlier.
-pub(super) fn instant(text: &[u8], zone: Option<&Zone>, twice: Twice) -> Result<PgTime, NoInstant> {
+/// The point in time of a text. `infinity` is later than any other time, `-infinity` earlier.
+pub(super) fn instant(
+    text: &[u8],
+    zone: Option<&Zone>,
+    ambiguous: Ambiguous,
+) -> Result<PgTime, InstantError> {
     match text {
         b"infinity" => return Ok(PgTime { micros: i64::MAX }),
         b"-infinity" => return Ok(PgTime { micros: i64::MIN }),
         _ => {}
     }
-    let written = read(text).ok_or(NoInstant::Unreadable)?;
-    let unix = match (written.offset, zone) {
-        (true, _) => written.micros,
+    let parsed = read(text).ok_or(InstantError::Unreadable)?;
+    let unix = match (parsed.offset, zone) {
+        (true, _) => parsed.micros,
         (false, Some(zone)) => {
-            let (earlier, later) = zone.instants(written.micros);
-            if twice == Twice::Earlier { earlier } else { later }
+            let (earlier, later) = zone.instants(parsed.micros);
+            if ambiguous == Ambiguous::Earlier { earlier } else { later }
         }
-        (false, None) => return Err(NoInstant::NoZone),
+        (false, None) => return Err(InstantError::NoZone),
     };
-    let micros = unix.checked_sub(PgTime::UNIX_OFFSET_MICROS).ok_or(NoInstant::Unreadable)?;
+    let micros = unix.checked_sub(PgTime::UNIX_OFFSET_MICROS).ok_or(InstantError::Unreadable)?;
     Ok(PgTime { micros })
 }
 
-/// Whether a column of type text holds a time: the years 1 to 9999, days that exist, an optional offset. Polling has
-/// the same rule in SQL (`postgres::poll::times`), so that a row means the same in both.
+/// Whether a text is a time that a column of type text may have: years 1 to 9999, an existing day, an optional offset.
+/// Polling has the same rule in SQL (`postgres::times`), so that a row means the same in both modes.
 pub(super) fn is_plain(text: &[u8]) -> bool {
     match text {
         b"infinity" | b"-infinity" => return true,
         _ => {}
     }
-    let mut rest = Text(text);
+    let mut rest = TimeReader(text);
     let mut plain = || {
         let (year, digits) = rest.number()?;
         rest.byte(b'-')?;
@@ -132,14 +136,14 @@ pub(super) fn is_plain(text: &[u8]) -> bool {
 
 /// Microseconds since midnight of a `time`.
 pub(super) fn parse_time_of_day(text: &[u8]) -> Option<i64> {
-    let mut text = Text(text);
+    let mut text = TimeReader(text);
     let micros = text.time_of_day()?;
     text.0.is_empty().then_some(micros)
 }
 
 /// Microseconds east of a zone as PostgreSQL prints it, `+05:30`.
 pub(super) fn parse_zone(text: &[u8]) -> Option<i64> {
-    let mut text = Text(text);
+    let mut text = TimeReader(text);
     let micros = text.zone()?;
     text.0.is_empty().then_some(micros)
 }
@@ -155,7 +159,7 @@ fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
     era * 146_097 + day_of_era - 719_468
 }
 
-/// Year, month and day of a number of days since 1970-01-01: the inverse of the above.
+/// Year, month and day of a number of days since 1970-01-01: the inverse of [`days_from_civil`].
 pub(super) fn civil_from_days(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let era = days.div_euclid(146_097);
@@ -175,10 +179,10 @@ fn digit(byte: u8) -> Option<i64> {
     (digit < 10).then_some(i64::from(digit))
 }
 
-/// What is still to be read.
-struct Text<'t>(&'t [u8]);
+/// Reads a text; holds the unread rest.
+struct TimeReader<'t>(&'t [u8]);
 
-impl Text<'_> {
+impl TimeReader<'_> {
     #[inline]
     fn byte(&mut self, wanted: u8) -> Option<()> {
         let (&first, rest) = self.0.split_first()?;
@@ -189,7 +193,7 @@ impl Text<'_> {
         Some(())
     }
 
-    /// Up to nine digits: their value and how many there are.
+    /// Up to nine digits: their value and their number.
     fn number(&mut self) -> Option<(i64, usize)> {
         let (mut value, mut count) = (0, 0);
         while let Some(digit) = self.0.get(count).copied().and_then(digit) {
@@ -203,7 +207,7 @@ impl Text<'_> {
         (count > 0).then_some((value, count))
     }
 
-    /// Two digits; one more is left over, and the caller sees it.
+    /// Two digits. A third one remains, and the caller detects it.
     #[inline]
     fn two_digits(&mut self, low: i64, high: i64) -> Option<i64> {
         let (&[tens, ones], rest) = self.0.split_first_chunk()?;
@@ -238,7 +242,7 @@ impl Text<'_> {
         } else if self.byte(b'-').is_some() {
             -1
         } else {
-            // Anything else is left over, and the caller sees it.
+            // Anything else remains, and the caller detects it.
             return self.byte(b'Z').or(Some(())).map(|()| 0);
         };
         let mut seconds = self.two_digits(0, 23)? * 3600;
@@ -251,23 +255,22 @@ impl Text<'_> {
     }
 }
 
-// Reads the times of events, and remembers the last: those of one second differ in its fraction alone.
-
 /// Bytes of `2024-01-02 03:04:05`.
 const SECOND_BYTES: usize = 19;
 
-/// The last time that was read whole, if it had a fraction.
+/// Reads the times of events. It caches the last time that had a fraction, because times of one second differ only in the
+/// fraction.
 #[derive(Debug, Default)]
-pub(super) struct Clock {
+pub(super) struct TimeCache {
     /// `2024-01-02 03:04:05`.
     second: [u8; SECOND_BYTES],
     /// What follows the fraction: `+00`.
     zone: Vec<u8>,
-    /// That second.
+    /// The instants of that second.
     start: Local,
 }
 
-/// The two instants that a time can be, mostly the same. Unit: microseconds since the Unix epoch.
+/// The two instants of a local time, usually the same. Unit: microseconds since the Unix epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Local {
     earlier: i64,
@@ -275,11 +278,11 @@ struct Local {
 }
 
 impl Local {
-    /// A time without an offset is one of `zone`; without a zone it is UTC.
-    fn of(written: Written, zone: Option<&Zone>) -> Self {
+    /// A time without an offset is in `zone`, or in UTC without a zone.
+    fn of(parsed: ParsedTime, zone: Option<&Zone>) -> Self {
         let (earlier, later) = match zone {
-            Some(zone) if !written.offset => zone.instants(written.micros),
-            Some(_) | None => (written.micros, written.micros),
+            Some(zone) if !parsed.offset => zone.instants(parsed.micros),
+            Some(_) | None => (parsed.micros, parsed.micros),
         };
         Self { earlier, later }
     }
@@ -289,16 +292,17 @@ impl Local {
         Some(Self { earlier, later })
     }
 
-    /// Of a time that comes twice, the one nearer to the commit.
+    /// The instant that is nearer to the commit.
     fn near(self, commit: PgTime) -> i64 {
         let distance = |micros: i64| micros.abs_diff(commit.unix_micros());
         if distance(self.earlier) <= distance(self.later) { self.earlier } else { self.later }
     }
 }
 
-impl Clock {
-    /// The record's timestamp for an event's own time: milliseconds since the Unix epoch, and whether the commit's had
-    /// to be taken because the own one is none, not after 1970 (Kafka has no such stamps), or more than an hour ahead.
+impl TimeCache {
+    /// The record's timestamp, in milliseconds since the Unix epoch, from the event's own time; and whether it is the time
+    /// of the commit, because the own time is not readable, not after 1970 (Kafka has no such timestamps), or more than an
+    /// hour ahead.
     #[inline]
     pub(super) fn stamp(
         &mut self,
@@ -314,7 +318,7 @@ impl Clock {
         }
     }
 
-    /// As [`read`], in `zone`, which is always the same.
+    /// As [`read`], in `zone`, which must be the same in each call.
     #[inline]
     fn parse(&mut self, text: &[u8], zone: Option<&Zone>) -> Option<Local> {
         let Some((second, fraction, offset)) = split(text) else {
@@ -332,7 +336,7 @@ impl Clock {
     }
 }
 
-/// Second, microseconds and zone of a time that has up to six digits behind the second's point.
+/// Splits a time with one to six digits of a fraction into second, microseconds and zone.
 #[inline]
 fn split(text: &[u8]) -> Option<(&[u8; SECOND_BYTES], i64, &[u8])> {
     let (second, rest) = text.split_first_chunk()?;
@@ -369,12 +373,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_remembered_never_shows(texts in prop::collection::vec(text(), 1..20)) {
+        fn the_cache_never_changes_a_result(texts in prop::collection::vec(text(), 1..20)) {
             let zone = Zone::named("Asia/Tokyo");
             for zone in [None, zone.as_ref()] {
-                let mut clock = Clock::default();
+                let mut clock = TimeCache::default();
                 for text in &texts {
-                    let alone = read(text.as_bytes()).map(|written| Local::of(written, zone));
+                    let alone = read(text.as_bytes()).map(|parsed| Local::of(parsed, zone));
                     prop_assert_eq!(clock.parse(text.as_bytes(), zone), alone, "{}", text);
                 }
             }

@@ -1,8 +1,8 @@
-//! The column types that change how a value is written. All others are text as PostgreSQL renders it.
+//! The column types that decide how a value is written. Values of other types are text as PostgreSQL renders it.
 //!
-//! A Relation message has the OID of a domain, not of the type beneath it. What a type that is not built in is, the
-//! catalog says, and who has a connection asks it ([`Types::unknown`]); of a type that is not in the catalog any more
-//! the stream's own Type message names the type beneath, without its modifier.
+//! A Relation message has the OID of a domain, not of its base type. The base type is in the catalog, and the owner of a
+//! connection queries it ([`Types::unknown`]). For a type that is no longer in the catalog, the stream's Type message has
+//! the name of the base type, without its modifier.
 
 use pg_replication::pgoutput::TypeName;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +18,7 @@ pub(super) enum Kind {
     Float4,
     /// `double precision`.
     Float8,
-    /// With the scale, where one is declared.
+    /// With the scale, if one is declared.
     Numeric {
         scale: Option<u8>,
     },
@@ -26,7 +26,7 @@ pub(super) enum Kind {
     Text,
     Uuid,
     Date,
-    /// With the digits of the seconds' fraction that the column declares.
+    /// With the declared number of digits of the fraction of a second.
     Time {
         digits: u8,
     },
@@ -42,11 +42,11 @@ pub(super) enum Kind {
     Money,
     Oid,
     Point,
-    /// `bit` and `bit varying`, with the length that is declared; 0 where none is.
+    /// `bit` and `bit varying`, with the declared length; 0 if none is declared.
     Bit {
         length: i32,
     },
-    /// Of elements whose type is known here.
+    /// An array of elements of a known type.
     Array {
         /// The element's type.
         element: u32,
@@ -59,7 +59,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The kind of a type that is built in.
+    /// The kind of a built-in type.
     pub(super) fn of(oid: u32, modifier: i32) -> Self {
         let digits = u8::try_from(modifier).ok().filter(|digits| *digits <= 6).unwrap_or(6);
         match oid {
@@ -89,13 +89,13 @@ impl Kind {
         }
     }
 
-    /// Whether a value is written as PostgreSQL renders it, wherever it goes.
+    /// Whether a value is always written as PostgreSQL renders it.
     #[inline]
     pub(super) fn is_verbatim(self) -> bool {
         matches!(self, Self::Int | Self::Oid | Self::Json | Self::Text | Self::Uuid | Self::Other)
     }
 
-    /// Whether a value is no string in JSON: a number or a boolean.
+    /// Whether a value is not a string in JSON.
     pub(super) fn is_bare(self) -> bool {
         match self {
             Self::Bool
@@ -155,7 +155,7 @@ impl Kind {
         }
     }
 
-    /// Whether a value may be a time without a zone. Of a domain only its values say so.
+    /// Whether a value may be a time without a zone. For a domain, only the values show it.
     pub(super) fn lacks_zone(self) -> bool {
         matches!(self, Self::Timestamp { .. } | Self::Date | Self::Text)
     }
@@ -166,7 +166,7 @@ impl Kind {
     }
 }
 
-/// The type of the elements of an array type; `None` where it is none, or one of which Debezium makes nothing.
+/// The element type of an array type; `None` for other types, and for arrays that Debezium does not support.
 fn element(oid: u32) -> Option<u32> {
     Some(match oid {
         1000 => 16,
@@ -213,34 +213,34 @@ fn scale(modifier: i32) -> Option<u8> {
     Some(u8::try_from(scale).unwrap_or(0))
 }
 
-/// The first OID of types that are not built in (`FirstGenbkiObjectId`): the stream names those, and only those.
+/// The first OID of types that are not built in (`FirstGenbkiObjectId`). The stream has Type messages only for those.
 const FIRST_NAMED: u32 = 10_000;
 
-/// What the catalog says of a type that is not built in.
+/// A type that is not built in, as in the catalog.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TypeFacts {
-    /// Its OID.
+    /// The type's OID.
     pub oid: u32,
-    /// The OID of the type beneath its domains; its own where it is no domain.
+    /// The OID of the base type below all domains; the type's own OID if it is not a domain.
     pub base_oid: u32,
     /// The modifier of the innermost domain, -1 for none.
     pub base_modifier: i32,
-    /// The type beneath is a kind of text (category `S`, as `citext`).
+    /// Whether the base type is a kind of text (category `S`, such as `citext`).
     pub is_text: bool,
 }
 
-/// A table's column, as the catalog has it.
+/// A column of a table, as in the catalog.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ColumnType<'a> {
-    /// Its name.
+    /// The column's name.
     pub name: &'a str,
-    /// Its type as SQL writes it, for people.
+    /// The type as SQL writes it, for messages.
     pub type_name: &'a str,
-    /// The OID of its type, beneath all domains.
+    /// The OID of the base type below all domains.
     pub oid: u32,
-    /// The modifier of that.
+    /// The modifier of the base type.
     pub modifier: i32,
-    /// That is a kind of text.
+    /// Whether the base type is a kind of text.
     pub is_text: bool,
 }
 
@@ -248,7 +248,7 @@ pub struct ColumnType<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Resolved {
     pub(super) kind: Kind,
-    /// It is known which type it is, also where that is of no kind of its own.
+    /// Whether the type is known, also if its kind is [`Kind::Other`].
     pub(super) known: bool,
 }
 
@@ -258,29 +258,29 @@ impl Resolved {
         Self { kind, known: true }
     }
 
-    /// Of a column of the catalog.
+    /// The type of a column of the catalog.
     pub(super) fn of_column(column: &ColumnType<'_>) -> Self {
         Self::of(column.oid, column.modifier, column.is_text)
     }
 
-    /// Whether a value of it can be a time.
+    /// Whether a value can be a time.
     pub(super) fn can_be_time(self) -> bool {
         self.kind.can_be_time() && !(self.known && self.kind == Kind::Other)
     }
 
-    /// Whether a value of it can be a JSON object.
+    /// Whether a value can be a JSON object.
     pub(super) fn can_be_object(self) -> bool {
         self.kind.can_be_object() && !(self.known && self.kind == Kind::Other)
     }
 }
 
-/// The types that are not built in, of one connection: another server has other OIDs.
+/// The types of one connection that are not built in. Another server has other OIDs.
 #[derive(Debug, Default)]
 pub(super) struct Types {
     known: BTreeMap<u32, TypeFacts>,
-    /// Those that the catalog did not have when it was asked.
+    /// Types that the catalog did not have when it was queried.
     absent: BTreeSet<u32>,
-    /// What Type messages named: the OID of the built-in type beneath; 0 where that is of no kind.
+    /// From Type messages: the OID of the built-in base type; 0 if it has no kind.
     named: BTreeMap<u32, u32>,
 }
 
@@ -289,19 +289,19 @@ impl Types {
         *self = Self::default();
     }
 
-    /// Whether the catalog is to be asked for it.
+    /// Whether the catalog must be queried for the type.
     pub(super) fn unknown(&self, oid: u32) -> bool {
         oid >= FIRST_NAMED && !self.known.contains_key(&oid) && !self.absent.contains(&oid)
     }
 
-    /// What the catalog said when it was asked for `asked`. An OID and what it stands for do not part: a domain's type
-    /// can't be changed.
+    /// Adds what the catalog has of the types `asked`. The result stays valid, because the base type of a domain can't be
+    /// changed.
     pub(super) fn learn(&mut self, asked: &[u32], found: &[TypeFacts]) {
         self.known.extend(found.iter().map(|facts| (facts.oid, *facts)));
         self.absent.extend(asked.iter().filter(|oid| !self.known.contains_key(oid)));
     }
 
-    /// A Type message has the OID of the type, and the name of the type beneath its domains.
+    /// Processes a Type message. It has the OID of the type, and the name of the base type below its domains.
     pub(super) fn name(&mut self, of: &TypeName<'_>) {
         if of.schema.is_empty() {
             self.named.insert(of.id, built_in(of.name));
@@ -322,7 +322,7 @@ impl Types {
     }
 }
 
-/// The OID of a built-in type that is of a kind; 0 for all others.
+/// The OID of a built-in type that has a kind; 0 for all others.
 fn built_in(name: &str) -> u32 {
     match name {
         "bool" => 16,

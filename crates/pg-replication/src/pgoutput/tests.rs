@@ -1,4 +1,4 @@
-//! Messages recorded from real servers, messages no server sends, and messages of our own making.
+//! Messages recorded from servers, malformed messages, and generated messages.
 
 mod fuzz;
 mod malformed;

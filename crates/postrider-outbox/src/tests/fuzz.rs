@@ -1,14 +1,14 @@
-//! Streams that servers sent, bent at random, and templates: a record, or why there is none.
+//! Mutated streams of servers, and templates: each gives a record or an error.
 
 use super::support::{AT, insert, null, relation, text, typed};
 use crate::{Layout, MapError, Mapped, Mapper, OutboxSpec};
 use fuzzing::{Memory, hammer, lines, recordings};
 use pg_replication::pgoutput::{Message, decode};
 
-/// A mapper, its plans for some tables, and the record at hand.
+/// Memory of a mapper, its plans for some tables, and the current record.
 const MEMORY: Memory = Memory { base: 256 << 10, each: 64 };
 
-fn look(mapped: &Mapped<'_>) {
+fn check(mapped: &Mapped<'_>) {
     let record = mapped.record();
     assert!((1..=249).contains(&record.topic.len()));
     assert!(record.headers.len() < 1_000);
@@ -27,7 +27,7 @@ fn feed(mapper: &mut Mapper, bytes: &[u8]) {
         Ok(_) | Err(_) => return,
     };
     match answer {
-        Ok(Some(event)) => look(&event),
+        Ok(Some(event)) => check(&event),
         Ok(None) => {}
         Err(MapError::Poison(poison)) => assert!(!poison.problem.to_string().is_empty()),
         Err(error) => assert!(!error.to_string().is_empty()),
@@ -92,8 +92,8 @@ fn any_template_is_refused_or_makes_a_topic() {
                 feed(&mut mapper, &described);
                 feed(&mut mapper, &row);
             }
-            Err(mistakes) => {
-                assert!(mistakes.iter().all(|mistake| !mistake.to_string().is_empty()));
+            Err(errors) => {
+                assert!(errors.iter().all(|error| !error.to_string().is_empty()));
             }
         }
     });

@@ -1,7 +1,7 @@
 //! Timestamps as PostgreSQL prints them.
 
 use super::support::{COMMIT_TIME, ColumnSpec, map_with, null, text, typed};
-use crate::time::{Clock, NoInstant, Twice, civil_from_days, instant, is_plain, parse};
+use crate::time::{Ambiguous, InstantError, TimeCache, civil_from_days, instant, is_plain, parse};
 use crate::{Layout, MapError, OutboxSpec, Role, TimestampSource, Unfit};
 use postrider_core::event::PgTime;
 use postrider_core::zone::Zone;
@@ -84,7 +84,11 @@ fn a_time_that_cannot_be_a_stamp_gives_way_to_the_commits() {
         ("-infinity", (COMMIT_MS, true)),
         ("yesterday", (COMMIT_MS, true)),
     ] {
-        assert_eq!(Clock::default().stamp(text.as_bytes(), COMMIT_TIME, None), stamped, "{text}");
+        assert_eq!(
+            TimeCache::default().stamp(text.as_bytes(), COMMIT_TIME, None),
+            stamped,
+            "{text}"
+        );
     }
 }
 
@@ -116,13 +120,13 @@ fn the_stamp_is_the_events_the_commits_or_the_brokers() {
 
 #[test]
 fn an_event_says_from_when_until_when_it_may_be_published() {
-    let at = |text: &[u8]| instant(text, None, Twice::Earlier);
+    let at = |text: &[u8]| instant(text, None, Ambiguous::Earlier);
     let micros = |text: &[u8]| at(text).map(PgTime::unix_micros);
     assert_eq!(micros(b"2024-01-02 03:04:05.5+00"), Ok(1_704_164_645_500_000));
     assert_eq!(at(b"infinity"), Ok(PgTime { micros: i64::MAX }));
     assert_eq!(at(b"-infinity"), Ok(PgTime { micros: i64::MIN }));
-    assert_eq!(at(b"soon"), Err(NoInstant::Unreadable));
-    assert_eq!(at(b"2024-01-02 03:04:05"), Err(NoInstant::NoZone));
+    assert_eq!(at(b"soon"), Err(InstantError::Unreadable));
+    assert_eq!(at(b"2024-01-02 03:04:05"), Err(InstantError::NoZone));
 
     let row = [
         typed("id", 20, "1"),
@@ -240,8 +244,8 @@ fn a_delay_that_is_no_time_is_poison() {
 fn of_the_hour_that_comes_twice_a_delay_counts_the_earlier_one() {
     let zone = Zone::named("Europe/Berlin");
     let at = |twice| instant(b"2026-10-25 02:30:00", zone.as_ref(), twice).unwrap().unix_micros();
-    assert_eq!(at(Twice::Earlier), parse(b"2026-10-25 00:30:00").unwrap());
-    assert_eq!(at(Twice::Later), parse(b"2026-10-25 01:30:00").unwrap());
+    assert_eq!(at(Ambiguous::Earlier), parse(b"2026-10-25 00:30:00").unwrap());
+    assert_eq!(at(Ambiguous::Later), parse(b"2026-10-25 01:30:00").unwrap());
 }
 
 #[test]
@@ -254,7 +258,7 @@ fn a_record_of_the_hour_that_comes_twice_is_stamped_near_its_commit() {
     ] {
         let commit =
             PgTime { micros: parse(commit.as_bytes()).unwrap() - PgTime::UNIX_OFFSET_MICROS };
-        let stamped = Clock::default().stamp(b"2026-11-01 01:30:00.25", commit, zone.as_ref());
+        let stamped = TimeCache::default().stamp(b"2026-11-01 01:30:00.25", commit, zone.as_ref());
         assert_eq!(stamped, (ms(stamp) + 250, false));
     }
 }

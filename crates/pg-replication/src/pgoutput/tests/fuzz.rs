@@ -1,4 +1,4 @@
-//! What servers sent, bent at random: a message or an error, without a byte of memory.
+//! Mutated messages of servers: each gives a message or an error, without an allocation.
 
 use crate::pgoutput::{Message, Tuple, decode};
 use fuzzing::{Memory, hammer, recordings};

@@ -1,4 +1,4 @@
-//! What no server sends is an error with its place.
+//! A malformed message is an error with its offset.
 
 use crate::pgoutput::{Cell, Column, Message, decode};
 use expect_test::{Expect, expect};
@@ -14,9 +14,9 @@ fn insert(tuple: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn errors_say_which_message_and_where() {
-    let said = "could not decode pgoutput message 'I' at byte 1: the message ends early";
-    assert_eq!(decode(b"I").unwrap_err().to_string(), said);
+fn errors_have_the_tag_and_the_offset() {
+    let expected = "could not decode pgoutput message 'I' at byte 1: the message ends early";
+    assert_eq!(decode(b"I").unwrap_err().to_string(), expected);
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn values_never_appear_in_errors_or_debug_output() {
 }
 
 #[test]
-fn every_kind_of_value_is_shown_by_its_size_alone() {
+fn every_kind_of_value_is_shown_only_by_its_size() {
     let bytes = b"U\0\0\0\x07N\0\x04nub\0\0\0\x06secrett\0\0\0\x06secret";
     let Message::Update(update) = decode(bytes).unwrap() else { unreachable!() };
     let shown = format!("{:?}", update.new.columns().collect::<Vec<_>>());
@@ -132,7 +132,7 @@ fn table_without_columns_has_empty_rows() {
 }
 
 #[test]
-fn binary_columns_are_told_from_text() {
+fn binary_columns_are_distinguished_from_text() {
     let bytes = insert(b"\0\x03b\0\0\0\x01xt\0\0\0\x02yzn");
     let Message::Insert(insert) = decode(&bytes).unwrap() else { unreachable!() };
     let columns: Vec<_> = insert.new.columns().collect();

@@ -1,4 +1,4 @@
-//! Rows of our own making come back as they went in; bytes at random never panic.
+//! Encoded rows are decoded to the same values; random bytes never panic.
 
 use crate::pgoutput::{Cell, Column, Message, decode};
 use proptest::prelude::*;
@@ -23,7 +23,7 @@ proptest! {
     #![proptest_config(ProptestConfig { fork: false, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_row_comes_back_as_it_went_in(columns: Vec<Option<Vec<u8>>>) {
+    fn an_encoded_row_is_decoded_to_the_same_values(columns: Vec<Option<Vec<u8>>>) {
         let bytes = encode(&columns);
         let Message::Insert(insert) = decode(&bytes).unwrap() else { unreachable!() };
         prop_assert_eq!(insert.new.len(), columns.len());
@@ -45,7 +45,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_at_random_are_an_answer_never_a_panic(
+    fn random_bytes_never_panic(
         tag in prop::sample::select(b"BCORYIUDTM".to_vec()),
         rest: Vec<u8>,
     ) {

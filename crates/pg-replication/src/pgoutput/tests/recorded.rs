@@ -1,5 +1,5 @@
-//! Every fixture of `tests/wal` (made by `scripts/record`) against its snapshot, cut at every byte, with every byte
-//! flipped.
+//! Every recording of `tests/wal` (made by `scripts/record`): compared with its snapshot, truncated at every byte, and with
+//! every byte flipped.
 
 use crate::pgoutput::{Column, Message, OldTuple, Tuple, decode};
 use expect_test::expect_file;
@@ -43,7 +43,7 @@ fn each_scenario_was_recorded_on_each_version() {
 }
 
 #[test]
-fn recordings_decode_as_their_snapshots_say() {
+fn recordings_decode_to_their_snapshots() {
     for path in recordings() {
         let mut out = String::new();
         for (lsn, bytes) in messages(&path) {
@@ -69,13 +69,13 @@ fn every_recording_has_a_snapshot_and_every_snapshot_a_recording() {
 }
 
 #[test]
-fn a_message_cut_anywhere_is_an_error() {
+fn a_truncated_message_is_an_error() {
     for path in recordings() {
         for (lsn, bytes) in messages(&path) {
             for length in 0..bytes.len() {
-                let cut = decode(&bytes[..length]);
-                assert!(cut.is_err(), "{} {lsn} cut to {length}", path.display());
-                assert!(cut.unwrap_err().offset <= length);
+                let truncated = decode(&bytes[..length]);
+                assert!(truncated.is_err(), "{} {lsn} truncated to {length}", path.display());
+                assert!(truncated.unwrap_err().offset <= length);
             }
         }
     }
@@ -96,7 +96,7 @@ fn a_message_with_a_byte_too_many_is_an_error() {
 fn a_message_with_any_byte_flipped_never_panics() {
     for path in recordings() {
         for (_, mut bytes) in messages(&path) {
-            // Beyond the first bytes of a long value nothing new is learnt.
+            // More bytes of a long value add nothing.
             for at in 0..bytes.len().min(600) {
                 for flip in [0xFF, 0x80, 0x01] {
                     bytes[at] ^= flip;

@@ -1,49 +1,52 @@
-//! Places of bytes: in the row as it came, in the mapper's scratch buffer, in the text fixed when it was built.
+//! Ranges of bytes in one of three buffers: the row, the mapper's scratch buffer, and the fixed text of the route.
 //!
-//! A record is first laid out as places while the scratch buffer grows, then resolved to slices in one go: so nothing
-//! is allocated and nothing borrows what is still being written.
+//! A record is first built as ranges, while the scratch buffer grows, and then resolved to slices: so nothing is
+//! allocated, and no slice borrows a buffer that is still written.
 
 /// Index of a field: a role or an extra column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct FieldId(pub(super) usize);
 
-/// A run of bytes in some buffer.
+/// A range of bytes of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Extent {
+pub(super) struct ByteRange {
     pub(super) start: usize,
     pub(super) len: usize,
 }
 
-impl Extent {
-    /// The bytes. Out of range is our own bug, and panics.
+impl ByteRange {
+    /// The bytes.
+    ///
+    /// # Panics
+    /// If the range is not in `buffer`, which is a bug of this crate.
     #[inline]
     pub(super) fn of(self, buffer: &[u8]) -> &[u8] {
         &buffer[self.start..self.start + self.len]
     }
 }
 
-/// Where a value lies.
+/// The place of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Span {
-    /// Nowhere: it is null.
+pub(super) enum CellRange {
+    /// The value is NULL.
     Null,
     /// In the row.
-    Row(Extent),
+    Row(ByteRange),
     /// In the scratch buffer.
-    Scratch(Extent),
+    Scratch(ByteRange),
     /// In the fixed text.
-    Fixed(Extent),
+    Fixed(ByteRange),
 }
 
-impl Span {
-    /// What was written to `scratch` since it had `start` bytes.
+impl CellRange {
+    /// The bytes that were written to `scratch` since its length was `start`.
     pub(super) fn since(start: usize, scratch: &[u8]) -> Self {
-        Self::Scratch(Extent { start, len: scratch.len() - start })
+        Self::Scratch(ByteRange { start, len: scratch.len() - start })
     }
 }
 
-impl From<Option<Extent>> for Span {
-    fn from(extent: Option<Extent>) -> Self {
+impl From<Option<ByteRange>> for CellRange {
+    fn from(extent: Option<ByteRange>) -> Self {
         extent.map_or(Self::Null, Self::Row)
     }
 }
@@ -57,41 +60,41 @@ pub(super) struct Buffers<'a> {
 }
 
 impl<'a> Buffers<'a> {
-    /// The bytes at `span`.
+    /// The bytes at `range`.
     #[inline]
-    pub(super) fn get(self, span: Span) -> Option<&'a [u8]> {
-        match span {
-            Span::Null => None,
-            Span::Row(extent) => Some(extent.of(self.row)),
-            Span::Scratch(extent) => Some(extent.of(self.scratch)),
-            Span::Fixed(extent) => Some(extent.of(self.fixed.as_bytes())),
+    pub(super) fn get(self, range: CellRange) -> Option<&'a [u8]> {
+        match range {
+            CellRange::Null => None,
+            CellRange::Row(extent) => Some(extent.of(self.row)),
+            CellRange::Scratch(extent) => Some(extent.of(self.scratch)),
+            CellRange::Fixed(extent) => Some(extent.of(self.fixed.as_bytes())),
         }
     }
 }
 
-/// One event's columns, found by field.
+/// The columns of one event, accessible by field.
 #[derive(Clone, Copy)]
 pub(super) struct Row<'r> {
     pub(super) bytes: &'r [u8],
     /// By column.
-    pub(super) cells: &'r [Option<Extent>],
+    pub(super) cells: &'r [Option<ByteRange>],
     /// By field: its column and the column's type.
-    pub(super) columns: &'r [Source],
+    pub(super) columns: &'r [ColumnSource],
 }
 
-/// Where a field is found in a relation.
+/// The column of a field in a relation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Source {
-    /// The column's index; `None` where the relation lacks it.
+pub(super) struct ColumnSource {
+    /// The column's index; `None` if the relation has no such column.
     pub(super) column: Option<usize>,
     /// The column's type.
     pub(super) kind: super::types::Kind,
 }
 
 impl<'r> Row<'r> {
-    /// Where the field's text lies; `None` for NULL and for a column that is not there.
+    /// The range of the field's text; `None` for NULL and for a missing column.
     #[inline]
-    pub(super) fn extent(&self, field: FieldId) -> Option<Extent> {
+    pub(super) fn extent(&self, field: FieldId) -> Option<ByteRange> {
         self.cells[self.columns[field.0].column?]
     }
 
@@ -103,7 +106,7 @@ impl<'r> Row<'r> {
 
     /// The bytes at `extent`.
     #[inline]
-    pub(super) fn at(&self, extent: Extent) -> &'r [u8] {
+    pub(super) fn at(&self, extent: ByteRange) -> &'r [u8] {
         extent.of(self.bytes)
     }
 
