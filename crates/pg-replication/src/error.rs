@@ -237,16 +237,16 @@ impl fmt::Display for SourceError {
                 write!(f, ": {} (SQLSTATE {})", report.message, report.sqlstate)?;
                 report.detail.as_ref().map_or(Ok(()), |detail| write!(f, ": {detail}"))
             }
-            SourceErrorKind::Protocol => f.write_str(": the server broke the protocol"),
+            SourceErrorKind::Protocol => f.write_str(": the server violated the protocol"),
             SourceErrorKind::Closed => f.write_str(": the connection ended"),
             SourceErrorKind::Silent(limit) => {
-                write!(f, ": the server has not been heard of for {limit:?}")
+                write!(f, ": no message from the server for {limit:?}")
             }
             SourceErrorKind::TooLarge { size, limit } => {
                 write!(f, ": a message has {size} bytes, the limit is {limit}")
             }
             SourceErrorKind::ServerStopping => f.write_str(": the server is shutting down"),
-            SourceErrorKind::Stopped => f.write_str(": the connection was stopped by us"),
+            SourceErrorKind::Stopped => f.write_str(": the client closed the connection"),
         }
     }
 }
@@ -315,7 +315,8 @@ impl ServerReport {
     fn without_values(mut self) -> Self {
         let quotes = matches!(self.sqlstate.class(), "22" | "23");
         if quotes && self.sqlstate.as_str() != "22023" {
-            self.message = String::from("the server's words are not shown, they may hold values");
+            self.message =
+                String::from("the server's message is not shown because it may contain values");
             self.detail = None;
         }
         self
