@@ -587,7 +587,7 @@ impl Template {
         for part in &self.parts {
             match part {
                 TemplatePart::Text(extent) => {
-                    scratch.extend_from_slice(extent.of(fixed.as_bytes()))
+                    scratch.extend_from_slice(extent.of(fixed.as_bytes()));
                 }
                 TemplatePart::Field(ids) => self.append(ids, row, scratch)?,
             }
