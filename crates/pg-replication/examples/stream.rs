@@ -7,6 +7,7 @@
 //! ```
 
 #![expect(clippy::print_stdout, reason = "the example prints what it receives")]
+#![expect(clippy::disallowed_methods, reason = "libpq's environment variables are read here")]
 
 use pg_replication::lsn::{Lsn, Watermark};
 use pg_replication::pgoutput::{Column, Message, Tuple, decode};
