@@ -1,7 +1,8 @@
-//! Mutation fuzzing for tests: inputs of a small corpus are mutated at random, and the memory and time of each are measured.
+//! Mutation fuzzing for tests: inputs of a small corpus are mutated at random, and the memory and time of each are
+//! measured.
 //!
-//! Tests of each parser check that no input makes it panic, loop, or take more memory than allowed for the input's size. The
-//! corpus is in `tests/fuzz`; `tests/wal` has messages that servers sent. Runs with the same seed are equal;
+//! Tests of each parser check that no input makes it panic, loop, or take more memory than allowed for the input's
+//! size. The corpus is in `tests/fuzz`; `tests/wal` has messages that servers sent. Runs with the same seed are equal;
 //! `POSTRIDER_FUZZ_SEED` and `POSTRIDER_FUZZ_BYTES` set the seed and the amount of input.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "the crate is only for tests")]

@@ -57,7 +57,8 @@ impl Canceller {
 /// its output is the error that ended the connection (57P01 if the server shuts down).
 ///
 /// The session has `search_path = ''`, so every object must be named with its schema, and fixed settings for the text
-/// format of values (`DateStyle`, `TimeZone` and others). `application_name` is used unless the connection string has one.
+/// format of values (`DateStyle`, `TimeZone` and others). `application_name` is used unless the connection string has
+/// one.
 ///
 /// # Errors
 /// No host could be reached, or the login failed.
@@ -94,8 +95,8 @@ where
     let opened = config.connect_raw(LoggedIn::new(session), NoTls).await;
     let (client, mut connection) = opened.map_err(|error| SourceError::control(&doing, error))?;
     let canceller = Canceller { token: client.cancel_token(), conninfo: conninfo.clone(), host };
-    // The future owns the connection and drops it at its end, also if the caller keeps the future: otherwise a statement
-    // that was created and not yet sent would wait for ever.
+    // The future owns the connection and drops it at its end, also if the caller keeps the future: otherwise a
+    // statement that was created and not yet sent would wait for ever.
     let connection = async move {
         loop {
             match std::future::poll_fn(|context| connection.poll_message(context)).await {
@@ -112,8 +113,8 @@ where
     Ok((client, connection, canceller))
 }
 
-/// A transport after the login. Its reader gets the recorded `greeting` first; the startup packet that is written to it is
-/// discarded.
+/// A transport after the login. Its reader gets the recorded `greeting` first; the startup packet that is written to it
+/// is discarded.
 struct LoggedIn {
     transport: Transport,
     greeting: Bytes,

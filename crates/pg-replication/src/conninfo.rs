@@ -2,8 +2,8 @@
 //!
 //! Neither `Debug` nor errors show passwords: an error names the parameter, not its value.
 //!
-//! One difference to libpq is intended: without `sslmode`, TLS is used if the server offers it (libpq's `prefer`), but a
-//! failed handshake is an error, and there is no second attempt in clear text.
+//! One difference to libpq is intended: without `sslmode`, TLS is used if the server offers it (libpq's `prefer`), but
+//! a failed handshake is an error, and there is no second attempt in clear text.
 
 #[cfg(test)]
 mod tests;
@@ -301,7 +301,8 @@ pub(crate) struct Ssl {
     pub(crate) home: Option<PathBuf>,
 }
 
-/// The versions that `ssl_min_protocol_version` and `ssl_max_protocol_version` allow, out of those that rustls supports.
+/// The versions that `ssl_min_protocol_version` and `ssl_max_protocol_version` allow, out of those that rustls
+/// supports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum TlsVersions {
     Both,
@@ -431,8 +432,8 @@ fn nearest(name: &str) -> Option<&'static str> {
 /// Names and values, in the order written; a later value of a name replaces an earlier one.
 type Pairs = Vec<(String, String)>;
 
-/// Parses a connection string of either form (manual, 34.1.1): a URI, or `key = value` pairs. Errors never have a part of
-/// the string, because it may be part of a password.
+/// Parses a connection string of either form (manual, 34.1.1): a URI, or `key = value` pairs. Errors never have a part
+/// of the string, because it may be part of a password.
 fn pairs(text: &str) -> Result<Pairs, ConninfoError> {
     let text = text.trim();
     for scheme in ["postgresql://", "postgres://"] {
@@ -583,8 +584,8 @@ fn key_value(text: &str) -> Result<Pairs, ConninfoError> {
 /// The directory of the socket in the libpq of Debian and Red Hat. (Upstream's default is `/tmp`.)
 const DEFAULT_SOCKET_DIR: &str = "/var/run/postgresql";
 
-/// Default of `tcp_user_timeout`: how long sent data may stay unacknowledged. The client notices a dead network path before
-/// another host could take over.
+/// Default of `tcp_user_timeout`: how long sent data may stay unacknowledged. The client notices a dead network path
+/// before another host could take over.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Names and texts of a connection string and of the environment, to be converted to typed settings.
@@ -901,8 +902,8 @@ fn fields(line: &str) -> Vec<String> {
 const SECRETS: [&str; 5] =
     ["password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"];
 
-/// The connection string with its secrets replaced by `mask`, or removed if `mask` is `None`. The form (URI or pairs) is
-/// kept.
+/// The connection string with its secrets replaced by `mask`, or removed if `mask` is `None`. The form (URI or pairs)
+/// is kept.
 ///
 /// # Errors
 /// The string is not well formed, so its secrets can't be found.

@@ -1,5 +1,5 @@
-//! From a connection string to a logged-in [`Session`]: the order of hosts, the startup packet, the login, and the check
-//! of `target_session_attrs`. The replication connection and the SQL connection both start here.
+//! From a connection string to a logged-in [`Session`]: the order of hosts, the startup packet, the login, and the
+//! check of `target_session_attrs`. The replication connection and the SQL connection both start here.
 
 use crate::conninfo::{self, ChannelBinding, Conninfo, Host, TargetSessionAttrs};
 use crate::error::{ServerReport, SourceError, SourceErrorKind, SqlState};
@@ -31,8 +31,8 @@ pub(super) enum Purpose {
 }
 
 /// Settings that are fixed for the session. Without them `ALTER ROLE … SET` changes how the stream's values are written
-/// (measured on 15 and 18). All exist in 15 to 18 and may be set by any role. As parameters of the startup packet they are
-/// applied after those in `options`, and override them.
+/// (measured on 15 and 18). All exist in 15 to 18 and may be set by any role. As parameters of the startup packet they
+/// are applied after those in `options`, and override them.
 const PINNED: &[(&str, &str)] = &[
     ("client_encoding", "UTF8"),
     ("DateStyle", "ISO"),
@@ -60,7 +60,8 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// The server's major version: 15 for `server_version` `15.18 (Debian 15.18-0+deb12u1)`; 0 if the server reports none.
+    /// The server's major version: 15 for `server_version` `15.18 (Debian 15.18-0+deb12u1)`; 0 if the server reports
+    /// none.
     pub(super) fn major(&self) -> u32 {
         let version = self.parameters.get("server_version").map_or("", String::as_str);
         let digits = version.split(|c: char| !c.is_ascii_digit()).next();
@@ -113,7 +114,8 @@ pub(super) async fn connect(
     }))
 }
 
-/// Whether to try the next host. As in libpq, a refused login ends the search, because the next host would refuse it too.
+/// Whether to try the next host. As in libpq, a refused login ends the search, because the next host would refuse it
+/// too.
 fn try_next_host(error: &SourceError) -> bool {
     match error.kind() {
         SourceErrorKind::Unreachable
@@ -209,8 +211,8 @@ async fn greeting(mut wire: Wire, host: &Host, doing: &str) -> Result<Session, S
     Ok(Session { wire, host: host.clone(), backend_pid, secret_key, parameters })
 }
 
-/// Whether the server has the requested properties. Servers report them as parameters since PostgreSQL 14, so no query is
-/// needed, and the check works for both kinds of connection.
+/// Whether the server has the requested properties. Servers report them as parameters since PostgreSQL 14, so no query
+/// is needed, and the check works for both kinds of connection.
 fn has_attrs(parameters: &BTreeMap<String, String>, wanted: TargetSessionAttrs) -> bool {
     let is = |name: &str, value: &str| parameters.get(name).is_some_and(|known| known == value);
     let primary = is("in_hot_standby", "off");
@@ -372,14 +374,16 @@ impl Login<'_> {
     }
 }
 
-/// Maximum size of a message before the stream starts. A row of `IDENTIFY_SYSTEM` has about a hundred bytes. Unit: bytes.
+/// Maximum size of a message before the stream starts. A row of `IDENTIFY_SYSTEM` has about a hundred bytes. Unit:
+/// bytes.
 const HANDSHAKE_MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// Size of a message's header: the tag, and the length, which includes itself but not the tag (manual, 55.7). Unit: bytes.
+/// Size of a message's header: the tag, and the length, which includes itself but not the tag (manual, 55.7). Unit:
+/// bytes.
 pub(super) const HEADER_BYTES: usize = 5;
 
-/// Reads and writes one message at a time: fast enough for login and simple queries, too slow for the stream. Callers set
-/// time limits.
+/// Reads and writes one message at a time: fast enough for login and simple queries, too slow for the stream. Callers
+/// set time limits.
 pub(super) struct Wire {
     pub(super) transport: Transport,
     /// Bytes that were read and not yet split into messages.

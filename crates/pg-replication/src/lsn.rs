@@ -1,9 +1,9 @@
 //! Positions in PostgreSQL's write-ahead log: [`Lsn`], any byte position, and [`Watermark`], a position that may be
 //! confirmed to the server.
 //!
-//! Neither type has arithmetic. `end_lsn + 1` and `start + length`, which widely copied code has, lose transactions: the
-//! server skips a transaction if its commit record starts *before* the confirmed position, and one commit record may
-//! start where another ends (`SnapBuildXactNeedsSkip`, `src/backend/replication/logical/snapbuild.c`).
+//! Neither type has arithmetic. `end_lsn + 1` and `start + length`, which widely copied code has, lose transactions:
+//! the server skips a transaction if its commit record starts *before* the confirmed position, and one commit record
+//! may start where another ends (`SnapBuildXactNeedsSkip`, `src/backend/replication/logical/snapbuild.c`).
 
 use std::fmt;
 use std::str::FromStr;

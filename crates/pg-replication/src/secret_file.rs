@@ -1,7 +1,7 @@
 //! A file that holds one secret.
 //!
-//! The file is read each time the secret is needed, at the start and at every new connection, because secrets are rotated
-//! while the process runs. `Debug` shows the path, never the content.
+//! The file is read each time the secret is needed, at the start and at every new connection, because secrets are
+//! rotated while the process runs. `Debug` shows the path, never the content.
 
 use std::io;
 use std::path::{Path, PathBuf};

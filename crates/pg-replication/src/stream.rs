@@ -28,9 +28,9 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 /// The first timeline of a cluster. It has no history file.
 const FIRST_TIMELINE: u32 = 1;
 
-/// Default of [`StartReplication::queue_bytes_max`]: the most bytes of WAL that are read and not yet taken by the caller.
-/// Above it the socket is not read, and the server waits. Up to a quarter more, and one read, may be in front of the
-/// queue. Unit: bytes.
+/// Default of [`StartReplication::queue_bytes_max`]: the most bytes of WAL that are read and not yet taken by the
+/// caller. Above it the socket is not read, and the server waits. Up to a quarter more, and one read, may be in front
+/// of the queue. Unit: bytes.
 pub const QUEUE_BYTES_MAX: usize = 8 << 20;
 
 /// Default of [`StartReplication::message_bytes_max`]: the largest message that is read. All values of a row are in one
@@ -42,8 +42,8 @@ pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 pub const CONFIRM_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Default of [`StartReplication::silence_max`]: how long the server may be silent before the connection is taken for
-/// dead. A reply is requested at half of it. It is longer than half of `wal_sender_timeout`, at which a walsender that is
-/// busy decoding reads the client's messages, and shorter than the whole, after which the server releases the slot.
+/// dead. A reply is requested at half of it. It is longer than half of `wal_sender_timeout`, at which a walsender that
+/// is busy decoding reads the client's messages, and shorter than the whole, after which the server releases the slot.
 pub const SILENCE_MAX: Duration = Duration::from_secs(13);
 
 /// The answer to `IDENTIFY_SYSTEM` (manual, 54.4), and the server's timeline history.
@@ -57,8 +57,8 @@ pub struct SystemIdentity {
     pub flush_lsn: Lsn,
     /// The database that the connection is bound to.
     pub database: String,
-    /// The earlier timelines and the end of each, oldest first. Empty on the first timeline, and if the server no longer
-    /// has the history file.
+    /// The earlier timelines and the end of each, oldest first. Empty on the first timeline, and if the server no
+    /// longer has the history file.
     pub switches: Vec<TimelineSwitch>,
 }
 
@@ -67,8 +67,8 @@ pub struct SystemIdentity {
 pub struct CreatedSlot {
     /// Where the slot begins: transactions that commit below it are in the snapshot, later ones are in the stream.
     pub consistent_point: Lsn,
-    /// The name of the exported snapshot, for `SET TRANSACTION SNAPSHOT` on another connection. The snapshot ends with the
-    /// next command of the replication connection, or with the connection.
+    /// The name of the exported snapshot, for `SET TRANSACTION SNAPSHOT` on another connection. The snapshot ends with
+    /// the next command of the replication connection, or with the connection.
     pub snapshot: String,
 }
 
@@ -80,8 +80,8 @@ pub struct StartReplication {
     /// The publications, as in `pg_publication.pubname`; at least one.
     pub publications: Vec<String>,
     /// The position to start from. The server starts at the later of this and the slot's confirmed position, and does
-    /// **not check** it: a position ahead of its WAL is accepted, and everything before it is skipped (measured on 15 and
-    /// 18).
+    /// **not check** it: a position ahead of its WAL is accepted, and everything before it is skipped (measured on 15
+    /// and 18).
     pub lsn: Lsn,
     /// Whether the server also sends logical messages (`pg_logical_emit_message`).
     pub messages: bool,
@@ -117,7 +117,8 @@ pub struct WalConnection {
     wal_sender_timeout: Duration,
 }
 
-/// The first version with the setting `transaction_timeout`. Servers refuse a startup packet that has an unknown setting.
+/// The first version with the setting `transaction_timeout`. Servers refuse a startup packet that has an unknown
+/// setting.
 const TRANSACTION_TIMEOUT_SINCE: u32 = 17;
 
 impl WalConnection {
@@ -181,9 +182,9 @@ impl WalConnection {
         Ok(identity)
     }
 
-    /// Executes an SQL statement, which a walsender bound to a database accepts while it does not stream (manual, 54.4),
-    /// and returns the last row as text; `None` if there is no row. `doing` describes the statement in errors, as a
-    /// fragment to follow "could not".
+    /// Executes an SQL statement, which a walsender bound to a database accepts while it does not stream (manual,
+    /// 54.4), and returns the last row as text; `None` if there is no row. `doing` describes the statement in errors,
+    /// as a fragment to follow "could not".
     ///
     /// # Errors
     /// The server's error, no answer within 30 s, or the connection ended.
@@ -202,8 +203,8 @@ impl WalConnection {
     /// `failover` (a slot that is synchronised to standbys) needs PostgreSQL 17.
     ///
     /// # Errors
-    /// The server's error: 42710 if the slot exists, 53400 if no slot is free. [`SourceErrorKind::Settings`] for an invalid
-    /// name.
+    /// The server's error: 42710 if the slot exists, 53400 if no slot is free. [`SourceErrorKind::Settings`] for an
+    /// invalid name.
     pub async fn create_slot(
         &mut self,
         slot: &str,
@@ -424,8 +425,8 @@ fn protocol_error(doing: &str) -> SourceError {
 
 /// The end of a timeline: one line of a timeline history file.
 ///
-/// A line has timeline, position and reason, separated by tabs; the oldest timeline is first (manual, 26.3.6; written by
-/// `writeTimeLineHistory`, `src/backend/access/transam/timeline.c`).
+/// A line has timeline, position and reason, separated by tabs; the oldest timeline is first (manual, 26.3.6; written
+/// by `writeTimeLineHistory`, `src/backend/access/transam/timeline.c`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TimelineSwitch {
     /// The timeline that ended.
@@ -437,8 +438,8 @@ pub struct TimelineSwitch {
 }
 
 impl TimelineSwitch {
-    /// Whether recovery stopped at a recovery target: the server is a restored backup, not a promoted standby. The texts
-    /// are those of `getRecoveryStopReason` (`src/backend/access/transam/xlogrecovery.c`), the same in 15 to 18.
+    /// Whether recovery stopped at a recovery target: the server is a restored backup, not a promoted standby. The
+    /// texts are those of `getRecoveryStopReason` (`src/backend/access/transam/xlogrecovery.c`), the same in 15 to 18.
     pub fn stopped_at_a_target(&self) -> bool {
         let targets = ["before ", "after ", "at restore point ", "reached consistency"];
         targets.iter().any(|words| self.reason.starts_with(words))

@@ -1,8 +1,8 @@
 //! TLS to the server: root certificates, client certificate, verification by libpq's rules, and the hash for channel
 //! binding. `rustls` with `ring` does the cryptography and verifies the chain.
 //!
-//! Certificate files are read for each connection, because they are renewed while the process runs. Unlike in libpq, the
-//! common name of a certificate is never taken for a host name: the certificate needs a subject alternative name.
+//! Certificate files are read for each connection, because they are renewed while the process runs. Unlike in libpq,
+//! the common name of a certificate is never taken for a host name: the certificate needs a subject alternative name.
 
 use crate::conninfo::{Host, Root, Ssl, SslMode, TlsVersions};
 use crate::error::{SourceError, SourceErrorKind};
@@ -211,11 +211,11 @@ const fn is_exposed(owner: u32, mode: u32) -> bool {
     mode & others != 0
 }
 
-/// The `tls-server-end-point` channel binding (RFC 5929, section 4.1): the certificate's hash by the hash function of its
-/// signature, or by SHA-256 if that is MD5 or SHA-1.
+/// The `tls-server-end-point` channel binding (RFC 5929, section 4.1): the certificate's hash by the hash function of
+/// its signature, or by SHA-256 if that is MD5 or SHA-1.
 ///
-/// `None` for a signature algorithm that names no single hash function here (Ed25519, RSA-PSS): then there is no channel
-/// binding.
+/// `None` for a signature algorithm that names no single hash function here (Ed25519, RSA-PSS): then there is no
+/// channel binding.
 fn end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     let parsed = x509_cert::Certificate::from_der(certificate).ok()?;
     match parsed.signature_algorithm.oid.to_string().as_str() {

@@ -1,7 +1,7 @@
 //! A connected byte stream to the server: TCP or a Unix socket, after the TLS handshake if TLS is used.
 //!
-//! The module resolves addresses, sets socket options and sends the `SSLRequest`. [`open`] has no time limit; the caller
-//! sets one.
+//! The module resolves addresses, sets socket options and sends the `SSLRequest`. [`open`] has no time limit; the
+//! caller sets one.
 
 use super::conninfo::{Conninfo, Host, HostAddress, Keepalive, SslMode};
 use super::error::{SourceError, SourceErrorKind};
@@ -170,7 +170,8 @@ async fn request_tls(socket: &mut Socket, host: &Host) -> Result<bool, SourceErr
         Some(b"S") => Ok(true),
         Some(b"N") => Ok(false),
         Some(b"") => Err(SourceError::new(SourceErrorKind::Closed, doing())),
-        // A server that can't start a process sends an error in clear text. It is not authenticated, so it is not shown.
+        // A server that can't start a process sends an error in clear text. It is not authenticated, so it is not
+        // shown.
         Some([b'E', ..]) => Err(SourceError::new(SourceErrorKind::Unreachable, doing())),
         _ => Err(SourceError::new(SourceErrorKind::Protocol, doing())),
     }
@@ -179,8 +180,8 @@ async fn request_tls(socket: &mut Socket, host: &Host) -> Result<bool, SourceErr
 /// Maximum size of a direct read: the buffer is zeroed first, which costs more for a larger one. Unit: bytes.
 pub(super) const DIRECT_READ_BYTES_MAX: usize = 32 << 10;
 
-/// A socket that can be detached from its runtime. A read from a detached socket returns the bytes that have arrived, or
-/// `Pending`, and registers no waker: the caller polls again.
+/// A socket that can be detached from its runtime. A read from a detached socket returns the bytes that have arrived,
+/// or `Pending`, and registers no waker: the caller polls again.
 pub(super) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),

@@ -1,5 +1,5 @@
-//! Exponential back-off with an upper bound and jitter. The number of attempts is not limited. The caller passes the random
-//! number in.
+//! Exponential back-off with an upper bound and jitter. The number of attempts is not limited. The caller passes the
+//! random number in.
 
 use std::time::Duration;
 

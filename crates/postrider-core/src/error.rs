@@ -1,7 +1,7 @@
 //! The reasons for which a pipeline halts, and how a chain of errors is printed.
 //!
-//! Error types are in the modules that fail. Their `Display` prints one error without its sources; [`Chain`] prints all of
-//! them. Errors are classified by SQLSTATE and by Kafka's error codes, never by text.
+//! Error types are in the modules that fail. Their `Display` prints one error without its sources; [`Chain`] prints all
+//! of them. Errors are classified by SQLSTATE and by Kafka's error codes, never by text.
 
 use std::error::Error;
 use std::fmt;
@@ -23,8 +23,8 @@ impl fmt::Display for Chain<'_> {
 
 /// Why a pipeline stopped until an operator acts: continuing could lose or reorder events.
 ///
-/// A halt has a code, which log, status and the operations documents have too, what happened, what it means for the data,
-/// and what to do. It never contains a payload or a secret.
+/// A halt has a code, which log, status and the operations documents have too, what happened, what it means for the
+/// data, and what to do. It never contains a payload or a secret.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Halt {
     /// The reason.
@@ -103,8 +103,8 @@ halt_reasons! {
     Wedged = "PR016" "wedged",
     /// The slot retains more WAL than `source.wal_retain_max` allows.
     WalBudget = "PR017" "wal_budget",
-    /// The start check found that the row status of published rows can't be written: a column is missing, or the write would
-    /// move rows between partitions. A write that the server refuses later is `TableUnfit`.
+    /// The start check found that the row status of published rows can't be written: a column is missing, or the write
+    /// would move rows between partitions. A write that the server refuses later is `TableUnfit`.
     MarksUnfit = "PR018" "marks_unfit",
     /// Another process uses the pipeline or its slot; commands that would disturb it are refused.
     RelayRunning = "PR020" "relay_running",
@@ -114,8 +114,8 @@ halt_reasons! {
     AlreadySetUp = "PR022" "already_set_up",
     /// A row of the outbox table was updated, and the configuration says that this never happens.
     RowUpdated = "PR023" "row_updated",
-    /// Schema `postrider` belongs to another role, or has objects that Postrider did not create: they could execute code
-    /// with the rights of this session.
+    /// Schema `postrider` belongs to another role, or has objects that Postrider did not create: they could execute
+    /// code with the rights of this session.
     SchemaUntrusted = "PR024" "schema_untrusted",
     /// Mode, destination, table or layout differ from those that the pipeline's position belongs to.
     PipelineChanged = "PR025" "pipeline_changed",

@@ -17,11 +17,12 @@ pub fn shown_id(id: &str) -> Cow<'_, str> {
     }
 }
 
-/// Identity and sort key of an event: the commit LSN of its transaction, and the index of the change in the transaction.
+/// Identity and sort key of an event: the commit LSN of its transaction, and the index of the change in the
+/// transaction.
 ///
-/// The position is the same after reconnects, spills and restarts of the server (measured on 15 and 18). The ordinal counts
-/// every change of the transaction that the server sends, also those that are no events. LSNs of rows are not used, because
-/// they are neither unique nor ordered.
+/// The position is the same after reconnects, spills and restarts of the server (measured on 15 and 18). The ordinal
+/// counts every change of the transaction that the server sends, also those that are no events. LSNs of rows are not
+/// used, because they are neither unique nor ordered.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Position {
     /// Start of the transaction's commit record (`Begin.final_lsn`).
@@ -51,9 +52,9 @@ pub const fn is_claim_lsn(lsn: Lsn) -> bool {
 
 /// The history of the database that a position belongs to, as the Unix second at which the history began.
 ///
-/// LSNs of two histories can't be compared: after a failover or a restore the same LSN is another event. Each history has a
-/// higher number, so a position with its history in front sorts after all positions of earlier histories. 0 is the history
-/// of pipelines that were set up before positions had one.
+/// LSNs of two histories can't be compared: after a failover or a restore the same LSN is another event. Each history
+/// has a higher number, so a position with its history in front sorts after all positions of earlier histories. 0 is
+/// the history of pipelines that were set up before positions had one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct HistoryId(pub u32);
 
@@ -108,8 +109,8 @@ impl fmt::Display for HeaderPosition {
 
 /// The histories of a pipeline's positions, by commit LSN.
 ///
-/// After a failover the server has the old timeline up to the switch, and its own timeline from there on. An event that was
-/// committed before the switch is the same on both, and keeps the history with which it may have been published.
+/// After a failover the server has the old timeline up to the switch, and its own timeline from there on. An event that
+/// was committed before the switch is the same on both, and keeps the history with which it may have been published.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Histories {
     /// Start and number of each history, both ascending. The first starts at 0/0.
@@ -150,8 +151,8 @@ impl Histories {
         reached.map_or(HistoryId::default(), |(_, history)| *history)
     }
 
-    /// Adds a new history that starts at `from`. Its number is `now`, in Unix seconds, or one more than the highest used
-    /// number: no two histories have the same number, whatever the clock does. `above` is another used number.
+    /// Adds a new history that starts at `from`. Its number is `now`, in Unix seconds, or one more than the highest
+    /// used number: no two histories have the same number, whatever the clock does. `above` is another used number.
     #[must_use]
     pub fn raised(&self, from: Lsn, now: u32, above: HistoryId) -> Self {
         let next = self.current().max(above).0.saturating_add(1);

@@ -1,6 +1,7 @@
 //! The results of `check`: one finding for each check, with what fixes it.
 //!
-//! The source and the sink make findings, and the command line prints them. A finding never contains a payload or a secret.
+//! The source and the sink make findings, and the command line prints them. A finding never contains a payload or a
+//! secret.
 
 use serde::Serialize;
 

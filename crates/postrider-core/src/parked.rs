@@ -116,8 +116,8 @@ pub enum ParkedOutcome {
         /// The reason of the refusal.
         reason: crate::record::Refusal,
     },
-    /// An operator requested another attempt now: the state becomes `waiting`, and attempts are counted from 0. A value in
-    /// the request replaces the record's value.
+    /// An operator requested another attempt now: the state becomes `waiting`, and attempts are counted from 0. A value
+    /// in the request replaces the record's value.
     Again,
     /// The row's request can't be carried out, and is removed.
     Declined,

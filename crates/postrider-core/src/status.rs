@@ -141,12 +141,13 @@ impl Skipped {
 pub struct Snapshot {
     /// The pipeline's name.
     pub pipeline: String,
-    /// The source database: hosts and name, without login. Together with the slot it distinguishes pipelines of the same
-    /// name.
+    /// The source database: hosts and name, without login. Together with the slot it distinguishes pipelines of the
+    /// same name.
     pub source: String,
     /// The replication slot.
     pub slot: String,
-    /// What the position belongs to: mode, destination, table and layout; `None` before the start check has compared them.
+    /// What the position belongs to: mode, destination, table and layout; `None` before the start check has compared
+    /// them.
     pub belongs_to: Option<String>,
     /// The state.
     pub state: PipelineState,
@@ -208,8 +209,8 @@ pub struct Snapshot {
     pub source_contact_at: Option<Instant>,
 }
 
-/// The lag of a pipeline, in a form from which a later reader computes the lag at that time, also if the pipeline has halted
-/// since.
+/// The lag of a pipeline, in a form from which a later reader computes the lag at that time, also if the pipeline has
+/// halted since.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Lag {
     /// All known events are published or parked.

@@ -1,16 +1,16 @@
 //! The time zone of columns without one (`source.time_zone`): converts a local time to points in time.
 //!
-//! The rules are those of PostgreSQL's `AT TIME ZONE`, because in polling the server computes the same. An ambiguous local
-//! time, when clocks are set back, is two instants, and the caller chooses. A local time that does not exist, when clocks
-//! are set forward, has the offset from before the change: 02:30 is half an hour after the change.
+//! The rules are those of PostgreSQL's `AT TIME ZONE`, because in polling the server computes the same. An ambiguous
+//! local time, when clocks are set back, is two instants, and the caller chooses. A local time that does not exist,
+//! when clocks are set forward, has the offset from before the change: 02:30 is half an hour after the change.
 
 use jiff::civil::DateTime;
 use jiff::tz::{AmbiguousOffset, TimeZone};
 use std::fmt;
 
-/// Local times outside these limits are taken for UTC: zone databases have no rules beyond the years 1 to 9999, and both
-/// limits are far from any time of a delay or an expiry. The limits are 0001-01-02 and 9999-12-01; the SQL of polling has
-/// the same. Unit: microseconds since the Unix epoch.
+/// Local times outside these limits are taken for UTC: zone databases have no rules beyond the years 1 to 9999, and
+/// both limits are far from any time of a delay or an expiry. The limits are 0001-01-02 and 9999-12-01; the SQL of
+/// polling has the same. Unit: microseconds since the Unix epoch.
 const LOCAL_MIN: i64 = -62_135_510_400_000_000;
 const LOCAL_MAX: i64 = 253_399_622_400_000_000;
 
@@ -30,8 +30,8 @@ impl fmt::Debug for Zone {
 impl Zone {
     /// The zone of a name such as `America/New_York`, or of `UTC`; `None` if the name is not known.
     ///
-    /// Other names without a slash, such as `CET` or `EST`, are refused: `AT TIME ZONE` takes them for an abbreviation with
-    /// a fixed offset, and the zone database for a zone that may have summer time.
+    /// Other names without a slash, such as `CET` or `EST`, are refused: `AT TIME ZONE` takes them for an abbreviation
+    /// with a fixed offset, and the zone database for a zone that may have summer time.
     pub fn named(name: &str) -> Option<Self> {
         if name != "UTC" && !name.contains('/') {
             return None;

@@ -1,9 +1,9 @@
 //! Values as Debezium's event router writes them, column type by column type.
 //!
-//! `tests/debezium/types.tsv` has the output of Debezium 3.7.0, and `tests/it/debezium_types.rs` compares with it. Key and
-//! value are written by `StringConverter`, headers by `SimpleHeaderConverter`, members of the envelope by `JsonConverter`
-//! without schemas. A value whose text can't be read as its type is sent as PostgreSQL renders it: it does not stop the
-//! event.
+//! `tests/debezium/types.tsv` has the output of Debezium 3.7.0, and `tests/it/debezium_types.rs` compares with it. Key
+//! and value are written by `StringConverter`, headers by `SimpleHeaderConverter`, members of the envelope by
+//! `JsonConverter` without schemas. A value whose text can't be read as its type is sent as PostgreSQL renders it: it
+//! does not stop the event.
 
 use crate::cells::{ByteRange, CellRange, FieldId, Row};
 use crate::route::Envelope;
@@ -15,8 +15,8 @@ use std::io::Write as _;
 /// The place of a text. The converters differ in arrays, bytes and numbers without a scale.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
-    /// The key or the value: Java's `toString`. If that is the identity of an object (bytes, a number without a scale, a
-    /// point), or if Debezium sends null because there is no number (NaN), the text is PostgreSQL's.
+    /// The key or the value: Java's `toString`. If that is the identity of an object (bytes, a number without a scale,
+    /// a point), or if Debezium sends null because there is no number (NaN), the text is PostgreSQL's.
     Plain,
     /// A header.
     Header,
@@ -170,8 +170,8 @@ fn decimal(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
     }
 }
 
-/// `money` as a number with two digits, the default of `money.fraction.digits`, without the characters that `lc_monetary`
-/// adds; `None` if it has another number of digits.
+/// `money` as a number with two digits, the default of `money.fraction.digits`, without the characters that
+/// `lc_monetary` adds; `None` if it has another number of digits.
 fn money(text: &[u8]) -> Option<Vec<u8>> {
     let negative = text.iter().any(|byte| matches!(byte, b'-' | b'('));
     let last = text.iter().rposition(u8::is_ascii_digit)?;
@@ -599,8 +599,8 @@ fn is_json(text: &[u8], kind: Kind) -> bool {
         && (kind == Kind::Json || (matches!(kind, Kind::Text | Kind::Other) && reads()))
 }
 
-/// Appends a value as JSON. With `payload.envelope_json`, numbers, booleans and JSON are unchanged, bytes are in base64, and
-/// other types are strings as PostgreSQL renders them. Without it, all values are as Debezium writes them.
+/// Appends a value as JSON. With `payload.envelope_json`, numbers, booleans and JSON are unchanged, bytes are in
+/// base64, and other types are strings as PostgreSQL renders them. Without it, all values are as Debezium writes them.
 fn member(
     envelope: &Envelope,
     value: Option<ByteRange>,

@@ -1,5 +1,5 @@
-//! The encodings of databases. PostgreSQL converts rows and names to UTF-8, but sends the content of a logical message as
-//! it is in WAL, in the encoding of the database.
+//! The encodings of databases. PostgreSQL converts rows and names to UTF-8, but sends the content of a logical message
+//! as it is in WAL, in the encoding of the database.
 
 use encoding_rs::Encoding as Rules;
 
@@ -66,8 +66,8 @@ impl Encoding {
         }))
     }
 
-    /// Converts `content` to UTF-8 in `text`, and returns `true`. Returns `false`, and writes nothing, if `content` needs
-    /// no conversion.
+    /// Converts `content` to UTF-8 in `text`, and returns `true`. Returns `false`, and writes nothing, if `content`
+    /// needs no conversion.
     pub(super) fn decode(self, content: &[u8], text: &mut String) -> Result<bool, NotText> {
         text.clear();
         // In every encoding that a database may have, ASCII characters have the bytes of ASCII.

@@ -119,8 +119,8 @@ pub struct Poison {
     pub partial: Box<PartialEvent>,
 }
 
-/// The readable parts of an event that can't be published: enough to keep the order of its aggregate, and to examine the
-/// event later. `Debug` shows no values.
+/// The readable parts of an event that can't be published: enough to keep the order of its aggregate, and to examine
+/// the event later. `Debug` shows no values.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct PartialEvent {
     /// The event's id, not shortened.
@@ -129,8 +129,8 @@ pub struct PartialEvent {
     pub event_type: Option<String>,
     /// Type and id of the aggregate, if both are readable.
     pub aggregate: Option<(String, String)>,
-    /// The record. A part that can't be made is empty (topic) or missing (key, headers); a payload that can't be converted
-    /// is as in the row.
+    /// The record. A part that can't be made is empty (topic) or missing (key, headers); a payload that can't be
+    /// converted is as in the row.
     pub record: OwnedRecord,
 }
 

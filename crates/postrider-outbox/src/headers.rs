@@ -62,8 +62,8 @@ const TRANSACTION_BYTES: usize = 8 + 1 + 16 + 1;
 /// Bytes of a 64-bit number in base 16.
 const DIGITS_MAX: usize = 16;
 
-/// Writes positions, without `std::fmt`, because there is one for each event. Positions of one transaction differ only in
-/// the ordinal, so the rest is cached.
+/// Writes positions, without `std::fmt`, because there is one for each event. Positions of one transaction differ only
+/// in the ordinal, so the rest is cached.
 #[derive(Debug, Default)]
 pub(super) struct Positions {
     histories: Histories,
@@ -124,8 +124,8 @@ fn append_hex(number: u64, digits: usize, out: &mut Vec<u8>) {
     out.extend_from_slice(text.get(DIGITS_MAX - digits..).unwrap_or_default());
 }
 
-/// Replaces header `position` by header `history` with the same history. The event is published after a later event of its
-/// aggregate, so its lower position must not be compared.
+/// Replaces header `position` by header `history` with the same history. The event is published after a later event of
+/// its aggregate, so its lower position must not be compared.
 pub(super) fn remove_position(headers: &mut [Header<'_>]) {
     for header in headers.iter_mut().filter(|header| header.name == POSITION) {
         let history = header.value.and_then(|value| value.get(..HeaderPosition::HISTORY_DIGITS));
@@ -133,11 +133,12 @@ pub(super) fn remove_position(headers: &mut [Header<'_>]) {
     }
 }
 
-/// Sets the position header of a parked record that is attempted again: the position, if it still sorts before the later
-/// events of the aggregate, otherwise only the history of the position.
+/// Sets the position header of a parked record that is attempted again: the position, if it still sorts before the
+/// later events of the aggregate, otherwise only the history of the position.
 ///
-/// `keeps_order`: all later events of the aggregate have waited for this one. A position of an earlier history is replaced
-/// too, because in that history an operator may have skipped the event, and later events may have been published.
+/// `keeps_order`: all later events of the aggregate have waited for this one. A position of an earlier history is
+/// replaced too, because in that history an operator may have skipped the event, and later events may have been
+/// published.
 pub fn set_retry_position(record: &mut OwnedRecord, keeps_order: bool, histories: &Histories) {
     let current = histories.current();
     for (name, value) in record.headers.iter_mut().filter(|(name, _)| name == POSITION) {
@@ -163,7 +164,8 @@ fn read(value: &[u8]) -> Option<HeaderPosition> {
     })
 }
 
-/// Whether a text is a W3C trace context: `00-` 32 hex digits `-` 16 hex digits `-` 2 hex digits, lower case, neither id all zero.
+/// Whether a text is a W3C trace context: `00-` 32 hex digits `-` 16 hex digits `-` 2 hex digits, lower case, neither
+/// id all zero.
 pub(super) fn is_traceparent(text: &[u8]) -> bool {
     let hex = |part: &[u8]| part.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     let some = |part: &[u8]| part.iter().any(|byte| *byte != b'0');

@@ -108,8 +108,8 @@ impl Mapper {
         })
     }
 
-    /// Sets the histories of positions. With `rows`, events are rows that are read from the table: their positions are not
-    /// known, and their records have header `history` in place of `position`.
+    /// Sets the histories of positions. With `rows`, events are rows that are read from the table: their positions are
+    /// not known, and their records have header `history` in place of `position`.
     pub fn set_histories(&mut self, histories: Histories, rows: bool) {
         self.scratch.positions.set_histories(histories);
         self.scratch.rows = rows;
@@ -131,8 +131,8 @@ impl Mapper {
     }
 
     /// OIDs of types of the outbox table's columns that are not built in and must be looked up in the catalog
-    /// ([`add_types`](Self::add_types)) before [`relation`](Self::relation): a Relation message does not have the base type
-    /// of a domain.
+    /// ([`add_types`](Self::add_types)) before [`relation`](Self::relation): a Relation message does not have the base
+    /// type of a domain.
     pub fn unknown_types(&self, relation: &Relation<'_>) -> Vec<u32> {
         match &self.table {
             Some(table) if is_outbox(relation, table, self.table_oid) => {
@@ -300,7 +300,8 @@ fn map<'a>(
     resolve(route, scratch, row, ranges, at)
 }
 
-/// Resolves ranges to slices. Inlined, because the returned value has half a kilobyte, which would be moved for each event.
+/// Resolves ranges to slices. Inlined, because the returned value has half a kilobyte, which would be moved for each
+/// event.
 #[inline]
 fn resolve<'a>(
     route: &'a Route,
@@ -764,7 +765,8 @@ impl CachedText {
 }
 
 impl Scratch {
-    /// Maximum size of the buffer between events, so that one event of a gigabyte does not keep that memory. Unit: bytes.
+    /// Maximum size of the buffer between events, so that one event of a gigabyte does not keep that memory. Unit:
+    /// bytes.
     pub(super) const KEPT_MAX: usize = 1 << 20;
 
     pub(super) fn clear(&mut self) {
@@ -823,8 +825,8 @@ fn poison_error(position: Position, problem: Problem, partial: PartialEvent) -> 
     MapError::Poison(Poison { position, event_id, problem, partial: Box::new(partial) })
 }
 
-/// The members of a logical message (`pg_logical_emit_message(true, prefix, content)`), as if they were the columns of a
-/// row.
+/// The members of a logical message (`pg_logical_emit_message(true, prefix, content)`), as if they were the columns of
+/// a row.
 ///
 /// The content is one JSON object, UTF-8:
 ///
@@ -833,10 +835,10 @@ fn poison_error(position: Position, problem: Problem, partial: PartialEvent) -> 
 ///  "id": "7f0c…", "headers": {"source": "shop"}}
 /// ```
 ///
-/// `id` is optional and defaults to the position; `headers` is an optional object. Any other role of the layout (`topic`,
-/// `partition_key`, `time`, `trace`) and any extra column may be a member, by its name. Strings are unquoted, other values
-/// are as written; the payload is always as written, so it stays JSON. `null` is NULL. Unknown members are ignored. Of two
-/// members with the same name the last counts.
+/// `id` is optional and defaults to the position; `headers` is an optional object. Any other role of the layout
+/// (`topic`, `partition_key`, `time`, `trace`) and any extra column may be a member, by its name. Strings are unquoted,
+/// other values are as written; the payload is always as written, so it stays JSON. `null` is NULL. Unknown members are
+/// ignored. Of two members with the same name the last counts.
 #[derive(Debug, Default)]
 pub(super) struct MessageRow {
     pub(super) bytes: Vec<u8>,
@@ -899,8 +901,8 @@ impl MessageRow {
 
 /// The columns of the outbox's fields in the rows of one relation.
 ///
-/// Columns are found by name in each Relation message, never by position, because a row is decoded with the catalog of the
-/// time of its commit.
+/// Columns are found by name in each Relation message, never by position, because a row is decoded with the catalog of
+/// the time of its commit.
 #[derive(Debug)]
 pub(super) struct RelationPlan {
     /// Number of columns of a row.
@@ -966,8 +968,8 @@ pub(super) fn unknown_types(relation: &Relation<'_>, route: &Route, types: &Type
     oids
 }
 
-/// The columns of the table, as the catalog has it, whose types can't have their roles. Missing columns are not reported
-/// here.
+/// The columns of the table, as the catalog has it, whose types can't have their roles. Missing columns are not
+/// reported here.
 pub(super) fn unfit_types(
     table: &TableName,
     columns: &[ColumnType<'_>],

@@ -373,8 +373,8 @@ impl<'s> Compiler<'s> {
     }
 }
 
-/// A compiled template. `{field}` is a field's text, `{a|b}` the first of the fields that is not NULL, `{{` and `}}` are
-/// braces. A template of a single field, or of only fixed text, needs no copy at run time.
+/// A compiled template. `{field}` is a field's text, `{a|b}` the first of the fields that is not NULL, `{{` and `}}`
+/// are braces. A template of a single field, or of only fixed text, needs no copy at run time.
 #[derive(Debug, Default)]
 pub(super) struct Template {
     parts: Vec<TemplatePart>,
@@ -647,8 +647,8 @@ impl Rewrite {
     }
 }
 
-/// Parses a replacement as `java.util.regex.Matcher.appendReplacement`: `$12` is group 12 if it exists, otherwise group 1
-/// and the digit 2.
+/// Parses a replacement as `java.util.regex.Matcher.appendReplacement`: `$12` is group 12 if it exists, otherwise group
+/// 1 and the digit 2.
 fn replacement(with: &str, pattern: &Regex) -> Result<Vec<ReplacementPart>, &'static str> {
     let mut parts = Vec::new();
     let mut text = String::new();
@@ -719,8 +719,8 @@ impl OutboxSpec {
         Some(parts)
     }
 
-    /// Applies `route.replace` to topics, each result once. A topic is unchanged without it, and if the pattern does not
-    /// match.
+    /// Applies `route.replace` to topics, each result once. A topic is unchanged without it, and if the pattern does
+    /// not match.
     pub fn replaced(&self, topics: Vec<String>) -> Vec<String> {
         let Some(Ok(mut rewrite)) = self.replace.as_ref().map(Rewrite::compile) else {
             return topics;

@@ -66,8 +66,8 @@ pub struct OutboxSpec {
     /// The payload's name in the envelope, an object that becomes the value. If `None`, the value is the payload alone,
     /// unless an extra column is placed in the envelope: then the name is `payload`.
     pub envelope: Option<String>,
-    /// If `true`, JSON columns are JSON in the envelope, and other types are as PostgreSQL renders them. If `false`, all are
-    /// as Debezium's JSON converter writes them: JSON as a string, times as numbers, decimals in base64.
+    /// If `true`, JSON columns are JSON in the envelope, and other types are as PostgreSQL renders them. If `false`,
+    /// all are as Debezium's JSON converter writes them: JSON as a string, times as numbers, decimals in base64.
     pub envelope_json: bool,
     /// In an envelope, a payload that is the text of a JSON object or array is JSON, whatever its column's type.
     pub expand_json: bool,
@@ -80,7 +80,8 @@ pub struct Extra {
     pub column: String,
     /// Where the column is placed.
     pub placement: Placement,
-    /// Whether the table may lack the column; then nothing is placed. Debezium's `table.field.additional.missing=ignore`.
+    /// Whether the table may lack the column; then nothing is placed. Debezium's
+    /// `table.field.additional.missing=ignore`.
     pub may_lack: bool,
 }
 

@@ -258,8 +258,8 @@ impl TimeReader<'_> {
 /// Bytes of `2024-01-02 03:04:05`.
 const SECOND_BYTES: usize = 19;
 
-/// Reads the times of events. It caches the last time that had a fraction, because times of one second differ only in the
-/// fraction.
+/// Reads the times of events. It caches the last time that had a fraction, because times of one second differ only in
+/// the fraction.
 #[derive(Debug, Default)]
 pub(super) struct TimeCache {
     /// `2024-01-02 03:04:05`.
@@ -300,9 +300,9 @@ impl Local {
 }
 
 impl TimeCache {
-    /// The record's timestamp, in milliseconds since the Unix epoch, from the event's own time; and whether it is the time
-    /// of the commit, because the own time is not readable, not after 1970 (Kafka has no such timestamps), or more than an
-    /// hour ahead.
+    /// The record's timestamp, in milliseconds since the Unix epoch, from the event's own time; and whether it is the
+    /// time of the commit, because the own time is not readable, not after 1970 (Kafka has no such timestamps), or more
+    /// than an hour ahead.
     #[inline]
     pub(super) fn stamp(
         &mut self,

@@ -1,8 +1,8 @@
 //! The column types that decide how a value is written. Values of other types are text as PostgreSQL renders it.
 //!
-//! A Relation message has the OID of a domain, not of its base type. The base type is in the catalog, and the owner of a
-//! connection queries it ([`Types::unknown`]). For a type that is no longer in the catalog, the stream's Type message has
-//! the name of the base type, without its modifier.
+//! A Relation message has the OID of a domain, not of its base type. The base type is in the catalog, and the owner of
+//! a connection queries it ([`Types::unknown`]). For a type that is no longer in the catalog, the stream's Type message
+//! has the name of the base type, without its modifier.
 
 use pg_replication::pgoutput::TypeName;
 use std::collections::{BTreeMap, BTreeSet};
@@ -294,8 +294,8 @@ impl Types {
         oid >= FIRST_NAMED && !self.known.contains_key(&oid) && !self.absent.contains(&oid)
     }
 
-    /// Adds what the catalog has of the types `asked`. The result stays valid, because the base type of a domain can't be
-    /// changed.
+    /// Adds what the catalog has of the types `asked`. The result stays valid, because the base type of a domain can't
+    /// be changed.
     pub(super) fn learn(&mut self, asked: &[u32], found: &[TypeFacts]) {
         self.known.extend(found.iter().map(|facts| (facts.oid, *facts)));
         self.absent.extend(asked.iter().filter(|oid| !self.known.contains_key(oid)));

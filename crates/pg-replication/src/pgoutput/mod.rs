@@ -2,8 +2,8 @@
 //! borrows them.
 //!
 //! The formats are those of the manual, 55.9 "Logical Replication Message Formats", and
-//! `src/backend/replication/logical/proto.c`. The decoder allocates nothing (a test in `tests/fuzz.rs` measures it), and
-//! every byte must match the format: anything else is a [`DecodeError`].
+//! `src/backend/replication/logical/proto.c`. The decoder allocates nothing (a test in `tests/fuzz.rs` measures it),
+//! and every byte must match the format: anything else is a [`DecodeError`].
 
 #![deny(clippy::indexing_slicing, clippy::as_conversions, clippy::arithmetic_side_effects)]
 
@@ -55,8 +55,8 @@ impl fmt::Debug for Tag {
 /// Decodes one message: the payload of one `XLogData`.
 ///
 /// # Errors
-/// The message has an unknown tag, is truncated, has a negative length, a name that is not UTF-8, an unchanged TOAST value
-/// in an Insert, or bytes after its end.
+/// The message has an unknown tag, is truncated, has a negative length, a name that is not UTF-8, an unchanged TOAST
+/// value in an Insert, or bytes after its end.
 pub fn decode(data: &[u8]) -> Result<Message<'_>, DecodeError> {
     message::decode(data)
 }

@@ -5,8 +5,8 @@
 //!   watermark moved. So in normal operation the server never requests a reply.
 //! - A server that requests a reply and has positions that are not confirmed is shutting down: `WalSndDone`
 //!   (`src/backend/replication/walsender.c`) waits until the flushed position equals the sent one, and requests a reply
-//!   again after every answer. The client waits a moment for the watermark, then sends the *courtesy reply*: flush 0 ("no
-//!   position"), write as sent. The server then takes `write` for `flush` and ends, and the slot does not move.
+//!   again after every answer. The client waits a moment for the watermark, then sends the *courtesy reply*: flush 0
+//!   ("no position"), write as sent. The server then takes `write` for `flush` and ends, and the slot does not move.
 //! - If the server is silent for half of `silence_max`, the client requests a reply; at `silence_max` the connection is
 //!   taken for dead.
 

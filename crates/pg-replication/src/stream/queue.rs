@@ -1,8 +1,8 @@
-//! The queue between the connection's thread and the caller: batches in order, bounded in bytes, then the reason for the
-//! end of the stream.
+//! The queue between the connection's thread and the caller: batches in order, bounded in bytes, then the reason for
+//! the end of the stream.
 //!
-//! The queue has one producer and one consumer. A batch that is larger than the bound is accepted if the queue is empty,
-//! otherwise a large row could never pass.
+//! The queue has one producer and one consumer. A batch that is larger than the bound is accepted if the queue is
+//! empty, otherwise a large row could never pass.
 
 #[cfg(test)]
 mod tests;
@@ -33,8 +33,8 @@ struct Inner {
 pub(super) enum End {
     /// The connection ended.
     Error(SourceError),
-    /// A message can't be read. The connection is still open, so that everything before the message can be confirmed. The
-    /// end of the connection follows.
+    /// A message can't be read. The connection is still open, so that everything before the message can be confirmed.
+    /// The end of the connection follows.
     Message(SourceError),
     /// The connection's thread panicked.
     Panicked,
@@ -206,8 +206,8 @@ pub enum Frame<'a> {
     },
     /// The walsender's progress: it has sent everything before `wal_end` that the publications have.
     Keepalive {
-        /// The last position that the walsender has processed. The manual says "the current end of WAL", which is not so
-        /// (measured on 15 and 18).
+        /// The last position that the walsender has processed. The manual says "the current end of WAL", which is not
+        /// so (measured on 15 and 18).
         wal_end: Lsn,
         /// The server requests a reply. The connection sends it; the caller does nothing.
         reply_requested: bool,

@@ -1,5 +1,5 @@
-//! The thread that owns the socket: it reads, splits the input into frames, hands batches over, and sends status updates
-//! by its own timer.
+//! The thread that owns the socket: it reads, splits the input into frames, hands batches over, and sends status
+//! updates by its own timer.
 //!
 //! While the queue is full the thread does not read, so that memory stays bounded and the server waits; it continues to
 //! send status updates, so that the server does not end the connection. At its end it puts the reason into the queue.
@@ -170,8 +170,8 @@ impl WalSession {
         }
     }
 
-    /// Under load, reads the socket directly, while it is not registered with the runtime: with a registered socket each
-    /// message that the walsender sends also wakes the poller, which costs the server CPU time.
+    /// Under load, reads the socket directly, while it is not registered with the runtime: with a registered socket
+    /// each message that the walsender sends also wakes the poller, which costs the server CPU time.
     async fn read_off_runtime(&mut self) -> Result<(), SourceError> {
         self.transport.detach().map_err(|error| self.system(error))?;
         let (transport, inbox) = (&mut self.transport, &mut self.inbox);
@@ -366,8 +366,8 @@ impl WalSession {
         }
     }
 
-    /// The graceful close: sends the last status update and `CopyDone`, reads up to the server's end of the command, and
-    /// sends Terminate. The confirmed position has reached the slot when this returns `Ok`.
+    /// The graceful close: sends the last status update and `CopyDone`, reads up to the server's end of the command,
+    /// and sends Terminate. The confirmed position has reached the slot when this returns `Ok`.
     pub(super) async fn finish(&mut self, deadline: Instant) -> Result<(), SourceError> {
         let (confirmed, received) = (self.confirmed(), self.received());
         let last = self.feedback.last(Instant::now(), confirmed, received);
@@ -440,8 +440,8 @@ const BUSY_WINDOW: Duration = Duration::from_millis(2);
 const FRESH: Duration = Duration::from_millis(12);
 
 /// A pause that took this much longer than requested: the processors are busy, and the socket's buffer was full long
-/// before the thread woke. The buffer holds about half a millisecond of a walsender at full speed. On two processors that
-/// three threads share, one or two milliseconds more than requested are normal.
+/// before the thread woke. The buffer holds about half a millisecond of a walsender at full speed. On two processors
+/// that three threads share, one or two milliseconds more than requested are normal.
 const OVERSLEPT: Duration = Duration::from_millis(3);
 
 /// Time without pauses after such a pause.
@@ -459,22 +459,22 @@ const PAUSE_MAX: Duration = Duration::from_micros(500);
 
 /// Measures the rate of the stream, and decides how long data accumulates before it is read.
 ///
-/// The walsender does one `send` for each message, and a reader that wakes for each of them makes it pay for the wake-up.
-/// So above [`BUSY_BYTES_PER_SECOND`] the thread sleeps before it reads, as long as [`COALESCE_BYTES`] take to arrive, and
-/// then finds many messages at once. Meanwhile the socket is not registered with the runtime: a registered socket costs
-/// the walsender a call for each message, although no task waits for it. A million rows drained over a unix socket and
-/// discarded (measured, 2 processors; rows a second beside `pg_recvlogical` in the same run, processor time of this process
-/// a row): pauses of 30 µs 0.98, 1.40 µs; 80 µs 1.02, 1.29 µs; 120 µs 1.01, 1.15 µs; 200 µs 0.96, 1.21 µs. On a faster
-/// machine 30 µs 1.03, 1.26 µs; 90 µs 1.03, 1.15 µs; 120 µs 1.00, 1.12 µs; 200 µs 0.76: with longer pauses the walsender
-/// finds the socket's buffer full, which holds about 160 such rows. The pause is a thread's sleep and not a timer of the
-/// runtime, because the runtime would still wake for each packet.
+/// The walsender does one `send` for each message, and a reader that wakes for each of them makes it pay for the
+/// wake-up. So above [`BUSY_BYTES_PER_SECOND`] the thread sleeps before it reads, as long as [`COALESCE_BYTES`] take to
+/// arrive, and then finds many messages at once. Meanwhile the socket is not registered with the runtime: a registered
+/// socket costs the walsender a call for each message, although no task waits for it. A million rows drained over a
+/// unix socket and discarded (measured, 2 processors; rows a second beside `pg_recvlogical` in the same run, processor
+/// time of this process a row): pauses of 30 µs 0.98, 1.40 µs; 80 µs 1.02, 1.29 µs; 120 µs 1.01, 1.15 µs; 200 µs 0.96,
+/// 1.21 µs. On a faster machine 30 µs 1.03, 1.26 µs; 90 µs 1.03, 1.15 µs; 120 µs 1.00, 1.12 µs; 200 µs 0.76: with
+/// longer pauses the walsender finds the socket's buffer full, which holds about 160 such rows. The pause is a thread's
+/// sleep and not a timer of the runtime, because the runtime would still wake for each packet.
 ///
 /// Below full speed the pause is longer. It has the effect that lingering in a producer would have, but only under load
 /// (`docs/decisions/batching.md` of the repository has the measurements).
 ///
-/// On a machine whose processors are busy a pause becomes milliseconds, the socket's small buffer is full long before, and
-/// the walsender waits: there the same pauses halve the rate (measured at a load of 15 on 2 processors). So after a pause
-/// that took too long ([`OVERSLEPT`]) there is none for [`PAUSE_SUSPENSION`].
+/// On a machine whose processors are busy a pause becomes milliseconds, the socket's small buffer is full long before,
+/// and the walsender waits: there the same pauses halve the rate (measured at a load of 15 on 2 processors). So after a
+/// pause that took too long ([`OVERSLEPT`]) there is none for [`PAUSE_SUSPENSION`].
 pub(super) struct LoadMeter {
     since: Instant,
     bytes: u64,

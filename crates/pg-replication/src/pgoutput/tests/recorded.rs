@@ -1,5 +1,5 @@
-//! Every recording of `tests/wal` (made by `scripts/record`): compared with its snapshot, truncated at every byte, and with
-//! every byte flipped.
+//! Every recording of `tests/wal` (made by `scripts/record`): compared with its snapshot, truncated at every byte, and
+//! with every byte flipped.
 
 use crate::pgoutput::{Column, Message, OldTuple, Tuple, decode};
 use expect_test::expect_file;
