@@ -43,6 +43,7 @@ const CLOSE_FOR: Duration = Duration::from_secs(1);
 /// Topics that are reported at a time. Further ones are reported when one of these recovers.
 const REPORTED_MAX: usize = 100;
 
+/// What to do about a write that PostgreSQL takes long to commit.
 const WRITE_HINT: &str = "another session may hold a lock: SELECT pid, pg_blocking_pids(pid), wait_event_type FROM \
                     pg_stat_activity WHERE application_name LIKE 'postrider%'; or a standby in \
                     synchronous_standby_names is not connected: see SELECT application_name, sync_state FROM \
@@ -246,8 +247,8 @@ fn parking_full(pipeline: &mut Pipeline, state: status::PipelineState, now: Inst
     }
 }
 
-/// The slot can't be used, and the table can be polled. In mode `auto` the pipeline creates the slot again by itself,
-/// and `postrider repair`, which the halt of another mode asks for, refuses it.
+/// The slot can't be used, and the table can be polled. In mode `auto` the pipeline creates the slot again
+/// automatically, and `postrider repair`, which the halt of another mode asks for, refuses such a pipeline.
 pub(super) fn falling_back(pipeline: &mut Pipeline, halt: &Halt) {
     pipeline.log.streaming = false;
     // The halt's own hint for these reasons is `postrider repair`, which refuses a pipeline of mode = "auto".
@@ -811,7 +812,6 @@ pub(super) fn parked_rows_written(pipeline: &mut Pipeline) {
     }
 }
 
-/// What to do about a write that PostgreSQL takes long to commit.
 /// A write is not committed after this time.
 pub(super) fn write_waits(pipeline: &mut Pipeline, reported_after: Duration) {
     let now = Instant::now();
