@@ -13,9 +13,10 @@ use crate::postgres::control::Control;
 use crate::postgres::pipeline_lock::{Locked, lock};
 use crate::postgres::store::cursor;
 use crate::postgres::{repair, start};
-use crate::sink::{self, SinkSpec};
+use crate::sink::Purpose;
 use serde_json::json;
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 /// `application_name` of the session.
 const APPLICATION_NAME: &str = "postrider adopt";
@@ -50,7 +51,7 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
     // Before the lock: a process that streams would hold it.
     let polls = polls_now(spec, &facts, APPLICATION_NAME).await;
     let cluster = cluster(spec).await?;
-    if cluster.is_none() && matches!(spec.sink, SinkSpec::Kafka(_)) {
+    if cluster.is_none() && spec.sink.capabilities().clusters {
         let message = "no broker answers, so the cluster of sink.brokers cannot be identified";
         let hint = "postrider check shows what is wrong with the brokers; run the command again when they answer";
         return Err(refused(not_now(message.to_owned(), hint)));
@@ -94,9 +95,9 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
 
 /// The id of the cluster whose brokers answer.
 async fn cluster(spec: &PipelineSpec) -> Result<Option<String>, CliError> {
-    let sink = spec.sink.clone();
+    let (sink, needs) = (Arc::clone(&spec.sink), spec.needs(Purpose::Live));
     // The task does not panic and is not aborted.
-    Ok(tokio::task::spawn_blocking(move || sink::cluster(&sink)).await.unwrap_or_default())
+    Ok(tokio::task::spawn_blocking(move || sink.cluster(&needs)).await.unwrap_or_default())
 }
 
 fn not_now(message: String, hint: &str) -> Halt {

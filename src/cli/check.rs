@@ -9,7 +9,7 @@ mod edit;
 use super::Output;
 use super::args::{CheckArgs, Global};
 use super::error::{CliError, Exit};
-use crate::config::{Config, Env, PipelineConfig, SinkKind};
+use crate::config::{Config, Env, PipelineConfig};
 use crate::error::Chain;
 use crate::finding::{Finding, Fix, FixKind, Severity};
 use crate::outbox;
@@ -21,10 +21,11 @@ use crate::postgres::ownership::Acting;
 use crate::postgres::preflight::{self, TopicPart};
 use crate::postgres::schema::{self, SchemaState};
 use crate::postgres::{Conninfo, SourceError};
-use crate::sink::{self, SinkSpec};
+use crate::sink::Purpose;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::IsTerminal as _;
+use std::sync::Arc;
 
 /// The findings of one pipeline.
 struct PipelineReport {
@@ -55,7 +56,7 @@ pub(super) async fn run(
                 edit::fit(mend, &mut text);
             }
         }
-        let route = format!("{} → {}", spec.conninfo.hosts(), destination(pipeline));
+        let route = format!("{} → {}", spec.conninfo.hosts(), spec.sink.place());
         reports.push(PipelineReport { pipeline: spec.name().to_owned(), route, findings });
     }
     let is_terminal = std::io::stdout().is_terminal();
@@ -67,14 +68,6 @@ pub(super) async fn run(
     Output::stdout().line(&text).map_err(CliError::Output)?;
     let worst = reports.iter().flat_map(|report| &report.findings).map(|f| f.severity).max();
     Ok(if worst == Some(Severity::Error) { Exit::Problems } else { Exit::Done })
-}
-
-fn destination(pipeline: &PipelineConfig) -> String {
-    match pipeline.sink.kind {
-        crate::config::SinkKind::Kafka => pipeline.sink.brokers.clone(),
-        crate::config::SinkKind::Stdout => "standard output".to_owned(),
-        crate::config::SinkKind::Discard => "nowhere".to_owned(),
-    }
 }
 
 /// Checks the database, then the broker: the topics to check come from rows in the database.
@@ -130,7 +123,7 @@ async fn check_broker(
     topics: Option<Vec<String>>,
     findings: &mut Vec<Finding>,
 ) {
-    if matches!(spec.sink, sink::SinkSpec::Stdout | sink::SinkSpec::Discard) {
+    if !spec.sink.capabilities().remote {
         return;
     }
     let of_rows = topics.map(|topics| spec.outbox.replaced(topics));
@@ -151,16 +144,17 @@ async fn check_broker(
                 "topics",
                 format!("no topic was checked: {by} takes the topic from each row, and {why}"),
             )
-            .why(if creates_topics(&spec.sink) {
+            .why(if spec.sink.creates() {
                 "sink.create_topics creates each topic with its first event, even if a field is misspelt"
             } else {
                 "create the topics before the first events: events of a missing topic wait until it exists"
             }),
         );
     }
-    let (kafka, topics) = (spec.sink.clone(), topics.unwrap_or_default());
+    let (sink, needs) = (Arc::clone(&spec.sink), spec.needs(Purpose::Live));
+    let topics = topics.unwrap_or_default();
     let keyed = !spec.outbox.key.is_empty();
-    let asked = tokio::task::spawn_blocking(move || sink::preflight(&kafka, &topics, keyed)).await;
+    let asked = tokio::task::spawn_blocking(move || sink.preflight(&needs, &topics, keyed)).await;
     // The task does not panic and is not aborted.
     findings.append(&mut asked.unwrap_or_default());
 }
@@ -170,10 +164,6 @@ fn part(part: outbox::TopicPart) -> TopicPart {
         outbox::TopicPart::Text(text) => TopicPart::Text(text),
         outbox::TopicPart::Columns(columns) => TopicPart::Columns(columns),
     }
-}
-
-fn creates_topics(sink: &sink::SinkSpec) -> bool {
-    matches!(sink, sink::SinkSpec::Kafka(kafka) if kafka.create_topics.is_some())
 }
 
 /// Adds the `-c` of this command to the `postrider` commands that a finding prints.
@@ -241,9 +231,9 @@ async fn changes_of(
     if spec.names.table.is_some() && facts.table.is_none() {
         return Ok(Vec::new());
     }
-    let cluster = if answers && matches!(spec.sink, SinkSpec::Kafka(_)) {
-        let sink = spec.sink.clone();
-        tokio::task::spawn_blocking(move || sink::cluster(&sink)).await.unwrap_or_default()
+    let cluster = if answers && spec.sink.capabilities().clusters {
+        let (sink, needs) = (Arc::clone(&spec.sink), spec.needs(Purpose::Live));
+        tokio::task::spawn_blocking(move || sink.cluster(&needs)).await.unwrap_or_default()
     } else {
         None
     };
@@ -301,14 +291,7 @@ fn file_findings(config: &Config, pipeline: &PipelineConfig, spec: &PipelineSpec
         found.push(of_warning(&warning.key, &warning.message));
     }
     found.extend(preflight::settings(&spec.names, &spec.conninfo));
-    found.extend(sink::settings(&spec.sink, &pipeline.name));
-    if pipeline.sink.kind == SinkKind::Discard {
-        found.push(
-            Finding::warning("sink_discard", "sink.kind is \"discard\"")
-                .why("every event is confirmed to the database and then discarded; use it only for measurements")
-                .config(format!("{own}sink.kind = \"stdout\"")),
-        );
-    }
+    found.extend(spec.sink.settings(&pipeline.name));
     if spec.outbox.key.is_empty() {
         found.push(
             Finding::warning("route_key", "route.key is empty")

@@ -16,6 +16,7 @@ use crate::postgres::ownership::Acting;
 use crate::postgres::schema::{self, SchemaState};
 use crate::postgres::store::requests::{self, Action, Filter, Listed, NewRequest, Padded};
 use crate::record::OwnedRecord;
+use crate::sink::SinkConfig;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use clap::Subcommand;
@@ -157,7 +158,6 @@ async fn list(config: &Config, args: &ListArgs) -> Result<Exit, CliError> {
 
 async fn show(config: &Config, args: &ShowArgs) -> Result<Exit, CliError> {
     let session = ParkedSession::open(config).await?;
-    let brokers = config.pipelines.first().map_or("", |pipeline| pipeline.sink.brokers.as_str());
     let ids = std::slice::from_ref(&args.id);
     let events = session.list(&filter(ids, &FilterArgs::default(), &[]), EVENTS_MAX).await?;
     let mut out = Output::stdout();
@@ -168,7 +168,7 @@ async fn show(config: &Config, args: &ShowArgs) -> Result<Exit, CliError> {
         let text = if args.json {
             format!("{:#}", whole_json(session.spec.name(), event, &record, args.payload))
         } else {
-            whole(event, &record, args.payload, brokers)
+            whole(event, &record, args.payload, &*session.spec.sink)
         };
         out.line(&text).map_err(CliError::Output)?;
     }
@@ -756,32 +756,25 @@ fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// What a broker adds to the size of key, value and headers: the header of the batch and lengths. Unit: bytes.
-const RECORD_OVERHEAD_BYTES: usize = 1024;
-
 /// The command after which the topic accepts the event, if there is one.
-fn fix(event: &Listed, record: &OwnedRecord, brokers: &str) -> Option<String> {
+fn fix(event: &Listed, record: &OwnedRecord, sink: &dyn SinkConfig) -> Option<String> {
     let (topic, position) = (&event.topic, event.position);
     if event.state.resolved() || topic.is_empty() {
         return None;
     }
-    match event.error_code.as_deref()? {
-        "too_large" => Some(format!(
-            "kafka-configs.sh --bootstrap-server {brokers} --alter --entity-type topics --entity-name {topic} \
-             --add-config max.message.bytes={}; if payload.size_max sets the limit, raise it; then postrider parked \
-             retry {position}",
-            record.size_bytes() + RECORD_OVERHEAD_BYTES
-        )),
-        "topic_missing" => Some(format!(
-            "kafka-topics.sh --bootstrap-server {brokers} --create --topic {topic} --partitions 8; the event is then \
-             published automatically"
-        )),
-        _ => None,
-    }
+    let code = event.error_code.as_deref()?;
+    let command = sink.command(code, topic, record.size_bytes())?;
+    Some(match code {
+        "too_large" => format!(
+            "{command}; if payload.size_max sets the limit, raise it; then postrider parked retry {position}"
+        ),
+        "topic_missing" => format!("{command}; the event is then published automatically"),
+        _ => command,
+    })
 }
 
-/// Everything about one event as text. `brokers`: the brokers of the topics, for the command that fixes the event.
-fn whole(event: &Listed, record: &OwnedRecord, payload: bool, brokers: &str) -> String {
+/// Everything about one event as text. `sink`: for the command that fixes the event.
+fn whole(event: &Listed, record: &OwnedRecord, payload: bool, sink: &dyn SinkConfig) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
         writeln!(text, "{name:<12} {}", printable(value)).unwrap_or_default();
@@ -796,7 +789,7 @@ fn whole(event: &Listed, record: &OwnedRecord, payload: bool, brokers: &str) -> 
         ("aggregate", aggregate),
         ("error", event.error_code.clone()),
         ("why", event.error.clone()),
-        ("fix", fix(event, record, brokers)),
+        ("fix", fix(event, record, sink)),
         ("attempts", Some(event.attempts.to_string())),
         ("next attempt", event.next_attempt_at.clone()),
         ("committed", event.commit_time.clone()),

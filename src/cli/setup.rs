@@ -19,11 +19,12 @@ use crate::postgres::setup::{
     StepKind, UndoPlan, check_backfill, undo,
 };
 use crate::postgres::{Conninfo, SqlState, catalog};
-use crate::sink::{self, SinkSpec};
+use crate::sink::Purpose;
 use clap::ValueEnum;
 use std::collections::BTreeSet;
 use std::io::{self, BufRead as _, IsTerminal as _};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 /// `application_name` of the sessions.
 const APPLICATION_NAME: &str = "postrider setup";
@@ -266,12 +267,7 @@ async fn create(
 
 /// The topics that `sink.create_topics` creates and whose names do not depend on an event.
 fn known_topics(spec: &PipelineSpec) -> Vec<String> {
-    match &spec.sink {
-        SinkSpec::Kafka(kafka) => {
-            kafka.create_topics.as_ref().map_or_else(Vec::new, |create| create.known.clone())
-        }
-        SinkSpec::Stdout | SinkSpec::Discard => Vec::new(),
-    }
+    if spec.sink.creates() { spec.needs(Purpose::Live).destinations } else { Vec::new() }
 }
 
 /// Creates the topics that do not exist, and returns a line for each. A failure does not end `setup`, because the
@@ -280,8 +276,8 @@ async fn create_topics(spec: &PipelineSpec, topics: Vec<String>) -> Vec<String> 
     if topics.is_empty() {
         return Vec::new();
     }
-    let sink = spec.sink.clone();
-    let created = tokio::task::spawn_blocking(move || sink::create_topics(&sink, &topics)).await;
+    let (sink, needs) = (Arc::clone(&spec.sink), spec.needs(Purpose::Live));
+    let created = tokio::task::spawn_blocking(move || sink.create(&needs, &topics)).await;
     // The task does not panic and is not aborted.
     let line = |finding: Finding| match finding.severity {
         Severity::Ok => format!("done           {}", finding.what),

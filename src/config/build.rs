@@ -4,7 +4,7 @@
 //! reported like any other mistake of the file, with its position.
 
 use super::section::{Context, quoted};
-use super::types::{Mark, Ordering, PipelineConfig, SinkKind, SizeMax};
+use super::types::{Mark, Ordering, PipelineConfig, SizeMax};
 use crate::error::Chain;
 use crate::outbox::{Mapper, OnUpdate, OutboxSpec, Role, TimestampSource};
 use crate::pipeline::{Mode, PipelineSpec, PollSettings, poll_spec};
@@ -13,9 +13,10 @@ use crate::postgres::names::{Deciding, Names, TableName, Times};
 use crate::postgres::poll::{Backoff, Marks, PollSpec};
 use crate::relay::{Limits, OnPoison, ParkingRules};
 use crate::secret_file::SecretFile;
-use crate::sink::{self, CreateTopics, KafkaSpec, SinkError, SinkSpec};
+use crate::sink::{Needs, Purpose};
 use crate::zone::Zone;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The specification of a pipeline; `None` if it has a mistake, which is then among the findings.
@@ -37,11 +38,12 @@ pub(super) fn spec(
             context.error_at(&format!("{path}.{}", error.key()), Chain(&error));
         }
     }
-    let sink = sink_spec(pipeline, &outbox);
     // A value that was not read is not checked.
     let is_read = !context.has_unread_under(&format!("{path}.sink"));
-    for error in is_read.then(|| sink::check(&sink).err()).flatten().unwrap_or_default() {
-        let key = format!("{path}.sink{}", sink_key(&error));
+    let found = if is_read { pipeline.sink.check(&needs(pipeline, &outbox)) } else { Vec::new() };
+    for error in found {
+        let parts: Vec<_> = error.key().iter().map(|part| format!(".{}", quoted(part))).collect();
+        let key = format!("{path}.sink{}", parts.concat());
         context.error_at(&key, format_args!("{}; {}", Chain(&error), error.hint()));
     }
     let is_given = !pipeline.source.url.reveal().is_empty() && !is_broken("source.url");
@@ -70,11 +72,9 @@ pub(super) fn spec(
         only_repair: false,
         from_table: false,
         outbox,
-        sink,
-        limits: Limits {
-            events_max: pipeline.flow.in_flight_events,
-            bytes_max: pipeline.flow.in_flight_bytes,
-        },
+        sink: Arc::clone(&pipeline.sink),
+        size_max: size_max(pipeline),
+        limits: limits(pipeline),
         parking: rules(pipeline),
         dead_topic: pipeline.parking.dead_topic.clone(),
         park_after: pipeline.parking.park_after,
@@ -171,6 +171,36 @@ fn conninfo(context: &Context<'_>, path: &str, pipeline: &PipelineConfig) -> Opt
     }
 }
 
+/// The bounds of these keys fit a usize on every platform we build for.
+fn fit(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+fn limits(pipeline: &PipelineConfig) -> Limits {
+    Limits { events_max: pipeline.flow.in_flight_events, bytes_max: pipeline.flow.in_flight_bytes }
+}
+
+fn size_max(pipeline: &PipelineConfig) -> Option<usize> {
+    match pipeline.payload.size_max {
+        SizeMax::Auto => None,
+        SizeMax::Bytes(bytes) => Some(fit(bytes)),
+    }
+}
+
+/// What the sink is checked with: the same that [`PipelineSpec::needs`] gives, before there is such a thing.
+fn needs(pipeline: &PipelineConfig, outbox: &OutboxSpec) -> Needs {
+    let Limits { events_max, bytes_max } = limits(pipeline);
+    let dead = pipeline.parking.dead_topic.clone();
+    Needs {
+        pipeline: pipeline.name.clone(),
+        in_flight_events: fit(events_max),
+        in_flight_bytes: fit(bytes_max),
+        size_max: size_max(pipeline),
+        destinations: outbox.constant_topic().into_iter().chain(dead).collect(),
+        purpose: Purpose::Live,
+    }
+}
+
 fn outbox(pipeline: &PipelineConfig) -> OutboxSpec {
     let (from, route) = (&pipeline.outbox, &pipeline.route);
     let layout = OutboxSpec::for_layout(from.layout);
@@ -195,48 +225,6 @@ fn outbox(pipeline: &PipelineConfig) -> OutboxSpec {
         expand_json: pipeline.payload.expand_json,
         envelope: pipeline.payload.envelope.clone(),
         ..layout
-    }
-}
-
-fn sink_spec(pipeline: &PipelineConfig, outbox: &OutboxSpec) -> SinkSpec {
-    let (from, flow) = (&pipeline.sink, &pipeline.flow);
-    // The bounds of these keys fit a usize on every platform we build for.
-    let fit = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
-    match from.kind {
-        SinkKind::Kafka => SinkSpec::Kafka(KafkaSpec {
-            brokers: from.brokers.clone(),
-            properties: from.properties.0.clone(),
-            secret_files: from.secret_files.clone(),
-            shards: fit(from.shards.into()),
-            client_id: format!("postrider-{}", pipeline.name),
-            in_flight_events: fit(flow.in_flight_events),
-            in_flight_bytes: fit(flow.in_flight_bytes),
-            size_max: match pipeline.payload.size_max {
-                SizeMax::Auto => None,
-                SizeMax::Bytes(bytes) => Some(fit(bytes)),
-            },
-            create_topics: from.create_topics.as_ref().map(|create| {
-                let dead = pipeline.parking.dead_topic.clone();
-                let known = outbox.constant_topic().into_iter().chain(dead).collect();
-                Box::new(CreateTopics { known, ..create.clone() })
-            }),
-        }),
-        SinkKind::Stdout => SinkSpec::Stdout,
-        SinkKind::Discard => SinkSpec::Discard,
-    }
-}
-
-/// The key below `sink` that an error is about.
-fn sink_key(error: &SinkError) -> String {
-    match error {
-        SinkError::Refused { name, .. }
-        | SinkError::UnknownProperty { name, .. }
-        | SinkError::NoLogin { name, .. }
-        | SinkError::BadValue { name } => format!(".properties.{}", quoted(name)),
-        SinkError::NoMechanism => format!(".properties.{}", quoted("security.protocol")),
-        SinkError::Create(_) => ".properties".to_owned(),
-        SinkError::AllowPattern => ".create_topics.allow".to_owned(),
-        SinkError::Thread(_) => String::new(),
     }
 }
 

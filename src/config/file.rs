@@ -4,7 +4,7 @@ use super::section::{Context, Excerpt, FilePosition, Lines, ReadOutcome, Section
 use super::types::{AdminConfig, Config};
 use super::{build, pipeline};
 use crate::postgres::conninfo;
-use std::collections::BTreeMap;
+use crate::sink::{KINDS, SinkKind};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -44,14 +44,29 @@ pub fn load_without_secrets(path: &Path, env: Env<'_>) -> Result<Config, ConfigE
     let directory = path.parent().unwrap_or(Path::new(""));
     let file = path.display().to_string();
     let whole = |(config, found)| whole(&file, &text, config, found);
-    read_with(&file, directory, &text, env, false).and_then(whole).map_err(ConfigError::Invalid)
+    let read = read_with(KINDS, (&file, directory, &text), env, false);
+    read.and_then(whole).map_err(ConfigError::Invalid)
 }
 
 /// Reads the text of a file named `file`. Secret files are relative to `directory`.
 ///
 /// The error has every mistake, in the order of the lines. If the text is not TOML, it has only the mistakes of syntax.
 pub fn parse(file: &str, directory: &Path, text: &str, env: Env<'_>) -> Result<Config, Findings> {
-    let (config, found) = read(file, directory, text, env)?;
+    parse_with(KINDS, file, directory, text, env)
+}
+
+/// As [`parse`], with these kinds of sinks instead of those of the product: for a caller that brings its own.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_with(
+    kinds: &[&dyn SinkKind],
+    file: &str,
+    directory: &Path,
+    text: &str,
+    env: Env<'_>,
+) -> Result<Config, Findings> {
+    let (config, found) = read_with(kinds, (file, directory, text), env, true)?;
     whole(file, text, config, found)
 }
 
@@ -76,13 +91,12 @@ pub(super) fn read(
     text: &str,
     env: Env<'_>,
 ) -> Result<(Config, ReadOutcome), Findings> {
-    read_with(file, directory, text, env, true)
+    read_with(KINDS, (file, directory, text), env, true)
 }
 
 fn read_with(
-    file: &str,
-    directory: &Path,
-    text: &str,
+    kinds: &[&dyn SinkKind],
+    (file, directory, text): (&str, &Path, &str),
     env: Env<'_>,
     secrets: bool,
 ) -> Result<(Config, ReadOutcome), Findings> {
@@ -95,7 +109,7 @@ fn read_with(
         };
         return Err(Findings::new(file, text, mistakes.iter().map(finding).collect()));
     }
-    let mut context = Context::new(text, directory, env);
+    let mut context = Context::new(kinds, text, directory, env);
     context.secrets = secrets;
     let config = root(file, Section::root(&context, table.get_ref()));
     Ok((config, context.into_outcome()))
@@ -273,31 +287,6 @@ impl fmt::Display for Url {
         let rest = rest.split_once('?').map_or(rest, |(before, _)| before);
         let rest = rest.rsplit_once('@').map_or(rest, |(_, after)| after);
         write!(f, "{scheme}://{rest}")
-    }
-}
-
-/// A sink's properties. `Debug` masks the values of properties whose names suggest a secret.
-#[derive(Clone, PartialEq, Eq, Default)]
-pub struct Properties(pub BTreeMap<String, String>);
-
-impl Properties {
-    /// Names and values, with `***` for secrets.
-    pub fn masked(&self) -> impl Iterator<Item = (&str, &str)> {
-        let shown = |(name, value)| (name, if Self::is_secret(name) { MASK } else { value });
-        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str())).map(shown)
-    }
-
-    /// Whether a property of this name is a secret.
-    pub fn is_secret(name: &str) -> bool {
-        const WORDS: [&str; 6] = ["pass", "secret", "token", "pem", "credential", "config"];
-        let name = name.to_ascii_lowercase();
-        WORDS.iter().any(|word| name.contains(word))
-    }
-}
-
-impl fmt::Debug for Properties {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.masked()).finish()
     }
 }
 

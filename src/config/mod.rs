@@ -14,15 +14,14 @@ pub mod show;
 mod types;
 
 pub use file::{
-    ConfigError, Env, Finding, Findings, Properties, Url, find, load, load_without_secrets, parse,
+    ConfigError, Env, Finding, Findings, Url, find, load, load_without_secrets, parse, parse_with,
     process_variable,
 };
 pub use pipeline::table_name;
 pub use section::{Excerpt, FilePosition, Places, quoted as key_as_toml};
 pub use types::{
-    AdminConfig, BackoffConfig, BookmarksConfig, Config, Delivery, FlowConfig, Mark, Ordering,
-    OutboxConfig, ParkingConfig, PayloadConfig, PipelineConfig, PollConfig, RouteConfig,
-    SinkConfig, SinkKind, SizeMax, SourceConfig,
+    AdminConfig, BackoffConfig, BookmarksConfig, Config, FlowConfig, Mark, Ordering, OutboxConfig,
+    ParkingConfig, PayloadConfig, PipelineConfig, PollConfig, RouteConfig, SizeMax, SourceConfig,
 };
 
 /// Reads a duration in the format of the file: `"250ms"`, `"10s"`, `"5m"`, `"2h"`, `"1d"`.

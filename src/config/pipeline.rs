@@ -1,27 +1,23 @@
 //! `[pipelines.NAME]`: source, route, payload, flow, parking and poll.
 
-use super::file::{Properties, Url};
-use super::section::{Context, Entry, Kind, Section, nearest, quoted, wrong_kind};
+use super::file::Url;
+use super::section::{Entry, Kind, Section, SinkKeys, nearest, quoted, wrong_kind};
 use super::types::{
-    BackoffConfig, BookmarksConfig, Delivery, FlowConfig, Mark, Ordering, OutboxConfig,
-    ParkingConfig, PayloadConfig, PipelineConfig, PollConfig, RouteConfig, SinkConfig, SinkKind,
-    SizeMax, SourceConfig,
+    BackoffConfig, BookmarksConfig, FlowConfig, Mark, Ordering, OutboxConfig, ParkingConfig,
+    PayloadConfig, PipelineConfig, PollConfig, RouteConfig, SizeMax, SourceConfig,
 };
 use crate::outbox::{
     Extra, Layout, NullPayload, OnUpdate, Placement, Replace, Role, StandardHeaders, TableName,
     TimestampSource,
 };
 use crate::pipeline::{Mode, OnSlotLost};
-use crate::record::is_topic_name;
 use crate::relay::OnPoison;
-use crate::secret_file::SecretFile;
-use crate::sink::CreateTopics;
+use crate::sink::{DEFAULT_KIND, DiscardConfig, NameRule, SinkConfig};
 use crate::zone::Zone;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
-use toml::de::DeValue;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -70,23 +66,30 @@ pub(super) fn is_plain(name: &str) -> bool {
 }
 
 fn one(name: &str, section: Section<'_>) -> PipelineConfig {
+    let mode = section.one_of(
+        "mode",
+        &[("wal", Mode::Wal), ("poll", Mode::Poll), ("auto", Mode::Auto)],
+        &[],
+        Mode::Wal,
+    );
+    let source = source(name, section.section("source"));
+    let outbox = read_outbox(section.section("outbox"));
+    let route = route(section.section("route"));
+    let payload = payload(section.section("payload"));
+    let (sink, other_sinks) = read_sink(section.section("sink"));
     let config = PipelineConfig {
         name: name.to_owned(),
-        mode: section.one_of(
-            "mode",
-            &[("wal", Mode::Wal), ("poll", Mode::Poll), ("auto", Mode::Auto)],
-            &[],
-            Mode::Wal,
-        ),
-        source: source(name, section.section("source")),
-        outbox: read_outbox(section.section("outbox")),
-        route: route(section.section("route")),
-        payload: payload(section.section("payload")),
-        sink: read_sink(section.section("sink")),
+        mode,
+        source,
+        outbox,
+        route,
+        payload,
         flow: flow(section.section("flow")),
-        parking: parking(section.section("parking")),
+        parking: parking(section.section("parking"), sink.names()),
         poll: poll(section.section("poll")),
         bookmarks: bookmarks(section.section("bookmarks")),
+        sink,
+        other_sinks,
     };
     section.finish();
     config
@@ -267,7 +270,7 @@ fn flow(section: Section<'_>) -> FlowConfig {
     config
 }
 
-fn parking(section: Section<'_>) -> ParkingConfig {
+fn parking(section: Section<'_>, names: NameRule) -> ParkingConfig {
     let poisons = [
         ("block_key", OnPoison::BlockKey),
         ("skip_event", OnPoison::SkipEvent),
@@ -275,8 +278,9 @@ fn parking(section: Section<'_>) -> ParkingConfig {
     ];
     let on_poison = section.one_of("on_poison", &poisons, &[], OnPoison::BlockKey);
     let dead_topic = section.optional("dead_topic");
-    if dead_topic.as_ref().is_some_and(|topic| !is_topic_name(topic.as_bytes())) {
-        section.error("dead_topic", "expected the name of a topic: 1 to 249 of A-Z a-z 0-9 . _ -");
+    if dead_topic.as_ref().is_some_and(|topic| !(names.allows)(topic.as_bytes())) {
+        let words = names.words;
+        section.error("dead_topic", format_args!("expected the name of a topic: {words}"));
     }
     let backoff = section.section("backoff");
     let config = ParkingConfig {
@@ -481,136 +485,27 @@ fn quoted_identifier(text: &str) -> Option<(String, &str)> {
 
 // `[pipelines.NAME.sink]`: the broker and its settings.
 
-/// Partitions of a topic that is made.
-const PARTITIONS_MAX: u32 = 10_000;
+/// Kinds of sinks of versions to come.
+const LATER: [&str; 5] = ["nats", "redis", "rabbitmq", "http", "postgres"];
 
-/// Replicas of a topic that is made.
-const REPLICAS_MAX: u32 = 100;
-
-/// A property whose name ends so takes its value from the file named.
-const FILE_SUFFIX: &str = "_file";
-
-/// Properties that name a file with a private key, which librdkafka reads itself, whatever the file's rights.
-const KEY_FILES: [&str; 2] = ["ssl.key.location", "ssl.keystore.location"];
-
-fn read_sink(section: Section<'_>) -> SinkConfig {
-    let kinds =
-        [("kafka", SinkKind::Kafka), ("stdout", SinkKind::Stdout), ("discard", SinkKind::Discard)];
-    let later = ["nats", "redis", "rabbitmq", "http", "postgres"];
-    let kind = section.one_of("kind", &kinds, &later, SinkKind::Kafka);
-    let brokers = match kind {
-        SinkKind::Kafka => section.required("brokers", "localhost:9092").unwrap_or_default(),
-        SinkKind::Stdout | SinkKind::Discard => section.text("brokers").unwrap_or_default(),
-    };
-    check_brokers(&section, &brokers);
-    let (properties, secret_files) = properties(&section.section("properties"));
-    let config = SinkConfig {
-        kind,
-        brokers,
-        delivery: section.one_of(
-            "delivery",
-            &[("at-least-once", Delivery::AtLeastOnce)],
-            &["exactly-once"],
-            Delivery::AtLeastOnce,
-        ),
-        shards: section.small("shards", 1, 1..=16),
-        create_topics: create_topics(&section),
-        properties,
-        secret_files,
-    };
-    section.finish();
-    config
-}
-
-/// `false`, or a table that says how topics are made. What is not in it is the broker's default.
-fn create_topics(section: &Section<'_>) -> Option<CreateTopics> {
-    let table = section.section_or_false("create_topics");
-    let number = |key, max| Some(table.small(key, 0, 1..=max)).filter(|number| *number > 0);
-    let (partitions, replication_factor) =
-        (number("partitions", PARTITIONS_MAX), number("replication_factor", REPLICAS_MAX));
-    let allow = table.optional("allow");
-    let config = properties(&table.section("config")).0.0;
-    let is_on = table.is_present();
-    table.finish();
-    is_on.then(|| CreateTopics { partitions, replication_factor, config, allow, known: Vec::new() })
-}
-
-fn check_brokers(section: &Section<'_>, brokers: &str) {
-    if brokers.is_empty() {
-        return;
+/// The sink of the pipeline, and what the keys of the other kinds say that the table has beside its own.
+fn read_sink(section: Section<'_>) -> (Arc<dyn SinkConfig>, Vec<Arc<dyn SinkConfig>>) {
+    let kinds = section.context.kinds;
+    let words: Vec<_> = kinds.iter().zip(0..).map(|(kind, index)| (kind.name(), index)).collect();
+    let default = kinds.iter().position(|kind| kind.name() == DEFAULT_KIND);
+    let index = section.one_of("kind", &words, &LATER, default.unwrap_or(0));
+    if default.is_none() && !section.has("kind") && section.is_whole() {
+        let all: Vec<_> = words.iter().map(|(word, _)| format!("\"{word}\"")).collect();
+        section.error("kind", format_args!("is missing; there is {}", all.join(", ")));
     }
-    for broker in brokers.split(',') {
-        let broker = broker.trim();
-        let address = broker.rsplit_once("://").map_or(broker, |(_, address)| address);
-        let port = address.rsplit_once(':').map(|(_, port)| port);
-        let port_fits = port.is_none_or(|port| {
-            port.ends_with(']') || port.parse::<u16>().is_ok_and(|port| port > 0)
-        });
-        if address.is_empty() || address.starts_with(':') || !port_fits {
-            section.error("brokers", "expected host:port pairs with commas between them");
-            return;
-        }
-    }
-}
-
-/// librdkafka's names have dots: `"linger.ms"` in quotes is meant, a bare `linger.ms` is taken as the same.
-///
-/// Those that come from a file are given beside their value with the file, which is read again when producers are made.
-fn properties(section: &Section<'_>) -> (Properties, BTreeMap<String, SecretFile>) {
-    let (mut properties, mut files) = (BTreeMap::new(), BTreeMap::new());
-    for entry in section.entries(Kind::Scalar) {
-        let mut leaves = Vec::new();
-        flatten(entry.name.to_owned(), entry.value.get_ref(), &mut leaves);
-        for (name, value) in leaves {
-            let Some(text) = scalar(section.context, &entry.path, value) else { continue };
-            let Some(text) = section.context.fill(entry.place, &entry.path, &text) else {
-                continue;
-            };
-            let (name, text) = if let Some(name) = name.strip_suffix(FILE_SUFFIX) {
-                let Some((file, text)) = section.context.secret_file(&entry.path, &text) else {
-                    continue;
-                };
-                files.insert(name.to_owned(), file);
-                (name.to_owned(), text)
-            } else {
-                if KEY_FILES.contains(&name.as_str()) {
-                    section.context.warn_where_others_read(&entry.path, Path::new(&text));
-                }
-                (name, text)
-            };
-            if properties.insert(name.clone(), text).is_some() {
-                let message = format!("\"{name}\" is given twice; delete one");
-                section.context.error(entry.place, &entry.path, message);
-            }
-        }
-    }
-    (Properties(properties), files)
-}
-
-fn flatten<'v>(name: String, value: &'v DeValue<'v>, leaves: &mut Vec<(String, &'v DeValue<'v>)>) {
-    match value.as_table() {
-        Some(table) => {
-            for (key, value) in table {
-                flatten(format!("{name}.{}", key.get_ref()), value.get_ref(), leaves);
-            }
-        }
-        None => leaves.push((name, value)),
-    }
-}
-
-/// A property's value as librdkafka has it, which knows strings alone.
-fn scalar(context: &Context<'_>, path: &str, value: &DeValue<'_>) -> Option<String> {
-    match value {
-        DeValue::String(text) => Some(text.clone().into_owned()),
-        DeValue::Integer(number) => Some(number.to_string()),
-        DeValue::Float(number) => Some(number.to_string()),
-        DeValue::Boolean(yes) => Some(yes.to_string()),
-        DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => {
-            let expected = "expected a string, a number, true or false";
-            context.error_at(path, expected);
-            None
-        }
-    }
+    let mut keys = SinkKeys { section, is_chosen: true, taken: Vec::new() };
+    let chosen = kinds.get(index).map(|kind| kind.read(&keys));
+    keys.taken = keys.section.known();
+    keys.is_chosen = false;
+    let others = kinds.iter().zip(0..).filter(|(_, other)| *other != index);
+    let others = others.map(|(kind, _)| kind.read(&keys)).collect();
+    keys.section.finish();
+    (chosen.unwrap_or_else(|| Arc::new(DiscardConfig::default())), others)
 }
 
 /// Why a text is not a duration or a size with its unit. `Display` has the expected format, and never repeats the text,

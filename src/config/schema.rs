@@ -5,6 +5,7 @@
 
 use super::file::read;
 use super::section::Kind;
+use crate::sink::KINDS;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -47,11 +48,16 @@ pub fn schema() -> Value {
 
 /// The reference file with the keys of its comments.
 pub(super) fn uncommented() -> String {
+    uncommented_text(REFERENCE)
+}
+
+/// A part of a reference file, with everything in it that is in comments.
+pub(super) fn uncommented_text(text: &'static str) -> String {
     let line = |line: &'static str| match line.strip_prefix("# ") {
         Some(rest) if is_toml(rest) => rest,
         Some(_) | None => line,
     };
-    REFERENCE.lines().map(line).collect::<Vec<_>>().join("\n")
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
 fn is_toml(line: &str) -> bool {
@@ -66,10 +72,22 @@ struct Note {
 }
 
 /// Descriptions and defaults, by key path with `*` for the pipeline's name.
+/// The reference file comes first: it has the keys of the kind of sink that it uses.
 fn notes() -> BTreeMap<String, Note> {
+    let mut notes = notes_of(REFERENCE, "");
+    for kind in KINDS {
+        for (path, note) in notes_of(kind.reference(), "pipelines.*.sink") {
+            notes.entry(path).or_insert(note);
+        }
+    }
+    notes
+}
+
+/// What a text says of keys, which begins in `table`.
+fn notes_of(text: &'static str, table: &str) -> BTreeMap<String, Note> {
     let mut notes = BTreeMap::new();
-    let (mut table, mut words) = (String::new(), Vec::new());
-    for line in REFERENCE.lines() {
+    let (mut table, mut words) = (table.to_owned(), Vec::new());
+    for line in text.lines() {
         let (bare, commented) = line.strip_prefix("# ").map_or((line, false), |rest| (rest, true));
         if !is_toml(bare) {
             match line.strip_prefix("# ") {

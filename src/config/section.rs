@@ -5,6 +5,8 @@
 
 use super::file::{Env, Finding, InterpolateError, interpolate, variables};
 use super::pipeline::{self, ShowDuration, ShowSize};
+use crate::secret_file::SecretFile;
+use crate::sink::{KeyValue, Keys, SinkKind};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,6 +27,8 @@ pub(super) struct Section<'a> {
     /// The value is not a table. This is the only mistake that is reported then: missing keys are not.
     broken: bool,
     known: RefCell<Vec<&'static str>>,
+    /// Names that keys had in an earlier version.
+    renamed: RefCell<Vec<&'static str>>,
 }
 
 /// An entry of a table whose keys the user chooses.
@@ -46,7 +50,8 @@ impl<'a> Section<'a> {
         pattern: String,
         table: Option<&'a DeTable<'a>>,
     ) -> Self {
-        Self { context, path, pattern, table, broken: false, known: RefCell::default() }
+        let (known, renamed) = (RefCell::default(), RefCell::default());
+        Self { context, path, pattern, table, broken: false, known, renamed }
     }
 
     /// The key path of `key`.
@@ -62,6 +67,11 @@ impl<'a> Section<'a> {
     /// Whether missing keys of the table are reported: not if the value is not a table.
     pub(super) fn is_whole(&self) -> bool {
         !self.broken
+    }
+
+    /// The keys that were asked for so far.
+    pub(super) fn known(&self) -> Vec<&'static str> {
+        self.known.borrow().clone()
     }
 
     /// Whether a mistake of the key was reported already.
@@ -222,11 +232,30 @@ impl<'a> Section<'a> {
         Some(Section::new(self.context, entry.path.clone(), join(&self.pattern, "*"), Some(table)))
     }
 
+    /// The key has another name since an earlier version: a file that has the old one is refused.
+    pub(super) fn renamed(&self, old: &'static str, new: &str) {
+        self.renamed.borrow_mut().push(old);
+        if let Some((name, _)) = self.table.and_then(|table| table.get_key_value(old)) {
+            let path = self.path_of(old);
+            let place = self.context.found(&path, name.span());
+            self.context.error(
+                place,
+                &path,
+                format_args!("the key is called {new} now: rename it"),
+            );
+        }
+    }
+
     /// Reports the keys that were not read.
     pub(super) fn finish(self) {
+        self.report_unknown();
+    }
+
+    fn report_unknown(&self) {
         let Some(table) = self.table else { return };
-        let known = self.known.borrow();
-        for name in table.keys().filter(|name| !known.contains(&name.get_ref().as_ref())) {
+        let (known, renamed) = (self.known.borrow(), self.renamed.borrow());
+        let is_known = |name: &str| known.contains(&name) || renamed.contains(&name);
+        for name in table.keys().filter(|name| !is_known(name.get_ref())) {
             let path = self.path_of(&quoted(name.get_ref()));
             let near = nearest(name.get_ref(), known.iter().copied());
             let hint = near.map_or_else(
@@ -347,6 +376,136 @@ impl<'a> Section<'a> {
     }
 }
 
+/// The table of a sink, or a table in it.
+pub(super) struct SinkKeys<'a> {
+    pub(super) section: Section<'a>,
+    /// The pipeline uses the kind that asks.
+    pub(super) is_chosen: bool,
+    /// Keys that the pipeline's own kind has asked for: for the others they are absent.
+    pub(super) taken: Vec<&'static str>,
+}
+
+impl<'a> SinkKeys<'a> {
+    fn is_taken(&self, key: &str) -> bool {
+        self.taken.contains(&key)
+    }
+
+    fn inner(
+        &self,
+        key: &'static str,
+        section: impl FnOnce(&Section<'a>) -> Section<'a>,
+    ) -> Box<dyn Keys + '_> {
+        let outer = &self.section;
+        let section = if self.is_taken(key) {
+            Section::new(outer.context, outer.path_of(key), join(&outer.pattern, key), None)
+        } else {
+            section(outer)
+        };
+        Box::new(SinkKeys { section, is_chosen: self.is_chosen, taken: Vec::new() })
+    }
+}
+
+impl Keys for SinkKeys<'_> {
+    fn is_present(&self) -> bool {
+        self.section.is_present()
+    }
+
+    fn text(&self, key: &'static str) -> Option<String> {
+        if self.is_taken(key) { None } else { self.section.text(key) }
+    }
+
+    fn required(&self, key: &'static str, example: &str) -> Option<String> {
+        if self.is_chosen { self.section.required(key, example) } else { self.text(key) }
+    }
+
+    fn number(&self, key: &'static str, default: u32, range: RangeInclusive<u32>) -> u32 {
+        if self.is_taken(key) { default } else { self.section.small(key, default, range) }
+    }
+
+    fn word(&self, key: &'static str, words: &[&str], later: &[&str]) -> usize {
+        if self.is_taken(key) {
+            return 0;
+        }
+        let words: Vec<_> = words.iter().zip(0..).map(|(word, index)| (*word, index)).collect();
+        self.section.one_of(key, &words, later, 0)
+    }
+
+    fn table(&self, key: &'static str) -> Box<dyn Keys + '_> {
+        self.inner(key, |section| section.section(key))
+    }
+
+    fn table_or_false(&self, key: &'static str) -> Box<dyn Keys + '_> {
+        self.inner(key, |section| section.section_or_false(key))
+    }
+
+    fn entries(&self) -> Vec<KeyValue> {
+        let context = self.section.context;
+        let mut all = Vec::new();
+        for entry in self.section.entries(Kind::Scalar) {
+            let mut leaves = Vec::new();
+            flatten(entry.name.to_owned(), entry.value.get_ref(), &mut leaves);
+            for (name, value) in leaves {
+                let Some(text) = scalar(context, &entry.path, value) else { continue };
+                let Some(value) = context.fill(entry.place, &entry.path, &text) else { continue };
+                all.push(KeyValue { name, value, path: entry.path.clone() });
+            }
+        }
+        all
+    }
+
+    fn renamed(&self, old: &'static str, new: &'static str) {
+        if !self.is_taken(old) {
+            self.section.renamed(old, new);
+        }
+    }
+
+    fn secret_file(&self, path: &str, file: &str) -> Option<(SecretFile, String)> {
+        self.section.context.secret_file(path, file)
+    }
+
+    fn warn_of_secret(&self, path: &str, file: &str) {
+        self.section.context.warn_where_others_read(path, Path::new(file));
+    }
+
+    fn error(&self, key: &str, message: String) {
+        self.section.error(key, message);
+    }
+
+    fn error_at(&self, path: &str, message: String) {
+        self.section.context.error_at(path, message);
+    }
+
+    fn finish(&self) {
+        self.section.report_unknown();
+    }
+}
+
+fn flatten<'v>(name: String, value: &'v DeValue<'v>, leaves: &mut Vec<(String, &'v DeValue<'v>)>) {
+    match value.as_table() {
+        Some(table) => {
+            for (key, value) in table {
+                flatten(format!("{name}.{}", key.get_ref()), value.get_ref(), leaves);
+            }
+        }
+        None => leaves.push((name, value)),
+    }
+}
+
+/// A property's value as librdkafka has it, which knows strings alone.
+fn scalar(context: &Context<'_>, path: &str, value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.clone().into_owned()),
+        DeValue::Integer(number) => Some(number.to_string()),
+        DeValue::Float(number) => Some(number.to_string()),
+        DeValue::Boolean(yes) => Some(yes.to_string()),
+        DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => {
+            let expected = "expected a string, a number, true or false";
+            context.error_at(path, expected);
+            None
+        }
+    }
+}
+
 /// Whether the value of this key may be a secret or the path of a secret.
 fn may_hold_a_secret(path: &str) -> bool {
     path.ends_with(".source.url")
@@ -372,6 +531,8 @@ fn join(path: &str, key: &str) -> String {
 
 /// The state of reading one file, shared by all sections. Mistakes are collected; reading continues after each.
 pub(super) struct Context<'c> {
+    /// The kinds of sinks that a pipeline may have.
+    pub(super) kinds: &'c [&'c dyn SinkKind],
     pub(super) env: Env<'c>,
     /// The directory that names of secret files are relative to.
     pub(super) directory: &'c Path,
@@ -397,8 +558,14 @@ pub(super) struct ReadOutcome {
 }
 
 impl<'c> Context<'c> {
-    pub(super) fn new(text: &'c str, directory: &'c Path, env: Env<'c>) -> Self {
+    pub(super) fn new(
+        kinds: &'c [&'c dyn SinkKind],
+        text: &'c str,
+        directory: &'c Path,
+        env: Env<'c>,
+    ) -> Self {
         Self {
+            kinds,
             env,
             directory,
             secrets: true,
@@ -423,7 +590,7 @@ impl<'c> Context<'c> {
     }
 
     pub(super) fn asked(&self, pattern: String, kind: Kind) {
-        self.asked.borrow_mut().insert(pattern, kind);
+        self.asked.borrow_mut().entry(pattern).or_insert(kind);
     }
 
     /// Records the variables that the value of a key uses.
@@ -686,6 +853,7 @@ const OPEN: &[&str] = &[
     "kind",
     "brokers",
     "delivery",
+    "producers",
     "shards",
     "create_topics",
     "partitions",

@@ -5,10 +5,11 @@
 use super::file::MASK;
 use super::pipeline::{ShowDuration, ShowSize};
 use super::section::{FilePosition, quoted};
-use super::types::{Config, Delivery, Mark, Ordering, PipelineConfig, SinkKind, SizeMax};
+use super::types::{Config, Mark, Ordering, PipelineConfig, SizeMax};
 use crate::outbox::{NullPayload, OnUpdate, OutboxSpec, Placement, TimestampSource};
 use crate::pipeline::{Mode, OnSlotLost};
 use crate::relay::OnPoison;
+use crate::sink::{self, ShownValue};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -185,46 +186,44 @@ impl Rows<'_> {
     }
 
     fn sink(&mut self, pipeline: &PipelineConfig, table: &str) {
-        let sink = &pipeline.sink;
-        let kind = match sink.kind {
-            SinkKind::Kafka => "kafka",
-            SinkKind::Stdout => "stdout",
-            SinkKind::Discard => "discard",
-        };
-        self.add(table, "kind", json!(kind));
-        self.add(table, "brokers", json!(sink.brokers));
-        let delivery = match sink.delivery {
-            Delivery::AtLeastOnce => "at-least-once",
-        };
-        self.add(table, "delivery", json!(delivery));
-        self.add(table, "shards", json!(sink.shards));
-        match &sink.create_topics {
-            None => self.add(table, "create_topics", json!(false)),
-            Some(create) => {
-                let table = format!("{table}.create_topics");
-                let count =
-                    |number: Option<u32>| number.map_or(json!("broker"), |number| json!(number));
-                self.add(&table, "partitions", count(create.partitions));
-                self.add(&table, "replication_factor", count(create.replication_factor));
-                self.add(&table, "allow", json!(create.allow.as_deref().unwrap_or_default()));
-                let table = format!("{table}.config");
-                for (name, value) in &create.config {
-                    self.add(&table, &quoted(name), json!(value));
-                }
+        self.add(table, "kind", json!(pipeline.sink.kind()));
+        for row in pipeline.sink.values() {
+            self.sink_row(table, row, true);
+        }
+        for other in &pipeline.other_sinks {
+            for row in other.values() {
+                self.sink_row(table, row, false);
             }
         }
-        let table = format!("{table}.properties");
-        for (property, value) in sink.properties.masked() {
-            // The name may be in quotes, end in `_file`, or have bare dots, of which the first part is a table.
-            let (first, _) = property.split_once('.').unwrap_or((property, ""));
-            let keys = [quoted(property), quoted(&format!("{property}_file")), quoted(first)];
-            let stands =
-                |key: &&String| self.config.places.get(&format!("{table}.{key}")).is_some();
-            let key = keys.iter().find(stands).unwrap_or(&keys[0]).clone();
-            self.add(&table, &key, json!(value));
-            if let Some(row) = self.rows.last_mut() {
-                row.key.clone_from(&keys[0]);
-            }
+    }
+
+    /// Adds a key of a sink. Those of another kind than the pipeline's (`is_own`) have no effect: they are shown where
+    /// they are in the file.
+    fn sink_row(&mut self, table: &str, row: sink::Shown, is_own: bool) {
+        let table = match row.table {
+            "" => table.to_owned(),
+            inner => format!("{table}.{inner}"),
+        };
+        let key = quoted(&row.key);
+        // The name may be in quotes, end in `_file`, or have bare dots, of which the first part is a table.
+        let (first, _) = row.key.split_once('.').unwrap_or((&row.key, ""));
+        let written = [key.clone(), quoted(&format!("{}_file", row.key)), quoted(first)];
+        let is_in_file =
+            |key: &&String| self.config.places.get(&format!("{table}.{key}")).is_some();
+        let written = written.iter().find(is_in_file).cloned();
+        let is_shown = self.rows.iter().any(|shown| shown.table == table && shown.key == key);
+        if is_shown || !is_own && written.is_none() {
+            return;
+        }
+        let value = match row.value {
+            ShownValue::Text(text) => json!(text),
+            ShownValue::Number(number) => json!(number),
+            ShownValue::Boolean(yes) => json!(yes),
+            ShownValue::Secret => json!(MASK),
+        };
+        self.add(&table, written.as_ref().unwrap_or(&key), value);
+        if let Some(row) = self.rows.last_mut() {
+            row.key = key;
         }
     }
 

@@ -2,10 +2,12 @@
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them so")]
 
 mod fuzz;
+mod kinds;
 mod reference;
 
 use super::*;
 use crate::relay::OnPoison;
+use crate::sink::kafka::KafkaConfig;
 use expect_test::{expect, expect_file};
 use std::path::Path;
 use std::time::Duration;
@@ -23,6 +25,11 @@ fn none(_: &str) -> Option<String> {
 
 fn parsed(text: &str) -> Result<Config, Findings> {
     parse("postrider.toml", Path::new(""), text, &none)
+}
+
+/// The settings of a Kafka sink.
+fn kafka(pipeline: &PipelineConfig) -> &KafkaConfig {
+    (&*pipeline.sink as &dyn std::any::Any).downcast_ref().expect("a Kafka sink")
 }
 
 fn mistakes(text: &str) -> String {
@@ -169,7 +176,7 @@ fn every_bound_is_held() {
         ("flow.in_flight_events", ["0", "-1", "99999999999999999999", "1.5", "true"]),
         ("flow.in_flight_bytes", ["\"0MiB\"", "\"64\"", "1", "\"1TB\"", "\"8GiB\""]),
         ("flow.confirm_interval", ["\"0ms\"", "\"1h\"", "\"200\"", "200", "\"-1s\""]),
-        ("sink.shards", ["0", "17", "\"1\"", "[]", "1979-05-27"]),
+        ("sink.producers", ["0", "17", "\"1\"", "[]", "1979-05-27"]),
     ] {
         for value in values {
             let text = format!("{SMALL}\n{key} = {value}\n");
@@ -195,7 +202,7 @@ fn properties_are_librdkafkas_names_in_quotes_or_not() {
          \"linger.ms\" = 1\nsecurity.protocol = \"SSL\"\nsocket.keepalive.enable = true\n"
     );
     let config = parsed(&text).unwrap();
-    let properties = &config.pipelines[0].sink.properties.0;
+    let properties = &kafka(&config.pipelines[0]).properties.0;
     let pairs: Vec<_> = properties.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
     let expected =
         [("linger.ms", "1"), ("security.protocol", "SSL"), ("socket.keepalive.enable", "true")];
@@ -270,7 +277,7 @@ fn secrets_are_read_from_files_and_never_printed() {
     let config = parse("f", directory.path(), text, &none).unwrap();
     let orders = config.pipelines.iter().find(|pipeline| pipeline.name == "orders").unwrap();
     assert_eq!(orders.source.password.as_ref().unwrap().read().unwrap(), "hush-pg");
-    assert_eq!(orders.sink.properties.0["sasl.password"], "hush-kafka");
+    assert_eq!(kafka(orders).properties.0["sasl.password"], "hush-kafka");
     let printed = format!("{config:?} {config:#?} {}", orders.source.url);
     assert!(!printed.contains("hush"), "{printed}");
     assert!(printed.contains("postgresql://localhost/app"), "{printed}");

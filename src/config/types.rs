@@ -1,6 +1,6 @@
 //! The values of a configuration: plain data, complete, without an `Option` where there is a default.
 
-use super::file::{Finding, Properties, Url};
+use super::file::{Finding, Url};
 use super::section::Places;
 use crate::outbox::{
     Extra, Layout, NullPayload, OnUpdate, Replace, Role, StandardHeaders, TableName,
@@ -9,9 +9,10 @@ use crate::outbox::{
 use crate::pipeline::{Mode, OnSlotLost, PipelineSpec};
 use crate::relay::OnPoison;
 use crate::secret_file::SecretFile;
-use crate::sink::CreateTopics;
+use crate::sink::SinkConfig;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The configuration of a process.
@@ -43,7 +44,7 @@ pub struct AdminConfig {
 }
 
 /// `[pipelines.NAME]`
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
 pub struct PipelineConfig {
     /// The name.
     pub name: String,
@@ -58,7 +59,10 @@ pub struct PipelineConfig {
     /// How payloads are published.
     pub payload: PayloadConfig,
     /// The broker.
-    pub sink: SinkConfig,
+    pub sink: Arc<dyn SinkConfig>,
+    /// The keys of the other kinds of sinks: a file may have them beside those of its own kind, and is tried out with
+    /// another one by `sink.kind` alone.
+    pub other_sinks: Vec<Arc<dyn SinkConfig>>,
     /// Limits of the events in flight.
     pub flow: FlowConfig,
     /// What happens to events that cannot be published.
@@ -157,43 +161,6 @@ pub enum SizeMax {
     Auto,
     /// Bytes.
     Bytes(u64),
-}
-
-/// `[pipelines.NAME.sink]`
-#[derive(Clone, PartialEq, Debug)]
-pub struct SinkConfig {
-    /// Which kind of broker.
-    pub kind: SinkKind,
-    /// `host:port,host:port`; empty where the kind needs none.
-    pub brokers: String,
-    /// What is promised.
-    pub delivery: Delivery,
-    /// Producers.
-    pub shards: u32,
-    /// How topics that are missing are made; `None` where they are not.
-    pub create_topics: Option<CreateTopics>,
-    /// librdkafka's own settings.
-    pub properties: Properties,
-    /// Those of the properties that come from a file (`_file`), and the file.
-    pub secret_files: BTreeMap<String, SecretFile>,
-}
-
-/// `sink.kind`
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SinkKind {
-    /// Apache Kafka and what speaks its protocol.
-    Kafka,
-    /// JSON Lines on standard output.
-    Stdout,
-    /// Nowhere, for measurements.
-    Discard,
-}
-
-/// `sink.delivery`
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Delivery {
-    /// Nothing lost; after a crash some events come twice.
-    AtLeastOnce,
 }
 
 /// `[pipelines.NAME.flow]`

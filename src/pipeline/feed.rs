@@ -234,7 +234,7 @@ impl Pipeline {
             return park_doubted(decider, parker, &self.spec, (&mapped, at));
         }
         let record = mapped.record();
-        let (aggregate, size_bytes) = (mapped.aggregate, record.held_bytes());
+        let (aggregate, size_bytes) = (mapped.aggregate, record.held_bytes(self.held_bytes));
         let wait = wait_of(&self.log, &self.requeued, &mapped);
         let event = Input::Change(Change::Event { aggregate, size_bytes, wait });
         let ticket = match answer_to((now, &mut self.relay, &mut self.effects), event) {
@@ -262,8 +262,8 @@ impl Pipeline {
         let missing = not_taken == NotTaken::Missing;
         let may_park = missing && self.spec.parking.on_poison != OnPoison::Stop;
         let lost = || self.destinations.parks(record.topic, may_park, now);
-        let named = (record.topic, mapped.event_id);
-        let halt = |reason| Box::new(halts::refused_event(named, at.position, reason));
+        let (sink, named) = (&*self.spec.sink, (record.topic, mapped.event_id));
+        let halt = |reason| Box::new(halts::refused_event(sink, named, at.position, reason));
         let Some((input, refused)) = set_aside(not_taken, ticket, (doubted, lost), halt) else {
             self.destinations.awaits(nowhere(not_taken).then_some(record.topic));
             self.apply(now, offered_again(not_taken, ticket));

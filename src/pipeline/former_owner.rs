@@ -15,7 +15,6 @@ use super::parked::StoreSession;
 use super::service::Stop;
 use crate::postgres::SourceError;
 use crate::postgres::store::cursor;
-use crate::sink::SinkSpec;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,7 +90,7 @@ pub(super) async fn wait(
     let StoreSession { control, epoch, former, histories, .. } = store;
     let (epoch, other_server) = (*epoch, histories.raised.is_some() && !histories.first);
     // Standard output is not shared between processes.
-    let shared = matches!(pipeline.spec.sink, SinkSpec::Kafka(_));
+    let shared = pipeline.spec.sink.capabilities().remote;
     let until = pipeline.ownership.may_publish_at(*former, other_server).filter(|_| shared);
     if let Some(until) = until {
         pipeline.ownership.waits = Some((epoch, until));

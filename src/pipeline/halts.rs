@@ -7,7 +7,7 @@ use crate::event::{Position, shown_id};
 use crate::outbox::{MapError, Poison, SpecError};
 use crate::postgres::Names;
 use crate::record::Refusal;
-use crate::sink::SinkError;
+use crate::sink::{SinkConfig, SinkError};
 
 /// What a halt because of one event means.
 const BEFORE_IT: &str =
@@ -24,7 +24,7 @@ pub(super) fn unfit_outbox(errors: &[SpecError]) -> Halt {
 }
 
 pub(super) fn unfit_sink(error: &SinkError) -> Halt {
-    unfit_running(Chain(error).to_string(), error.hint())
+    unfit_running(Chain(error).to_string(), error.hint().to_owned())
 }
 
 pub(super) fn unfit_running(reason: String, hint: String) -> Halt {
@@ -38,32 +38,19 @@ pub(super) fn unfit_running(reason: String, hint: String) -> Halt {
 
 /// The sink refuses this event for good. The halt shows its ID, position and topic, never its payload.
 pub(super) fn refused_event(
+    sink: &dyn SinkConfig,
     (topic, event_id): (&str, &str),
     position: Position,
     reason: Refusal,
 ) -> Halt {
     let id = shown_id(event_id);
-    let hint = match reason {
-        Refusal::TooLarge { size, .. } | Refusal::TooLargeCompressed { size, .. } => format!(
-            "raise the limit of the topic: kafka-configs.sh --alter --entity-type topics --entity-name {topic} \
-             --add-config max.message.bytes={size}; where payload.size_max sets the limit, raise that; then start again"
-        ),
-        Refusal::Partition(number) => format!(
-            "kafka-topics.sh --alter --topic {topic} --partitions {}; or fix route.partition; then start again",
-            i64::from(number) + 1
-        ),
-        Refusal::TopicName => "fix route.topic, then start again".to_owned(),
-        Refusal::Kafka(_) => {
-            "fix the destination so that it accepts the event, then start again".to_owned()
-        }
-    };
     Halt {
         reason: HaltReason::PoisonEvent,
         message: format!(
             "event {id:?} at {position} can't be published to topic {topic:?}: {reason}"
         ),
         meaning: BEFORE_IT.to_owned(),
-        hint,
+        hint: sink.hint(reason, topic),
     }
 }
 

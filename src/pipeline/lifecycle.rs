@@ -25,7 +25,7 @@ use crate::postgres::store::cursor::{self, Settled};
 use crate::postgres::{SourceError, SourceErrorKind, catalog};
 use crate::record::Ticket;
 use crate::relay::{Effect, Input, Relay, Restart, Settings};
-use crate::sink::{self, Mailbox, Post, Sink, SinkSpec};
+use crate::sink::{Mailbox, Post, Purpose, Sink};
 use crate::status::StatusHandle;
 use std::future::Future;
 use std::pin::pin;
@@ -100,6 +100,8 @@ pub(super) struct Pipeline {
     pub(super) next: Next,
     /// A repair has ended, or there was nothing to repair.
     pub(super) repaired: bool,
+    /// What a record costs beside its bytes ([`held_bytes`](crate::sink::Capabilities::held_bytes)).
+    pub(super) held_bytes: usize,
     /// Scratch space for posts.
     posts: Vec<Post>,
     /// When the sink needs its next turn.
@@ -163,7 +165,7 @@ impl Pipeline {
     /// Waits up to [`CLUSTER_WAIT`] for a broker to report its cluster, so that a start need not be repeated because of
     /// it.
     async fn await_cluster(&mut self, stop: &Stop) -> Option<PipelineExit> {
-        while matches!(self.spec.sink, SinkSpec::Kafka(_))
+        while self.spec.sink.capabilities().clusters
             && self.sink.cluster().is_none()
             && self.epoch.elapsed() < CLUSTER_WAIT
         {
@@ -328,8 +330,7 @@ impl Pipeline {
         store: &StoreSession,
         rows: bool,
     ) -> Result<(), Box<Halt>> {
-        let outbox = self.spec.outbox.clone();
-        let mut mapper = Mapper::new(outbox).map_err(|e| Box::new(halts::unfit_outbox(&e)))?;
+        let mut mapper = self.spec.mapper().map_err(|e| Box::new(halts::unfit_outbox(&e)))?;
         let Settled { histories, raised, first: _ } = &store.histories;
         mapper.set_histories(histories.clone(), rows);
         if let Some((before, from)) = *raised {
@@ -486,9 +487,10 @@ impl Pipeline {
         metrics: PipelineMetrics,
     ) -> Result<Self, Halt> {
         let mailbox = Mailbox::default();
-        let mapper = Mapper::new(spec.outbox.clone()).map_err(|e| halts::unfit_outbox(&e))?;
-        let mut sink =
-            sink::open(&spec.sink, mailbox.clone()).map_err(|e| halts::unfit_sink(&e))?;
+        let mapper = spec.mapper().map_err(|e| halts::unfit_outbox(&e))?;
+        let sink = spec.sink.open(&spec.needs(Purpose::Live), mailbox.clone());
+        let mut sink = sink.map_err(|e| halts::unfit_sink(&e))?;
+        let held_bytes = spec.sink.capabilities().held_bytes;
         sink.hold();
         let settings = Settings {
             limits: spec.limits,
@@ -507,6 +509,7 @@ impl Pipeline {
             mapper,
             unknown_types: Vec::new(),
             sink,
+            held_bytes,
             cluster: SinkCluster::default(),
             mailbox,
             effects: Vec::new(),
@@ -834,7 +837,7 @@ mod posts_tests {
     use crate::postgres::{Conninfo, Names};
     use crate::record::Record;
     use crate::relay::{Limits, OnPoison, ParkingRules};
-    use crate::sink::{NotTaken, Sink, SinkSpec};
+    use crate::sink::{DiscardConfig, NotTaken, Sink};
     use crate::status::StatusHandle;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -885,7 +888,8 @@ mod posts_tests {
             failover: false,
             wal_retain_max: None,
             outbox: OutboxSpec::for_layout(Layout::Postrider),
-            sink: SinkSpec::Discard,
+            sink: Arc::new(DiscardConfig::default()),
+            size_max: None,
             limits: Limits { events_max: 100, bytes_max: 1 << 20 },
             parking: ParkingRules {
                 on_poison: OnPoison::BlockKey,

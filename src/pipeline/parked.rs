@@ -49,7 +49,7 @@ const DESTINATION_WAIT_MAX: Duration = Duration::from_secs(10);
 /// The outcome of an attempt whose topic is missing or accepts no records. The reason is a placeholder that is never
 /// reported.
 const NO_DESTINATION: Outcome =
-    Outcome::Rejected { scope: Scope::Destination, reason: Refusal::TopicName };
+    Outcome::Rejected { scope: Scope::Destination, reason: Refusal::destination("") };
 
 /// Characters of an event's type that a row keeps; the type is only shown. The ID is kept whole, because marks, retries
 /// and rows of the outbox table are found by it.
@@ -437,20 +437,18 @@ impl Pipeline {
     pub(super) fn reported(&mut self, now: Duration, ticket: Ticket, outcome: Outcome) {
         let large = self.records.large.take_if(|large| large.ticket == ticket);
         match (large, outcome) {
-            (
-                Some(large),
-                Outcome::Rejected {
-                    scope: Scope::Event,
-                    reason: reason @ Refusal::TooLargeCompressed { .. },
-                },
-            ) => self.large_refused(now, large, reason),
+            (Some(large), Outcome::Rejected { scope: Scope::Event, reason })
+                if reason.is_compressed() =>
+            {
+                self.large_refused(now, large, reason);
+            }
             (_, outcome) => self.apply(now, Input::Report { ticket, outcome }),
         }
     }
 
     fn large_refused(&mut self, now: Duration, large: LargeInFlight, reason: Refusal) {
         let named = (large.record.topic.as_str(), large.event_id.as_str());
-        let halt = Box::new(halts::refused_event(named, large.position, reason));
+        let halt = Box::new(halts::refused_event(&*self.spec.sink, named, large.position, reason));
         self.metrics.failed(&large.event_type);
         self.row_status.not_published(large.ticket);
         let first = self.effects.len();

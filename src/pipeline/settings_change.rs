@@ -22,7 +22,6 @@ use crate::postgres::repair::{self, Method, Selection, Unmarked};
 use crate::postgres::start::{self, Facts};
 use crate::postgres::store::cursor::{self, Belongs, Difference, Found};
 use crate::postgres::store::parked;
-use crate::sink::SinkSpec;
 use std::time::Duration;
 use tokio_postgres::Client;
 
@@ -107,11 +106,6 @@ pub async fn left_behind(
 
 /// The settings of a configuration that a position belongs to.
 fn belongs(spec: &PipelineSpec, cluster: Option<&str>, table_oid: Option<u32>) -> Belongs {
-    let sink = match spec.sink {
-        SinkSpec::Kafka(_) => "kafka",
-        SinkSpec::Stdout => "stdout",
-        SinkSpec::Discard => "discard",
-    };
     let outbox = &spec.outbox;
     let mut topic = outbox.topic.clone();
     if let Some(replace) = &outbox.replace {
@@ -124,7 +118,7 @@ fn belongs(spec: &PipelineSpec, cluster: Option<&str>, table_oid: Option<u32>) -
     Belongs {
         mode: word(spec.mode).to_owned(),
         marks: spec.marks().is_some(),
-        sink: sink.to_owned(),
+        sink: spec.sink.kind().to_owned(),
         cluster: cluster.map(str::to_owned),
         topic,
         key,

@@ -3,8 +3,8 @@
 use super::halts;
 use crate::error::Halt;
 use crate::outbox::{
-    ColumnType, Encoding, Layout, MapError, Mapper, OutboxSpec, Role, TimestampSource, TypeFacts,
-    Unfit,
+    ColumnType, Encoding, Layout, MapError, Mapper, OutboxSpec, Role, SpecError, TimestampSource,
+    TypeFacts, Unfit,
 };
 use crate::postgres::catalog::{self, ColumnFacts, TableFacts};
 use crate::postgres::control::Ask;
@@ -13,7 +13,8 @@ use crate::postgres::poll::{Backoff, Marks, PollSpec};
 use crate::postgres::start::Identity;
 use crate::postgres::{Conninfo, Names, TableName};
 use crate::relay::{Limits, ParkingRules};
-use crate::sink::SinkSpec;
+use crate::sink::{Needs, Purpose, SinkConfig};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How events are read.
@@ -63,8 +64,10 @@ pub struct PipelineSpec {
     pub wal_retain_max: Option<u64>,
     /// The outbox table, its columns, and how records are made from its rows.
     pub outbox: OutboxSpec,
-    /// Where records are published.
-    pub sink: SinkSpec,
+    /// Where records go: a kind of the product, or one of the caller's own.
+    pub sink: Arc<dyn SinkConfig>,
+    /// The largest record in bytes of key, value and headers; `None` for what the destination takes.
+    pub size_max: Option<usize>,
     /// Limits on what is in flight.
     pub limits: Limits,
     /// How events are parked and retried.
@@ -102,6 +105,31 @@ impl PipelineSpec {
     /// The database without the login: hosts and name.
     pub fn source_name(&self) -> String {
         format!("{}/{}", self.conninfo.hosts(), self.conninfo.dbname())
+    }
+
+    /// What the sink is to be opened with.
+    pub fn needs(&self, purpose: Purpose) -> Needs {
+        let bytes = usize::try_from(self.limits.bytes_max).unwrap_or(usize::MAX);
+        let events = usize::try_from(self.limits.events_max).unwrap_or(usize::MAX);
+        let destinations = self.outbox.constant_topic().into_iter().chain(self.dead_topic.clone());
+        Needs {
+            pipeline: self.name().to_owned(),
+            in_flight_events: events,
+            in_flight_bytes: bytes,
+            size_max: self.size_max,
+            destinations: destinations.collect(),
+            purpose,
+        }
+    }
+
+    /// What makes records of rows, for the destinations of the sink.
+    ///
+    /// # Errors
+    /// What is wrong with the specification of the outbox.
+    pub fn mapper(&self) -> Result<Mapper, Vec<SpecError>> {
+        let mut mapper = Mapper::new(self.outbox.clone())?;
+        mapper.set_names(self.sink.names());
+        Ok(mapper)
     }
 
     /// Whether every event of the slot is found in the table too, so that the slot may be dropped and the table polled
@@ -144,8 +172,7 @@ impl PipelineSpec {
             ColumnType { name, type_name, oid, modifier, is_text: type_facts.is_text }
         };
         let columns: Vec<ColumnType<'_>> = table.columns.iter().map(column).collect();
-        Mapper::new(self.outbox.clone())
-            .map_or_else(|_unsound| Vec::new(), |mapper| mapper.unfit_types(&columns))
+        self.mapper().map_or_else(|_unsound| Vec::new(), |mapper| mapper.unfit_types(&columns))
     }
 
     /// The encoding of logical messages, for a database in `encoding`.

@@ -232,7 +232,7 @@ impl ReplayError {
             Self::Protocol(_) | Self::Broken(_) => {
                 "report it with the server's version".to_owned()
             }
-            Self::Sink(error) => error.hint(),
+            Self::Sink(error) => error.hint().to_owned(),
             Self::SinkUnfit { hint, .. } => hint.clone(),
             Self::Source(error) => return error_policy::hint(error),
         })

@@ -18,17 +18,12 @@ use crate::postgres::control::Control;
 use crate::postgres::replay::New;
 use crate::postgres::store::{bookmark, cursor, parked};
 use crate::postgres::{SourceError, replay as rows};
-use crate::record::is_topic_name;
-use crate::sink::{self, Mailbox, Sink, SinkSpec};
+use crate::sink::{Mailbox, Needs, Purpose, Sink};
 use std::collections::HashSet;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_postgres::Client;
-
-/// How long events are collected for a batch, unless the configuration says: no consumer waits for replayed events, and
-/// the live stream waits behind each request to the brokers. Unit: milliseconds.
-const LINGER_MILLIS: &str = "20";
 
 /// Options of one run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -177,10 +172,10 @@ impl ReplayJob {
     fn check_topic(&self) -> Result<(), ReplayError> {
         let Some(topic) = &self.plan.request.to else { return Ok(()) };
         let refused = |what: String, fix| ReplayError::Topic { topic: topic.clone(), what, fix };
-        if !is_topic_name(topic.as_bytes()) {
+        if !(self.spec.sink.names().allows)(topic.as_bytes()) {
             return Err(refused("it is not the name of a topic".to_owned(), None));
         }
-        let found = sink::preflight(&self.sink_spec(), std::slice::from_ref(topic), true);
+        let found = self.spec.sink.preflight(&self.needs(), std::slice::from_ref(topic), true);
         let worst = |finding: &Finding| finding.severity == Severity::Error;
         match found.into_iter().find(worst) {
             None => Ok(()),
@@ -218,8 +213,7 @@ impl ReplayJob {
 
     /// A mapper with the recorded histories, so that positions are those of the first publication.
     async fn mapper(&self) -> Result<Mapper, ReplayError> {
-        let outbox = self.spec.outbox.clone();
-        let mut mapper = Mapper::new(outbox).map_err(|mut errors| match errors.pop() {
+        let mut mapper = self.spec.mapper().map_err(|mut errors| match errors.pop() {
             Some(error) => ReplayError::Spec(error),
             None => ReplayError::NoSource,
         })?;
@@ -255,28 +249,18 @@ impl ReplayJob {
         }))
     }
 
-    /// The sink's settings for a replay. A replay creates no topics: one that the user names must exist.
-    fn sink_spec(&self) -> SinkSpec {
-        match &self.spec.sink {
-            SinkSpec::Kafka(kafka) => {
-                let mut kafka = kafka.clone();
-                kafka.client_id.push_str("-replay");
-                kafka.in_flight_events = EVENTS_MAX;
-                kafka.in_flight_bytes = BYTES_MAX;
-                kafka.shards = 1;
-                let linger = || LINGER_MILLIS.to_owned();
-                kafka.properties.entry("linger.ms".to_owned()).or_insert_with(linger);
-                kafka.create_topics = None;
-                SinkSpec::Kafka(kafka)
-            }
-            SinkSpec::Stdout => SinkSpec::Stdout,
-            SinkSpec::Discard => SinkSpec::Discard,
+    /// What the sink of a replay is opened with: limits of its own, beside those of the live stream.
+    fn needs(&self) -> Needs {
+        Needs {
+            in_flight_events: EVENTS_MAX,
+            in_flight_bytes: BYTES_MAX,
+            ..self.spec.needs(Purpose::Replay)
         }
     }
 
     /// A sink of its own, which shares nothing with the live stream.
     fn sink(&self, mailbox: &Mailbox) -> Result<Box<dyn Sink>, ReplayError> {
-        Ok(sink::open(&self.sink_spec(), mailbox.clone())?)
+        Ok(self.spec.sink.open(&self.needs(), mailbox.clone())?)
     }
 }
 

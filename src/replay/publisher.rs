@@ -13,7 +13,7 @@ use crate::event::{Aggregate, Position};
 use crate::lsn::Lsn;
 use crate::outbox::{At, MapError, Mapped};
 use crate::parked::Lane;
-use crate::record::{Header, Outcome, Record, Refusal, Scope, Ticket};
+use crate::record::{Header, Outcome, Record, Scope, Ticket};
 use crate::sink::{Mailbox, NotTaken, Post, Sink};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -390,7 +390,7 @@ impl Publisher {
                 self.tally.published += 1;
             }
             // A broker refuses whole batches: its answer is about one event only if that event was sent alone.
-            Outcome::Rejected { scope: Scope::Event, reason: Refusal::Kafka(_) } if !sent.alone => {
+            Outcome::Rejected { scope: Scope::Event, reason } if reason.of_batch && !sent.alone => {
                 self.suspects.insert(sent.event);
                 self.reset = true;
                 return Ok(());

@@ -66,7 +66,7 @@ impl Relay {
             Reads::Stream => "mode = \"wal\"\n",
             Reads::Both => "mode = \"auto\"\npoll = { interval = \"50ms\" }\n",
         };
-        let shards = 1 + 2 * (self.number % 2);
+        let producers = 1 + 2 * (self.number % 2);
         let more =
             if one_in_flight() { "properties = { \"max.in.flight\" = \"1\" }\n" } else { "" };
         let text = format!(
@@ -76,7 +76,7 @@ impl Relay {
              url = \"postgresql://postgres@127.0.0.1:{}/postgres?sslmode=disable\"\n\
              [pipelines.{PIPELINE}.outbox]\ntable = \"public.outbox\"\nlayout = \"postrider\"\n\
              [pipelines.{PIPELINE}.route]\ntopic = \"{topics}.{{aggregate_type}}\"\n\
-             [pipelines.{PIPELINE}.sink]\nkind = \"kafka\"\nbrokers = \"{brokers}\"\nshards = {shards}\n{more}\
+             [pipelines.{PIPELINE}.sink]\nkind = \"kafka\"\nbrokers = \"{brokers}\"\nproducers = {producers}\n{more}\
              [pipelines.{PIPELINE}.flow]\nin_flight_events = {IN_FLIGHT_EVENTS}\n\
              [pipelines.{PIPELINE}.parking]\nattempts_max = 1000\n\
              backoff = {{ step = \"300ms\", steps_max = 4 }}\n",

@@ -9,8 +9,8 @@ use crate::sink_caller::{
     uncompressed,
 };
 use crate::topic::{Topic, Topics, admin, create_topic};
-use postrider::record::{Outcome, Refusal, Scope, Ticket};
-use postrider::sink::KafkaSpec;
+use postrider::record::{Outcome, Refusal, RefusalKind, Scope, Ticket};
+use postrider::sink::kafka::KafkaSpec;
 use rdkafka::admin::AdminOptions;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -129,10 +129,10 @@ async fn limit_of_a_topic_that_could_not_be_read_at_first_is_known_soon() {
         let Outcome::Rejected { scope: Scope::Event, reason } = caller.outcomes[&ticket] else {
             panic!("{:?}", caller.outcomes[&ticket]);
         };
-        if matches!(reason, Refusal::TooLarge { limit: 3_000, .. }) {
+        if reason.excess().is_some_and(|excess| excess.limit == 3_000) {
             break;
         }
-        assert_eq!(reason, Refusal::Kafka(MESSAGE_TOO_LARGE));
+        assert_eq!(reason, Refusal::of_broker(RefusalKind::TooLarge(None), MESSAGE_TOO_LARGE));
         assert!(Instant::now() < known_by, "the limit is not known");
         caller.sink.reset();
     }
@@ -147,9 +147,9 @@ async fn outage(begin: impl FnOnce(&mut PrivateKafka), end: impl AsyncFnOnce(&mu
     in_the_light(&topic, &mut caller).await;
 }
 
-async fn with_a_thousand(broker: &PrivateKafka, shards: usize) -> (Topic, Caller) {
+async fn with_a_thousand(broker: &PrivateKafka, producers: usize) -> (Topic, Caller) {
     let topic = Topics::new(&broker.brokers(), "sink_outage").create("t", 4).await;
-    let mut caller = Caller::open(KafkaSpec { shards, ..spec(&broker.brokers()) });
+    let mut caller = Caller::open(KafkaSpec { producers, ..spec(&broker.brokers()) });
     numbers(&topic, &mut caller, 0..1_000).await;
     caller.reported().await;
     (topic, caller)
@@ -207,7 +207,7 @@ async fn after_a_reset_nothing_of_before_is_written_behind_what_comes_after() {
 #[tokio::test]
 async fn after_a_reset_of_several_producers_no_key_is_swapped() {
     let topic = Topics::new(&brokers(), "sink_resets").create("t", 8).await;
-    let mut caller = Caller::open(KafkaSpec { shards: 3, ..spec(&brokers()) });
+    let mut caller = Caller::open(KafkaSpec { producers: 3, ..spec(&brokers()) });
     for round in 0..5 {
         numbers(&topic, &mut caller, 0..7_000).await;
         if round < 4 {
@@ -304,8 +304,10 @@ async fn a_refused_batch_breaks_the_producer_and_a_reset_learns_the_new_limit() 
     }
     caller.until("Broken", SOON, |caller| caller.was_told("broken")).await;
     // The cause came before it: a caller that resets at once knows which record to look at.
-    let refused =
-        Outcome::Rejected { scope: Scope::Event, reason: Refusal::Kafka(MESSAGE_TOO_LARGE) };
+    let refused = Outcome::Rejected {
+        scope: Scope::Event,
+        reason: Refusal::of_broker(RefusalKind::TooLarge(None), MESSAGE_TOO_LARGE),
+    };
     assert!(caller.outcomes.values().any(|outcome| *outcome == refused), "{:?}", caller.outcomes);
     caller.sink.reset();
     caller.outcomes.clear();

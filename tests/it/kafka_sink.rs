@@ -6,7 +6,8 @@ use crate::server::brokers;
 use crate::sink_caller::{Caller, SOON, alter, by_key, noise, numbers, record, spec, uncompressed};
 use crate::topic::{Topic, Topics, admin, client_config, create_topic};
 use postrider::record::{Header, Outcome, Record, Refusal, Scope, Ticket};
-use postrider::sink::{KafkaSpec, NotTaken};
+use postrider::sink::NotTaken;
+use postrider::sink::kafka::KafkaSpec;
 use rdkafka::admin::{AdminOptions, NewPartitions};
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{FutureProducer, FutureRecord};
@@ -24,10 +25,10 @@ async fn a_hundred_thousand_records_arrive_in_order_through_three_producers() {
     arrive_in_order(3).await;
 }
 
-async fn arrive_in_order(shards: usize) {
+async fn arrive_in_order(producers: usize) {
     const COUNT: u64 = 100_000;
     let topic = Topics::new(&brokers(), "sink_order").create("orders", 8).await;
-    let mut caller = Caller::open(KafkaSpec { shards, ..spec(&brokers()) });
+    let mut caller = Caller::open(KafkaSpec { producers, ..spec(&brokers()) });
     let start = Instant::now();
     for number in 0..COUNT {
         let key = format!("k{}", number % 997);
@@ -42,7 +43,7 @@ async fn arrive_in_order(shards: usize) {
         caller.send(&record).await;
     }
     caller.reported().await;
-    show(&format!("{COUNT} acknowledged in {:?}, shards: {shards}", start.elapsed()));
+    show(&format!("{COUNT} acknowledged in {:?}, producers: {producers}", start.elapsed()));
     assert!(caller.all_acked());
     let records = topic.read_all().await;
     assert_eq!(records.len() as u64, COUNT);
@@ -67,8 +68,9 @@ async fn null_keys_null_values_empty_values_and_partitions_arrive_as_they_are() 
     let name = caller.send(&Record { topic: "no/topic", ..plain }).await;
     caller.reported().await;
     let rejected = |reason| Outcome::Rejected { scope: Scope::Event, reason };
-    assert_eq!(caller.outcomes[&missing], rejected(Refusal::Partition(3)));
-    assert_eq!(caller.outcomes[&name], rejected(Refusal::TopicName));
+    assert_eq!(caller.outcomes[&missing], rejected(Refusal::partition(3)));
+    let no_name = Refusal::destination("the topic's name is not one Kafka allows");
+    assert_eq!(caller.outcomes[&name], rejected(no_name));
     let records = topic.read_all().await;
     let seen: Vec<_> = records
         .iter()
@@ -88,7 +90,7 @@ async fn null_keys_null_values_empty_values_and_partitions_arrive_as_they_are() 
 #[tokio::test]
 async fn partition_that_is_new_is_known_to_every_producer() {
     let topic = Topics::new(&brokers(), "sink_grown").create("t", 8).await;
-    let mut caller = Caller::open(KafkaSpec { shards: 3, ..spec(&brokers()) });
+    let mut caller = Caller::open(KafkaSpec { producers: 3, ..spec(&brokers()) });
     let to = |partition| Record {
         key: None,
         partition: Some(partition),
@@ -150,10 +152,8 @@ async fn a_record_over_the_topics_limit_is_refused_and_the_others_go_on() {
     for (ticket, outcome) in &caller.outcomes {
         let refused = matches!(
             outcome,
-            Outcome::Rejected {
-                scope: Scope::Event,
-                reason: Refusal::TooLarge { limit: 20_000, .. }
-            }
+            Outcome::Rejected { scope: Scope::Event, reason }
+                if reason.excess().is_some_and(|excess| excess.limit == 20_000)
         );
         assert_eq!(refused, [large, edge].contains(ticket), "{ticket}: {outcome:?}");
     }
@@ -193,7 +193,7 @@ async fn an_operators_limit_is_kept() {
     let large = caller.send(&record(&topic.name, "k", &[b'x'; 100])).await;
     caller.send(&record(&topic.name, "k", &[b'x'; 99])).await;
     caller.reported().await;
-    let reason = Refusal::TooLarge { size: 101, limit: 100 };
+    let reason = Refusal::too_large(101, 100);
     assert_eq!(caller.outcomes[&large], Outcome::Rejected { scope: Scope::Event, reason });
     assert_eq!(topic.read_all().await.len(), 1);
 }
@@ -256,7 +256,11 @@ async fn a_record_is_not_refused_on_old_news_of_its_topic_and_keeps_no_other_wai
         let answer = caller.offer(&large);
         async move {
             match answer {
-                Err(NotTaken::Doubted(Refusal::TooLarge { limit: 20_000, .. })) => Ok(()),
+                Err(NotTaken::Doubted(reason))
+                    if reason.excess().is_some_and(|excess| excess.limit == 20_000) =>
+                {
+                    Ok(())
+                }
                 other => Err(format!("{other:?}")),
             }
         }

@@ -6,8 +6,9 @@ use crate::private::PrivateKafka;
 use crate::server::brokers;
 use crate::sink_caller::{Caller, SOON, TOLD, alter, compressing, noise, record};
 use crate::topic::{Topic, Topics, admin, client_config};
-use postrider::record::{Outcome, Record, Refusal, Scope, Ticket};
-use postrider::sink::{KafkaSpec, NotTaken};
+use postrider::record::{Excess, Outcome, Record, Refusal, Scope, Ticket};
+use postrider::sink::NotTaken;
+use postrider::sink::kafka::KafkaSpec;
 use rdkafka::admin::{AdminOptions, NewPartitions};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::types::RDKafkaErrorCode;
@@ -73,7 +74,7 @@ async fn what_compresses_is_taken_above_the_limit_unless_the_topic_keeps_it_unco
                 };
                 // Before it was sent: nobody has to start anew.
                 assert!(
-                    matches!(reason, Refusal::TooLarge { limit: LIMIT, .. }),
+                    reason.excess().is_some_and(|excess| excess.limit == LIMIT),
                     "{case}: {reason:?}"
                 );
                 assert!(!caller.was_told("broken"), "{case}");
@@ -119,7 +120,7 @@ async fn many_records_that_the_broker_refuses_cost_no_producer() {
         let Outcome::Rejected { scope: Scope::Event, reason } = outcome else {
             panic!("{number}: {outcome:?}");
         };
-        assert!(matches!(reason, Refusal::TooLargeCompressed { .. }), "{number}: {reason:?}");
+        assert!(reason.is_compressed(), "{number}: {reason:?}");
         // Behind a refusal, by the same producer.
         assert_eq!(send(&mut caller, &topic, &text(small + 2)).await, Outcome::Acked);
         wanted.extend([small, small + 2]);
@@ -236,7 +237,9 @@ async fn what_does_not_compress_is_refused_by_the_broker_once_and_taken_when_the
     assert_eq!(caller.offer(&large_record), Err(NotTaken::Alone), "beside nothing else");
     let outcome = send(&mut caller, &topic, &large).await;
     let Outcome::Rejected { scope: Scope::Event, reason } = outcome else { panic!("{outcome:?}") };
-    let Refusal::TooLargeCompressed { size, limit: LIMIT } = reason else { panic!("{reason:?}") };
+    let Some(Excess { size, limit: LIMIT, compressed: true }) = reason.excess() else {
+        panic!("{reason:?}")
+    };
     assert!(size > large.len() && size < large.len() + 100, "{size}");
     // The caller's second word on it is the sink's own.
     let again = caller.send(&large_record).await;
@@ -278,7 +281,7 @@ async fn an_operators_own_limits_decide_before_the_brokers() {
     let outcome = send(&mut caller, &topic, &value).await;
     let refused = |size, limit| Outcome::Rejected {
         scope: Scope::Event,
-        reason: Refusal::TooLarge { size, limit },
+        reason: Refusal::too_large(size, limit),
     };
     assert_eq!(outcome, refused(value.len() + 1, 2_000_000));
     let mut caller = Caller::open(with("message.max.bytes", "4000000"));

@@ -7,7 +7,8 @@ use crate::server::brokers;
 use crate::sink_caller::{Caller, SOON, by_key, numbers_of_one_key, record, spec, uncompressed};
 use crate::topic::{Topic, Topics};
 use postrider::record::Record;
-use postrider::sink::{KafkaSpec, NotTaken};
+use postrider::sink::NotTaken;
+use postrider::sink::kafka::KafkaSpec;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -49,8 +50,8 @@ async fn burst_later(topic: &Topic, caller: &mut Caller, value: &[u8]) {
 #[tokio::test]
 async fn records_of_many_partitions_all_arrive_in_order_at_any_rate() {
     let topic = Topics::new(&brokers(), "turns_order").create("t", PARTITIONS).await;
-    for shards in [1, 2] {
-        let mut caller = Caller::open(KafkaSpec { shards, ..spec(&brokers()) });
+    for producers in [1, 2] {
+        let mut caller = Caller::open(KafkaSpec { producers, ..spec(&brokers()) });
         let first = topic.read_all().await.len();
         let mut number = 0_u32;
         // From a transaction now and then to a backlog.
@@ -68,9 +69,9 @@ async fn records_of_many_partitions_all_arrive_in_order_at_any_rate() {
         caller.reported().await;
         assert!(caller.all_acked());
         let records = topic.read_all().await;
-        assert_eq!(records.len() - first, number as usize, "{shards} shards");
+        assert_eq!(records.len() - first, number as usize, "{producers} producers");
         for (key, numbers) in by_key(&records) {
-            let of_these = numbers.len() / shards;
+            let of_these = numbers.len() / producers;
             assert!(numbers[numbers.len() - of_these..].is_sorted(), "{key} is out of order");
         }
     }

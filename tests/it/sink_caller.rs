@@ -3,7 +3,8 @@
 pub(crate) use crate::await_that::SOON;
 use crate::topic::{ReadRecord, Topic, admin};
 use postrider::record::{Outcome, Record, Scope, Ticket};
-use postrider::sink::{self, KafkaSpec, Mailbox, NotTaken, Post, Sink, SinkSpec};
+use postrider::sink::kafka::{self, KafkaSpec};
+use postrider::sink::{Mailbox, NotTaken, Post, Sink};
 use rdkafka::admin::{AdminOptions, AlterConfig, ResourceSpecifier};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,7 +28,7 @@ pub(crate) fn spec(brokers: &str) -> KafkaSpec {
         brokers: brokers.to_owned(),
         properties: BTreeMap::new(),
         secret_files: BTreeMap::new(),
-        shards: 1,
+        producers: 1,
         client_id: "postrider-test".to_owned(),
         in_flight_events: 50_000,
         in_flight_bytes: 32 << 20,
@@ -61,7 +62,7 @@ pub(crate) fn record<'a>(topic: &'a str, key: &'a str, value: &'a [u8]) -> Recor
 impl Caller {
     pub(crate) fn open(spec: KafkaSpec) -> Self {
         let mailbox = Mailbox::default();
-        let sink = sink::open(&SinkSpec::Kafka(spec), mailbox.clone()).expect("a sink");
+        let sink = kafka::open(&spec, mailbox.clone()).expect("a sink");
         let (outcomes, said, hints) = Default::default();
         Self { sink, mailbox, next: 0, outcomes, said, hints }
     }

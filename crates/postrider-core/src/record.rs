@@ -1,8 +1,7 @@
 //! What a sink publishes, and what it answers.
 //!
-//! A [`Record`] borrows its bytes from the buffer they were read into: sinks copy or send, they never keep it. Who has
-//! to keep one makes it an [`OwnedRecord`].
-//! Topic names, the numbers of refusals and the overhead of a record are those of Kafka and librdkafka.
+//! A [`Record`] borrows its bytes from the buffer they were read into: sinks copy or send, they never keep it. What has
+//! to be kept is copied into an [`OwnedRecord`].
 
 use std::fmt;
 
@@ -24,11 +23,11 @@ pub struct Record<'a> {
 }
 
 impl Record<'_> {
-    /// Bytes that are held from the hand-over to the report: what flow control counts.
-    ///
-    /// A bound on bytes is there for the memory, and of small records the client's own structures are most of it.
-    pub fn held_bytes(&self) -> usize {
-        self.size_bytes().saturating_add(CLIENT_BYTES)
+    /// Bytes that flow control counts from the hand-over to the report. A bound on bytes is there for the memory, and of
+    /// small records what the client holds `beside` their bytes is most of it
+    /// ([`held_bytes`](crate::sink::Capabilities::held_bytes)).
+    pub fn held_bytes(&self, beside: usize) -> usize {
+        self.size_bytes().saturating_add(beside)
     }
 
     /// Bytes of key, value and headers.
@@ -37,11 +36,6 @@ impl Record<'_> {
         self.key.map_or(0, <[u8]>::len) + self.value.map_or(0, <[u8]>::len) + headers
     }
 }
-
-/// What librdkafka holds for a record beside its bytes: its message, each header by itself, its place in a batch.
-///
-/// Measured: the resident peak of a drain grew by 1.1 to 1.2 kB for each record of 400 B with three headers.
-const CLIENT_BYTES: usize = 768;
 
 impl fmt::Debug for Record<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -52,23 +46,11 @@ impl fmt::Debug for Record<'_> {
     }
 }
 
-/// Whether Kafka allows the name of a topic (`org.apache.kafka.common.internals.Topic`): 1 to 249 of
-/// `A-Z a-z 0-9 . _ -`, and neither `.` nor `..`.
-pub fn is_topic_name(name: &[u8]) -> bool {
-    let legal = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-    (1..=TOPIC_NAME_BYTES_MAX).contains(&name.len())
-        && name.iter().all(legal)
-        && !matches!(name, b"." | b"..")
-}
-
-/// Whether a part of a topic's name is empty: it begins or ends with a separator, or has two in a row. So it is where a
-/// field of the template is empty in a row (`outbox.event.`).
+/// Whether a part of a destination's name is empty: the name begins or ends with a separator, or has two in a row. A
+/// field of the template that is empty in a row makes such a name (`outbox.event.`).
 pub fn has_empty_part(topic: &str) -> bool {
     topic.split(['.', '-', '_']).any(str::is_empty)
 }
-
-/// Bytes of the longest topic name (Kafka's `Topic.MAX_NAME_LENGTH`).
-const TOPIC_NAME_BYTES_MAX: usize = 249;
 
 /// One header of a record.
 #[derive(Clone, Copy)]
@@ -120,63 +102,140 @@ pub enum Scope {
     Broker,
 }
 
-/// Why a record was refused.
+/// Why a record was refused: what the refusal means, and the broker's own number where a broker has said it.
+///
+/// The sink that knows the broker's numbers makes it; whoever reads it needs no number. `Debug` shows the number, or
+/// else the kind.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Refusal {
+    /// What it means.
+    pub kind: RefusalKind,
+    /// The broker's own number; `None` where the sink refused the record without asking the broker.
+    pub native: Option<i32>,
+    /// The broker has refused a batch: any record of it may be meant.
+    pub of_batch: bool,
+}
+
+/// What a refusal means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refusal {
-    /// The record is larger than the destination takes.
-    TooLarge {
-        /// Bytes of the record.
-        size: usize,
-        /// Bytes the destination takes.
-        limit: usize,
-    },
-    /// The record is larger than the destination takes, and the broker refused it compressed too.
-    TooLargeCompressed {
-        /// Bytes of the record before compression.
-        size: usize,
-        /// Bytes the destination takes.
-        limit: usize,
-    },
-    /// The topic's name can't be a topic's name.
-    TopicName,
-    /// The route names a partition the topic does not have.
+pub enum RefusalKind {
+    /// The record is larger than the destination takes. The numbers are there where the sink knows them.
+    TooLarge(Option<Excess>),
+    /// The destination's name is not one the broker allows. With the sink's own words for that: a fragment.
+    Destination(&'static str),
+    /// The route names a partition the destination does not have.
     Partition(i32),
-    /// A broker's code, by librdkafka's number (`rd_kafka_resp_err_t`).
-    Kafka(i32),
+    /// A rule of the broker's operator.
+    Policy,
+    /// The broker calls the record invalid.
+    Invalid,
+    /// Anything else.
+    Other,
+}
+
+/// How much too large a record is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Excess {
+    /// Bytes of the record before compression.
+    pub size: usize,
+    /// Bytes the destination takes.
+    pub limit: usize,
+    /// The broker has judged the record compressed, and refused it.
+    pub compressed: bool,
 }
 
 impl Refusal {
-    /// A stable word for it: stands in the parked table, and is what `postrider parked --error` asks for.
+    /// The sink's own refusal.
+    const fn own(kind: RefusalKind) -> Self {
+        Self { kind, native: None, of_batch: false }
+    }
+
+    /// The record has `size` bytes, the destination takes `limit`.
+    pub const fn too_large(size: usize, limit: usize) -> Self {
+        Self::own(RefusalKind::TooLarge(Some(Excess { size, limit, compressed: false })))
+    }
+
+    /// The same, and the broker has refused the record compressed too. It was sent alone, so no other is meant.
+    pub const fn too_large_compressed(size: usize, limit: usize) -> Self {
+        Self::own(RefusalKind::TooLarge(Some(Excess { size, limit, compressed: true })))
+    }
+
+    /// No destination can have this name. `words` is a fragment that says so.
+    pub const fn destination(words: &'static str) -> Self {
+        Self::own(RefusalKind::Destination(words))
+    }
+
+    /// The destination has no partition of this number.
+    pub const fn partition(number: i32) -> Self {
+        Self::own(RefusalKind::Partition(number))
+    }
+
+    /// A broker's answer to a batch, with its own number.
+    pub const fn of_broker(kind: RefusalKind, native: i32) -> Self {
+        Self { kind, native: Some(native), of_batch: true }
+    }
+
+    /// How much too large the record is, where that is why and the sink knows it.
+    pub const fn excess(self) -> Option<Excess> {
+        match self.kind {
+            RefusalKind::TooLarge(excess) => excess,
+            RefusalKind::Destination(_)
+            | RefusalKind::Partition(_)
+            | RefusalKind::Policy
+            | RefusalKind::Invalid
+            | RefusalKind::Other => None,
+        }
+    }
+
+    /// Whether the broker has judged the record compressed, and refused it.
+    pub const fn is_compressed(self) -> bool {
+        matches!(self.excess(), Some(Excess { compressed: true, .. }))
+    }
+
+    /// A stable word for it, in the parked table: what `postrider parked --error` asks for.
     pub const fn code(self) -> &'static str {
-        match self {
-            // MSG_SIZE_TOO_LARGE and RECORD_LIST_TOO_LARGE.
-            Self::TooLarge { .. } | Self::TooLargeCompressed { .. } | Self::Kafka(10 | 18) => {
-                "too_large"
-            }
-            // TOPIC_EXCEPTION.
-            Self::TopicName | Self::Kafka(17) => "topic_name",
-            Self::Partition(_) => "partition",
-            Self::Kafka(44) => "policy_violation",
-            Self::Kafka(87) => "invalid_record",
-            Self::Kafka(_) => "refused_by_broker",
+        match self.kind {
+            RefusalKind::TooLarge(_) => "too_large",
+            RefusalKind::Destination(_) => "topic_name",
+            RefusalKind::Partition(_) => "partition",
+            RefusalKind::Policy => "policy_violation",
+            RefusalKind::Invalid => "invalid_record",
+            RefusalKind::Other => "refused_by_broker",
+        }
+    }
+}
+
+impl fmt::Debug for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.native {
+            Some(code) => f.debug_tuple("Native").field(&code).finish(),
+            None => self.kind.fmt(f),
         }
     }
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TooLarge { size, limit } => {
+        if let Some(code) = self.native {
+            return write!(f, "the broker refused it with code {code}");
+        }
+        match self.kind {
+            RefusalKind::TooLarge(Some(Excess { size, limit, compressed: false })) => {
                 write!(f, "the record has {size} bytes, the destination takes {limit}")
             }
-            Self::TooLargeCompressed { size, limit } => write!(
+            RefusalKind::TooLarge(Some(Excess { size, limit, compressed: true })) => write!(
                 f,
                 "the record has {size} bytes, and compressed it is still larger than the {limit} that the \
                  destination takes"
             ),
-            Self::TopicName => f.write_str("the topic's name is not one Kafka allows"),
-            Self::Partition(number) => write!(f, "the topic has no partition {number}"),
-            Self::Kafka(code) => write!(f, "the broker refused it with code {code}"),
+            RefusalKind::TooLarge(None) => {
+                f.write_str("the record is larger than the destination takes")
+            }
+            RefusalKind::Destination(words) => f.write_str(words),
+            RefusalKind::Partition(number) => write!(f, "the topic has no partition {number}"),
+            RefusalKind::Policy => f.write_str("a policy of the broker forbids it"),
+            RefusalKind::Invalid => f.write_str("the broker calls it invalid"),
+            RefusalKind::Other => f.write_str("the broker refused it"),
         }
     }
 }

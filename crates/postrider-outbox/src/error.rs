@@ -6,6 +6,7 @@ use super::layout::Role;
 use super::spec::TableName;
 use postrider_core::event::Position;
 use postrider_core::record::OwnedRecord;
+use postrider_core::sink::NameRule;
 use std::fmt;
 
 /// An error of the specification. [`SpecError::key`] is the configuration key.
@@ -149,9 +150,14 @@ pub enum Problem {
     /// A text is not UTF-8.
     #[error("\"{0}\" is not UTF-8")]
     NotText(String),
-    /// The topic is not a valid topic name.
-    #[error("its topic, from {0}, is not a name Kafka allows")]
-    TopicName(String),
+    /// The topic is not one that the sink's broker allows.
+    #[error("its topic, from {template}, is not a name {} allows", .names.owner)]
+    TopicName {
+        /// The template of the topic.
+        template: String,
+        /// The broker's rule.
+        names: NameRule,
+    },
     /// The headers are not a JSON object.
     #[error("\"{0}\" is not a JSON object")]
     NotAnObject(String),
@@ -190,7 +196,7 @@ impl Problem {
         match self {
             Self::Null(_) | Self::NoMember(_) => "null",
             Self::NotText(_) => "not_text",
-            Self::TopicName(_) => "topic_name",
+            Self::TopicName { .. } => "topic_name",
             Self::NotAnObject(_) => "headers",
             Self::HeaderName(_) => "header_name",
             Self::Partition => "partition",
@@ -209,8 +215,9 @@ impl Poison {
         const PASS_OVER: &str = "WAL can't be changed: pass it over \
             (docs/operations.md#passing-over), insert it again corrected";
         match &self.problem {
-            Problem::TopicName(_) => format!(
-                "fix route.topic and start again; or {PASS_OVER} (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)"
+            Problem::TopicName { names, .. } => format!(
+                "fix route.topic and start again; or {PASS_OVER} (a topic has {})",
+                names.words
             ),
             Problem::Partition => format!(
                 "leave route.partition empty and start again; or {PASS_OVER}: with the number of one of the topic's \

@@ -14,6 +14,7 @@ use crate::types::{ColumnType, Kind, Resolved, TypeFacts, Types};
 use pg_replication::pgoutput::{Cell, Insert, LogicalMessage, Relation, TypeName, Update};
 use postrider_core::event::{Aggregate, Histories, PgTime, Position, shown_id};
 use postrider_core::record::{Header, OwnedRecord, Record};
+use postrider_core::sink::NameRule;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -106,6 +107,11 @@ impl Mapper {
             decoded: String::new(),
             scratch: Scratch::default(),
         })
+    }
+
+    /// What a destination may be called. Before this is set, anything that is not empty.
+    pub fn set_names(&mut self, names: NameRule) {
+        self.route.names = names;
     }
 
     /// Sets the histories of positions. With `rows`, events are rows that are read from the table: their positions are
@@ -510,10 +516,11 @@ impl RecordMapper<'_> {
         let Scratch { bytes: scratch, topic: cached, .. } = &mut *self.scratch;
         let buffers = Buffers { row: self.row.bytes, scratch, fixed: &self.route.fixed };
         let name = buffers.get(topic).unwrap_or_default();
-        if cached.update(name, postrider_core::record::is_topic_name) {
+        if cached.update(name, self.route.names.allows) {
             Ok(topic)
         } else {
-            Err(Problem::TopicName(self.route.topic_text.clone()))
+            let template = self.route.topic_text.clone();
+            Err(Problem::TopicName { template, names: self.route.names })
         }
     }
 

@@ -6,6 +6,7 @@ use crate::error::{Problem, SpecError};
 use crate::headers::{HISTORY, POSITION};
 use crate::layout::{Layout, Role};
 use crate::spec::{NullPayload, OutboxSpec, Placement, Replace, TimestampSource};
+use postrider_core::sink::NameRule;
 use postrider_core::zone::Zone;
 use regex::bytes::{CaptureLocations, Regex};
 
@@ -76,6 +77,8 @@ pub(super) struct Route {
     pub(super) topic: Template,
     /// The topic's template as written, for error messages.
     pub(super) topic_text: String,
+    /// What a topic may be called.
+    pub(super) names: NameRule,
     pub(super) replace: Option<Rewrite>,
     pub(super) key: Template,
     pub(super) partition: Option<Template>,
@@ -121,6 +124,7 @@ impl Route {
             core,
             topic,
             topic_text: spec.topic.clone(),
+            names: NameRule::ANY,
             replace,
             key,
             partition,

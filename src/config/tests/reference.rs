@@ -2,14 +2,16 @@
 
 use super::{SMALL, none, parsed};
 use crate::config::file::read;
-use crate::config::schema::{REFERENCE, uncommented};
+use crate::config::schema::{REFERENCE, uncommented, uncommented_text};
 use crate::config::{parse, section, show};
+use crate::sink::KINDS;
 
 #[test]
 fn the_reference_file_has_the_defaults() {
     let values = |text| {
         let config = parsed(text).unwrap();
-        (config.admin, config.shutdown_grace, config.pipelines)
+        let pipelines = format!("{:#?}", config.pipelines);
+        (config.admin, config.shutdown_grace, pipelines)
     };
     assert_eq!(values(REFERENCE), values(SMALL));
 }
@@ -20,13 +22,30 @@ fn the_reference_file_has_every_key() {
     std::fs::write(directory.path().join("pg-password"), "hush").unwrap();
     let (_, found) = read("f", directory.path(), &uncommented(), &none).unwrap();
     assert_eq!(found.errors, []);
+    // The kinds of sinks that the file does not use have a reference of their own.
+    let of_kinds: Vec<_> = KINDS
+        .iter()
+        .map(|kind| {
+            let text = format!(
+                "{SMALL}\n[pipelines.orders.sink]\nkind = \"{}\"\n{}",
+                kind.name(),
+                uncommented_text(kind.reference())
+            );
+            let text = text.replace("    sink.brokers = \"localhost:9092\"\n", "");
+            read("f", directory.path(), &text, &none).unwrap().1.places
+        })
+        .collect();
     for key in found.asked.keys() {
         let key = key.replace("pipelines.*", "pipelines.orders");
         if key.contains('*') {
             let (table, _) = key.split_once(".*").unwrap();
-            assert!(found.places.under(table).next().is_some(), "no example of {key}");
+            let mut all = of_kinds.iter().chain([&found.places]);
+            let has = all.any(|places| places.under(table).next().is_some());
+            assert!(has, "no example of {key}");
         } else {
-            assert!(found.places.get(&key).is_some(), "{key} is not in the reference file");
+            let mut all = of_kinds.iter().chain([&found.places]);
+            let has = all.any(|places| places.get(&key).is_some());
+            assert!(has, "{key} is not in the reference file");
         }
     }
 }
@@ -41,10 +60,14 @@ fn every_key_is_shown_with_where_it_comes_from() {
     let path =
         |row: &show::Shown| format!("{}.{}", row.table, row.key).trim_matches('.').to_owned();
     let shown: Vec<_> = rows.iter().map(path).collect();
+    // The file has no keys of other kinds of sinks.
+    let is_of_other_sink =
+        |key: &str| !key.contains('*') && key.contains(".sink.") && found.places.get(key).is_none();
     for (key, kind) in &found.asked {
         let key = key.replace("pipelines.*", "pipelines.orders");
         if key.contains(".extra.*.")
             || matches!(kind, section::Kind::Table | section::Kind::TableOrFalse)
+            || is_of_other_sink(&key)
         {
             continue;
         }
@@ -58,4 +81,11 @@ fn every_key_is_shown_with_where_it_comes_from() {
         rows.iter().all(|row| row.origin != show::Origin::Default),
         "all of it stands in the file"
     );
+}
+
+#[test]
+fn the_reference_file_has_the_keys_of_the_default_sink_as_the_kind_has_them() {
+    for kind in KINDS.iter().filter(|kind| kind.name() == crate::sink::DEFAULT_KIND) {
+        assert!(REFERENCE.contains(kind.reference()), "{}", kind.name());
+    }
 }

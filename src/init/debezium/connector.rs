@@ -48,7 +48,7 @@ fn dead_letters(t: &mut Translator<'_>) {
     const OPTION: &str = "errors.deadletterqueue.topic.name";
     let Some(given) = t.get(OPTION) else { return };
     let topic = translator::plain(given);
-    if topic.contains("${") || crate::record::is_topic_name(topic.as_bytes()) {
+    if topic.contains("${") || crate::sink::topic::is_topic_name(topic.as_bytes()) {
         t.draft.set("parking", "dead_topic", topic);
     } else {
         t.answer(OPTION, NoCounterpart, "not the name of a topic: set parking.dead_topic");

@@ -168,7 +168,7 @@ fn topics_that_connect_makes_are_made_with_its_settings() {
     let user = |name: &str| (name == "PGUSER").then(|| "relay".to_owned());
     let config = crate::config::parse("f", std::path::Path::new(""), &written, &user);
     let config = config.expect("a file that is taken");
-    assert!(config.pipelines[0].sink.create_topics.is_some(), "{written}");
+    assert!(config.pipelines[0].sink.creates(), "{written}");
     // Connect makes none without both.
     let one = translated(&format!("{LEAST}topic.creation.default.partitions=8\n"));
     assert_eq!(one.draft.keys_of("sink.create_topics").count(), 0);

@@ -109,7 +109,7 @@ impl Fake {
             | Step::Unlock => self.owning(step),
             Step::Park(rows, marks, by) => self.park(rows, marks, by),
             Step::AtOnce(event) => {
-                let (state, reason) = (State::Dead, Refusal::TopicName);
+                let (state, reason) = (State::Dead, Refusal::destination("no such topic"));
                 let dead =
                     ParkedOutcome::Refused { state, attempts: 2, wait: Duration::ZERO, reason };
                 self.park(&[(event, State::Waiting)], &[(event, dead)], By::TheOwner);

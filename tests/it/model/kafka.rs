@@ -3,7 +3,7 @@
 mod fake;
 mod real;
 
-use postrider::record::{Outcome, Refusal};
+use postrider::record::Outcome;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Partitions of the topic.
@@ -89,7 +89,7 @@ fn outcome(outcome: Option<&Outcome>) -> &'static str {
     match outcome {
         None => "is not reported",
         Some(Outcome::Acked) => "is acknowledged",
-        Some(Outcome::Rejected { reason: Refusal::TooLarge { .. }, .. }) => {
+        Some(Outcome::Rejected { reason, .. }) if reason.excess().is_some() => {
             "is refused before it is sent"
         }
         Some(Outcome::Rejected { .. }) => "is refused by the broker",

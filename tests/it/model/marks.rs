@@ -11,7 +11,12 @@ use std::time::Duration;
 const KNOWN: usize = 4;
 
 const fn refused(state: State, attempts: u32) -> ParkedOutcome {
-    ParkedOutcome::Refused { state, attempts, wait: Duration::ZERO, reason: Refusal::TopicName }
+    ParkedOutcome::Refused {
+        state,
+        attempts,
+        wait: Duration::ZERO,
+        reason: Refusal::destination("no such topic"),
+    }
 }
 
 /// Both agree, and say `seen` after what makes the transactions known.

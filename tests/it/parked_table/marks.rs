@@ -12,7 +12,7 @@ fn mark(position: &str, became: ParkedOutcome) -> ParkedUpdate {
 }
 
 fn refused(state: State, attempts: u32) -> ParkedOutcome {
-    let reason = Refusal::TooLarge { size: 20, limit: 10 };
+    let reason = Refusal::too_large(20, 10);
     ParkedOutcome::Refused { state, attempts, wait: Duration::from_mins(10), reason }
 }
 

@@ -176,7 +176,10 @@ async fn thousands_are_written_and_marked_in_seconds() {
         state: State::Waiting,
         attempts: 2,
         wait: Duration::ZERO,
-        reason: postrider::record::Refusal::Kafka(10),
+        reason: postrider::record::Refusal::of_broker(
+            postrider::record::RefusalKind::TooLarge(None),
+            10,
+        ),
     };
     let start = Instant::now();
     table.write(&rows, &[]).await;

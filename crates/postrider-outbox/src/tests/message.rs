@@ -1,6 +1,6 @@
 //! Events of `pg_logical_emit_message`.
 
-use super::support::{AT, print};
+use super::support::{AT, TOPICS, print};
 use crate::{Extra, Layout, Mapper, OutboxSpec, Placement};
 use expect_test::expect;
 use pg_replication::lsn::Lsn;
@@ -8,6 +8,7 @@ use pg_replication::pgoutput::LogicalMessage;
 
 fn emit(spec: OutboxSpec, transactional: bool, prefix: &str, content: &str) -> String {
     let mut mapper = Mapper::new(spec).unwrap();
+    mapper.set_names(TOPICS);
     let (lsn, content) = (Lsn::ZERO, content.as_bytes());
     print(mapper.message(&LogicalMessage { transactional, lsn, prefix, content }, AT))
 }

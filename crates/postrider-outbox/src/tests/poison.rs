@@ -97,6 +97,7 @@ fn a_long_id_is_cut_in_the_error() {
 fn text_that_is_not_utf8_is_poison_and_payloads_are_bytes() {
     let spec = OutboxSpec::for_layout(Layout::Postrider);
     let mut mapper = Mapper::new(spec).unwrap();
+    mapper.set_names(super::support::TOPICS);
     let described = relation(7, "public", "outbox", &columns());
     let Message::Relation(described) = decode(&described).unwrap() else { unreachable!() };
     mapper.relation(&described).unwrap();

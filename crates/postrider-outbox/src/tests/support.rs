@@ -4,6 +4,7 @@ use crate::{At, Layout, MapError, Mapped, Mapper, OutboxSpec};
 use pg_replication::lsn::Lsn;
 use pg_replication::pgoutput::{Message, decode};
 use postrider_core::event::{PgTime, Position};
+use postrider_core::sink::NameRule;
 use std::fmt::Write as _;
 
 /// 2024-01-02 03:04:05.5 UTC.
@@ -67,6 +68,18 @@ pub(super) fn insert(id: u32, columns: &[ColumnSpec<'_>]) -> Vec<u8> {
     bytes
 }
 
+/// A rule for names of topics.
+pub(super) const TOPICS: NameRule = NameRule {
+    allows: |name| {
+        let is_legal = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-".contains(byte);
+        (1..=249).contains(&name.len())
+            && name.iter().all(is_legal)
+            && !matches!(name, b"." | b"..")
+    },
+    owner: "Kafka",
+    words: "1 to 249 of A-Z a-z 0-9 . _ -",
+};
+
 /// Describes the layout's table with these columns, then inserts a row of them.
 pub(super) fn map_with<R>(
     spec: OutboxSpec,
@@ -75,6 +88,7 @@ pub(super) fn map_with<R>(
 ) -> R {
     let table = spec.table.clone().unwrap();
     let mut mapper = Mapper::new(spec).unwrap();
+    mapper.set_names(TOPICS);
     let described = relation(7, &table.schema, &table.name, columns);
     let Message::Relation(described) = decode(&described).unwrap() else { unreachable!() };
     if let Err(error) = mapper.relation(&described) {

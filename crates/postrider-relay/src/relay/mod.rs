@@ -36,7 +36,7 @@ use pg_replication::lsn::Lsn;
 use postrider_core::error::{Halt, HaltReason};
 use postrider_core::event::{Aggregate, PgTime, Position};
 use postrider_core::parked::{Entry, Lane, State};
-use postrider_core::record::{Outcome, Refusal, Scope, Ticket};
+use postrider_core::record::{Outcome, Refusal, RefusalKind, Scope, Ticket};
 use std::time::Duration;
 use stream::Stream;
 
@@ -566,7 +566,7 @@ impl Relay {
             return;
         }
         self.flow.park_handed_over(ticket);
-        let hopeless = reason == Refusal::TopicName;
+        let hopeless = !reason.of_batch && matches!(reason.kind, RefusalKind::Destination(_));
         let mut entry = self.parking.rules.refused(slot.position, Some(slot.lane), hopeless);
         entry.overtaken_by = self.flow.take_overtaken(slot.position);
         self.park(now, ticket, (entry, None), slot.size_bytes(), effects);
@@ -652,7 +652,7 @@ impl Relay {
     /// meant is streamed again too, and parked then: the driver has its record again, and the producer is a new one.
     fn refused(&mut self, ticket: Ticket, slot: Slot, reason: Refusal, effects: &mut Vec<Effect>) {
         let certain =
-            self.flow.is_exclusive() || means_one_event(reason) || injected(Bug::BlamesWholeBatch);
+            self.flow.is_exclusive() || !reason.of_batch || injected(Bug::BlamesWholeBatch);
         if self.parking.rules.on_poison == OnPoison::Stop && certain {
             let halt = Box::new(poison_halt(slot.position, reason));
             self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
@@ -683,7 +683,7 @@ impl Relay {
                 }
             }
             Outcome::Rejected { scope: Scope::Event, reason } => {
-                if means_one_event(reason) || self.parking.is_exclusive(ticket) {
+                if !reason.of_batch || self.parking.is_exclusive(ticket) {
                     self.parking.attempt_refused(now, ticket, reason);
                 } else if self.parking.attempt_in_flight(ticket) {
                     self.parking.suspect(now, ticket);
@@ -854,18 +854,6 @@ impl Relay {
     fn violated(&mut self, violation: OrderViolation) {
         let halt = Box::new(violation_halt(violation));
         self.phase = Phase::Halting { halt, until: Until::Now };
-    }
-}
-
-/// Whether a refusal can only mean the event that it was reported for: it is the sink's own, or the broker's for a
-/// batch of one record.
-fn means_one_event(reason: Refusal) -> bool {
-    match reason {
-        Refusal::TooLarge { .. }
-        | Refusal::TooLargeCompressed { .. }
-        | Refusal::TopicName
-        | Refusal::Partition(_) => true,
-        Refusal::Kafka(_) => false,
     }
 }
 

@@ -26,7 +26,7 @@ use postrider_core::error::HaltReason;
 use postrider_core::event::Aggregate;
 use postrider_core::event::Position;
 use postrider_core::parked::{Entry, ParkedOutcome, ParkedUpdate, Request};
-use postrider_core::record::{Outcome, Scope, Ticket};
+use postrider_core::record::{Outcome, RefusalKind, Scope, Ticket};
 use std::fmt::Write;
 
 struct Script {
@@ -108,7 +108,7 @@ impl Script {
         let words: Vec<&str> = line.split(' ').collect();
         let number = |index: usize| words[index].parse::<u64>().unwrap();
         let reject = |scope, reason| Outcome::Rejected { scope, reason };
-        let too_large = Refusal::TooLarge { size: 9, limit: 8 };
+        let too_large = Refusal::too_large(9, 8);
         let ticket = |index: usize| match words[index].strip_prefix('t') {
             Some(number) => Ticket(1 << 63 | number.parse::<u64>().unwrap()),
             None => Ticket(number(index)),
@@ -157,11 +157,15 @@ impl Script {
             "toolarge" => report(reject(Scope::Event, too_large)),
             "nottaken" => Input::Refused {
                 ticket: Ticket(number(1)),
-                reason: Refusal::Partition(7),
+                reason: Refusal::partition(7),
                 halt: Box::new(halt("no such partition")),
             },
-            "refused" => report(reject(Scope::Event, Refusal::Kafka(10))),
-            "notopic" => report(reject(Scope::Destination, Refusal::Kafka(3))),
+            "refused" => {
+                report(reject(Scope::Event, Refusal::of_broker(RefusalKind::TooLarge(None), 10)))
+            }
+            "notopic" => {
+                report(reject(Scope::Destination, Refusal::of_broker(RefusalKind::Other, 3)))
+            }
             "broken" => Input::SinkBroken,
             "taken" => Input::SlotTaken,
             "lost" => Input::SourceLost,

@@ -4,17 +4,15 @@ use super::plan::{Bad, Knobs};
 use super::rng::Rng;
 use super::truth::Truth;
 use super::{Check, Stop};
-use postrider_core::record::{Outcome, Refusal, Scope, Ticket};
+use postrider_core::record::{Outcome, Refusal, RefusalKind, Scope, Ticket};
 use std::collections::VecDeque;
 
 /// Maximum time until a new producer can send. Unit: milliseconds.
 const STARTUP_MAX: u64 = 20;
 
 /// The outcome of a record that is too large for the broker.
-pub(super) const TOO_LARGE: Outcome = Outcome::Rejected {
-    scope: Scope::Event,
-    reason: Refusal::TooLargeCompressed { size: 9, limit: 8 },
-};
+pub(super) const TOO_LARGE: Outcome =
+    Outcome::Rejected { scope: Scope::Event, reason: Refusal::too_large_compressed(9, 8) };
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
@@ -92,8 +90,8 @@ impl Producer {
         let what = &truth.events[record.event];
         let partition = what.aggregate.unwrap_or(0) % self.partitions.len();
         let refusal = match truth.bad(record.event, now) {
-            Bad::TopicName => Some(Refusal::TopicName),
-            Bad::TooLarge | Bad::Poison { .. } => Some(Refusal::TooLarge { size: 9, limit: 8 }),
+            Bad::TopicName => Some(Refusal::destination("none of this name")),
+            Bad::TooLarge | Bad::Poison { .. } => Some(Refusal::too_large(9, 8)),
             Bad::No | Bad::Batch => None,
         };
         if let Some(reason) = refusal {
@@ -139,7 +137,8 @@ impl Producer {
         let full = (0..count).map(|n| (start + n) % count).find(has_some);
         let Some(at) = full else { return Ok(()) };
         let batch = self.take(at, knobs, rng);
-        let scope = |scope| Outcome::Rejected { scope, reason: Refusal::Kafka(3) };
+        let scope =
+            |scope| Outcome::Rejected { scope, reason: Refusal::of_broker(RefusalKind::Other, 3) };
         let is_refused = |record: &Record| truth.bad(record.event, now) == Bad::Batch;
         if batch.iter().any(is_refused) {
             for record in
@@ -148,7 +147,10 @@ impl Producer {
                 // The refusal means each of them, though the client knows that only for a batch of one.
                 truth.events[record.event].refused += 1;
             }
-            let outcome = Outcome::Rejected { scope: Scope::Event, reason: Refusal::Kafka(10) };
+            let outcome = Outcome::Rejected {
+                scope: Scope::Event,
+                reason: Refusal::of_broker(RefusalKind::TooLarge(None), 10),
+            };
             self.refused.extend(batch.iter().map(|record| record.event));
             self.fail(&batch, Some(outcome));
             while rng.chance(knobs.overtakes) && !self.partitions[at].is_empty() {

@@ -858,7 +858,7 @@ impl World {
     fn offer_attempts(&mut self, i: usize) -> Check {
         for ticket in std::mem::take(&mut self.procs[i].buffer.probes) {
             let unavailable = self.late.chance(self.plan.knobs.destination_down);
-            let (scope, reason) = (Scope::Destination, Refusal::TopicName);
+            let (scope, reason) = (Scope::Destination, Refusal::destination("none of this name"));
             let outcome = Outcome::Rejected { scope, reason };
             let report = Input::Report { ticket, outcome };
             self.apply(i, if unavailable { report } else { Input::Probed { ticket } })?;
@@ -881,7 +881,7 @@ impl World {
                     continue;
                 }
                 Err(NotTaken::Destination) => {
-                    let reason = Refusal::TopicName;
+                    let reason = Refusal::destination("none of this name");
                     Outcome::Rejected { scope: Scope::Destination, reason }
                 }
                 Err(NotTaken::Refused(reason)) => Outcome::Rejected { scope: Scope::Event, reason },

@@ -4,7 +4,7 @@
 //! is
 //! `Unknown`. A wrong `Unknown` costs a restart from the cursor, a wrong refusal parks the innocent.
 
-use postrider_core::record::{Outcome, Refusal, Scope};
+use postrider_core::record::{Outcome, Refusal, RefusalKind, Scope};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,9 +15,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// one at a time.
 pub(super) const fn outcome(code: Code) -> Outcome {
     match scope(code) {
-        Some(scope) => Outcome::Rejected { scope, reason: Refusal::Kafka(code as i32) },
+        Some(scope) => Outcome::Rejected { scope, reason: refusal(code) },
         None => Outcome::Unknown,
     }
+}
+
+/// A name that no topic can have.
+pub(super) const TOPIC_NAME: Refusal =
+    Refusal::destination("the topic's name is not one Kafka allows");
+
+/// What a broker means by a code, which is that of a batch.
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "librdkafka's list is open: the rest has no word of its own"
+)]
+const fn refusal(code: Code) -> Refusal {
+    let kind = match code {
+        Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => RefusalKind::TooLarge(None),
+        Code::InvalidTopic => {
+            RefusalKind::Destination("the broker does not allow the topic's name")
+        }
+        Code::PolicyViolation => RefusalKind::Policy,
+        Code::InvalidRecord => RefusalKind::Invalid,
+        _ => RefusalKind::Other,
+    };
+    Refusal::of_broker(kind, code as i32)
 }
 
 /// Whether a report without an error is a broker's answer, or librdkafka's conclusion.

@@ -2,11 +2,12 @@
 //!
 //! Decides for the keeper, by the counts and the time that it is given. Knows no broker, and not why.
 
+use super::config::OpenError;
 use super::producer::Producers;
+use super::shared::{Shared, Suspicion};
 use super::topics::Unusable;
-use super::{Shared, Suspicion};
-use crate::{Post, SinkError};
 use postrider_core::error::Chain;
+use postrider_core::sink::Post;
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -208,7 +209,7 @@ pub(super) fn of_broker(brokers: &str, said: Option<&Suspicion>) -> Trouble {
 }
 
 /// No producer can be made of the files of secrets, certificates and keys.
-pub(super) fn of_files(error: &SinkError) -> Trouble {
+pub(super) fn of_files(error: &OpenError) -> Trouble {
     let reason =
         format!("the changed files of secrets or certificates do not fit: {}", Chain(error));
     Trouble { about: About::Broker, reason, hint: Some(error.hint()) }

@@ -3,13 +3,14 @@
 //! Everything that waits for a broker waits here, so that `enqueue` never does. It says `Down`, `Up` and `Retry`;
 //! what became of a record it never says.
 
+use super::config::KafkaSpec;
 use super::health::{self, About, Forgotten, Stall, Told, Trouble};
 use super::native::{self, Description};
 use super::producer::{Producer, Producers};
 use super::secrets::{SaslLogin, Secrets};
+use super::shared::{Leaving, Shared, Suspicion};
 use super::topics::{self, CONFIG_ANSWER_MAX, Creation, Facts, Ids, Made, Rights, Unusable};
-use super::{Leaving, Shared, Suspicion};
-use crate::{KafkaSpec, Post};
+use postrider_core::sink::Post;
 use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::collections::{BTreeSet, VecDeque};
@@ -348,7 +349,7 @@ impl Keeper {
 // What the keeper asks of topics: of those that somebody waits for, of those that are known, now and then, and of all
 // where nothing is acknowledged.
 //
-// What it finds goes to [`Shared`](super::Shared); of a topic that can't be used it says so.
+// What it finds goes to [`Shared`](super::shared::Shared); of a topic that can't be used it says so.
 
 /// How long a topic that somebody waits for may take: its configuration may come later.
 const SHORT: (Duration, Duration) = (ANSWER_MAX, CONFIG_ANSWER_MAX);

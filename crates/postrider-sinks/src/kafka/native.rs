@@ -3,8 +3,8 @@
 //! `unsafe`; it decides nothing.
 #![expect(unsafe_code, reason = "librdkafka's C functions, on handles the crate keeps alive")]
 
-use super::Producer;
-use crate::spec::CreateTopics;
+use super::config::CreateTopics;
+use super::producer::Producer;
 use postrider_core::record::{Header, Record, Ticket};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;

@@ -3,14 +3,17 @@
 //! Nothing is published and nothing changed: metadata, a topic's configuration, and the broker's own word on what we
 //! may do. Made of the same producer and the same questions as the sink, so that what is well here is well there.
 
+use super::config::{KafkaConfig, KafkaSpec, OpenError};
 use super::health::{self, Trouble};
+use super::producer::Producer;
 use super::producer::{Context, Polled, Sizes};
+use super::shared::{Shared, Suspicion};
 use super::topics::{self, BROKER_DEFAULT_BYTES, Creation, Made, Unusable, Wanted};
-use super::{Producer, Shared, Suspicion, native, properties, topics as facts};
-use crate::{KafkaSpec, Mailbox, SinkError};
+use super::{native, properties, topics as facts};
+use crate::topic::is_topic_name;
 use postrider_core::error::Chain;
 use postrider_core::finding::Finding;
-use postrider_core::record::is_topic_name;
+use postrider_core::sink::Mailbox;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::metadata::MetadataTopic;
 use rdkafka::producer::Producer as _;
@@ -26,16 +29,17 @@ const FIRST_ANSWER_MAX: Duration = Duration::from_secs(8);
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// What the properties say, without a look at the brokers.
-pub(crate) fn settings(spec: &KafkaSpec, pipeline: &str) -> Vec<Finding> {
+pub(super) fn settings(config: &KafkaConfig, pipeline: &str) -> Vec<Finding> {
+    let (brokers, properties) = (&config.brokers, &config.properties.0);
     let is = |name: &str, value: &str| {
-        spec.properties.get(name).is_some_and(|known| known.trim().eq_ignore_ascii_case(value))
+        properties.get(name).is_some_and(|known| known.trim().eq_ignore_ascii_case(value))
     };
     let set = |name: &str, value: &str| {
         format!("pipelines.{pipeline}.sink.properties.\"{name}\" = \"{value}\"")
     };
     let mut found = Vec::new();
     let protocol = "security.protocol";
-    let plain = !spec.properties.contains_key(protocol) || is(protocol, "plaintext");
+    let plain = !properties.contains_key(protocol) || is(protocol, "plaintext");
     let sasl = is(protocol, "sasl_plaintext");
     let local = |broker: &str| {
         let host = broker.trim().rsplit_once(':').map_or(broker, |(host, _)| host.trim());
@@ -43,11 +47,11 @@ pub(crate) fn settings(spec: &KafkaSpec, pipeline: &str) -> Vec<Finding> {
         host == "localhost"
             || host.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
     };
-    if (plain || sasl) && !spec.brokers.split(',').all(local) {
+    if (plain || sasl) && !brokers.split(',').all(local) {
         found.push(
             Finding::warning(
                 "broker_plaintext",
-                format!("the connection to {} is not encrypted", spec.brokers),
+                format!("the connection to {brokers} is not encrypted"),
             )
             .why("whoever is on the way reads every event and, with SASL PLAIN, the password")
             .config(set(protocol, if sasl { "SASL_SSL" } else { "SSL" })),
@@ -69,7 +73,7 @@ pub(crate) fn settings(spec: &KafkaSpec, pipeline: &str) -> Vec<Finding> {
 }
 
 /// Looks. Whatever fails is a finding.
-pub(crate) fn look(spec: &KafkaSpec, topics: &[String], keyed: bool) -> Vec<Finding> {
+pub(super) fn check(spec: &KafkaSpec, topics: &[String], keyed: bool) -> Vec<Finding> {
     let shared = Arc::new(Shared::new(Mailbox::default()));
     let producer = match producer(spec, &shared) {
         Ok(producer) => producer,
@@ -96,13 +100,13 @@ pub(crate) fn look(spec: &KafkaSpec, topics: &[String], keyed: bool) -> Vec<Find
 }
 
 /// The cluster's identifier, where a broker answers.
-pub(crate) fn cluster(spec: &KafkaSpec) -> Option<String> {
+pub(super) fn cluster(spec: &KafkaSpec) -> Option<String> {
     let shared = Arc::new(Shared::new(Mailbox::default()));
     producer(spec, &shared).ok()?.client().fetch_cluster_id(FIRST_ANSWER_MAX)
 }
 
 /// Makes those of `topics` that do not exist, as `sink.create_topics` says. Whatever fails is a finding.
-pub(crate) fn create(spec: &KafkaSpec, topics: &[String]) -> Vec<Finding> {
+pub(super) fn create(spec: &KafkaSpec, topics: &[String]) -> Vec<Finding> {
     let shared = Arc::new(Shared::new(Mailbox::default()));
     let wanted = spec.create_topics.as_deref().map(Wanted::of).transpose();
     let (producer, wanted) = match (producer(spec, &shared), wanted) {
@@ -143,7 +147,7 @@ pub(crate) fn create(spec: &KafkaSpec, topics: &[String]) -> Vec<Finding> {
     found
 }
 
-fn producer(spec: &KafkaSpec, shared: &Arc<Shared>) -> Result<Polled, SinkError> {
+fn producer(spec: &KafkaSpec, shared: &Arc<Shared>) -> Result<Polled, OpenError> {
     let mut config = properties::client_config(spec)?;
     // What librdkafka has to say comes by its error callback; its log would stand between the findings.
     config.set_log_level(RDKafkaLogLevel::Emerg);

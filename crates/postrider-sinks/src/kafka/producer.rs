@@ -11,13 +11,14 @@
 //! them. It belongs to the others in everything else. It has at most one record, so a broker's refusal leaves no gap
 //! that a later record could pass: it is the only one that goes on after a refusal.
 
-use super::Shared;
 use super::codes::{Answers, outcome};
+use super::config::{KafkaSpec, OpenError};
 use super::native::{self, Events, Gathered, Report};
 use super::ordering::Firsts;
+use super::shared::Shared;
 use super::topics::{self, ATTEMPT_BYTES_MAX, BROKER_DEFAULT_BYTES, Facts};
-use crate::{KafkaSpec, Post, SinkError};
 use postrider_core::record::{Outcome, Record, Scope, Ticket};
+use postrider_core::sink::Post;
 use rdkafka::client::ClientContext;
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
@@ -48,7 +49,7 @@ impl Producers {
         config: &ClientConfig,
         shared: &Arc<Shared>,
         count: usize,
-    ) -> Result<Self, SinkError> {
+    ) -> Result<Self, OpenError> {
         let (shared, broken) = (Arc::clone(shared), Arc::default());
         let make = || {
             let context = Context::new(Arc::clone(&shared), Arc::clone(&broken));
@@ -61,7 +62,7 @@ impl Producers {
 
     /// Makes the producer for large records, with this configuration, which must not guarantee that there are no gaps:
     /// librdkafka gives up a producer with that guarantee when a record of it is refused.
-    pub(super) fn make_large(&self, config: &ClientConfig) -> Result<(), SinkError> {
+    pub(super) fn make_large(&self, config: &ClientConfig) -> Result<(), OpenError> {
         let context = Context::new(Arc::clone(&self.shared), Arc::clone(&self.broken));
         let made = Polled::make(config, context)?;
         self.large.get_or_init(|| made);
@@ -233,7 +234,7 @@ struct PolledShared {
 
 impl Polled {
     /// Makes a producer that connects in the background.
-    pub(super) fn make(config: &ClientConfig, context: Context) -> Result<Self, SinkError> {
+    pub(super) fn make(config: &ClientConfig, context: Context) -> Result<Self, OpenError> {
         // Before librdkafka does, and for good: OpenSSL is not to clean up at the exit of the process, beside the
         // threads of producers that are on their way out. Without TLS it would only cost memory, 1.6 MB.
         let protocol = config.get("security.protocol").unwrap_or_default();
@@ -241,13 +242,13 @@ impl Polled {
             openssl_sys::init();
         }
         let producer = Producer::from_config_and_context(config, context);
-        let events = producer.and_then(Events::of).map_err(SinkError::Create)?;
+        let events = producer.and_then(Events::of).map_err(OpenError::Create)?;
         let shared = Arc::new(PolledShared { events, stop: AtomicBool::new(false) });
         let its = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("kafka-reports".to_owned())
             .spawn(move || its.run())
-            .map_err(SinkError::Thread)?;
+            .map_err(OpenError::Thread)?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
@@ -692,10 +693,10 @@ mod tests {
 #[cfg(test)]
 mod polled_tests {
     use super::*;
-    use crate::kafka::Shared as SinkShared;
     use crate::kafka::native;
-    use crate::{Mailbox, Post};
+    use crate::kafka::shared::Shared as SinkShared;
     use postrider_core::record::{Header, Record, Ticket};
+    use postrider_core::sink::{Mailbox, Post};
     use rdkafka::mocking::MockCluster;
     use rdkafka::producer::DefaultProducerContext;
     use std::time::Instant;

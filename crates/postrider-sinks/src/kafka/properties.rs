@@ -6,8 +6,8 @@
 #[cfg(test)]
 mod tests;
 
+use super::config::{KafkaSpec, OpenError};
 use super::producer::Sizes;
-use crate::{KafkaSpec, SinkError};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaConfRes;
@@ -107,7 +107,7 @@ const TRANSACTIONS: &str = "Postrider does not use transactions";
 ///
 /// # Errors
 /// The first of [`mistakes`].
-pub(super) fn client_config(spec: &KafkaSpec) -> Result<ClientConfig, SinkError> {
+pub(super) fn client_config(spec: &KafkaSpec) -> Result<ClientConfig, OpenError> {
     if let Some(first) = mistakes(spec).into_iter().next() {
         return Err(first);
     }
@@ -129,15 +129,15 @@ pub(super) fn for_large(sizes: Sizes, spec: &KafkaSpec, config: &ClientConfig) -
 }
 
 /// Every property that is refused, in the order of their names, and what they lack together.
-pub(super) fn mistakes(spec: &KafkaSpec) -> Vec<SinkError> {
+pub(super) fn mistakes(spec: &KafkaSpec) -> Vec<OpenError> {
     let build = Build::here();
     let of = |(name, value): (&String, &String)| of_property(build, name, value).err();
-    let mut errors: Vec<SinkError> = spec.properties.iter().filter_map(of).collect();
+    let mut errors: Vec<OpenError> = spec.properties.iter().filter_map(of).collect();
     errors.extend(build.allows_all(spec).err());
     errors
 }
 
-fn of_property(build: Build, name: &str, value: &str) -> Result<(), SinkError> {
+fn of_property(build: Build, name: &str, value: &str) -> Result<(), OpenError> {
     build.allows(name, value)?;
     allowed(name, value)?;
     // One property at a time, so that the error names it: librdkafka's own text repeats the value, which may be a
@@ -147,11 +147,11 @@ fn of_property(build: Build, name: &str, value: &str) -> Result<(), SinkError> {
     probe.create_native_config().map(drop).map_err(|error| refusal(name, &error))
 }
 
-fn allowed(name: &str, value: &str) -> Result<(), SinkError> {
+fn allowed(name: &str, value: &str) -> Result<(), OpenError> {
     // librdkafka takes `topic.acks` for `acks`, and some names begin with it by themselves.
     if name.starts_with("topic.") && !NAMES.contains(&name) {
         let (why, mend) = (TOPIC_PREFIX, "write its name without `topic.`");
-        return Err(SinkError::Refused { name: name.to_owned(), why, mend });
+        return Err(OpenError::Refused { name: name.to_owned(), why, mend });
     }
     let Some(guard) = GUARDS.iter().find(|guard| guard.name == name) else {
         return Ok(());
@@ -165,10 +165,10 @@ fn allowed(name: &str, value: &str) -> Result<(), SinkError> {
     if fits {
         return Ok(());
     }
-    Err(SinkError::Refused { name: name.to_owned(), why: guard.why, mend: guard.mend })
+    Err(OpenError::Refused { name: name.to_owned(), why: guard.why, mend: guard.mend })
 }
 
-fn refusal(name: &str, error: &KafkaError) -> SinkError {
+fn refusal(name: &str, error: &KafkaError) -> OpenError {
     if let KafkaError::ClientConfig(RDKafkaConfRes::RD_KAFKA_CONF_UNKNOWN, ..) = error {
         let nearest = NAMES
             .iter()
@@ -176,9 +176,9 @@ fn refusal(name: &str, error: &KafkaError) -> SinkError {
             .min()
             .filter(|(distance, known)| *distance * 3 <= known.len())
             .map(|(_, known)| known);
-        return SinkError::UnknownProperty { name: name.to_owned(), nearest };
+        return OpenError::UnknownProperty { name: name.to_owned(), nearest };
     }
-    SinkError::BadValue { name: name.to_owned() }
+    OpenError::BadValue { name: name.to_owned() }
 }
 
 /// Whether the operator has records wait for others in librdkafka.
@@ -405,9 +405,9 @@ impl Build {
     }
 
     /// Whether one property asks for a login that can't be made.
-    pub(super) fn allows(self, name: &str, value: &str) -> Result<(), SinkError> {
+    pub(super) fn allows(self, name: &str, value: &str) -> Result<(), OpenError> {
         let lacks =
-            |what, instead| Err(SinkError::NoLogin { name: name.to_owned(), what, instead });
+            |what, instead| Err(OpenError::NoLogin { name: name.to_owned(), what, instead });
         let value = value.trim();
         let java = [
             "sasl.jaas.config",
@@ -434,13 +434,13 @@ impl Build {
     }
 
     /// Whether all of them ask for the mechanism that librdkafka takes where none is named.
-    pub(super) fn allows_all(self, spec: &KafkaSpec) -> Result<(), SinkError> {
+    pub(super) fn allows_all(self, spec: &KafkaSpec) -> Result<(), OpenError> {
         let protocol = spec.properties.get("security.protocol");
         let sasl =
             protocol.is_some_and(|text| text.trim().to_ascii_lowercase().starts_with("sasl"));
         let named = MECHANISM.iter().any(|name| spec.properties.contains_key(*name));
         if sasl && !named && !self.kerberos {
-            return Err(SinkError::NoMechanism);
+            return Err(OpenError::NoMechanism);
         }
         Ok(())
     }
@@ -456,7 +456,7 @@ mod logins_tests {
     fn what(build: Build, name: &str, value: &str) -> Option<&'static str> {
         match build.allows(name, value) {
             Ok(()) => None,
-            Err(SinkError::NoLogin { what, name: told, instead }) => {
+            Err(OpenError::NoLogin { what, name: told, instead }) => {
                 assert_eq!(told, name);
                 assert!(!instead.is_empty());
                 Some(what)
@@ -516,7 +516,7 @@ mod logins_tests {
                 .iter()
                 .map(|(n, v)| ((*n).to_owned(), (*v).to_owned()))
                 .collect(),
-            shards: 1,
+            producers: 1,
             client_id: "postrider".to_owned(),
             in_flight_events: 1,
             in_flight_bytes: 1,
@@ -525,7 +525,7 @@ mod logins_tests {
             secret_files: BTreeMap::new(),
         };
         let sasl = ("security.protocol", "SASL_SSL");
-        assert!(matches!(NEITHER.allows_all(&spec(&[sasl])), Err(SinkError::NoMechanism)));
+        assert!(matches!(NEITHER.allows_all(&spec(&[sasl])), Err(OpenError::NoMechanism)));
         assert!(NEITHER.allows_all(&spec(&[sasl, ("sasl.mechanism", "PLAIN")])).is_ok());
         assert!(NEITHER.allows_all(&spec(&[("security.protocol", "SSL")])).is_ok());
         assert!(Build { kerberos: true, oidc: false }.allows_all(&spec(&[sasl])).is_ok());

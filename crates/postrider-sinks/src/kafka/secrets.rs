@@ -7,8 +7,8 @@
 //! A key and its certificate are two files. Between the two writes of a rotation no producer can be made of them, so
 //! the keeper makes one on trial first.
 
+use super::config::{KafkaSpec, OpenError};
 use super::properties;
-use crate::{KafkaSpec, SinkError};
 use postrider_core::secret_file::SecretFile;
 use rdkafka::producer::BaseProducer;
 use std::collections::BTreeMap;
@@ -88,12 +88,12 @@ impl Secrets {
     ///
     /// # Errors
     /// None can be made.
-    pub(super) fn try_out(&self, spec: &KafkaSpec) -> Result<(), SinkError> {
+    pub(super) fn try_out(&self, spec: &KafkaSpec) -> Result<(), OpenError> {
         let mut config = properties::client_config(spec)?;
         for (name, value) in self.values() {
             config.set(properties::our_name(name), value);
         }
-        config.create::<BaseProducer>().map(drop).map_err(SinkError::Create)
+        config.create::<BaseProducer>().map(drop).map_err(OpenError::Create)
     }
 
     /// Whether producers made with `self` differ from producers made with `other` in more than the SASL login.
@@ -131,7 +131,7 @@ mod tests {
             secret_files: [(PASSWORD, "sasl"), ("ssl.key.password", "key-password")]
                 .map(|(name, of)| (name.to_owned(), file(of)))
                 .into(),
-            shards: 1,
+            producers: 1,
             client_id: "postrider-test".to_owned(),
             in_flight_events: 1,
             in_flight_bytes: 1,

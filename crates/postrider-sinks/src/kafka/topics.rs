@@ -3,13 +3,13 @@
 #[cfg(test)]
 mod tests;
 
-use super::Producer;
+use super::config::{CreateTopics, OpenError};
 use super::health::{About, Trouble};
 use super::native::{self, Description, NotMade, TopicId};
+use super::producer::Producer;
 use super::producer::murmur2;
-use crate::SinkError;
-use crate::spec::CreateTopics;
-use postrider_core::record::{Record, Refusal, Ticket, has_empty_part, is_topic_name};
+use crate::topic::is_topic_name;
+use postrider_core::record::{Record, Refusal, Ticket, has_empty_part};
 use rdkafka::metadata::MetadataPartition;
 use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
@@ -161,7 +161,7 @@ pub(super) fn partition_of(record: &Record<'_>, facts: &Facts) -> Option<i32> {
 pub(super) fn within(record: &Record<'_>, size_max: Option<usize>) -> Result<(), Refusal> {
     let Some(limit) = size_max else { return Ok(()) };
     let size = record.size_bytes();
-    if size > limit { Err(Refusal::TooLarge { size, limit }) } else { Ok(()) }
+    if size > limit { Err(Refusal::too_large(size, limit)) } else { Ok(()) }
 }
 
 /// How a record fits its topic.
@@ -180,7 +180,7 @@ pub(super) fn fits(record: &Record<'_>, facts: &Facts, compresses: bool) -> Resu
     if let Some(partition) = record.partition
         && !(0..facts.partitions).contains(&partition)
     {
-        return Err(Refusal::Partition(partition));
+        return Err(Refusal::partition(partition));
     }
     let limit = facts.limit;
     // The exact size is only worth its loop near the limit.
@@ -192,13 +192,13 @@ pub(super) fn fits(record: &Record<'_>, facts: &Facts, compresses: bool) -> Resu
         return Ok(Fit::Surely);
     }
     if size > ATTEMPT_BYTES_MAX {
-        return Err(Refusal::TooLarge { size, limit: limit.max(ATTEMPT_BYTES_MAX) });
+        return Err(Refusal::too_large(size, limit.max(ATTEMPT_BYTES_MAX)));
     }
     // The default that is taken for a limit which may not be read is a guess, and the broker knows.
     if (compresses && !facts.keeps_uncompressed()) || !facts.configured {
         return Ok(Fit::Compressed { size });
     }
-    Err(Refusal::TooLarge { size, limit })
+    Err(Refusal::too_large(size, limit))
 }
 
 /// As [`batch_bytes`], or a little more: ten bytes of lengths a header, and 64 for the rest.
@@ -367,10 +367,10 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    pub(super) fn of(spec: &CreateTopics) -> Result<Self, SinkError> {
+    pub(super) fn of(spec: &CreateTopics) -> Result<Self, OpenError> {
         let compile = |pattern: &str| Regex::new(&format!("^(?:{pattern})$"));
         let allow = spec.allow.as_deref().map(compile).transpose();
-        Ok(Self { spec: spec.clone(), allow: allow.map_err(|_syntax| SinkError::AllowPattern)? })
+        Ok(Self { spec: spec.clone(), allow: allow.map_err(|_syntax| OpenError::AllowPattern)? })
     }
 
     /// Whether a topic of this name is made. One with an empty part is not: a field of its template was empty in a row.
@@ -536,7 +536,7 @@ mod creation_tests {
             assert_eq!(wanted(allow).allows(topic), made, "{allow:?} {topic:?}");
         }
         let spec = CreateTopics { allow: Some("(".to_owned()), ..CreateTopics::default() };
-        assert!(matches!(Wanted::of(&spec), Err(SinkError::AllowPattern)));
+        assert!(matches!(Wanted::of(&spec), Err(OpenError::AllowPattern)));
     }
 
     #[test]
@@ -637,7 +637,7 @@ impl Large {
             state.refused.pop_front();
         }
         state.refused.push_back(Refused { print, limit, compression, at: Instant::now() });
-        Some(Refusal::TooLargeCompressed { size, limit })
+        Some(Refusal::too_large_compressed(size, limit))
     }
 
     /// Whether the broker has refused this record, and its topic is as it was then.
@@ -682,7 +682,7 @@ mod large_tests {
         let now = facts(100, "producer");
         assert_eq!(large.refuse(Ticket(1)), None, "not one of these");
         large.sent(Ticket(1), print(b"a"), 300, &now);
-        let reason = Refusal::TooLargeCompressed { size: 300, limit: 100 };
+        let reason = Refusal::too_large_compressed(300, 100);
         assert_eq!(large.refuse(Ticket(1)), Some(reason));
         assert_eq!(large.refuse(Ticket(1)), None, "once");
         assert!(large.is_refused(print(b"a"), &now));

@@ -282,7 +282,7 @@ fn dead_letter_that_waits_for_an_exclusive_attempt_is_not_due() {
          acked t2",
         &expect![[r#"
             start 48          │ attempt t0 0/20:2, confirm 0/30
-            refused t0        │ restart: Refused(Kafka(10))
+            refused t0        │ restart: Refused(Native(10))
             start 48          │ probe t1 0/20:2
             probed t1         │ attempt t2 0/20:2 (closed)
             unsent 32 0       │  (closed)

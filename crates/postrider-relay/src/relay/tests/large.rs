@@ -113,7 +113,7 @@ fn large_event_is_not_refused_because_of_an_attempt() {
             exclusive 0       │ 
             event a           │ publish #0 (closed)
             refused t0        │  (closed)
-            refused 0         │ restart: Refused(Kafka(10))
+            refused 0         │ restart: Refused(Native(10))
             broken            │ restart: SinkBroken
             start 64          │ 
             begin 96          │ 

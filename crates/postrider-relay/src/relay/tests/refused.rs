@@ -38,11 +38,11 @@ fn broker_refusal_means_a_batch_and_the_refused_event_is_found_alone() {
             event a           │ publish #2
             refused 0         │  (closed)
             acked 2           │ published (closed)
-            refused 1         │ restart: Refused(Kafka(10))
+            refused 1         │ restart: Refused(Native(10))
             start 16          │ 
             begin 32          │ 
             event a           │ publish #3 (closed)
-            refused 3         │ restart: Refused(Kafka(10))
+            refused 3         │ restart: Refused(Native(10))
             broken            │ restart: SinkBroken
             start 16          │ 
             begin 32          │ 
@@ -91,16 +91,16 @@ fn refused_event_without_a_report_of_its_batch_is_reported_as_overtaken() {
             event a           │ publish #2
             refused 1         │  (closed)
             acked 2           │ published (closed)
-            broken            │ restart: Refused(Kafka(10))
+            broken            │ restart: Refused(Native(10))
             start 16          │ 
             begin 32          │ 
             event a           │ publish #3 (closed)
-            refused 3         │ restart: Refused(Kafka(10))
+            refused 3         │ restart: Refused(Native(10))
             broken            │ restart: SinkBroken
             start 16          │ 
             begin 32          │ 
             event a           │ publish #4 (closed)
-            refused 4         │ restart: Refused(Kafka(10))
+            refused 4         │ restart: Refused(Native(10))
             broken            │ restart: SinkBroken
             start 16          │ 
             begin 32          │ 
@@ -136,7 +136,7 @@ fn accepted_event_of_a_refused_batch_is_reported_as_overtaken() {
             event a           │ publish #2
             refused 0         │  (closed)
             refused 1         │  (closed)
-            acked 2           │ published, restart: Refused(Kafka(10))
+            acked 2           │ published, restart: Refused(Native(10))
             start 16          │ 
             begin 32          │ 
             event a           │ publish #3 (closed)
@@ -173,12 +173,12 @@ fn late_acknowledgement_of_a_discarded_event_shows_that_it_has_overtaken() {
             event a           │ publish #0
             event a           │ publish #1
             refused 0         │  (closed)
-            broken            │ restart: Refused(Kafka(10))
+            broken            │ restart: Refused(Native(10))
             acked 1           │ 
             start 16          │ 
             begin 32          │ 
             event a           │ publish #2 (closed)
-            refused 2         │ restart: Refused(Kafka(10))
+            refused 2         │ restart: Refused(Native(10))
             broken            │ restart: SinkBroken
             start 16          │ 
             begin 32          │ 

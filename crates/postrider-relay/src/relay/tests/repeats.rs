@@ -144,7 +144,7 @@ fn refused_batch_is_sent_again_one_event_at_a_time_to_find_the_refused_event() {
             event c           │ publish #2
             refused 0         │  (closed)
             refused 1         │  (closed)
-            broken            │ restart: Refused(Kafka(10))
+            broken            │ restart: Refused(Native(10))
             start 16          │ 
             begin 32          │ 
             event a           │ publish #3 (closed)

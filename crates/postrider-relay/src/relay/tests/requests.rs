@@ -36,7 +36,7 @@ fn request_is_carried_out_when_the_probed_destination_is_known() {
          parked",
         &expect![[r#"
             start 64          │ attempt t0 0/20:0, confirm 0/40
-            refused t0        │ restart: Refused(Kafka(10))
+            refused t0        │ restart: Refused(Native(10))
             start 64          │ probe t1 0/20:0
             request 32 0 skip │ 
             probed t1         │ attempt t2 0/20:1, write 0 rows [0/20:0 skipped]

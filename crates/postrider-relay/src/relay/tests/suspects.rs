@@ -27,7 +27,7 @@ fn batch_refusal_counts_for_no_event_until_one_is_exclusive() {
         &expect![[r#"
             start 64          │ attempt t0 0/20:0, attempt t1 0/30:0, confirm 0/40
             refused t0        │  (closed)
-            refused t1        │ restart: Refused(Kafka(10))
+            refused t1        │ restart: Refused(Native(10))
             start 64          │ probe t2 0/20:0, probe t3 0/30:0
             probed t2         │ attempt t4 0/20:0 (closed)
             probed t3         │  (closed)
@@ -64,7 +64,7 @@ fn suspect_without_a_destination_blocks_only_its_aggregate() {
          parked",
         &expect![[r#"
             start 64          │ attempt t0 0/20:0, confirm 0/40
-            refused t0        │ restart: Refused(Kafka(10))
+            refused t0        │ restart: Refused(Native(10))
             broken            │ restart: SinkBroken
             start 64          │ probe t1 0/20:0
             begin 96          │ 
@@ -114,7 +114,7 @@ fn suspect_is_not_sent_while_an_attempt_is_in_flight() {
             commit 48 64      │ 
             refused 0         │  (closed)
             refused 1         │  (closed)
-            acked t0          │ released 0/10:0, restart: Refused(Kafka(10))
+            acked t0          │ released 0/10:0, restart: Refused(Native(10))
             broken            │ restart: SinkBroken
             start 32          │ attempt t1 0/10:1, write 0 rows [0/10:0 done]
             parked            │ 

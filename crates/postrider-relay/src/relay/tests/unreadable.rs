@@ -63,7 +63,7 @@ fn unreadable_change_does_not_halt_while_an_earlier_event_is_uncertain() {
             event b           │ publish #1
             unreadable        │  (closed)
             refused 0         │  (closed)
-            acked 1           │ published, restart: Refused(Kafka(10))
+            acked 1           │ published, restart: Refused(Native(10))
             start 16          │ 
             begin 32          │ 
             event a           │ publish #2 (closed)

@@ -9,7 +9,7 @@ fn spec(properties: &[(&str, &str)]) -> KafkaSpec {
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
             .collect::<BTreeMap<_, _>>(),
         secret_files: BTreeMap::new(),
-        shards: 1,
+        producers: 1,
         client_id: "postrider".to_owned(),
         in_flight_events: 50_000,
         in_flight_bytes: 32 << 20,
@@ -18,7 +18,7 @@ fn spec(properties: &[(&str, &str)]) -> KafkaSpec {
     }
 }
 
-fn one(name: &str, value: &str) -> Result<ClientConfig, SinkError> {
+fn one(name: &str, value: &str) -> Result<ClientConfig, OpenError> {
     client_config(&spec(&[(name, value)]))
 }
 
@@ -155,7 +155,7 @@ fn what_would_break_a_promise_is_refused_with_the_reason() {
         ("topic.acks", "all"),
     ] {
         let error = one(name, value).unwrap_err();
-        let SinkError::Refused { name: refused, why, .. } = &error else {
+        let OpenError::Refused { name: refused, why, .. } = &error else {
             panic!("{name}: {error:?}");
         };
         assert_eq!(refused, name);
@@ -195,7 +195,7 @@ fn a_specification_shows_no_values_of_properties() {
 fn every_name_that_is_proposed_is_librdkafkas() {
     for name in NAMES {
         // A wrong value is fine here, an unknown name is not.
-        if let Err(SinkError::UnknownProperty { name, .. }) = one(name, "?") {
+        if let Err(OpenError::UnknownProperty { name, .. }) = one(name, "?") {
             panic!("librdkafka does not know {name}");
         }
     }

@@ -1,21 +1,21 @@
 //! The sink that keeps nothing: every record is acknowledged as it comes.
 
-use super::{Mailbox, NotTaken, Sink};
 use postrider_core::record::{Outcome, Record, Ticket};
+use postrider_core::sink::{Mailbox, NotTaken, Sink};
 use std::time::Duration;
 
-/// Acknowledges, and forgets.
-pub(super) struct Discard {
+/// Acknowledges each record, and drops it.
+pub(super) struct Nowhere {
     mailbox: Mailbox,
 }
 
-impl Discard {
+impl Nowhere {
     pub(super) const fn new(mailbox: Mailbox) -> Self {
         Self { mailbox }
     }
 }
 
-impl Sink for Discard {
+impl Sink for Nowhere {
     fn enqueue(&mut self, ticket: Ticket, _record: &Record<'_>) -> Result<(), NotTaken> {
         self.mailbox.report(ticket, Outcome::Acked);
         Ok(())

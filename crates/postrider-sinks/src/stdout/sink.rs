@@ -3,13 +3,10 @@
 //! A thread writes, so a reader that is slow never holds up the caller: lines gather in a bounded buffer while the
 //! one before is written, which makes the batches as large as the reader is slow.
 
-#[cfg(test)]
-mod tests;
-
-use crate::{Mailbox, NotTaken, Post, Sink, SinkError};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use postrider_core::record::{Header, Outcome, Record, Ticket};
+use postrider_core::sink::{Mailbox, NotTaken, Post, Sink, SinkError};
 use serde::Serialize;
 use serde::ser::{SerializeSeq, Serializer};
 use std::borrow::Cow;
@@ -109,7 +106,11 @@ impl Lines {
         std::thread::Builder::new()
             .name("stdout-writer".to_owned())
             .spawn(move || writer.write_all(stream))
-            .map_err(SinkError::Thread)?;
+            .map_err(|error| {
+                let message = "could not start the sink's thread";
+                SinkError::new(message, "raise the limit of threads (ulimit -u, pids.max)")
+                    .caused_by(error)
+            })?;
         Ok(Self { shared })
     }
 }
@@ -238,3 +239,7 @@ fn append(record: &Record<'_>, lines: &mut Vec<u8>) {
     assert!(written.is_ok(), "a record of strings and numbers is always JSON");
     lines.push(b'\n');
 }
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;
