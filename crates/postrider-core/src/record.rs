@@ -23,8 +23,8 @@ pub struct Record<'a> {
 }
 
 impl Record<'_> {
-    /// Bytes that flow control counts from the hand-over to the report. A bound on bytes is there for the memory, and of
-    /// small records what the client holds `beside` their bytes is most of it
+    /// Bytes that flow control counts from the hand-over to the report. A bound on bytes is there for the memory, and
+    /// of small records what the client holds `beside` their bytes is most of it
     /// ([`held_bytes`](crate::sink::Capabilities::held_bytes)).
     pub fn held_bytes(&self, beside: usize) -> usize {
         self.size_bytes().saturating_add(beside)

@@ -125,8 +125,8 @@ pub enum NotTaken {
 // What the product knows of a broker: its kind, its keys in the configuration, and its settings. A new broker
 // implements these three, and `Sink`.
 
-/// A kind of broker, as `sink.kind` names it. `KINDS` of `postrider-sinks` lists those of the product; whoever embeds it
-/// may give the reader of the configuration others.
+/// A kind of broker, as `sink.kind` names it. `KINDS` of `postrider-sinks` lists those of the product; whoever embeds
+/// it may give the reader of the configuration others.
 pub trait SinkKind: Sync {
     /// The word in the configuration, in the cursor row and on the command line.
     fn name(&self) -> &'static str;

@@ -313,7 +313,8 @@ impl fmt::Debug for Properties {
     }
 }
 
-/// What a Kafka sink is opened with: its settings, and what the pipeline needs. `Debug` shows the names of the properties, never their values.
+/// What a Kafka sink is opened with: its settings, and what the pipeline needs. `Debug` shows the names of the
+/// properties, never their values.
 #[derive(Clone)]
 pub struct KafkaSpec {
     /// `host:port`, separated by commas: where the client asks first.
