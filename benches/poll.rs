@@ -13,7 +13,7 @@
 use postrider::outbox::{Layout, OutboxSpec};
 use postrider::pipeline::poll_spec;
 use postrider::postgres::Conninfo;
-use postrider::postgres::poll::{Opened, PollSpec, Poller, Settled};
+use postrider::postgres::poll::{Opened, PollSpec, Poller, RowOutcome};
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -132,7 +132,7 @@ async fn open(url: &str, spec: &PollSpec) -> Box<Poller> {
 async fn turn(poller: &mut Poller, limit: usize) -> usize {
     let claim = poller.claim(limit, None).await.expect("a claim");
     let rows = claim.rows.len();
-    poller.settle(claim, &vec![Settled::Published; rows]).await.expect("marks");
+    poller.settle(claim, &vec![RowOutcome::Published; rows]).await.expect("marks");
     rows
 }
 

@@ -1,10 +1,10 @@
--- The least that the relay's role needs. `postrider setup` as an administrator does the same; a DBA can run it by hand,
--- behind `postrider setup --print-sql`, which makes the schema:
+-- The smallest set of rights for the relay's role. `postrider setup` as an administrator grants the same; a DBA can run
+-- this file by hand after the SQL of `postrider setup --print-sql`, which creates the schema:
 --   psql -v role=postrider -v database=shop -v schema=public -v table=outbox -f sql/role.sql
--- With mode = "poll" add -v only_polls=1; with "poll" or "auto", or poll.mark_streamed, -v polls=1; where rows are
+-- With mode = "poll" add -v only_polls=1; with "poll" or "auto", or poll.mark_streamed, -v polls=1; if rows are
 -- deleted (layouts postrider, debezium, commerce, or poll.mark = "delete") -v deletes=1; for commerce
 -- -v dlq=outbox_messages_dlq.
--- The role itself, first: CREATE ROLE postrider LOGIN REPLICATION PASSWORD '...'; without REPLICATION where it only
+-- Create the role first: CREATE ROLE postrider LOGIN REPLICATION PASSWORD '...'; without REPLICATION if it only
 -- polls.
 -- It owns nothing: it reads and writes the rows of schema "postrider", and reads the outbox. REPLICATION lets it read
 -- every published table of the cluster: treat its password accordingly. Amazon RDS and Aurora instead of ALTER ROLE:
@@ -17,7 +17,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA postrider TO :"role
 -- [table]
 GRANT USAGE ON SCHEMA :"schema" TO :"role";
 GRANT SELECT ON TABLE :"schema".:"table" TO :"role";
--- Rows are locked while they are on their way, and then marked.
+-- Rows are locked while they are being published, and then updated.
 \if :{?polls}
 -- [polls]
 GRANT UPDATE ON TABLE :"schema".:"table" TO :"role";
@@ -26,12 +26,12 @@ GRANT UPDATE ON TABLE :"schema".:"table" TO :"role";
 -- [deletes]
 GRANT DELETE ON TABLE :"schema".:"table" TO :"role";
 \endif
--- What failed for good is moved there, and never read.
+-- Rows that have failed for good are moved there, and never read.
 \if :{?dlq}
 -- [dlq]
 GRANT INSERT ON TABLE :"schema".:"dlq" TO :"role";
 \endif
--- Last: where it is refused, the rest is given. Who may: docs/security.md.
+-- Last: if it is refused, the other rights are kept. Who may grant it: docs/security.md.
 \if :{?only_polls}
 \else
 -- [streams]

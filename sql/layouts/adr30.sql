@@ -1,5 +1,5 @@
 -- Layout "adr30": the event type is the destination, headers are in "metadata".
--- The record it comes from declares the index inside CREATE TABLE, which PostgreSQL does not accept: it stands below.
+-- The ADR that defines it declares the index inside CREATE TABLE, which PostgreSQL does not accept: it follows below.
 CREATE TABLE outbox (
     id             uuid         PRIMARY KEY DEFAULT gen_random_uuid(),
     aggregate_type varchar(255) NOT NULL,

@@ -15,13 +15,13 @@ CREATE TABLE outbox_messages (
     trace_id       text
 );
 
--- The pending set, for polling.
+-- For polling: the pending rows.
 CREATE INDEX outbox_messages_pending_idx ON outbox_messages (available_at, id) WHERE processed_at IS NULL;
 
--- The same in the order in which it is polled: without it each claim sorts all that is pending.
+-- The same rows in the order of polling: without this index each claim sorts all pending rows.
 CREATE INDEX outbox_messages_unprocessed_idx ON outbox_messages (id) WHERE processed_at IS NULL;
 
 CREATE INDEX outbox_messages_tenant_aggregate_idx ON outbox_messages (tenant_id, aggregate_type, aggregate_id);
 
--- Where polling moves an event whose attempts are used up.
+-- Polling moves an event here after its last attempt.
 CREATE TABLE outbox_messages_dlq (LIKE outbox_messages INCLUDING DEFAULTS INCLUDING CONSTRAINTS);

@@ -22,5 +22,5 @@ CREATE INDEX idx_outbox_aggregate ON outbox (aggregate_type, aggregate_id);
 
 CREATE INDEX idx_outbox_expires ON outbox (expires_at) WHERE status = 'published';
 
--- For polling: what has failed for good holds back the later events of its aggregate.
+-- For polling: an event that has failed for good holds back the later events of its aggregate.
 CREATE INDEX idx_outbox_failed ON outbox (aggregate_type, aggregate_id) WHERE status = 'failed';

@@ -14,5 +14,5 @@ CREATE TABLE outbox_events (
 
 CREATE INDEX idx_outbox_events_status_created_at ON outbox_events (status, created_at);
 
--- For polling: what is not published, in its order. Without it each claim passes over, or sorts, what is.
+-- For polling: the unpublished rows, in their order. Without it each claim reads or sorts the published rows too.
 CREATE INDEX idx_outbox_events_unpublished ON outbox_events (id) WHERE status <> 'PUBLISHED';

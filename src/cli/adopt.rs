@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::error::{Halt, HaltReason};
 use crate::pipeline::{Change, PipelineSpec, Settings, compare_settings, polls_now};
 use crate::postgres::control::Control;
-use crate::postgres::pipeline_lock::{Locked, lock};
+use crate::postgres::pipeline_lock::{PipelineLock, lock};
 use crate::postgres::store::cursor;
 use crate::postgres::{repair, start};
 use crate::sink::Purpose;
@@ -56,9 +56,9 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
         let hint = "postrider check shows what is wrong with the brokers; run the command again when they answer";
         return Err(refused(not_now(message.to_owned(), hint)));
     }
-    if let Locked::By { pid } = lock(client, spec.name()).await? {
+    if let PipelineLock::HeldBy { pid } = lock(client, spec.name()).await? {
         let by = pid.map_or_else(String::new, |pid| format!(": backend {pid}"));
-        return Err(refused(repair::live(&format!("it holds the pipeline's lock{by}"))));
+        return Err(refused(repair::relay_running(&format!("it holds the pipeline's lock{by}"))));
     }
     let table_oid = facts.table.as_ref().map(|table| table.oid);
     let settings = Settings {

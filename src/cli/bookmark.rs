@@ -8,9 +8,9 @@ use super::error::{CliError, Exit};
 use crate::config::{self, Config};
 use crate::pipeline::PipelineSpec;
 use crate::postgres::control::Control;
-use crate::postgres::ownership::Acting;
 use crate::postgres::schema::{self, SchemaState};
-use crate::postgres::store::bookmark::{self, Bookmark, BookmarkError, New, Reason};
+use crate::postgres::schema_owner::SessionRights;
+use crate::postgres::store::bookmark::{self, Bookmark, BookmarkError, DropReason, NewBookmark};
 use clap::Subcommand;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -41,7 +41,8 @@ pub(super) fn the_one(config: &Config) -> Result<&PipelineSpec, CliError> {
 /// A session in the pipeline's database, whose schema `postrider` has the version of this release.
 pub(super) async fn session(spec: &PipelineSpec, name: &str) -> Result<Control, CliError> {
     let control = Control::connect(&spec.conninfo, name).await?;
-    if schema::read(control.client(), Acting::Relay).await? != SchemaState::Version(schema::VERSION)
+    if schema::read(control.client(), SessionRights::Relay).await?
+        != SchemaState::Version(schema::VERSION)
     {
         return Err(CliError::OldSchema { pipeline: spec.name().to_owned() });
     }
@@ -54,8 +55,8 @@ async fn sweep(spec: &PipelineSpec, control: &Control) -> Result<(), CliError> {
     let swept = bookmark::sweep(control.client(), spec.name(), max).await;
     for swept in swept? {
         let why = match swept.reason {
-            Reason::Expired => "it has expired".to_owned(),
-            Reason::Budget => format!(
+            DropReason::Expired => "it has expired".to_owned(),
+            DropReason::Budget => format!(
                 "the bookmarks retained {} of WAL, more than bookmarks.retain_max ({})",
                 size(swept.held_bytes),
                 size(max)
@@ -71,7 +72,7 @@ async fn create(config: &Config, args: &CreateArgs) -> Result<Exit, CliError> {
     let spec = the_one(config)?;
     let control = session(spec, APPLICATION_NAME).await?;
     sweep(spec, &control).await?;
-    let new = New {
+    let new = NewBookmark {
         pipeline: spec.name(),
         slot: &spec.names.slot,
         publication: &spec.names.publication,

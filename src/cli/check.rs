@@ -16,10 +16,10 @@ use crate::outbox;
 use crate::pipeline::{
     LeftBehind, Mode, PipelineSpec, Settings, compare_settings, left_behind, polls_now,
 };
-use crate::postgres::control::{Ask, Control};
-use crate::postgres::ownership::Acting;
+use crate::postgres::control::{Control, FactsQuery};
 use crate::postgres::preflight::{self, TopicPart};
 use crate::postgres::schema::{self, SchemaState};
+use crate::postgres::schema_owner::SessionRights;
 use crate::postgres::{Conninfo, SourceError};
 use crate::sink::Purpose;
 use serde_json::{Value, json};
@@ -80,7 +80,7 @@ async fn check_servers(
     let columns = spec.columns();
     let parts: Option<Vec<TopicPart>> =
         spec.outbox.topic_parts().map(|parts| parts.into_iter().map(part).collect());
-    let ask = preflight::Ask {
+    let ask = preflight::PreflightQuery {
         names: &spec.names,
         conninfo: &spec.conninfo,
         login,
@@ -94,7 +94,7 @@ async fn check_servers(
         bookmarks_retain_max: spec.bookmarks_retain_max,
         topic: parts.as_deref(),
     };
-    let mut seen = preflight::look(&ask).await;
+    let mut seen = preflight::run(&ask).await;
     if let Some(table) = &seen.table {
         let of_columns =
             columns::findings(pipeline, spec, table, seen.published.as_deref(), seen.version);
@@ -198,8 +198,8 @@ async fn changes(spec: &PipelineSpec, login: Option<&Conninfo>, found: &[Finding
         return Vec::new();
     };
     let acting = match login {
-        Some(login) if login.user() != spec.conninfo.user() => Acting::Administrator,
-        Some(_) | None => Acting::OwnLogin,
+        Some(login) if login.user() != spec.conninfo.user() => SessionRights::Administrator,
+        Some(_) | None => SessionRights::OwnLogin,
     };
     match changes_of(spec, &control, acting, answers).await {
         Ok(findings) => findings,
@@ -215,19 +215,19 @@ async fn changes(spec: &PipelineSpec, login: Option<&Conninfo>, found: &[Finding
 async fn changes_of(
     spec: &PipelineSpec,
     control: &Control,
-    acting: Acting,
+    acting: SessionRights,
     answers: bool,
 ) -> Result<Vec<Finding>, SourceError> {
     let client = control.client();
     let pinned = client.batch_execute(READ_ONLY).await;
-    pinned.map_err(|e| SourceError::control("make the session read-only", e))?;
+    pinned.map_err(|e| SourceError::control("set the session to read only", e))?;
     let state = schema::read(client, acting).await;
     // A schema that is missing, older or unreadable is a finding already.
     if !matches!(state, Ok(SchemaState::Version(schema::VERSION))) {
         return Ok(Vec::new());
     }
     let columns = spec.columns();
-    let facts = control.facts(&Ask { acting, ..spec.ask(&None, &columns) }).await?;
+    let facts = control.facts(&FactsQuery { acting, ..spec.ask(&None, &columns) }).await?;
     if spec.names.table.is_some() && facts.table.is_none() {
         return Ok(Vec::new());
     }

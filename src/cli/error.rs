@@ -7,7 +7,7 @@ use crate::demo::DemoError;
 use crate::error::{Chain, Halt};
 use crate::init::InitError;
 use crate::postgres::names::admin_url;
-use crate::postgres::setup::{Partial, SetupError};
+use crate::postgres::setup::{PartialSetup, SetupError};
 use crate::postgres::store::bookmark::BookmarkError;
 use crate::postgres::{ConninfoError, SourceError, error_policy};
 use crate::replay::ReplayError;
@@ -293,7 +293,7 @@ fn of_halt(halt: &Halt) -> Vec<(&'static str, String)> {
 }
 
 /// The remedies of the steps that were refused, each printed once.
-fn of_refused(partial: &Partial) -> Vec<(&'static str, String)> {
+fn of_refused(partial: &PartialSetup) -> Vec<(&'static str, String)> {
     let mut lines: Vec<&str> = Vec::new();
     for line in partial.refused.iter().flat_map(|step| &step.lines) {
         if !lines.contains(&line.as_str()) {

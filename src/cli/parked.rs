@@ -12,9 +12,11 @@ use crate::parked::{Request, State};
 use crate::pipeline::PipelineSpec;
 use crate::postgres::catalog;
 use crate::postgres::control::Control;
-use crate::postgres::ownership::Acting;
 use crate::postgres::schema::{self, SchemaState};
-use crate::postgres::store::requests::{self, Action, Filter, Listed, NewRequest, Padded};
+use crate::postgres::schema_owner::SessionRights;
+use crate::postgres::store::requests::{
+    self, Filter, NewRequest, OperatorAction, Padded, ParkedEvent,
+};
 use crate::record::OwnedRecord;
 use crate::sink::SinkConfig;
 use base64::Engine as _;
@@ -78,7 +80,7 @@ impl<'a> ParkedSession<'a> {
 
     async fn of(spec: &'a PipelineSpec) -> Result<Self, CliError> {
         let control = Control::connect(&spec.conninfo, APPLICATION_NAME).await?;
-        if schema::read(control.client(), Acting::Relay).await?
+        if schema::read(control.client(), SessionRights::Relay).await?
             != SchemaState::Version(schema::VERSION)
         {
             return Err(CliError::NoParkedTable { pipeline: spec.name().to_owned() });
@@ -94,13 +96,13 @@ impl<'a> ParkedSession<'a> {
         Ok(Self { spec, control, padded })
     }
 
-    async fn list(&self, filter: &Filter, limit: i64) -> Result<Vec<Listed>, CliError> {
+    async fn list(&self, filter: &Filter, limit: i64) -> Result<Vec<ParkedEvent>, CliError> {
         let client = self.control.client();
         Ok(requests::list(client, self.spec.name(), filter, self.padded, limit).await?)
     }
 
     /// Whether `id` names this event.
-    fn names(&self, id: &Id, event: &Listed) -> bool {
+    fn names(&self, id: &Id, event: &ParkedEvent) -> bool {
         let bare = |id| Padded::bare(id, self.padded.id);
         match id {
             Id::Position(position) => *position == event.position,
@@ -108,7 +110,7 @@ impl<'a> ParkedSession<'a> {
         }
     }
 
-    async fn by_position(&self, positions: &[Position]) -> Result<Vec<Listed>, CliError> {
+    async fn by_position(&self, positions: &[Position]) -> Result<Vec<ParkedEvent>, CliError> {
         if positions.is_empty() {
             return Ok(Vec::new());
         }
@@ -467,9 +469,14 @@ async fn expects_no_json(session: &ParkedSession<'_>) -> Result<(), CliError> {
 }
 
 /// An error if several events have the same id: the user may not know of all of them.
-fn one_each(session: &ParkedSession<'_>, ids: &[Id], events: &[Listed]) -> Result<(), CliError> {
+fn one_each(
+    session: &ParkedSession<'_>,
+    ids: &[Id],
+    events: &[ParkedEvent],
+) -> Result<(), CliError> {
     for id in ids.iter().filter(|id| matches!(id, Id::Event(_))) {
-        let named: Vec<&Listed> = events.iter().filter(|event| session.names(id, event)).collect();
+        let named: Vec<&ParkedEvent> =
+            events.iter().filter(|event| session.names(id, event)).collect();
         if named.len() > 1 {
             let ids = named.iter().map(|event| event.position.to_string()).collect();
             return Err(CliError::Ambiguous { id: id.to_string(), ids });
@@ -489,7 +496,7 @@ impl Operation<'_> {
     async fn run(
         &self,
         session: &ParkedSession<'_>,
-        events: Vec<Listed>,
+        events: Vec<ParkedEvent>,
         ids: &[Id],
         env: Env<'_>,
     ) -> Result<Exit, CliError> {
@@ -502,7 +509,7 @@ impl Operation<'_> {
             events.into_iter().partition(|event| self.refuses(event).is_none());
         one_each(session, ids, &events)?;
         self.announce(session, &events)?;
-        let mut outcomes: Vec<(Listed, String)> = Vec::new();
+        let mut outcomes: Vec<(ParkedEvent, String)> = Vec::new();
         if self.act.dry_run {
             let would = format!("would {}", self.request.name());
             outcomes.extend(events.into_iter().map(|event| (event, would.clone())));
@@ -541,7 +548,7 @@ impl Operation<'_> {
     }
 
     /// Why the request is not possible for this event.
-    fn refuses(&self, event: &Listed) -> Option<String> {
+    fn refuses(&self, event: &ParkedEvent) -> Option<String> {
         if event.state.resolved() {
             return Some(format!("nothing to do: the event is already {}", event.state.name()));
         }
@@ -555,7 +562,11 @@ impl Operation<'_> {
     }
 
     /// Prints the events before anything is changed.
-    fn announce(&self, session: &ParkedSession<'_>, events: &[Listed]) -> Result<(), CliError> {
+    fn announce(
+        &self,
+        session: &ParkedSession<'_>,
+        events: &[ParkedEvent],
+    ) -> Result<(), CliError> {
         if events.is_empty() {
             return Ok(());
         }
@@ -569,7 +580,7 @@ impl Operation<'_> {
 
     /// Asks for confirmation if an event would be lost or changed, or if several events are selected. Without a
     /// terminal a request that loses or changes an event requires `--yes`.
-    fn agreed(&self, events: &[Listed]) -> Result<bool, CliError> {
+    fn agreed(&self, events: &[ParkedEvent]) -> Result<bool, CliError> {
         let asks = std::io::stdin().is_terminal();
         let harmless = self.request == Request::Retry && (events.len() == 1 || !asks);
         if self.act.yes || harmless {
@@ -589,15 +600,15 @@ impl Operation<'_> {
     async fn carry_out(
         &self,
         session: &ParkedSession<'_>,
-        events: &[Listed],
+        events: &[ParkedEvent],
         env: Env<'_>,
-    ) -> Result<Vec<(Listed, String)>, CliError> {
+    ) -> Result<Vec<(ParkedEvent, String)>, CliError> {
         let by = operator(env);
         let reason = self.act.reason.as_deref();
         let request = NewRequest { request: self.request, by: &by, reason, value: self.value };
         let positions: Vec<Position> = events.iter().map(|event| event.position).collect();
         let (client, name) = (session.control.client(), session.spec.name());
-        let accepted = requests::ask(client, name, &positions, &request).await?;
+        let accepted = requests::write_requests(client, name, &positions, &request).await?;
         let relay = relay_runs(session).await?;
         let waits = !self.act.no_wait && relay != Some(false);
         let deadline = Instant::now() + if waits { WAIT_MAX } else { Duration::ZERO };
@@ -624,20 +635,20 @@ impl Operation<'_> {
     }
 
     /// Whether the outcome of the request is final.
-    fn settled(&self, event: &Listed) -> bool {
+    fn settled(&self, event: &ParkedEvent) -> bool {
         let tried =
             self.request == Request::Skip || event.attempts > 0 || event.state == State::Dead;
         event.state.resolved() || event.requested.is_none() && (event.declined || tried)
     }
 
     /// The outcome for an event whose state was changed by another user since it was listed.
-    fn lost(&self, event: &Listed) -> String {
+    fn lost(&self, event: &ParkedEvent) -> String {
         let why = self.refuses(event);
         why.unwrap_or_else(|| "nothing done: the event was changed meanwhile".to_owned())
     }
 
     /// The outcome of the request.
-    fn became(&self, event: &Listed, relay: Option<bool>) -> String {
+    fn became(&self, event: &ParkedEvent, relay: Option<bool>) -> String {
         match (event.state, &event.requested) {
             (State::Done, _) => "published".to_owned(),
             (State::Skipped, _) => "skipped".to_owned(),
@@ -658,7 +669,10 @@ impl Operation<'_> {
 }
 
 /// The earliest unresolved event of the same aggregate that `event` waits behind.
-async fn blocker(session: &ParkedSession<'_>, event: &Listed) -> Result<Option<Listed>, CliError> {
+async fn blocker(
+    session: &ParkedSession<'_>,
+    event: &ParkedEvent,
+) -> Result<Option<ParkedEvent>, CliError> {
     if event.aggregate.is_none() {
         return Ok(None);
     }
@@ -669,7 +683,7 @@ async fn blocker(session: &ParkedSession<'_>, event: &Listed) -> Result<Option<L
 }
 
 /// The outcome for an event that is to be published and has not been refused since the request.
-fn queued(blocker: Option<&Listed>) -> String {
+fn queued(blocker: Option<&ParkedEvent>) -> String {
     blocker.map_or_else(
         || "queued".to_owned(),
         |first| {
@@ -707,7 +721,7 @@ const HEAD: [&str; 8] =
     ["POSITION", "STATE", "EVENT", "TYPE", "AGGREGATE", "ATTEMPTS", "SINCE", "ERROR"];
 
 /// A table with a line for each event.
-fn table(pipeline: &str, events: &[Listed], more: bool) -> String {
+fn table(pipeline: &str, events: &[ParkedEvent], more: bool) -> String {
     if events.is_empty() {
         return format!("{pipeline}: no events are parked");
     }
@@ -732,7 +746,7 @@ fn table(pipeline: &str, events: &[Listed], more: bool) -> String {
     lines.join("\n")
 }
 
-fn cells(event: &Listed) -> [String; HEAD.len()] {
+fn cells(event: &ParkedEvent) -> [String; HEAD.len()] {
     let text = |text: &Option<String>| text.as_deref().map_or("-".to_owned(), printable);
     let requested = event.requested.as_ref().map(|by| format!(" ({} requested)", by.what));
     [
@@ -757,7 +771,7 @@ fn printable(text: &str) -> String {
 }
 
 /// The command after which the topic accepts the event, if there is one.
-fn fix(event: &Listed, record: &OwnedRecord, sink: &dyn SinkConfig) -> Option<String> {
+fn fix(event: &ParkedEvent, record: &OwnedRecord, sink: &dyn SinkConfig) -> Option<String> {
     let (topic, position) = (&event.topic, event.position);
     if event.state.resolved() || topic.is_empty() {
         return None;
@@ -774,7 +788,12 @@ fn fix(event: &Listed, record: &OwnedRecord, sink: &dyn SinkConfig) -> Option<St
 }
 
 /// Everything about one event as text. `sink`: for the command that fixes the event.
-fn whole(event: &Listed, record: &OwnedRecord, payload: bool, sink: &dyn SinkConfig) -> String {
+fn whole(
+    event: &ParkedEvent,
+    record: &OwnedRecord,
+    payload: bool,
+    sink: &dyn SinkConfig,
+) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
         writeln!(text, "{name:<12} {}", printable(value)).unwrap_or_default();
@@ -822,7 +841,7 @@ fn whole(event: &Listed, record: &OwnedRecord, payload: bool, sink: &dyn SinkCon
     text
 }
 
-fn action(action: &Action) -> String {
+fn action(action: &OperatorAction) -> String {
     let part = |word: &str, text: &Option<String>| {
         text.as_ref().map_or_else(String::new, |text| format!("{word}{text}"))
     };
@@ -830,7 +849,7 @@ fn action(action: &Action) -> String {
     format!("{}{by}{at}{}", action.what, part(": ", &action.reason))
 }
 
-fn last_request(acted: &Action, declined: bool) -> String {
+fn last_request(acted: &OperatorAction, declined: bool) -> String {
     format!("{}{}", if declined { "declined: " } else { "" }, action(acted))
 }
 
@@ -843,14 +862,14 @@ fn bytes(bytes: &[u8]) -> String {
 }
 
 /// The events as JSON, one object per line.
-fn lines(pipeline: &str, events: &[Listed]) -> String {
+fn lines(pipeline: &str, events: &[ParkedEvent]) -> String {
     let lines: Vec<String> =
         events.iter().map(|event| event_json(pipeline, event).to_string()).collect();
     lines.join("\n")
 }
 
-fn event_json(pipeline: &str, event: &Listed) -> Value {
-    let action = |action: &Option<Action>| {
+fn event_json(pipeline: &str, event: &ParkedEvent) -> Value {
+    let action = |action: &Option<OperatorAction>| {
         action.as_ref().map(|action| {
             json!({"action": action.what, "by": action.by, "at": action.at, "reason": action.reason})
         })
@@ -881,7 +900,7 @@ fn event_json(pipeline: &str, event: &Listed) -> Value {
 }
 
 /// Everything about one event as JSON.
-fn whole_json(pipeline: &str, event: &Listed, record: &OwnedRecord, payload: bool) -> Value {
+fn whole_json(pipeline: &str, event: &ParkedEvent, record: &OwnedRecord, payload: bool) -> Value {
     let mut value = event_json(pipeline, event);
     let header =
         |(name, value): &(String, Option<Vec<u8>>)| json!([name, bytes_json(value.as_deref())]);
@@ -909,10 +928,10 @@ fn outcome(
     pipeline: &str,
     request: Request,
     dry_run: bool,
-    outcomes: &[(Listed, String)],
+    outcomes: &[(ParkedEvent, String)],
     missing: &[String],
 ) -> Value {
-    let event = |(event, outcome): &(Listed, String)| {
+    let event = |(event, outcome): &(ParkedEvent, String)| {
         let mut value = event_json(pipeline, event);
         value["outcome"] = json!(outcome);
         value

@@ -14,8 +14,10 @@ use crate::error::{Halt, HaltReason};
 use crate::metrics::Metrics;
 use crate::pipeline::{self, Mode, PipelineSpec, Service, Stop, selection};
 use crate::postgres::control::Control;
-use crate::postgres::poll::claim::Table;
-use crate::postgres::repair::{self, Ledger, Method, Row, State, Survey, Verdict};
+use crate::postgres::poll::claim::OutboxTable;
+use crate::postgres::repair::{
+    self, Method, RepairRow, RepairState, RepairSummary, ResolvedBaseline, Verdict,
+};
 use crate::status::StatusHandle;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -67,7 +69,7 @@ async fn one(
     let refused = |halt| CliError::Repair { pipeline: name.clone(), halt: Box::new(halt) };
     let control = Control::connect(&spec.conninfo, APPLICATION_NAME).await?;
     let Assessment { verdict, row, ledger } = assess(&spec, &control).await?.map_err(refused)?;
-    if verdict == Verdict::Sound {
+    if verdict == Verdict::NotNeeded {
         let start = how_to_start(listen, &spec).await;
         let text = format!(
             "{}: nothing to repair: slot {:?} exists and matches the cursor row; {start}",
@@ -79,7 +81,9 @@ async fn one(
     }
     let relays = repair::relays(control.client(), &format!("postrider {}", spec.name())).await?;
     if let Some(pid) = relays.first() {
-        return Err(refused(repair::live(&format!("it has the session of backend {pid}"))));
+        return Err(refused(repair::relay_running(&format!(
+            "it has the session of backend {pid}"
+        ))));
     }
     if args.dry_run {
         return dry_run(&spec, &control, args, &verdict, row.as_ref(), &ledger).await;
@@ -101,7 +105,7 @@ async fn one(
     let Some(row) = repair::read(control.client(), &name).await? else { return Ok(exit) };
     let no_id = match if row.selection.by_marks() { marked } else { unmarked } {
         Some(table) => {
-            let table = Table::read(control.client(), table).await?;
+            let table = OutboxTable::read(control.client(), table).await?;
             repair::without_id(control.client(), &table, &row).await?
         }
         None => 0,
@@ -116,8 +120,8 @@ async fn one(
 /// What the database shows before a repair.
 struct Assessment {
     verdict: Verdict,
-    row: Option<Row>,
-    ledger: Ledger,
+    row: Option<RepairRow>,
+    ledger: ResolvedBaseline,
 }
 
 async fn assess(
@@ -131,19 +135,24 @@ async fn assess(
     let columns = spec.columns();
     let ask = spec.ask(&identity, &columns);
     let facts = control.facts(&ask).await?;
-    if let Err(halt) = repair::fit(&facts) {
+    if let Err(halt) = repair::check_server(&facts) {
         return Ok(Err(halt));
     }
     if let Err(halt) = spec.fit(facts.table.as_ref()) {
         return Ok(Err(halt));
     }
     let row = repair::read(control.client(), spec.name()).await?;
-    let verdict = match repair::judge(&facts, row.as_ref(), spec.from_table) {
+    let verdict = match repair::assess(&facts, row.as_ref(), spec.from_table) {
         Ok(verdict) => verdict,
         Err(halt) => return Ok(Err(halt)),
     };
-    let ledger =
-        repair::ledger(control.client(), spec.name(), row.as_ref(), spec.cursor_interval).await?;
+    let ledger = repair::resolved_baseline(
+        control.client(),
+        spec.name(),
+        row.as_ref(),
+        spec.cursor_interval,
+    )
+    .await?;
     Ok(Ok(Assessment { verdict, row, ledger }))
 }
 
@@ -173,8 +182,8 @@ async fn dry_run(
     control: &Control,
     args: &RepairArgs,
     verdict: &Verdict,
-    row: Option<&Row>,
-    ledger: &Ledger,
+    row: Option<&RepairRow>,
+    ledger: &ResolvedBaseline,
 ) -> Result<Exit, CliError> {
     let Some(found) = count(spec, control, verdict, row, ledger).await? else {
         return Ok(Exit::Done);
@@ -188,20 +197,20 @@ async fn count(
     spec: &PipelineSpec,
     control: &Control,
     verdict: &Verdict,
-    row: Option<&Row>,
-    ledger: &Ledger,
+    row: Option<&RepairRow>,
+    ledger: &ResolvedBaseline,
 ) -> Result<Option<Preview>, CliError> {
     let refused = |halt| CliError::Repair { pipeline: spec.name().to_owned(), halt };
     let marks = spec.poll.mark_streamed;
     let Some(table) = pipeline::repair_table(spec, marks) else { return Ok(None) };
-    let table = Table::read(control.client(), table).await?;
+    let table = OutboxTable::read(control.client(), table).await?;
     let listed = repair::left(control.client(), spec.name()).await?;
-    let (method, survey) = if *verdict == Verdict::GoesOn {
-        (row.map(|row| row.method.clone()).unwrap_or_default(), Survey::default())
+    let (method, survey) = if *verdict == Verdict::Unfinished {
+        (row.map(|row| row.method.clone()).unwrap_or_default(), RepairSummary::default())
     } else {
         let selection = selection(spec, row, ledger.known.as_deref(), marks).map_err(refused)?;
         let method = Method::of(control.client(), selection, ledger.known.as_deref()).await?;
-        let survey = repair::survey(control.client(), &table, &method, ledger.at).await?;
+        let survey = repair::summarize(control.client(), &table, &method, ledger.at).await?;
         (method.words(&table), survey)
     };
     let parked = repair::parked_aggregates(control.client(), spec.name()).await?;
@@ -249,13 +258,13 @@ struct Preview {
     /// Aggregates with a parked event.
     parked: u64,
     method: String,
-    survey: Survey,
+    survey: RepairSummary,
 }
 
 fn why(verdict: &Verdict) -> &str {
     match verdict {
-        Verdict::Sound => "nothing to repair",
-        Verdict::GoesOn => "continues an unfinished repair or backfill",
+        Verdict::NotNeeded => "nothing to repair",
+        Verdict::Unfinished => "continues an unfinished repair or backfill",
         Verdict::NewSlot(why) => why,
     }
 }
@@ -273,7 +282,7 @@ fn of_dry_run(pipeline: &str, verdict: &Verdict, found: &Preview) -> String {
 fn of_begin(pipeline: &str, verdict: &Verdict, found: &Preview) -> String {
     let mut lines = vec![of_verdict(pipeline, verdict)];
     let survey = &found.survey;
-    if *verdict == Verdict::GoesOn {
+    if *verdict == Verdict::Unfinished {
         lines.push(format!("  listed     {} rows still to be published", found.listed));
         lines.push(folded("  method     ", &found.method));
         return lines.join("\n");
@@ -356,10 +365,10 @@ struct Left {
 }
 
 /// The text after a repair. `start`: the instruction that starts the pipeline.
-fn of_row(pipeline: &str, row: &Row, left: Left, start: &str) -> String {
+fn of_row(pipeline: &str, row: &RepairRow, left: Left, start: &str) -> String {
     let mut lines = vec![match row.state {
-        State::Done => format!("{pipeline} is repaired; {start}"),
-        State::Making | State::Publishing => {
+        RepairState::Done => format!("{pipeline} is repaired; {start}"),
+        RepairState::Making | RepairState::Publishing => {
             format!("{pipeline} is not repaired yet; run postrider repair again, or postrider run")
         }
     }];
@@ -385,7 +394,7 @@ fn of_row(pipeline: &str, row: &Row, left: Left, start: &str) -> String {
     lines.join("\n")
 }
 
-fn json_of(pipeline: &str, row: &Row, left: Left) -> Value {
+fn json_of(pipeline: &str, row: &RepairRow, left: Left) -> Value {
     json!({
         "pipeline": pipeline,
         "kind": row.kind.word(),

@@ -9,14 +9,14 @@ use crate::error::{Halt, HaltReason};
 use crate::finding::{Finding, Severity};
 use crate::outbox::Layout;
 use crate::pipeline::{Mode, PipelineSpec, repair_table};
-use crate::postgres::control::{Ask, Control};
-use crate::postgres::ownership::Acting;
-use crate::postgres::poll::claim::Table;
-use crate::postgres::repair::{self, Kind, Selection, Told};
+use crate::postgres::control::{Control, FactsQuery};
+use crate::postgres::poll::claim::OutboxTable;
+use crate::postgres::repair::{self, RepairKind, RepairProgress, Selection};
 use crate::postgres::schema::{self, SchemaState};
+use crate::postgres::schema_owner::SessionRights;
 use crate::postgres::setup::{
-    self, Backfilled, Call, Options, Partial, Progress, ServerKind, SetupError, SetupPlan, Step,
-    StepKind, UndoPlan, check_backfill, undo,
+    self, Backfilled, Options, PartialSetup, ServerKind, SetupCommand, SetupError, SetupPlan,
+    SetupProgress, Step, StepKind, UndoPlan, check_backfill, undo,
 };
 use crate::postgres::{Conninfo, SqlState, catalog};
 use crate::sink::Purpose;
@@ -53,7 +53,7 @@ async fn one(
     if args.undo {
         return undo_one(spec.name(), &control, &ask, args).await;
     }
-    let call = Call { command: command(spec.name(), args), login: Some(conninfo.clone()) };
+    let call = SetupCommand { command: command(spec.name(), args), login: Some(conninfo.clone()) };
     if !args.print_sql {
         own(spec, &control, &ask, &call).await?;
     }
@@ -113,13 +113,13 @@ fn ask<'a>(
     conninfo: &Conninfo,
     args: &SetupArgs,
     columns: &'a [String],
-) -> Ask<'a> {
+) -> FactsQuery<'a> {
     let acting = match (conninfo.user() == spec.conninfo.user(), args.print_sql) {
-        (true, false) => Acting::OwnLogin,
-        (true, true) => Acting::Printing,
-        (false, _) => Acting::Administrator,
+        (true, false) => SessionRights::OwnLogin,
+        (true, true) => SessionRights::Printing,
+        (false, _) => SessionRights::Administrator,
     };
-    Ask { acting, ..spec.ask(&None, columns) }
+    FactsQuery { acting, ..spec.ask(&None, columns) }
 }
 
 /// Corrects the ownership of schema `postrider` if another role could run code with the rights of this login. Done
@@ -127,13 +127,13 @@ fn ask<'a>(
 async fn own(
     spec: &PipelineSpec,
     control: &Control,
-    ask: &Ask<'_>,
-    call: &Call,
+    ask: &FactsQuery<'_>,
+    call: &SetupCommand,
 ) -> Result<(), CliError> {
     if control.facts(ask).await?.schema != SchemaState::Untrusted {
         return Ok(());
     }
-    let role = Some(spec.conninfo.user()).filter(|_| ask.acting == Acting::Administrator);
+    let role = Some(spec.conninfo.user()).filter(|_| ask.acting == SessionRights::Administrator);
     let role_missing = match role {
         Some(role) => !setup::role_exists(control, role).await?,
         None => false,
@@ -289,12 +289,12 @@ async fn create_topics(spec: &PipelineSpec, topics: Vec<String>) -> Vec<String> 
 }
 
 /// Logs the steps, and each transaction that a step waits for once.
-fn log_progress(pipeline: &str) -> impl FnMut(Progress<'_>) + Send {
+fn log_progress(pipeline: &str) -> impl FnMut(SetupProgress<'_>) + Send {
     let mut logged = BTreeSet::new();
     move |progress| match progress {
-        Progress::Begin(step) => tracing::debug!(pipeline, "{}", step.title),
-        Progress::Done(step) => tracing::debug!(pipeline, "done: {}", step.title),
-        Progress::Waiting(blockers) => {
+        SetupProgress::Begin(step) => tracing::debug!(pipeline, "{}", step.title),
+        SetupProgress::Done(step) => tracing::debug!(pipeline, "done: {}", step.title),
+        SetupProgress::Waiting(blockers) => {
             for blocker in blockers.iter().filter(|blocker| logged.insert(blocker.xid.clone())) {
                 tracing::warn!(
                     pipeline,
@@ -426,7 +426,11 @@ fn notice(pipeline: &str, rows: &str) -> String {
 }
 
 /// Checks, before anything is created, that a backfill is possible.
-async fn check(spec: &PipelineSpec, control: &Control, ask: &Ask<'_>) -> Result<(), CliError> {
+async fn check(
+    spec: &PipelineSpec,
+    control: &Control,
+    ask: &FactsQuery<'_>,
+) -> Result<(), CliError> {
     if spec.mode == Mode::Poll {
         return Err(SetupError::Halt(Box::new(polls())).into());
     }
@@ -471,18 +475,18 @@ async fn create_backfill(
     spec: &PipelineSpec,
     conninfo: &Conninfo,
     control: &Control,
-    ask: &Ask<'_>,
+    ask: &FactsQuery<'_>,
     selection: Selection,
 ) -> Result<Vec<String>, CliError> {
     let Some(table) = repair_table(spec, selection.by_marks()) else { return Ok(Vec::new()) };
     let listed_table = table.clone();
     let facts = control.facts(ask).await?;
-    let request = repair::Ask {
+    let request = repair::NewRepair {
         conninfo,
         application_name: APPLICATION_NAME,
         names: &spec.names,
         failover: spec.failover && facts.server.version >= 170_000,
-        kind: Kind::Backfill,
+        kind: RepairKind::Backfill,
         selection,
         known: None,
         known_at: None,
@@ -490,8 +494,8 @@ async fn create_backfill(
         drop_slot: false,
     };
     let pipeline = spec.name();
-    let mut log = |event: Told<'_>| match event {
-        Told::Waiting(blockers) => {
+    let mut log = |event: RepairProgress<'_>| match event {
+        RepairProgress::Waiting(blockers) => {
             let xids: Vec<&str> = blockers.iter().map(|blocker| blocker.xid.as_str()).collect();
             tracing::warn!(
                 pipeline,
@@ -499,13 +503,15 @@ async fn create_backfill(
                 "waiting for transactions that were running before the slot"
             );
         }
-        Told::Listing(at) => tracing::debug!(pipeline, %at, "created the slot; listing rows"),
+        RepairProgress::Listing(at) => {
+            tracing::debug!(pipeline, %at, "created the slot; listing rows");
+        }
     };
     match setup::backfill(control, &facts, table, request, &mut log).await? {
         Backfilled::Listed(row) => {
             let left = repair::left(control.client(), pipeline).await?;
             let at = row.slot_created_lsn.map(|at| at.to_string()).unwrap_or_default();
-            let table = Table::read(control.client(), listed_table).await?;
+            let table = OutboxTable::read(control.client(), listed_table).await?;
             let without_id = repair::without_id(control.client(), &table, &row).await?;
             let mut lines = vec![
                 format!("done           create slot {:?} at {at}, with its snapshot", row.slot),
@@ -524,7 +530,7 @@ async fn create_backfill(
         }
         Backfilled::Locked { pid } => {
             let by = pid.map_or_else(String::new, |pid| format!(": backend {pid}"));
-            let halt = repair::live(&format!("it holds the pipeline's lock{by}"));
+            let halt = repair::relay_running(&format!("it holds the pipeline's lock{by}"));
             Err(SetupError::Halt(Box::new(halt)).into())
         }
     }
@@ -576,7 +582,7 @@ fn named_after(word: &str, from: &str, to: &str) -> Option<String> {
 async fn undo_one(
     pipeline: &str,
     control: &Control,
-    ask: &Ask<'_>,
+    ask: &FactsQuery<'_>,
     args: &SetupArgs,
 ) -> Result<(), CliError> {
     let plan = undo::read(control, ask).await?;
@@ -639,7 +645,7 @@ fn of_done(done: &SetupPlan) -> String {
 }
 
 /// As [`of_done`], with the steps that were refused, and those that were not begun because they need a refused step.
-fn of_partial(partial: &Partial) -> String {
+fn of_partial(partial: &PartialSetup) -> String {
     let refused =
         partial.refused.iter().map(|step| format!("refused        {}: {}", step.title, step.why));
     let left = partial

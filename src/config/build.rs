@@ -9,8 +9,8 @@ use crate::error::Chain;
 use crate::outbox::{Mapper, OnUpdate, OutboxSpec, Role, TimestampSource};
 use crate::pipeline::{Mode, PipelineSpec, PollSettings, poll_spec};
 use crate::postgres::Conninfo;
-use crate::postgres::names::{Deciding, Names, TableName, Times};
-use crate::postgres::poll::{Backoff, Marks, PollSpec};
+use crate::postgres::names::{DecidingColumn, Names, TableName, Times};
+use crate::postgres::poll::{Backoff, PollSpec, RowStatus};
 use crate::relay::{Limits, OnPoison, ParkingRules};
 use crate::secret_file::SecretFile;
 use crate::sink::{Needs, Purpose};
@@ -89,7 +89,7 @@ pub(super) fn spec(
 
 /// Why an UPDATE of an application cannot be seen, or not be distinguished from one of Postrider; `None` if it can.
 fn sees_no_update(pipeline: &PipelineConfig, poll: &PollSettings) -> Option<&'static str> {
-    let deletes = poll.table.as_ref().is_some_and(|table| matches!(table.marks, Marks::Delete));
+    let deletes = poll.table.as_ref().is_some_and(|table| matches!(table.marks, RowStatus::Delete));
     if pipeline.outbox.table.is_none() {
         Some("\"halt\" needs outbox.table: logical messages are never updated; leave it out")
     } else if pipeline.mode != Mode::Wal {
@@ -114,13 +114,13 @@ fn times(outbox: &OutboxSpec, poll: &PollSettings, polls: bool) -> Times {
         (Role::ExpiresAt, "whether an event has expired"),
     ] {
         if let Some(column) = outbox.column(role) {
-            deciding.push(Deciding { column: column.to_owned(), what });
+            deciding.push(DecidingColumn { column: column.to_owned(), what });
         }
     }
     let marks = poll.table.as_ref().filter(|_| polls).map(|table| &table.marks);
-    if let Some(Marks::Sqlgarden { last_attempt_at, .. }) = marks {
+    if let Some(RowStatus::Sqlgarden { last_attempt_at, .. }) = marks {
         let what = "when a refused event is tried again";
-        deciding.push(Deciding { column: last_attempt_at.clone(), what });
+        deciding.push(DecidingColumn { column: last_attempt_at.clone(), what });
     }
     let stamps = outbox.timestamp == TimestampSource::Event || polls;
     let stamp = outbox.column(Role::Time).filter(|_| stamps).map(str::to_owned);

@@ -18,9 +18,10 @@ use crate::outbox::Role;
 use crate::parked::{Entry, Lane, Parked, ParkedUpdate, State};
 use crate::pgoutput;
 use crate::postgres::client::Canceller;
-use crate::postgres::poll::{Claim, Keep, OldestReady, Poller, Settled};
-use crate::postgres::store::cursor::{self, Written};
+use crate::postgres::poll::{Claim, OldestReady, PayloadCopy, Poller, RowOutcome};
+use crate::postgres::store::cursor::{self, CursorWrite};
 use crate::postgres::store::parked::{self, Stored};
+use crate::postgres::store::requeue;
 use crate::postgres::{SourceError, pipeline_lock, repair};
 use crate::record::Ticket;
 use crate::relay::{Change, Input};
@@ -49,7 +50,7 @@ pub(super) struct OpenClaim {
     /// Rows that are settled and committed while other rows of the claim are still being published.
     done: Vec<bool>,
     /// Known outcomes. A row without one is published once the relay has resolved it.
-    outcomes: Vec<Option<Settled>>,
+    outcomes: Vec<Option<RowOutcome>>,
     /// Aggregates of rows whose failure, or waiting, is kept in their table.
     kept: HashSet<Lane>,
     /// These rows, as the relay knows them. Before the claim is settled they are recorded nowhere else.
@@ -68,8 +69,8 @@ pub(super) struct OpenClaim {
 
 /// The outcomes with which a claim that is held for long can be settled in part.
 struct ClaimPart {
-    /// One for each row; [`Settled::Held`] for rows that stay in the claim and for rows that were settled before.
-    outcomes: Vec<Settled>,
+    /// One for each row; [`RowOutcome::Held`] for rows that stay in the claim and for rows that were settled before.
+    outcomes: Vec<RowOutcome>,
     /// An event is parked behind a row without an outcome. That row may belong to the same aggregate, and would be
     /// published at a later position if the process ended; so nothing that the claim has parked may be committed yet.
     parked_behind_open: bool,
@@ -152,15 +153,15 @@ impl OpenClaim {
             let waits = open.contains(key);
             let outcome = match known {
                 _ if self.is_done(row) => {
-                    outcomes.push(Settled::Held);
+                    outcomes.push(RowOutcome::Held);
                     continue;
                 }
                 Some(known) if row < resolved => known.clone(),
-                None if row < resolved || acked && !waits => Settled::Published,
-                _ => Settled::Held,
+                None if row < resolved || acked && !waits => RowOutcome::Published,
+                _ => RowOutcome::Held,
             };
-            if outcome == Settled::Held {
-                parked_behind_open |= !matches!(known, None | Some(Settled::Held));
+            if outcome == RowOutcome::Held {
+                parked_behind_open |= !matches!(known, None | Some(RowOutcome::Held));
                 open.insert(key);
             }
             outcomes.push(outcome);
@@ -175,16 +176,16 @@ impl OpenClaim {
         let waits = row.entry.lane.is_some_and(|lane| self.kept.contains(&lane));
         let outcome = match origin {
             // An earlier event stays in the table, and this one is claimed again after it.
-            RowOrigin::Requeued | RowOrigin::Doubted if keeps && waits => Settled::Held,
+            RowOrigin::Requeued | RowOrigin::Doubted if keeps && waits => RowOutcome::Held,
             RowOrigin::New if keeps => {
                 self.kept.extend(row.entry.lane);
                 failure(row)
             }
             RowOrigin::Requeued | RowOrigin::Kept | RowOrigin::New | RowOrigin::Doubted => {
-                Settled::Moved
+                RowOutcome::Moved
             }
         };
-        let moved = outcome == Settled::Moved;
+        let moved = outcome == RowOutcome::Moved;
         if keeps && origin != RowOrigin::Kept {
             self.failures.push(row.entry);
         }
@@ -330,7 +331,7 @@ impl Pipeline {
         }
         let client = polling.poller.client();
         polling.store.jobs.unseen = polling.open.as_ref().map(|open| open.at);
-        parked::place(client, name, &places).await?;
+        requeue::move_rows(client, name, &places).await?;
         let stored = parked::write(client, name, epoch, rows, &[]).await?;
         if stored != Stored::TakenOver {
             self.keep_large(polling, rows).await?;
@@ -363,10 +364,10 @@ impl Pipeline {
         for parked in rows {
             let position = parked.entry.position;
             let row = usize::try_from(position.ordinal).unwrap_or(usize::MAX);
-            let moved = matches!(open.outcomes.get(row), Some(Some(Settled::Moved)));
+            let moved = matches!(open.outcomes.get(row), Some(Some(RowOutcome::Moved)));
             if moved && open.claim.is_too_large(row) {
                 let (claim, pipeline) = (&open.claim, self.spec.name());
-                let keep = Keep { claim, row, payload, pipeline, position };
+                let keep = PayloadCopy { claim, row, payload, pipeline, position };
                 polling.poller.keep_value(&keep).await?;
             }
         }
@@ -382,7 +383,7 @@ impl Pipeline {
         };
         let dead_letter = |row: &Parked| {
             let index = usize::try_from(row.entry.position.ordinal).ok()?;
-            let failed = matches!(open.outcomes.get(index)?, Some(Settled::Failed { .. }));
+            let failed = matches!(open.outcomes.get(index)?, Some(RowOutcome::Failed { .. }));
             let attempts = polling.poller.dies(open.claim.rows.get(index).filter(|_| failed)?)?;
             let entry = Entry { state: State::Dead, lane: None, attempts, ..row.entry };
             Some(Parked { entry, ..row.clone() })
@@ -395,7 +396,7 @@ impl Pipeline {
         let progress = self.relay.progress();
         let any = |open: &OpenClaim| {
             let part = open.part(open.resolved(&progress));
-            part.outcomes.iter().any(|outcome| *outcome != Settled::Held)
+            part.outcomes.iter().any(|outcome| *outcome != RowOutcome::Held)
         };
         polling.open.as_ref().is_some_and(any)
     }
@@ -411,7 +412,7 @@ impl Pipeline {
         let resolved = open.resolved(&self.relay.progress());
         let ClaimPart { outcomes, parked_behind_open } = open.part(resolved);
         let settles =
-            |row: usize| outcomes.get(row).is_some_and(|outcome| *outcome != Settled::Held);
+            |row: usize| outcomes.get(row).is_some_and(|outcome| *outcome != RowOutcome::Held);
         if parked_behind_open || !(0..outcomes.len()).any(settles) {
             polling.open = Some(open);
             return Ok(false);
@@ -431,12 +432,12 @@ impl Pipeline {
         polling.store.jobs.unseen = None;
         let Some(kept) = self.within_shutdown_grace(stop, kept).await? else {
             polling.store.overruled = true;
-            log::row_taken(self, &Written::TakenOver);
+            log::row_taken(self, &CursorWrite::TakenOver);
             self.apply(self.now(), Input::SlotTaken);
             return Ok(true);
         };
         self.polled_ids.settled_so_far(|row| {
-            matches!(outcomes.get(row), Some(Settled::Published | Settled::Moved))
+            matches!(outcomes.get(row), Some(RowOutcome::Published | RowOutcome::Moved))
         });
         self.requeued.settled();
         if polling.poller.repairs().is_some() {
@@ -446,7 +447,7 @@ impl Pipeline {
         }
         for (row, outcome) in outcomes.iter().enumerate() {
             if let Some(done) = open.done.get_mut(row) {
-                *done |= *outcome != Settled::Held;
+                *done |= *outcome != RowOutcome::Held;
             }
         }
         open.held_since = Instant::now();
@@ -492,25 +493,26 @@ impl Pipeline {
                 return Ok(false);
             }
             if let Some(from) = back {
-                parked::take_back(poller.client(), spec.name(), from, &places).await?;
+                requeue::undo_parking(poller.client(), spec.name(), from, &places).await?;
             }
             poller.settle(open.claim, &outcomes).await.map(|()| true)
         };
         polling.store.jobs.unseen = None;
         if !self.within_shutdown_grace(stop, settled).await? {
             polling.store.overruled = true;
-            log::row_taken(self, &Written::TakenOver);
+            log::row_taken(self, &CursorWrite::TakenOver);
             self.apply(self.now(), Input::SlotTaken);
             return Ok(false);
         }
-        let settled =
-            |row: usize| matches!(outcomes.get(row), Some(Settled::Published | Settled::Moved));
+        let settled = |row: usize| {
+            matches!(outcomes.get(row), Some(RowOutcome::Published | RowOutcome::Moved))
+        };
         self.polled_ids.settled(settled);
         if cursor_waits {
             self.apply(self.now(), Input::CursorWritten);
         }
         self.requeued.settled();
-        Ok(outcomes.iter().any(|outcome| *outcome != Settled::Held))
+        Ok(outcomes.iter().any(|outcome| *outcome != RowOutcome::Held))
     }
 }
 
@@ -530,13 +532,13 @@ fn index_of(row: &Parked) -> usize {
 }
 
 /// The outcome of a parked event in a table that keeps failures.
-fn failure(row: &Parked) -> Settled {
+fn failure(row: &Parked) -> RowOutcome {
     match row.entry.state {
-        State::Waiting | State::Dead => Settled::Failed {
+        State::Waiting | State::Dead => RowOutcome::Failed {
             error: row.error.clone().unwrap_or_default(),
             code: row.error_code.unwrap_or("refused"),
         },
-        State::Behind | State::Due | State::Done | State::Skipped => Settled::Held,
+        State::Behind | State::Due | State::Done | State::Skipped => RowOutcome::Held,
     }
 }
 
@@ -552,7 +554,7 @@ fn unreadable(error: &pgoutput::DecodeError) -> Halt {
 /// A session that claims rows, one claim at a time: of the table, or of the list of a repair.
 pub(super) enum ClaimReader {
     Poll(Box<Poller>),
-    Repair(Box<repair::Reader>),
+    Repair(Box<repair::RepairReader>),
 }
 
 impl ClaimReader {
@@ -614,7 +616,7 @@ impl ClaimReader {
     pub(super) async fn settle(
         &mut self,
         claim: Claim,
-        outcomes: &[Settled],
+        outcomes: &[RowOutcome],
     ) -> Result<(), SourceError> {
         match self {
             Self::Poll(poller) => poller.settle(claim, outcomes).await,
@@ -626,7 +628,7 @@ impl ClaimReader {
     pub(super) async fn settle_part(
         &mut self,
         claim: &Claim,
-        outcomes: &[Settled],
+        outcomes: &[RowOutcome],
         left: &[usize],
     ) -> Result<bool, SourceError> {
         match self {
@@ -636,7 +638,7 @@ impl ClaimReader {
     }
 
     /// Copies the payload of a row that is too large to be read into its row of `postrider.parked`.
-    pub(super) async fn keep_value(&self, keep: &Keep<'_>) -> Result<(), SourceError> {
+    pub(super) async fn keep_value(&self, keep: &PayloadCopy<'_>) -> Result<(), SourceError> {
         match self {
             Self::Poll(poller) => poller.keep_value(keep).await,
             Self::Repair(reader) => reader.table().keep_value(reader.client(), keep).await,
@@ -679,7 +681,7 @@ impl ClaimReader {
         }
     }
 
-    pub(super) fn repairs(&self) -> Option<&repair::Reader> {
+    pub(super) fn repairs(&self) -> Option<&repair::RepairReader> {
         match self {
             Self::Poll(_) => None,
             Self::Repair(reader) => Some(reader),
@@ -712,7 +714,7 @@ mod tests {
             |open: &mut OpenClaim, from: u64| open.tickets.extend((from..from + 4).map(Ticket));
         let settled = |open: &OpenClaim| {
             let of = open.part(0).outcomes;
-            of.into_iter().map(|outcome| outcome == Settled::Published).collect::<Vec<_>>()
+            of.into_iter().map(|outcome| outcome == RowOutcome::Published).collect::<Vec<_>>()
         };
         fed(&mut open, 0);
         assert_eq!(settled(&open), [false; 4]);

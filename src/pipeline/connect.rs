@@ -21,14 +21,15 @@ use crate::event::{HistoryId, Position};
 use crate::lsn::Lsn;
 use crate::outbox::Encoding;
 use crate::postgres::catalog::{self, Instance};
-use crate::postgres::control::{Ask, Control};
+use crate::postgres::control::{Control, FactsQuery};
 use crate::postgres::error_policy::Phase;
-use crate::postgres::pipeline_lock::{Locked, lock_stream};
+use crate::postgres::pipeline_lock::{PipelineLock, lock_stream};
 use crate::postgres::poll::{Opened, Poller};
 use crate::postgres::schema::{self, SchemaState};
 use crate::postgres::start::{self, AfterStart, Decision, Facts, Identity, Resume};
-use crate::postgres::store::cursor::{self, Seized, Settled};
+use crate::postgres::store::cursor::{self, Seized, SettledHistories};
 use crate::postgres::store::parked::{self, Loaded};
+use crate::postgres::store::requeue;
 use crate::postgres::stream::SystemIdentity;
 use crate::postgres::{
     SourceError, SourceErrorKind, StartReplication, WalConnection, WalStream, repair,
@@ -161,7 +162,7 @@ struct ServerConnections {
     /// The server's identity.
     system: SystemIdentity,
     /// Whether the replication connection has the pipeline's lock.
-    locked: Locked,
+    locked: PipelineLock,
     /// The control connection.
     control: Control,
 }
@@ -193,7 +194,7 @@ async fn handshake(
     let columns = spec.columns();
     let ask = spec.ask(&identity, &columns);
     let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
-    if let Locked::By { pid } = locked {
+    if let PipelineLock::HeldBy { pid } = locked {
         return Err(not_the_owner(&facts, pid));
     }
     if facts.schema == SchemaState::Version(schema::VERSION)
@@ -284,7 +285,7 @@ async fn take_over(
         seized.messages == spec.messages() && seized.publication == spec.names.publication;
     let partial = seized.partial.filter(|_| same_stream);
     let progress = read.max(Progress { watermark: seized.watermark, partial });
-    parked::put_before_stream(client, name, seized.epoch).await.map_err(failed)?;
+    requeue::put_before_stream(client, name, seized.epoch).await.map_err(failed)?;
     let parked = parked::load(client, name, progress.position()).await.map_err(failed)?;
     control.listen(name).await.map_err(failed)?;
     Ok((seized, progress, parked))
@@ -297,9 +298,9 @@ pub(super) async fn settle(
     epoch: i64,
     facts: &Facts,
     seen: HistoryId,
-) -> Result<Settled, Failure> {
+) -> Result<SettledHistories, Failure> {
     let switches = facts.identity.as_ref().map_or(&[][..], |identity| &identity.switches);
-    let of = cursor::Of {
+    let of = cursor::ServerHistory {
         system_identifier: &facts.server.system_identifier,
         timeline: facts.server.timeline,
         switches,
@@ -319,7 +320,7 @@ pub(super) async fn settle(
 /// Waits until the second that a new history has as its number is over. Nothing is published under the number before.
 /// So a history of another branch of the database (a promoted standby, a restored backup) that begins after something
 /// was published under this one gets a higher number. The first history of a pipeline has no other one beside it.
-async fn await_end_of_second(settled: &Settled) {
+async fn await_end_of_second(settled: &SettledHistories) {
     if settled.raised.is_none() || settled.first {
         return;
     }
@@ -365,7 +366,7 @@ async fn poll_handshake(
     let control = Control::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
     let client = control.client();
     let columns = spec.columns();
-    let ask = Ask { messages: false, failover: false, ..spec.ask(&None, &columns) };
+    let ask = FactsQuery { messages: false, failover: false, ..spec.ask(&None, &columns) };
     let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
     match start::check_polling(&facts) {
         Ok(None) => {}

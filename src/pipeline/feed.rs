@@ -577,18 +577,19 @@ fn protocol(error: &pgoutput::DecodeError) -> Halt {
 mod tests {
     use super::*;
     use crate::event::Position;
-    use crate::postgres::store::parked::{Again, Fate};
+    use crate::postgres::store::requeue::{RequeueDecision, RequeuedEvent};
 
     #[test]
     fn event_expires_unless_it_is_parked_and_requeued() {
-        let again = |id: &str, fate| Again {
+        let again = |id: &str, decision| RequeuedEvent {
             event_id: id.to_owned(),
             position: Position::default(),
-            fate,
+            decision,
             xmin: 0,
         };
-        let parked = again("parked", Fate::Again { certain: true });
-        let requeued = RequeuedEvents::new(vec![parked, again("resolved", Fate::Passes)]);
+        let parked = again("parked", RequeueDecision::Requeue { certain: true });
+        let requeued =
+            RequeuedEvents::new(vec![parked, again("resolved", RequeueDecision::MarkOnly)]);
         let mut log = PipelineLog::default();
         log.read_clock();
         // The beginning of 2000, and the end of time.

@@ -17,7 +17,7 @@ use super::service::Stop;
 use super::stream::{StoreJob, await_job};
 use crate::error::{Chain, HaltReason};
 use crate::postgres::control::Control;
-use crate::postgres::setup::{self, Renewed};
+use crate::postgres::setup::{self, SlotOutcome};
 use crate::postgres::store::cursor;
 use crate::postgres::{SourceError, catalog};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ const DROP_INTERVAL: Duration = Duration::from_millis(200);
 /// The progress of a hand-over.
 pub(super) struct HandOver {
     /// The running step.
-    job: Option<StoreJob<Renewed>>,
+    job: Option<StoreJob<SlotOutcome>>,
     /// When the next step is made.
     next_at: Instant,
     /// What has to be done next about the slot.
@@ -145,40 +145,40 @@ impl Pipeline {
             let control = Control::connect(&spec.conninfo, &application_name(&spec)).await?;
             // A slot of another server would not stream what this table lacks.
             if let Some(differs) = instance.differs(&catalog::instance(control.client()).await?) {
-                return Ok(Renewed::NotYet(differs));
+                return Ok(SlotOutcome::NotYet(differs));
             }
             match step {
-                SlotStep::Drop => return setup::let_go(&control, &spec.names.slot).await,
-                SlotStep::Exists => return setup::held(&control, &spec.names.slot).await,
+                SlotStep::Drop => return setup::drop_slot(&control, &spec.names.slot).await,
+                SlotStep::Exists => return setup::retained_wal(&control, &spec.names.slot).await,
                 SlotStep::PollFirst | SlotStep::Create => {}
             }
             let columns = spec.columns();
             let ask = spec.ask(&None, &columns);
-            setup::renew(&control, &ask, epoch).await
+            setup::recreate_slot(&control, &ask, epoch).await
         }));
     }
 
     pub(super) fn hand_over_step_done(
         &mut self,
         polling: &mut Polling,
-        outcome: Result<Renewed, SourceError>,
+        outcome: Result<SlotOutcome, SourceError>,
     ) {
         let Some(hand_over) = &mut polling.hand_over else { return };
         hand_over.job = None;
         hand_over.next_at = Instant::now() + SLOT_INTERVAL;
         match outcome {
-            Ok(Renewed::Stands) => {
+            Ok(SlotOutcome::Usable) => {
                 hand_over.step = SlotStep::Exists;
                 (hand_over.last, hand_over.drained) = (false, false);
                 self.log.slot = None;
                 log::slot_stands(self);
             }
-            Ok(Renewed::Gone) => {
+            Ok(SlotOutcome::Dropped) => {
                 hand_over.step = SlotStep::PollFirst;
                 log::slot_dropped(self);
             }
-            Ok(Renewed::Holds(bytes)) => self.held(polling, bytes),
-            Ok(Renewed::NotYet(reason)) => {
+            Ok(SlotOutcome::Retains(bytes)) => self.held(polling, bytes),
+            Ok(SlotOutcome::NotYet(reason)) => {
                 if hand_over.step == SlotStep::Drop {
                     hand_over.next_at = Instant::now() + DROP_INTERVAL;
                 }

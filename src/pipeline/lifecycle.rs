@@ -21,7 +21,7 @@ use crate::lsn::{Lsn, Watermark};
 use crate::metrics::{PipelineMetrics, Side};
 use crate::outbox::Mapper;
 use crate::postgres::error_policy::{self, Action, Class, Phase, Repeats};
-use crate::postgres::store::cursor::{self, Settled};
+use crate::postgres::store::cursor::{self, SettledHistories};
 use crate::postgres::{SourceError, SourceErrorKind, catalog};
 use crate::record::Ticket;
 use crate::relay::{Effect, Input, Relay, Restart, Settings};
@@ -331,7 +331,7 @@ impl Pipeline {
         rows: bool,
     ) -> Result<(), Box<Halt>> {
         let mut mapper = self.spec.mapper().map_err(|e| Box::new(halts::unfit_outbox(&e)))?;
-        let Settled { histories, raised, first: _ } = &store.histories;
+        let SettledHistories { histories, raised, first: _ } = &store.histories;
         mapper.set_histories(histories.clone(), rows);
         if let Some((before, from)) = *raised {
             log::history_begins(&self.spec, histories.current(), before, from);

@@ -17,10 +17,10 @@ use crate::error::{Chain, Halt, HaltReason};
 use crate::event::{HistoryId, PgTime, Position};
 use crate::lsn::Lsn;
 use crate::postgres::catalog::LeafChange;
-use crate::postgres::locks::{self, Holder};
-use crate::postgres::repair::{Row, Told};
-use crate::postgres::store::bookmark::{Reason, Swept};
-use crate::postgres::store::cursor::{Belongs, Written};
+use crate::postgres::lock_holders::{self, Holder};
+use crate::postgres::repair::{RepairProgress, RepairRow};
+use crate::postgres::store::bookmark::{DropReason, DroppedBookmark};
+use crate::postgres::store::cursor::{CursorWrite, PositionSettings};
 use crate::postgres::{SourceError, TableName, error_policy};
 use crate::record::Refusal;
 use crate::status::{self, StatusHandle};
@@ -321,13 +321,13 @@ pub(super) fn polling(pipeline: &mut Pipeline) {
     pipeline.report(None);
 }
 
-pub(super) fn row_taken(pipeline: &Pipeline, written: &Written) {
+pub(super) fn row_taken(pipeline: &Pipeline, written: &CursorWrite) {
     let reason = match written {
-        Written::Stored => return,
-        Written::Behind(_) => "it is further on",
-        Written::Rebound(_) => "it belongs to another slot or cluster now",
-        Written::TakenOver => "it has another owner now",
-        Written::Missing => "it was deleted",
+        CursorWrite::Stored => return,
+        CursorWrite::Behind(_) => "it is further on",
+        CursorWrite::Rebound(_) => "it belongs to another slot or cluster now",
+        CursorWrite::TakenOver => "it has another owner now",
+        CursorWrite::Missing => "it was deleted",
     };
     let pipeline = pipeline.spec.name();
     warn!(event = "cursor_taken", pipeline, reason, "another process changed the cursor row");
@@ -752,7 +752,7 @@ pub(super) fn released(pipeline: &Pipeline, position: Position) {
 
 /// Another session has locked rows of the parked table: the new states of their events are written later.
 pub(super) fn parked_rows_locked(pipeline: &mut Pipeline, rows: usize, holders: &[Holder]) {
-    let holder = locks::names(holders);
+    let holder = lock_holders::holder_names(holders);
     let known = pipeline.log.parked_rows.as_ref().filter(|_| holders.is_empty());
     // Lock holders are queried now and then; in between the last known ones are shown.
     let reason = known.map_or_else(
@@ -780,7 +780,7 @@ pub(super) fn parked_rows_locked(pipeline: &mut Pipeline, rows: usize, holders: 
 
 /// No row of the parked table can be written: the table or the cursor row is locked, or the statement timed out.
 pub(super) fn parked_rows_wait(pipeline: &mut Pipeline, error: &SourceError, holders: &[Holder]) {
-    let holder = locks::names(holders);
+    let holder = lock_holders::holder_names(holders);
     let by = if holders.is_empty() { String::new() } else { format!(" (locked by {holder})") };
     let reason = format!(
         "{}{by}: events that have to be parked wait, and nothing behind them is confirmed; all others are published",
@@ -845,7 +845,7 @@ pub(super) fn write_done(pipeline: &mut Pipeline) {
 /// Published rows can't be marked because another session has locked them.
 pub(super) fn marks_wait(pipeline: &mut Pipeline, waiting: &WaitingRows, given_up: usize) {
     let WaitingRows { table, rows, holders } = waiting;
-    let holder = locks::names(holders);
+    let holder = lock_holders::holder_names(holders);
     let known = pipeline.log.marks.as_ref().filter(|_| holders.is_empty());
     // Lock holders are queried now and then; in between the last known ones are shown.
     let reason = known.map_or_else(
@@ -936,7 +936,7 @@ pub(super) fn marks_left(pipeline: &Pipeline, rows: usize) {
 
 /// Rows that are to be published are locked by another session: claims skip them.
 pub(super) fn claims_wait(pipeline: &mut Pipeline, table: &TableName, holders: &[Holder]) {
-    let holder = locks::names(holders);
+    let holder = lock_holders::holder_names(holders);
     let reason = format!(
         "rows of {table} are locked by {holder}: they, and the later events of their aggregates, wait"
     );
@@ -1021,10 +1021,10 @@ pub(super) fn repair_begins(spec: &PipelineSpec, why: &str) {
     );
 }
 
-pub(super) fn repair_step(spec: &PipelineSpec, step: &Told<'_>) {
+pub(super) fn repair_step(spec: &PipelineSpec, step: &RepairProgress<'_>) {
     let pipeline = spec.name();
     match step {
-        Told::Waiting(blockers) => {
+        RepairProgress::Waiting(blockers) => {
             let xids: Vec<&str> = blockers.iter().map(|blocker| blocker.xid.as_str()).collect();
             let pids: Vec<u32> = blockers.iter().filter_map(|blocker| blocker.pid).collect();
             info!(
@@ -1035,14 +1035,14 @@ pub(super) fn repair_step(spec: &PipelineSpec, step: &Told<'_>) {
                 "creating the slot waits for transactions that were already running"
             );
         }
-        Told::Listing(at) => {
+        RepairProgress::Listing(at) => {
             info!(event = "slot_made", pipeline, %at, "the new slot exists; listing the rows that it will not stream");
         }
     }
 }
 
 /// The list of a repair is complete. `without_id`: rows that the list can't hold.
-pub(super) fn repairing(spec: &PipelineSpec, row: &Row, without_id: u64) {
+pub(super) fn repairing(spec: &PipelineSpec, row: &RepairRow, without_id: u64) {
     let left = row.rows_total.saturating_sub(row.rows_published + row.rows_gone);
     info!(
         event = "repairing",
@@ -1086,7 +1086,7 @@ pub(super) fn repair_progress(pipeline: &mut Pipeline) {
     }
 }
 
-pub(super) fn repaired(pipeline: &Pipeline, row: &Row) {
+pub(super) fn repaired(pipeline: &Pipeline, row: &RepairRow) {
     let at = row.slot_created_lsn.map(|at| at.to_string());
     info!(
         event = "repaired",
@@ -1121,8 +1121,8 @@ pub(super) fn slot_gone_again(pipeline: &Pipeline) {
 }
 
 /// From here on the position belongs to these settings. `first`: nothing was recorded before.
-pub(super) fn position_belongs(spec: &PipelineSpec, belongs: &Belongs, first: bool) {
-    let Belongs { mode, sink, cluster, topic, table, layout, .. } = belongs;
+pub(super) fn position_belongs(spec: &PipelineSpec, belongs: &PositionSettings, first: bool) {
+    let PositionSettings { mode, sink, cluster, topic, table, layout, .. } = belongs;
     info!(
         event = "position_belongs",
         pipeline = spec.name(),
@@ -1186,16 +1186,16 @@ pub(super) fn slot_left_behind(pipeline: &mut Pipeline, left: Option<&LeftBehind
 }
 
 /// A bookmark's slot was dropped automatically.
-pub(super) fn bookmark_let_go(pipeline: &str, swept: &Swept, retain_max: u64) {
+pub(super) fn bookmark_let_go(pipeline: &str, swept: &DroppedBookmark, retain_max: u64) {
     let (bookmark, held_bytes) = (&swept.name, swept.held_bytes);
     match swept.reason {
-        Reason::Expired => {
+        DropReason::Expired => {
             info!(
                 event = "bookmark_expired",
                 pipeline, bookmark, "the bookmark has expired: its slot is dropped"
             );
         }
-        Reason::Budget => warn!(
+        DropReason::Budget => warn!(
             event = "bookmark_dropped",
             pipeline,
             bookmark,

@@ -16,9 +16,10 @@ use crate::parked::{Entry, Parked, ParkedUpdate, Request};
 use crate::postgres::SourceError;
 use crate::postgres::control::{Control, Notifications};
 use crate::postgres::error_policy::{self, Action, Phase};
-use crate::postgres::locks::Holder;
-use crate::postgres::store::cursor::{Settled, Written};
-use crate::postgres::store::parked::{self, Loaded, NotPassed, Stored};
+use crate::postgres::lock_holders::{self, Holder};
+use crate::postgres::store::cursor::{CursorWrite, SettledHistories};
+use crate::postgres::store::parked::{self, Loaded, Stored};
+use crate::postgres::store::requeue::AheadOfCursor;
 use crate::record::{Outcome, OwnedRecord, Refusal, Scope, Ticket, has_empty_part};
 use crate::relay::{Effect, Input, OnPoison};
 use crate::sink::NotTaken;
@@ -86,7 +87,7 @@ pub(super) struct StoreSession {
     /// The previous owner.
     pub(super) former: FormerOwner,
     /// The histories that positions belong to, committed to the cursor row.
-    pub(super) histories: Settled,
+    pub(super) histories: SettledHistories,
     /// The running statements.
     pub(super) jobs: StoreJobs,
     /// Another process has raised the epoch: nothing is stored any more.
@@ -97,7 +98,7 @@ impl StoreSession {
     pub(super) fn new(
         control: Control,
         (former, epoch): (FormerOwner, i64),
-        histories: Settled,
+        histories: SettledHistories,
     ) -> Self {
         Self { control, epoch, former, histories, jobs: StoreJobs::default(), overruled: false }
     }
@@ -236,9 +237,9 @@ impl Pipeline {
             };
             let holders = match &stored {
                 // Such an error has taken longer than the pause between two queries.
-                Err(_) => parked::table_lockers(&client, name).await,
+                Err(_) => lock_holders::table_lockers(&client, name).await,
                 Ok(Stored::Except(left)) if finds_lockers => {
-                    parked::lockers(&client, name, left).await
+                    lock_holders::lockers(&client, name, left).await
                 }
                 Ok(_) => Ok(Vec::new()),
             };
@@ -289,7 +290,7 @@ impl Pipeline {
             if let Some(topic) = spec.dead_topic.as_deref().filter(|_| !dead_letters.is_empty()) {
                 let positions: Vec<Position> = dead_letters.keys().copied().collect();
                 let records =
-                    parked::fetch_letters(&client, spec.name(), &positions, topic).await?;
+                    parked::fetch_dead_letters(&client, spec.name(), &positions, topic).await?;
                 found.extend(records.into_iter().map(|(at, record)| (dead_letters[&at], record)));
             }
             Ok((wanted, found))
@@ -411,7 +412,7 @@ impl Pipeline {
                 self.parking_written(now, stored, holders);
             }
             Stored::TakenOver => {
-                log::row_taken(self, &Written::TakenOver);
+                log::row_taken(self, &CursorWrite::TakenOver);
                 self.apply(now, Input::SlotTaken);
             }
         }
@@ -664,10 +665,10 @@ impl RecordBuffer {
     }
 
     /// The rows that were being written are committed; returns the events that have an ID.
-    pub(super) fn stored(&mut self) -> Vec<Option<NotPassed>> {
+    pub(super) fn stored(&mut self) -> Vec<Option<AheadOfCursor>> {
         let rows = std::mem::take(&mut self.writing);
         let stored = |row: &Parked| {
-            Some(NotPassed {
+            Some(AheadOfCursor {
                 position: row.entry.position,
                 id: row.event_id.clone()?,
                 commit_time: row.commit_time,

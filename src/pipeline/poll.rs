@@ -26,11 +26,11 @@ use crate::pgoutput::{self, Message};
 use crate::postgres::SourceError;
 use crate::postgres::catalog::Instance;
 use crate::postgres::error_policy::Phase;
-use crate::postgres::poll::claim::Table;
-use crate::postgres::poll::{CLAIM_ROWS_MAX, Missed, OldestReady, PollSpec};
+use crate::postgres::poll::claim::OutboxTable;
+use crate::postgres::poll::{CLAIM_ROWS_MAX, MissedRows, OldestReady, PollSpec};
 use crate::postgres::repair::{self, Method, Selection};
-use crate::postgres::setup::Renewed;
-use crate::postgres::store::cursor::Written;
+use crate::postgres::setup::SlotOutcome;
+use crate::postgres::store::cursor::CursorWrite;
 use crate::postgres::store::parked::{Loaded, Stored};
 use crate::relay::{Effect, Input, Restart};
 use std::sync::Arc;
@@ -441,7 +441,7 @@ impl Pipeline {
                         let stored = self.park_in_claim(polling, rows, statuses, stop).await?;
                         if stored == Stored::TakenOver {
                             polling.store.overruled = true;
-                            log::row_taken(self, &Written::TakenOver);
+                            log::row_taken(self, &CursorWrite::TakenOver);
                             self.apply(self.now(), Input::SlotTaken);
                         } else {
                             // The next write queries the sessions that have locked the rows left out.
@@ -740,7 +740,7 @@ impl Pipeline {
     async fn report_lock_holders(
         &mut self,
         polling: &mut Polling,
-        missed: &Missed,
+        missed: &MissedRows,
         stop: &Stop,
     ) -> Result<(), SourceError> {
         polling.locked.note(missed);
@@ -771,9 +771,9 @@ impl Pipeline {
         let Some(spec) = self.spec.poll.table.clone() else { return };
         let (client, name) = (polling.store.control.client(), self.spec.name());
         let counted = async {
-            let ledger = repair::ledger(client, name, None, Duration::ZERO).await?;
+            let ledger = repair::resolved_baseline(client, name, None, Duration::ZERO).await?;
             let method = Method::of(client, Selection::Both, ledger.known.as_deref()).await?;
-            let table = Table::read(client, spec).await?;
+            let table = OutboxTable::read(client, spec).await?;
             method.count_passed(client, &table, UNMARKED_MAX).await
         };
         match counted.await {
@@ -796,14 +796,14 @@ pub(super) enum PollEvent {
     Claim,
     Backlog(Result<(BacklogStatus, Instant), SourceError>),
     HandOverDue,
-    HandOverStep(Result<Renewed, SourceError>),
+    HandOverStep(Result<SlotOutcome, SourceError>),
 }
 
 /// Rows that claims could not have because another session has locked them.
 #[derive(Default)]
 struct LockedRows {
     /// The last ones since the last query.
-    rows: Missed,
+    rows: MissedRows,
     /// Since when rows are locked.
     since: Option<Instant>,
     /// When the holders were last queried.
@@ -812,7 +812,7 @@ struct LockedRows {
 
 impl LockedRows {
     /// A claim could not have these rows.
-    fn note(&mut self, rows: &Missed) {
+    fn note(&mut self, rows: &MissedRows) {
         if !rows.is_empty() {
             self.rows = rows.clone();
             self.since.get_or_insert_with(Instant::now);
@@ -820,7 +820,7 @@ impl LockedRows {
     }
 
     /// The rows to query, if it is time; empty if there were none since the last query.
-    fn due(&mut self) -> Option<Missed> {
+    fn due(&mut self) -> Option<MissedRows> {
         let lasting = self.since.is_some_and(|since| since.elapsed() >= LOCKED_MIN);
         let rested = self.checked_at.is_none_or(|at| at.elapsed() >= LOOK_INTERVAL);
         if !lasting || !rested {

@@ -20,9 +20,10 @@ use crate::event::HistoryId;
 use crate::postgres::control::Control;
 use crate::postgres::error_policy::Phase;
 use crate::postgres::names::literal;
-use crate::postgres::poll::{Marks, PollSpec};
+use crate::postgres::poll::{PollSpec, RowStatus};
 use crate::postgres::repair::{
-    self, Ask, Finished, Kind, Reader as List, Row, Selection, State, Told, Verdict,
+    self, NewRepair, RepairKind, RepairOutcome, RepairProgress, RepairReader as List, RepairRow,
+    RepairState, Selection, Verdict,
 };
 use crate::postgres::start::{Facts, Identity};
 use crate::postgres::store::cursor;
@@ -34,7 +35,7 @@ use std::sync::Arc;
 pub fn repair_table(spec: &PipelineSpec, marks: bool) -> Option<PollSpec> {
     let mut table = spec.poll.table.clone()?;
     if !marks {
-        table.marks = Marks::Delete;
+        table.marks = RowStatus::Delete;
         table.delete = false;
     }
     Some(table)
@@ -51,13 +52,13 @@ fn marks(spec: &PipelineSpec) -> bool {
 /// Neither is known.
 pub fn selection(
     spec: &PipelineSpec,
-    row: Option<&Row>,
+    row: Option<&RepairRow>,
     known: Option<&str>,
     marks: bool,
 ) -> Result<Selection, Box<Halt>> {
     match (row.filter(|row| row.unfinished()), known) {
         // The rows of the unfinished list stay on it: only rows that its snapshot did not see are new.
-        (Some(row), _) if row.state == State::Publishing => Ok(match row.selection {
+        (Some(row), _) if row.state == RepairState::Publishing => Ok(match row.selection {
             Selection::All | Selection::Unresolved => Selection::Unresolved,
             Selection::Unmarked | Selection::Both => Selection::Both,
         }),
@@ -73,7 +74,7 @@ pub fn selection(
 
 /// Rows of the list were not found although they may exist. Which ones were published is unknown, so the repair is not
 /// finished.
-fn unexplained(spec: &PipelineSpec, row: &Row, left: u64) -> Halt {
+fn unexplained(spec: &PipelineSpec, row: &RepairRow, left: u64) -> Halt {
     let table = spec.names.table.as_ref().map_or_else(String::new, ToString::to_string);
     let (gone, total, published) = (row.rows_gone, row.rows_total, row.rows_published);
     let pipeline = literal(spec.name());
@@ -109,8 +110,12 @@ fn unknown(pipeline: &str) -> Halt {
 }
 
 /// Whether there is something to repair.
-fn verdict_for(spec: &PipelineSpec, facts: &Facts, row: Option<&Row>) -> Result<Verdict, Failure> {
-    repair::judge(facts, row, spec.from_table).map_err(|halt| {
+fn verdict_for(
+    spec: &PipelineSpec,
+    facts: &Facts,
+    row: Option<&RepairRow>,
+) -> Result<Verdict, Failure> {
+    repair::assess(facts, row, spec.from_table).map_err(|halt| {
         // Another process of the pipeline has finished the repair meanwhile, and has the slot. The command is refused
         // instead, because it must not wait.
         if halt.reason == HaltReason::RelayRunning && !spec.only_repair {
@@ -149,16 +154,17 @@ pub(super) async fn open(
     let columns = spec.columns();
     let ask = spec.ask(&identity, &columns);
     let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
-    repair::fit(&facts).map_err(|halt| Failure::Halt(Box::new(halt)))?;
+    repair::check_server(&facts).map_err(|halt| Failure::Halt(Box::new(halt)))?;
     spec.fit(facts.table.as_ref()).map_err(|halt| Failure::Halt(Box::new(halt)))?;
     let row = repair::read(client, spec.name()).await.map_err(at(Phase::Handshake))?;
     let verdict = verdict_for(&spec, &facts, row.as_ref())?;
-    if verdict == Verdict::Sound {
+    if verdict == Verdict::NotNeeded {
         return Err(Failure::NothingToRepair);
     }
     let known = (cluster.as_deref(), facts.table.as_ref());
     let change = settings_change::check(client, &spec, known, settings_change::By::Repair).await?;
-    let ledger = repair::ledger(client, spec.name(), row.as_ref(), spec.cursor_interval).await;
+    let ledger =
+        repair::resolved_baseline(client, spec.name(), row.as_ref(), spec.cursor_interval).await;
     let ledger = ledger.map_err(at(Phase::Control))?;
     let selection =
         selection(&spec, row.as_ref(), ledger.known.as_deref(), marks).map_err(Failure::Halt)?;
@@ -170,19 +176,19 @@ pub(super) async fn open(
     if let Verdict::NewSlot(why) = verdict {
         log::repair_begins(&spec, &why);
         let unfinished = row.as_ref().filter(|row| row.unfinished());
-        let ask = Ask {
+        let ask = NewRepair {
             conninfo: &spec.conninfo,
             application_name: &name,
             names: &spec.names,
             failover: spec.failover && facts.server.version >= 170_000,
-            kind: unfinished.map_or(Kind::Repair, |row| row.kind),
+            kind: unfinished.map_or(RepairKind::Repair, |row| row.kind),
             selection,
             known: ledger.known,
             known_at: ledger.at,
             before: unfinished,
             drop_slot: facts.slot.is_some(),
         };
-        let mut report = |step: Told<'_>| log::repair_step(&spec, &step);
+        let mut report = |step: RepairProgress<'_>| log::repair_step(&spec, &step);
         repair::begin(&control, list.table(), &ask, &mut report)
             .await
             .map_err(at(Phase::Control))?;
@@ -237,16 +243,16 @@ impl Pipeline {
             return Ok(false);
         };
         match finished {
-            Finished::Yes(row) => {
+            RepairOutcome::Done(row) => {
                 self.repaired = true;
                 log::repaired(self, &row);
             }
-            Finished::Unexplained { row, left } => {
+            RepairOutcome::Unexplained { row, left } => {
                 let halt = unexplained(&self.spec, &row, left);
                 self.apply(self.now(), Input::Halt(Box::new(halt)));
             }
-            Finished::SlotGone => log::slot_gone_again(self),
-            Finished::TakenOver => log::row_taken(self, &cursor::Written::TakenOver),
+            RepairOutcome::SlotChanged => log::slot_gone_again(self),
+            RepairOutcome::TakenOver => log::row_taken(self, &cursor::CursorWrite::TakenOver),
         }
         Ok(true)
     }

@@ -14,8 +14,8 @@ use super::spec::Mode;
 use crate::event::Position;
 use crate::parked::{Entry, Parked, State};
 use crate::postgres::SourceError;
-use crate::postgres::poll::claim::Table;
-use crate::postgres::store::parked::{self, Again, Fate};
+use crate::postgres::poll::claim::OutboxTable;
+use crate::postgres::store::requeue::{self, RequeueDecision, RequeuedEvent};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 use tokio_postgres::Client;
@@ -52,7 +52,7 @@ pub(super) enum RowOrigin {
 #[derive(Debug, Default)]
 pub(super) struct RequeuedEvents {
     /// The events, by ID.
-    by_id: HashMap<String, Again>,
+    by_id: HashMap<String, RequeuedEvent>,
     /// The transaction that wrote the row that is fed next.
     xmin: u32,
     /// Positions of the events that will be parked again.
@@ -64,8 +64,9 @@ pub(super) struct RequeuedEvents {
 }
 
 impl RequeuedEvents {
-    pub(super) fn new(found: Vec<Again>) -> Self {
-        let parks = found.iter().filter(|again| matches!(again.fate, Fate::Again { .. }));
+    pub(super) fn new(found: Vec<RequeuedEvent>) -> Self {
+        let parks =
+            found.iter().filter(|again| matches!(again.decision, RequeueDecision::Requeue { .. }));
         let at = parks.map(|again| again.position).collect();
         let by_id = found.into_iter().map(|again| (again.event_id.clone(), again));
         Self { by_id: by_id.collect(), at, ..Self::default() }
@@ -78,19 +79,19 @@ impl RequeuedEvents {
 
     /// What becomes of the row with this ID that is fed next.
     #[inline]
-    fn fate(&self, id: &str) -> Option<Fate> {
-        if self.by_id.is_empty() { None } else { self.fate_of(id, self.xmin) }
+    fn decision(&self, id: &str) -> Option<RequeueDecision> {
+        if self.by_id.is_empty() { None } else { self.decision_of(id, self.xmin) }
     }
 
     /// What becomes of a row that transaction `xmin` has written. If the row was written after it was read here, it may
     /// be another event.
-    fn fate_of(&self, id: &str, xmin: u32) -> Option<Fate> {
+    fn decision_of(&self, id: &str, xmin: u32) -> Option<RequeueDecision> {
         let again = self.by_id.get(id)?;
-        Some(match again.fate {
-            fate if again.xmin == xmin => fate,
-            Fate::Again { .. } => Fate::Again { certain: false },
-            Fate::Passes => Fate::Doubted { kept: true },
-            Fate::Doubted { kept } => Fate::Doubted { kept },
+        Some(match again.decision {
+            decision if again.xmin == xmin => decision,
+            RequeueDecision::Requeue { .. } => RequeueDecision::Requeue { certain: false },
+            RequeueDecision::MarkOnly => RequeueDecision::Undecided { kept: true },
+            RequeueDecision::Undecided { kept } => RequeueDecision::Undecided { kept },
         })
     }
 
@@ -102,7 +103,7 @@ impl RequeuedEvents {
     /// Whether the event with this ID will be parked again.
     #[inline]
     pub(super) fn parks(&self, id: &str) -> bool {
-        matches!(self.fate(id), Some(Fate::Again { .. }))
+        matches!(self.decision(id), Some(RequeueDecision::Requeue { .. }))
     }
 
     /// How long the event with this ID is delayed: at least [`WAIT`] if it will be parked again.
@@ -114,13 +115,13 @@ impl RequeuedEvents {
     /// Whether the event with this ID is skipped.
     #[inline]
     pub(super) fn passes(&self, id: &str) -> bool {
-        self.fate(id) == Some(Fate::Passes)
+        self.decision(id) == Some(RequeueDecision::MarkOnly)
     }
 
     /// Whether the row with this ID may be another event: it is parked.
     #[inline]
     pub(super) fn doubts(&self, id: &str) -> bool {
-        matches!(self.fate(id), Some(Fate::Doubted { .. }))
+        matches!(self.decision(id), Some(RequeueDecision::Undecided { .. }))
     }
 
     /// Of the rows to be written, those whose content has to be compared with that of a parked event, with the position
@@ -137,9 +138,12 @@ impl RequeuedEvents {
             }
             let id = row.event_id.as_deref()?;
             let again = self.by_id.get(id)?;
-            let fate = self.fate_of(id, xmin(row))?;
-            let compared =
-                matches!(fate, Fate::Again { certain: false } | Fate::Doubted { kept: true });
+            let decision = self.decision_of(id, xmin(row))?;
+            let compared = matches!(
+                decision,
+                RequeueDecision::Requeue { certain: false }
+                    | RequeueDecision::Undecided { kept: true }
+            );
             compared.then_some((again.position, row))
         };
         rows.iter().filter_map(compared).collect()
@@ -162,11 +166,13 @@ impl RequeuedEvents {
     /// The origin of a row that the open claim parks and transaction `xmin` has written. `alike`: its content equals
     /// that of the parked event with its ID.
     pub(super) fn origin(&self, row: &Parked, xmin: u32, alike: bool) -> RowOrigin {
-        match row.event_id.as_deref().and_then(|id| self.fate_of(id, xmin)) {
-            Some(Fate::Again { certain }) if certain || alike => RowOrigin::Requeued,
-            Some(Fate::Doubted { kept: true }) if alike => RowOrigin::Kept,
-            Some(Fate::Again { .. } | Fate::Doubted { .. }) => RowOrigin::Doubted,
-            Some(Fate::Passes) | None => RowOrigin::New,
+        match row.event_id.as_deref().and_then(|id| self.decision_of(id, xmin)) {
+            Some(RequeueDecision::Requeue { certain }) if certain || alike => RowOrigin::Requeued,
+            Some(RequeueDecision::Undecided { kept: true }) if alike => RowOrigin::Kept,
+            Some(RequeueDecision::Requeue { .. } | RequeueDecision::Undecided { .. }) => {
+                RowOrigin::Doubted
+            }
+            Some(RequeueDecision::MarkOnly) | None => RowOrigin::New,
         }
     }
 
@@ -216,12 +222,12 @@ impl Pipeline {
         self.finish_jobs(polling, stop).await?;
         let (client, name) = (polling.store.control.client(), self.spec.name());
         if let Some(list) = polling.poller.repairs() {
-            return Ok(RequeuedEvents::new(parked::listed(client, name, list.table()).await?));
+            return Ok(RequeuedEvents::new(requeue::listed(client, name, list.table()).await?));
         }
         let found = match &self.spec.poll.table {
             Some(spec) if self.spec.mode == Mode::Auto => {
-                let table = Table::read(client, spec.clone()).await?;
-                parked::unpublished(client, name, &table).await?
+                let table = OutboxTable::read(client, spec.clone()).await?;
+                requeue::unpublished(client, name, &table).await?
             }
             Some(_) | None => Vec::new(),
         };
@@ -240,7 +246,7 @@ impl Pipeline {
         xmin: impl Fn(&Parked) -> u32,
     ) -> Result<HashSet<Position>, SourceError> {
         let compared = self.requeued.to_compare(rows, xmin);
-        parked::alike(client, self.spec.name(), &compared).await
+        requeue::alike(client, self.spec.name(), &compared).await
     }
 
     /// Reads the parked events again. Positions that an aborted claim had changed are changed again by the next claim.
@@ -331,10 +337,15 @@ mod tests {
 
     #[test]
     fn requeued_event_is_moved_and_other_rows_of_parked_events_are_skipped() {
-        let again =
-            |id: &str, lsn, fate| Again { event_id: id.into(), position: at(lsn), fate, xmin: 7 };
-        let comes = again("a", 1, Fate::Again { certain: true });
-        let mut requeued = RequeuedEvents::new(vec![comes, again("b", 2, Fate::Passes)]);
+        let again = |id: &str, lsn, decision| RequeuedEvent {
+            event_id: id.into(),
+            position: at(lsn),
+            decision,
+            xmin: 7,
+        };
+        let comes = again("a", 1, RequeueDecision::Requeue { certain: true });
+        let mut requeued =
+            RequeuedEvents::new(vec![comes, again("b", 2, RequeueDecision::MarkOnly)]);
         requeued.feeds(7);
         assert!(
             requeued.holds(at(1)) && !requeued.holds(at(2)),

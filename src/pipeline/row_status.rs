@@ -14,10 +14,10 @@ use crate::lsn::Lsn;
 use crate::outbox::At;
 use crate::parked::Lane;
 use crate::postgres::error_policy::{self, Action, Phase};
-use crate::postgres::locks::Holder;
+use crate::postgres::lock_holders::Holder;
 use crate::postgres::poll::PollSpec;
-use crate::postgres::poll::marks::{Marker, ToMark, Written};
-use crate::postgres::store::parked::{self, NotPassed};
+use crate::postgres::poll::row_status::{PublishedRow, StatusWriter, WritingTransaction};
+use crate::postgres::store::requeue::{self, AheadOfCursor};
 use crate::postgres::{SourceError, TableName};
 use crate::record::Ticket;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -56,18 +56,18 @@ pub(super) struct RowStatusQueue {
     /// The table is polled: rows of a claim are marked with the claim.
     polled: bool,
     /// The prepared statements.
-    marker: Option<Marker>,
+    marker: Option<StatusWriter>,
     /// The transaction that is being streamed.
     xid: Option<u32>,
     /// In flight.
-    in_flight: HashMap<Ticket, ToMark>,
+    in_flight: HashMap<Ticket, PublishedRow>,
     /// Published, and not marked yet.
-    done: Vec<ToMark>,
+    done: Vec<PublishedRow>,
     /// Parked, and not yet passed by the cursor row: if the slot is lost before that, the table shows what comes before
     /// these events.
-    set_aside: Vec<NotPassed>,
+    set_aside: Vec<AheadOfCursor>,
     /// Taken for a cursor row that is being written.
-    taken: Arc<Vec<ToMark>>,
+    taken: Arc<Vec<PublishedRow>>,
     /// Aggregates of which a row was locked at the last attempt.
     waiting: HashSet<Lane>,
     /// IDs that the last attempt left without a mark, with the transactions of their events.
@@ -87,9 +87,9 @@ pub(super) struct RowStatusQueue {
 /// Marks to be made before a cursor row.
 pub(super) struct RowStatusBatch {
     /// The prepared statements.
-    marker: Marker,
+    marker: StatusWriter,
     /// The rows, in order of their positions.
-    rows: Arc<Vec<ToMark>>,
+    rows: Arc<Vec<PublishedRow>>,
     /// Aggregates of which a row was locked at the last attempt.
     waiting: HashSet<Lane>,
     /// The row waits for marks that can't be made yet.
@@ -141,7 +141,8 @@ impl RowStatusBatch {
             }
         };
         let holders = if self.finds_holders && !left.is_empty() {
-            let rows: Vec<ToMark> = left.iter().map(|place| self.rows[*place].clone()).collect();
+            let rows: Vec<PublishedRow> =
+                left.iter().map(|place| self.rows[*place].clone()).collect();
             // The holders are shown to people only: their query must not fail the marks.
             self.marker.holders(client, &rows).await.unwrap_or_default()
         } else {
@@ -184,9 +185,10 @@ impl RowStatusQueue {
             && !self.polled
             && let Some((at, aggregate, time_ms)) = row
         {
-            let written = Written { xid: self.xid, committed: Some(at.commit_time), time_ms };
+            let written =
+                WritingTransaction { xid: self.xid, committed: Some(at.commit_time), time_ms };
             let (position, lane) = (at.position, Some(Lane::of(aggregate)));
-            let row = ToMark { position, lane, id: id.to_owned(), written, visible: false };
+            let row = PublishedRow { position, lane, id: id.to_owned(), written, visible: false };
             self.in_flight.insert(ticket, row);
         }
     }
@@ -276,7 +278,7 @@ impl RowStatusQueue {
     }
 
     /// The event is in the parked table: its outbox row can be marked once the cursor row has passed it.
-    pub(super) fn parked(&mut self, row: Option<NotPassed>) {
+    pub(super) fn parked(&mut self, row: Option<AheadOfCursor>) {
         if self.on {
             self.set_aside.extend(row);
         }
@@ -289,7 +291,7 @@ impl RowStatusQueue {
         pipeline: &str,
     ) -> Result<(), SourceError> {
         if self.on {
-            self.set_aside = parked::not_passed(client, pipeline).await?;
+            self.set_aside = requeue::ahead_of_cursor(client, pipeline).await?;
         }
         Ok(())
     }
@@ -323,7 +325,7 @@ impl RowStatusQueue {
     ) -> Result<(), SourceError> {
         self.put_back();
         if let Some(spec) = spec.filter(|_| self.on) {
-            self.marker = Some(Marker::prepare(client, spec).await?);
+            self.marker = Some(StatusWriter::prepare(client, spec).await?);
         }
         Ok(())
     }
@@ -335,11 +337,12 @@ impl RowStatusQueue {
         let passed = row.map_or_else(Position::default, Progress::position);
         for parked in std::mem::take(&mut self.set_aside) {
             if parked.position < passed {
-                let NotPassed { position, id, commit_time, timestamp_ms } = parked;
+                let AheadOfCursor { position, id, commit_time, timestamp_ms } = parked;
                 // The time of the record may be the commit time, in place of a time that no broker accepts.
                 let time_ms = timestamp_ms.filter(|ms| *ms != commit_time.unix_millis());
-                let written = Written { xid: None, committed: Some(commit_time), time_ms };
-                self.done.push(ToMark { position, lane: None, id, written, visible: true });
+                let written =
+                    WritingTransaction { xid: None, committed: Some(commit_time), time_ms };
+                self.done.push(PublishedRow { position, lane: None, id, written, visible: true });
             } else if row.is_some() {
                 self.set_aside.push(parked);
             }
@@ -365,7 +368,8 @@ impl RowStatusQueue {
     /// up.
     pub(super) fn made(&mut self, made: &RowStatusOutcome) -> (Option<WaitingRows>, usize) {
         let taken = std::mem::take(&mut self.taken);
-        let left: Vec<&ToMark> = made.left.iter().filter_map(|place| taken.get(*place)).collect();
+        let left: Vec<&PublishedRow> =
+            made.left.iter().filter_map(|place| taken.get(*place)).collect();
         // Only of these rows: those published meanwhile were not tried yet.
         self.waiting = left.iter().filter_map(|row| row.lane).collect();
         self.done.extend(left.into_iter().cloned());
@@ -556,7 +560,7 @@ mod tests {
         };
         let mut row_status = RowStatusQueue::new(true, true);
         for (lsn, id) in [(10, "a"), (20, "b"), (30, "c")] {
-            let parked = NotPassed {
+            let parked = AheadOfCursor {
                 position: at(lsn),
                 id: id.to_owned(),
                 commit_time: PgTime::default(),

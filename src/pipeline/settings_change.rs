@@ -16,11 +16,11 @@ use crate::postgres::SourceError;
 use crate::postgres::catalog::{self, TableFacts};
 use crate::postgres::error_policy::{Action, Phase, action};
 use crate::postgres::names::{TableName, literal};
-use crate::postgres::poll::claim::Table;
-use crate::postgres::poll::{Marks, PollSpec};
-use crate::postgres::repair::{self, Method, Selection, Unmarked};
+use crate::postgres::poll::claim::OutboxTable;
+use crate::postgres::poll::{PollSpec, RowStatus};
+use crate::postgres::repair::{self, Method, Selection, UnmarkedRows};
 use crate::postgres::start::{self, Facts};
-use crate::postgres::store::cursor::{self, Belongs, Difference, Found};
+use crate::postgres::store::cursor::{self, Difference, PositionSettings, SettingsRow};
 use crate::postgres::store::parked;
 use std::time::Duration;
 use tokio_postgres::Client;
@@ -43,9 +43,9 @@ pub struct ChangeNote {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Change {
     /// The settings that the position belongs to; `None` if they are not recorded.
-    pub before: Option<Belongs>,
+    pub before: Option<PositionSettings>,
     /// The settings that it belongs to from here on.
-    pub now: Belongs,
+    pub now: PositionSettings,
     /// Why the pipeline may not continue.
     pub halt: Option<Halt>,
     /// A statement among the steps of the halt's hint, for an administrator.
@@ -105,7 +105,7 @@ pub async fn left_behind(
 }
 
 /// The settings of a configuration that a position belongs to.
-fn belongs(spec: &PipelineSpec, cluster: Option<&str>, table_oid: Option<u32>) -> Belongs {
+fn belongs(spec: &PipelineSpec, cluster: Option<&str>, table_oid: Option<u32>) -> PositionSettings {
     let outbox = &spec.outbox;
     let mut topic = outbox.topic.clone();
     if let Some(replace) = &outbox.replace {
@@ -115,7 +115,7 @@ fn belongs(spec: &PipelineSpec, cluster: Option<&str>, table_oid: Option<u32>) -
     if !outbox.partition.is_empty() {
         key = format!("{key} partition {}", outbox.partition);
     }
-    Belongs {
+    PositionSettings {
         mode: word(spec.mode).to_owned(),
         marks: spec.marks().is_some(),
         sink: spec.sink.kind().to_owned(),
@@ -130,7 +130,8 @@ fn belongs(spec: &PipelineSpec, cluster: Option<&str>, table_oid: Option<u32>) -
 
 /// The settings that a pipeline's position belongs to, as one line.
 pub(super) fn summary(spec: &PipelineSpec, cluster: Option<&str>) -> String {
-    let Belongs { mode, sink, cluster, topic, table, layout, .. } = belongs(spec, cluster, None);
+    let PositionSettings { mode, sink, cluster, topic, table, layout, .. } =
+        belongs(spec, cluster, None);
     let cluster = cluster.map_or_else(String::new, |cluster| format!(" cluster {cluster}"));
     let table = table.unwrap_or_else(|| "no table".to_owned());
     format!("mode {mode}, {sink}{cluster}, topic {topic}, {table}, layout {layout}")
@@ -200,7 +201,11 @@ pub async fn compare(client: &Client, settings: Settings<'_>) -> Result<Change, 
     // A row from before the upgrade that a stream has moved: the pipeline was not polling.
     let before = found.belongs.clone().or_else(|| {
         let streamed = found.slot.is_some() && found.advanced && spec.mode == Mode::Poll;
-        streamed.then(|| Belongs { mode: "wal".to_owned(), marks: true, ..change.now.clone() })
+        streamed.then(|| PositionSettings {
+            mode: "wal".to_owned(),
+            marks: true,
+            ..change.now.clone()
+        })
     });
     let Some(before) = before else { return Ok(change) };
     let differences = before.differences(&change.now);
@@ -274,7 +279,7 @@ const PRINTED_AGAIN: &str = "postrider check prints it again: a statement that w
 /// Rows without a mark.
 struct UnmarkedCounts {
     /// How many rows.
-    rows: Unmarked,
+    rows: UnmarkedRows,
     /// The statement that marks those that are known to be published.
     mark_sql: Option<String>,
 }
@@ -296,9 +301,9 @@ struct Comparison<'a> {
     /// The configuration.
     spec: &'a PipelineSpec,
     /// The recorded position and settings.
-    found: &'a Found,
+    found: &'a SettingsRow,
     /// The settings that the position belongs to.
-    before: &'a Belongs,
+    before: &'a PositionSettings,
     /// The table is polled from here on, whether or not a stream follows.
     polls: bool,
     /// The table is another one: the resolved transactions say nothing about its rows.
@@ -324,7 +329,7 @@ impl Comparison<'_> {
         let Some(table) = repair_table(self.spec, marks) else { return Ok(None) };
         let (client, before) = (self.client, self.found.before_slot.as_deref());
         let before = before.filter(|_| !self.other_rows);
-        let table = Table::read(client, table).await?;
+        let table = OutboxTable::read(client, table).await?;
         let method = if self.other_rows {
             Method::of(client, Selection::Both, None).await?
         } else {
@@ -337,7 +342,8 @@ impl Comparison<'_> {
     }
 
     async fn method(&self) -> Result<Method, SourceError> {
-        let ledger = repair::ledger(self.client, self.name(), None, Duration::ZERO).await?;
+        let ledger =
+            repair::resolved_baseline(self.client, self.name(), None, Duration::ZERO).await?;
         Method::of(self.client, Selection::Both, ledger.known.as_deref()).await
     }
 
@@ -377,7 +383,7 @@ impl Comparison<'_> {
         );
         let sql = mark_sql.filter(|_| passed);
         let (slot, (ways, sql)) = match self.found.slot.as_deref() {
-            Some(slot) if catalog::stands(self.client, slot).await? => (
+            Some(slot) if catalog::slot_usable(self.client, slot).await? => (
                 format!(
                     "Slot {slot:?} stays and retains WAL until it is dropped; {in_slot} are only in the slot, and \
                      polling does not publish them"
@@ -413,7 +419,7 @@ impl Comparison<'_> {
     /// Way (a) without a slot, and the statement among its steps: mode `auto` polls every row without a mark.
     fn ways_without_slot(
         &self,
-        rows: Unmarked,
+        rows: UnmarkedRows,
         mark_sql: Option<String>,
     ) -> (String, Option<String>) {
         let (name, mode) = (self.name(), &self.before.mode);
@@ -446,7 +452,7 @@ impl Comparison<'_> {
     }
 
     /// Way (a) with a slot: nothing in the slot is lost, and with the statement nothing is repeated.
-    fn ways_to_polling(&self, rows: Unmarked, mark_sql: Option<&str>) -> String {
+    fn ways_to_polling(&self, rows: UnmarkedRows, mark_sql: Option<&str>) -> String {
         let (name, mode) = (self.name(), &self.before.mode);
         let (repeats, mark) = match (mark_sql, rows.passed) {
             (Some(sql), _) => (
@@ -482,7 +488,7 @@ impl Comparison<'_> {
     }
 
     /// The sentence about how many rows without a mark are published.
-    fn published(&self, rows: Unmarked) -> String {
+    fn published(&self, rows: UnmarkedRows) -> String {
         if self.other_rows {
             return format!(
                 "How many of these rows are published is not known: what is known of transactions says nothing of the \
@@ -606,7 +612,7 @@ impl Comparison<'_> {
     async fn elsewhere(
         &self,
         differences: &[Difference],
-        now: &Belongs,
+        now: &PositionSettings,
         old: Option<&OldTable>,
         mode_too: bool,
     ) -> Result<Option<Halt>, SourceError> {
@@ -672,7 +678,7 @@ impl Comparison<'_> {
     }
 
     /// The sentence about another layout of the same table, with the same destination.
-    async fn of_layout(&self, now: &Belongs) -> String {
+    async fn of_layout(&self, now: &PositionSettings) -> String {
         if self.polls {
             return self.lacking(now).await;
         }
@@ -705,7 +711,7 @@ impl Comparison<'_> {
     fn changed(
         &self,
         difference: Difference,
-        now: &Belongs,
+        now: &PositionSettings,
         old: Option<&OldTable>,
     ) -> Option<String> {
         let before = self.before;
@@ -741,12 +747,12 @@ impl Comparison<'_> {
 
     /// Whether published rows are still in the table.
     fn replays(&self) -> bool {
-        let deletes = |table: &PollSpec| table.delete || matches!(table.marks, Marks::Delete);
+        let deletes = |table: &PollSpec| table.delete || matches!(table.marks, RowStatus::Delete);
         self.before.mode != "poll" || !self.spec.poll.table.as_ref().is_some_and(deletes)
     }
 
     /// The ways to another layout of the same table, with the same destination.
-    fn ways_to_layout(&self, now: &Belongs) -> String {
+    fn ways_to_layout(&self, now: &PositionSettings) -> String {
         let pipeline = self.name();
         if !self.polls {
             return format!(
@@ -876,7 +882,7 @@ impl Comparison<'_> {
     }
 
     /// The sentence about unpublished rows of the previous table.
-    async fn of_old(&self, old: &OldTable, now: &Belongs) -> String {
+    async fn of_old(&self, old: &OldTable, now: &PositionSettings) -> String {
         let name = match old {
             OldTable::None => return String::new(),
             OldTable::Gone(name) => {
@@ -901,7 +907,7 @@ impl Comparison<'_> {
     }
 
     /// How many rows of the previous table are not known to be published; `None` if they can't be counted.
-    async fn unpublished(&self, name: &TableName, now: &Belongs) -> Option<u64> {
+    async fn unpublished(&self, name: &TableName, now: &PositionSettings) -> Option<u64> {
         let (client, before) = (self.client, self.before);
         let method = self.method().await.ok()?;
         if before.mode != "poll" {
@@ -910,7 +916,7 @@ impl Comparison<'_> {
         // Its marks are those of the layout.
         let mut table = repair_table(self.spec, true).filter(|_| before.layout == now.layout)?;
         table.table = name.clone();
-        let table = Table::read(client, table).await.ok()?;
+        let table = OutboxTable::read(client, table).await.ok()?;
         let rows = method.count_unmarked(client, &table, None, COUNTED_MAX);
         Some(rows.await.ok()?.all)
     }
@@ -943,7 +949,7 @@ impl Comparison<'_> {
 
     /// The sentence about what a new destination lacks. Streaming does not need SELECT on the table, so its rows may
     /// not be countable.
-    async fn lacking(&self, now: &Belongs) -> String {
+    async fn lacking(&self, now: &PositionSettings) -> String {
         let table = self.table();
         let polled = self.before.mode == "poll";
         let unmarked = async {
@@ -966,7 +972,7 @@ impl Comparison<'_> {
         let counted = async {
             if polled {
                 let Some(of) = repair_table(self.spec, true) else { return Ok(None) };
-                let of = Table::read(self.client, of).await?;
+                let of = OutboxTable::read(self.client, of).await?;
                 return Method::count_marked(self.client, &of, COUNTED_MAX).await.map(Some);
             }
             let rows = self.count(false).await?.map(|counts| counts.rows);
@@ -1003,7 +1009,7 @@ impl Comparison<'_> {
     async fn note(
         &self,
         difference: Difference,
-        now: &Belongs,
+        now: &PositionSettings,
         halts: bool,
     ) -> Result<Option<ChangeNote>, SourceError> {
         let name = |value: &Option<String>| value.clone().unwrap_or_default();
@@ -1054,7 +1060,7 @@ impl Comparison<'_> {
 }
 
 /// The sentence about how many of the rows without a mark are published.
-fn published(rows: Unmarked) -> String {
+fn published(rows: UnmarkedRows) -> String {
     match (rows.passed, rows.before) {
         (_, None) => "How many of these rows are published is not known, since it is not known which are from before \
         the slot was created: an older version made the cursor row"

@@ -13,11 +13,13 @@ use super::timer::Timer;
 use crate::error::{Halt, HaltReason};
 use crate::lsn::Lsn;
 use crate::postgres::SourceError;
-use crate::postgres::catalog::{self, Change, Concerned, LeafChange, SlotRow, Version};
+use crate::postgres::catalog::{
+    self, AffectedRows, LeafChange, PublicationChange, PublicationVersion, SlotRow,
+};
 use crate::postgres::control::{self, Control};
 use crate::postgres::names::literal;
 use crate::postgres::start::{self, Facts, Resume};
-use crate::postgres::store::cursor::Ledger;
+use crate::postgres::store::cursor::SnapshotPolicy;
 use crate::postgres::store::{bookmark, parked};
 use crate::status::StatusHandle;
 use std::sync::Arc;
@@ -40,7 +42,7 @@ pub(super) struct PublicationState {
     /// Identifies the slot: a new slot of the same name starts after earlier changes.
     pub(super) slot_created_lsn: Lsn,
     /// `None` if the publication may have left out rows before the stream began; the start has logged that.
-    pub(super) version: Option<Version>,
+    pub(super) version: Option<PublicationVersion>,
     /// OID of the outbox table.
     pub(super) table: u32,
 }
@@ -57,10 +59,10 @@ impl PublicationState {
     }
 
     /// What a write of the cursor row may record as resolved.
-    pub(super) fn ledger(&self) -> Ledger {
+    pub(super) fn ledger(&self) -> SnapshotPolicy {
         match &self.version {
-            Some(version) => Ledger::While(version.clone(), self.table),
-            None => Ledger::Stopped,
+            Some(version) => SnapshotPolicy::WhileUnchanged(version.clone(), self.table),
+            None => SnapshotPolicy::Never,
         }
     }
 }
@@ -79,7 +81,7 @@ pub(super) struct SlotStatus {
     /// OIDs of the partitions of the outbox table, in ascending order; empty without partitions.
     leaves: Vec<u32>,
     /// The publication, if the stream is known to be complete with it.
-    version: Option<Version>,
+    version: Option<PublicationVersion>,
     /// Why the stream may not continue.
     halt: Option<Halt>,
 }
@@ -176,8 +178,8 @@ impl SlotMonitor {
     }
 
     /// What a write of the cursor row may record as resolved.
-    pub(super) fn ledger(&self) -> Ledger {
-        self.publication.as_ref().map_or(Ledger::Kept, PublicationState::ledger)
+    pub(super) fn ledger(&self) -> SnapshotPolicy {
+        self.publication.as_ref().map_or(SnapshotPolicy::Always, PublicationState::ledger)
     }
 
     /// The publication, for the monitor of the next stream.
@@ -231,17 +233,19 @@ async fn publication_now(
     client: &Client,
     spec: &PipelineSpec,
     facts: &Facts,
-    before: &Version,
-) -> Result<Result<Version, Halt>, SourceError> {
+    before: &PublicationVersion,
+) -> Result<Result<PublicationVersion, Halt>, SourceError> {
     let (Some(now), Some(table)) = (&facts.publication, &facts.names.table) else {
         return Ok(Ok(before.clone()));
     };
     let concerned = match before.change(&now.version) {
-        Change::Unchanged => return Ok(Ok(now.version.clone())),
-        Change::Explained => None,
-        Change::MayHaveLeftOut => Some(catalog::concerned(client, table, before).await?),
+        PublicationChange::Unchanged => return Ok(Ok(now.version.clone())),
+        PublicationChange::Explained => None,
+        PublicationChange::MayHaveLeftOut => {
+            Some(catalog::affected_rows(client, table, before).await?)
+        }
     };
-    let may_lose = |found: &Concerned| found.rows != Some(0) || found.open_writers;
+    let may_lose = |found: &AffectedRows| found.rows != Some(0) || found.open_writers;
     if let Some(concerned) = concerned.filter(may_lose) {
         return Ok(Err(start::left_out(facts, concerned, INTERVAL)));
     }
@@ -369,7 +373,7 @@ fn past(pipeline: &Pipeline, retained: u64, max: u64) -> Halt {
              slot: postrider repair -p {name} --from-table --dry-run (it counts the rows to publish from the table, \
              and the ids that have no row: those events are lost with the slot); then SELECT \
              pg_drop_replication_slot({}); then fix what holds the pipeline up; then postrider repair -p {name} (it \
-             publishes them and begins a new slot)",
+             publishes them and creates a new slot)",
             literal(slot)
         ),
     }

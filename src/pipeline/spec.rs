@@ -7,9 +7,9 @@ use crate::outbox::{
     TypeFacts, Unfit,
 };
 use crate::postgres::catalog::{self, ColumnFacts, TableFacts};
-use crate::postgres::control::Ask;
-use crate::postgres::ownership::Acting;
-use crate::postgres::poll::{Backoff, Marks, PollSpec};
+use crate::postgres::control::FactsQuery;
+use crate::postgres::poll::{Backoff, PollSpec, RowStatus};
+use crate::postgres::schema_owner::SessionRights;
 use crate::postgres::start::Identity;
 use crate::postgres::{Conninfo, Names, TableName};
 use crate::relay::{Limits, ParkingRules};
@@ -150,8 +150,12 @@ impl PipelineSpec {
     }
 
     /// The catalog query for this pipeline. `columns` is the result of [`PipelineSpec::columns`].
-    pub fn ask<'a>(&'a self, identity: &'a Option<Identity>, columns: &'a [String]) -> Ask<'a> {
-        Ask {
+    pub fn ask<'a>(
+        &'a self,
+        identity: &'a Option<Identity>,
+        columns: &'a [String],
+    ) -> FactsQuery<'a> {
+        FactsQuery {
             names: &self.names,
             identity,
             columns,
@@ -159,7 +163,7 @@ impl PipelineSpec {
             failover: self.failover,
             marks: self.marks(),
             polls: self.mode != Mode::Wal,
-            acting: Acting::Relay,
+            acting: SessionRights::Relay,
         }
     }
 
@@ -238,26 +242,26 @@ pub fn poll_spec(pipeline: &str, outbox: &OutboxSpec, delete: bool) -> Option<Po
 }
 
 /// The marks of the layout. A column with a role has the name that is configured for that role.
-fn marks(outbox: &OutboxSpec, table: &TableName) -> Marks {
+fn marks(outbox: &OutboxSpec, table: &TableName) -> RowStatus {
     let named = |role, column: &mut String| {
         if let Some(name) = outbox.column(role) {
             name.clone_into(column);
         }
     };
     match outbox.layout {
-        Layout::Postrider | Layout::Debezium => Marks::Delete,
-        Layout::Adr30 => Marks::adr30(),
-        Layout::Sqlgarden => Marks::sqlgarden(),
+        Layout::Postrider | Layout::Debezium => RowStatus::Delete,
+        Layout::Adr30 => RowStatus::adr30(),
+        Layout::Sqlgarden => RowStatus::sqlgarden(),
         Layout::Commerce => {
-            let mut marks = Marks::commerce(table);
-            if let Marks::Commerce { available_at, .. } = &mut marks {
+            let mut marks = RowStatus::commerce(table);
+            if let RowStatus::Commerce { available_at, .. } = &mut marks {
                 named(Role::AvailableAt, available_at);
             }
             marks
         }
         Layout::Gcx => {
-            let mut marks = Marks::gcx();
-            if let Marks::Gcx { expires_at, .. } = &mut marks {
+            let mut marks = RowStatus::gcx();
+            if let RowStatus::Gcx { expires_at, .. } = &mut marks {
                 named(Role::ExpiresAt, expires_at);
             }
             marks

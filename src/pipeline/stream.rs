@@ -18,7 +18,7 @@ use crate::lsn::Watermark;
 use crate::outbox::TypeFacts;
 use crate::parked::Entry;
 use crate::postgres::error_policy::{self, Action, Phase};
-use crate::postgres::store::cursor::{self, Cursor, Written};
+use crate::postgres::store::cursor::{self, Cursor, CursorWrite};
 use crate::postgres::stream::WalStream;
 use crate::postgres::{Batch, SourceError, SourceErrorKind, catalog};
 use crate::relay::{Effect, Input};
@@ -56,7 +56,7 @@ pub(super) struct RowWritten {
     /// The result of the marks, if there were any.
     made: Option<RowStatusOutcome>,
     /// `None` if the row was not written, because it would pass an event without its mark.
-    row: Option<Written>,
+    row: Option<CursorWrite>,
 }
 
 /// A stream and what is running on it.
@@ -286,7 +286,7 @@ impl Pipeline {
         let answer = catalog::read_types(store.control.client(), &asked);
         let found = tokio::time::timeout(TYPES_MAX, answer).await.unwrap_or_else(|elapsed| {
             let kind = SourceErrorKind::Timeout(TYPES_MAX);
-            Err(SourceError::new(kind, catalog::LOOK_UP).caused_by(elapsed))
+            Err(SourceError::new(kind, catalog::READ_TYPES).caused_by(elapsed))
         })?;
         let found: Vec<TypeFacts> = found.iter().map(type_facts).collect();
         self.mapper.add_types(&asked, &found);
@@ -404,7 +404,7 @@ impl Pipeline {
             self.marks_made(made);
         }
         let input = match row {
-            Some(Written::Stored) => {
+            Some(CursorWrite::Stored) => {
                 failpoint("cursor_committed");
                 log::row_goes_on(self);
                 Input::CursorWritten

@@ -15,7 +15,7 @@ use crate::parked::Lane;
 use crate::pipeline::PipelineSpec;
 use crate::postgres::catalog::{self, ServerFacts};
 use crate::postgres::control::Control;
-use crate::postgres::replay::New;
+use crate::postgres::replay::NewReplay;
 use crate::postgres::store::{bookmark, cursor, parked};
 use crate::postgres::{SourceError, replay as rows};
 use crate::sink::{Mailbox, Needs, Purpose, Sink};
@@ -201,7 +201,7 @@ impl ReplayJob {
             Source::Table { .. } => (None, None),
         };
         let name = &self.plan.name;
-        let new = New { name, request: &request, bookmark, from, until: until_asked };
+        let new = NewReplay { name, request: &request, bookmark, from, until: until_asked };
         let row = rows::insert(self.control.client(), self.spec.name(), &new).await?;
         let row = row.ok_or_else(|| ReplayError::Taken { name: name.clone() })?;
         if let (Source::Log { until, .. }, Some(fixed)) = (&mut self.plan.source, row.until) {

@@ -12,7 +12,7 @@ use crate::outbox::Mapper;
 use crate::pipeline::{PipelineSpec, type_facts};
 use crate::postgres::control::Control;
 use crate::postgres::error_policy::{Action, Phase, Repeats, action};
-use crate::postgres::replay::{Done, Met, Rows, Select};
+use crate::postgres::replay::{OutboxRows, ReplayCounts, RowSelection, SavedPosition};
 use crate::postgres::{SourceError, catalog, replay as rows};
 use std::future::Future;
 use std::pin::Pin;
@@ -64,7 +64,7 @@ pub(super) struct Run<'a> {
     /// When progress is next reported.
     report_at: Instant,
     /// The progress that was last written.
-    saved: Option<(Done, Met)>,
+    saved: Option<(SavedPosition, ReplayCounts)>,
     /// From the table: the last row that is done, after which a new session continues.
     row_done: Option<String>,
     /// What the previous session read: reports that arrive late count for it.
@@ -265,14 +265,15 @@ impl<'a> Run<'a> {
             Source::Table { order: _, since, until } => {
                 let Some(poll) = &self.spec.poll.table else { return Err(ReplayError::NoSource) };
                 let request = &self.plan.request;
-                let select = Select {
+                let select = RowSelection {
                     ids: &request.ids,
                     aggregate: request.aggregate.as_ref(),
                     since: *since,
                     until: *until,
                     after: self.row_done.as_deref(),
                 };
-                let rows = Rows::open(&self.spec.conninfo, APPLICATION_NAME, poll, &select).await?;
+                let rows =
+                    OutboxRows::open(&self.spec.conninfo, APPLICATION_NAME, poll, &select).await?;
                 let table = TableRows::new(rows, self.row_done.clone(), mapper, publisher)?;
                 Ok(SourceReader::Table(Box::new(table)))
             }
@@ -335,15 +336,15 @@ impl<'a> Run<'a> {
         }
         let done = match reader {
             SourceReader::Stream(log) if log.over && publisher.is_settled() => {
-                Done::Upto(Position { commit_lsn: log.until(), ordinal: 0 })
+                SavedPosition::Upto(Position { commit_lsn: log.until(), ordinal: 0 })
             }
             SourceReader::Stream(_) | SourceReader::Closed => {
-                Done::Upto(publisher.tracker.progress().position())
+                SavedPosition::Upto(publisher.tracker.progress().position())
             }
-            SourceReader::Table(table) => Done::Row(table.done.clone()),
+            SourceReader::Table(table) => SavedPosition::Row(table.done.clone()),
         };
         let tally = &publisher.tally;
-        let met = Met {
+        let met = ReplayCounts {
             published: tally.published,
             refused: tally.refused,
             found: publisher.choice.met(),

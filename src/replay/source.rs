@@ -9,7 +9,7 @@ use crate::event::{PgTime, Position};
 use crate::lsn::Lsn;
 use crate::outbox::{At, Mapper};
 use crate::pgoutput::{self, Message};
-use crate::postgres::replay::{Rows, TableRow};
+use crate::postgres::replay::{OutboxRows, TableRow};
 use crate::postgres::{
     Batch, Conninfo, Frame, SourceError, SqlState, StartReplication, WalConnection, WalStream,
 };
@@ -284,7 +284,7 @@ const ROWS_MAX: usize = 1024;
 /// WAL, so the records carry none; the IDs are those of the first publication.
 pub(super) struct TableRows {
     /// The query.
-    rows: Rows,
+    rows: OutboxRows,
     /// Rows that were read and not fed yet.
     at_hand: VecDeque<TableRow>,
     /// Rows that were offered and are not done yet, with their tickets.
@@ -300,7 +300,7 @@ pub(super) struct TableRows {
 impl TableRows {
     /// Reads rows after `done`.
     pub(super) fn new(
-        rows: Rows,
+        rows: OutboxRows,
         done: Option<String>,
         mapper: &mut Mapper,
         publisher: &mut Publisher,

@@ -8,9 +8,9 @@ mod setup;
 use crate::server::{Client, Database, Version, unique};
 use postrider::error::Halt;
 use postrider::postgres::Conninfo;
-use postrider::postgres::control::{Ask, Control};
+use postrider::postgres::control::{Control, FactsQuery};
 use postrider::postgres::names::{Names, TableName, Times};
-use postrider::postgres::setup::{Options, Progress, SetupError, SetupPlan, apply};
+use postrider::postgres::setup::{Options, SetupError, SetupPlan, SetupProgress, apply};
 use postrider::postgres::start::{Decision, Facts, Identity, Resume, decide};
 use postrider::postgres::stream::WalConnection;
 
@@ -94,9 +94,9 @@ impl Pipeline {
         pipeline
     }
 
-    #[expect(clippy::ref_option, reason = "as `Ask` has it")]
-    fn ask<'a>(&'a self, identity: &'a Option<Identity>) -> Ask<'a> {
-        Ask {
+    #[expect(clippy::ref_option, reason = "as `FactsQuery` has it")]
+    fn ask<'a>(&'a self, identity: &'a Option<Identity>) -> FactsQuery<'a> {
+        FactsQuery {
             names: &self.names,
             identity,
             columns: &self.columns,
@@ -104,12 +104,12 @@ impl Pipeline {
             failover: true,
             marks: None,
             polls: false,
-            acting: postrider::postgres::ownership::Acting::OwnLogin,
+            acting: postrider::postgres::schema_owner::SessionRights::OwnLogin,
         }
     }
 
     async fn set_up(&self, options: &Options<'_>) -> Result<SetupPlan, SetupError> {
-        let mut told = |_: Progress<'_>| {};
+        let mut told = |_: SetupProgress<'_>| {};
         apply(&self.control, &self.watch, &self.ask(&None), options, &mut told).await
     }
 
@@ -121,7 +121,7 @@ impl Pipeline {
         decide(&self.facts().await)
     }
 
-    #[expect(clippy::ref_option, reason = "as `Ask` has it")]
+    #[expect(clippy::ref_option, reason = "as `FactsQuery` has it")]
     async fn decide_with(&self, identity: &Option<Identity>) -> Result<Decision, Halt> {
         decide(&self.control.facts(&self.ask(identity)).await.expect("the facts"))
     }

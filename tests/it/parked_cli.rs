@@ -120,7 +120,8 @@ async fn payload_of_a_dead_event_that_is_too_large_to_be_read_is_not_sent() {
     office.pipeline.sql.batch(sql).await;
     let (client, name) = (office.control.client(), &office.pipeline.name);
     let positions = [at("0/100:1"), at("0/400:0")];
-    let letters = parked::fetch_letters(client, name, &positions, "dead").await.expect("letters");
+    let letters =
+        parked::fetch_dead_letters(client, name, &positions, "dead").await.expect("letters");
     let values: Vec<_> = letters.iter().map(|(_, letter)| letter.value.as_deref()).collect();
     assert_eq!(values, [Some(PAYLOAD.as_bytes()), None]);
 }

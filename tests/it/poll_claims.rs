@@ -12,7 +12,7 @@ use postrider::event::Position;
 use postrider::outbox::{At, Layout, Mapper, OutboxSpec};
 use postrider::pgoutput::{Message, decode};
 use postrider::pipeline::poll_spec;
-use postrider::postgres::poll::{Claim, Opened, PollSpec, Poller, Settled};
+use postrider::postgres::poll::{Claim, Opened, PollSpec, Poller, RowOutcome};
 use postrider::postgres::{Conninfo, SourceError};
 use std::time::Duration;
 
@@ -91,10 +91,10 @@ impl Outbox {
 }
 
 async fn published(poller: &mut Poller, claim: Claim) {
-    let outcomes = vec![Settled::Published; claim.rows.len()];
+    let outcomes = vec![RowOutcome::Published; claim.rows.len()];
     poller.settle(claim, &outcomes).await.unwrap();
 }
 
-fn failed() -> Settled {
-    Settled::Failed { error: "the broker's limit is 'smaller'".to_owned(), code: "too_large" }
+fn failed() -> RowOutcome {
+    RowOutcome::Failed { error: "the broker's limit is 'smaller'".to_owned(), code: "too_large" }
 }

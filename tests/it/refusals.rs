@@ -215,7 +215,7 @@ async fn a_slot_that_was_moved_or_made_again_halts_with_the_way_out() {
             pipeline.sql(hurt).await;
             let before = pipeline.confirmed_lsn().await;
             let halted = run_to_halt(&pipeline.config).await;
-            halted.assert_says("PR006", &[&pipeline.slot(), "stands at"], &["postrider repair"]);
+            halted.assert_says("PR006", &[&pipeline.slot(), "is at"], &["postrider repair"]);
             assert!(halted.meaning.contains("may never have been published"), "{halted:#?}");
             answer(input, &pipeline, &halted);
             assert_eq!(pipeline.confirmed_lsn().await, before);

@@ -408,7 +408,7 @@ async fn slot_lost(version: Version, settings: &str, idle: bool) {
                     .ok_or("it stands")
             })
             .await;
-            // "To keep it from happening again look at idle_replication_slot_timeout."
+            // "To prevent this from happening again, check idle_replication_slot_timeout."
             server
                 .connect()
                 .await

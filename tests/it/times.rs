@@ -7,7 +7,7 @@ use crate::halted::run_to_halt;
 use crate::pipeline::Pipeline;
 use crate::relay::{postrider, postrider_ok};
 use crate::server::{Client, Database, Version};
-use postrider::postgres::poll::{Twice, instant_sql};
+use postrider::postgres::poll::{AmbiguousTime, instant_sql};
 use postrider::postgres::times::TimeType;
 use postrider::zone::Zone;
 use std::collections::BTreeSet;
@@ -65,7 +65,8 @@ async fn a_local_time_is_the_same_instant_for_the_server_and_for_us() {
         session.batch("set timezone = 'UTC'").await;
         for name in ZONES {
             let zone = Zone::named(name).expect("a zone");
-            for (twice, is_later) in [(Twice::Earlier, false), (Twice::Later, true)] {
+            for (twice, is_later) in [(AmbiguousTime::Earlier, false), (AmbiguousTime::Later, true)]
+            {
                 let sql = instant_sql(TimeType::Local, Some(&zone), "g.at", twice);
                 // Every quarter of an hour of two years, and times that are far away.
                 let sql = format!(
@@ -124,7 +125,7 @@ async fn a_text_that_holds_no_time_is_null_to_the_server() {
         ("it's", None),
     ] {
         let value = format!("'{}'::text", text.replace('\'', "''"));
-        let sql = instant_sql(TimeType::Text, zone.as_ref(), &value, Twice::Later);
+        let sql = instant_sql(TimeType::Text, zone.as_ref(), &value, AmbiguousTime::Later);
         let got = session.text(&format!("select ({sql})::text")).await;
         assert_eq!(got.as_deref(), utc, "{text:?}");
     }

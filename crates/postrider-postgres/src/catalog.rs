@@ -1,7 +1,8 @@
-//! What the server says of itself: version, role, end of WAL, history.
+//! The server's catalog as Postrider reads it: the server itself, the slot, the publication, the outbox table, and
+//! types. Only reads.
 //!
-//! Only reads. The timeline and the system identifier also come from `IDENTIFY_SYSTEM` on the replication connection;
-//! both must agree, which `fence` checks, since the two connections could have reached two servers.
+//! Timeline and system identifier also come from `IDENTIFY_SYSTEM` on the replication connection. The start check
+//! requires that both agree, because the two connections could have reached two servers.
 
 use crate::error::SourceError;
 use crate::names::TableName;
@@ -10,7 +11,7 @@ use std::fmt;
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Row};
 
-/// The server, as one statement saw it.
+/// The server, read by one statement.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServerFacts {
     /// `server_version_num`: 150018.
@@ -19,17 +20,17 @@ pub struct ServerFacts {
     pub in_recovery: bool,
     /// `wal_level`, as it is configured.
     pub wal_level: String,
-    /// End of the WAL that is on its disk; on a standby, of what it has replayed.
+    /// End of the WAL that is on the server's disk; on a standby, of the WAL that it has replayed.
     pub wal_end: Lsn,
     /// The cluster's identity, as `IDENTIFY_SYSTEM` prints it.
     pub system_identifier: String,
-    /// The timeline it writes, or on a standby the one of its last restart point.
+    /// The timeline that it writes; on a standby, the one of its last restart point.
     pub timeline: u32,
-    /// The database we are in.
+    /// The database of the session.
     pub database: String,
     /// The database's encoding: `UTF8`, `SQL_ASCII` …
     pub encoding: String,
-    /// The role we are.
+    /// The role of the session.
     pub role: String,
     /// Whether the role may use replication (REPLICATION or superuser).
     pub replication: bool,
@@ -37,8 +38,8 @@ pub struct ServerFacts {
     pub creates: bool,
 }
 
-/// What tells the process of one server from that of another. Two servers can have the same cluster identifier and
-/// timeline (a primary and its standby, a copy of the files), and then no more than this in common.
+/// Identifies the process of one server. Two servers can have the same cluster identifier and timeline (a primary and
+/// its standby, a copy of the files), and then differ only in the other fields.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Instance {
     /// The cluster's identity.
@@ -47,14 +48,14 @@ pub struct Instance {
     pub timeline: u32,
     /// Whether it is a standby.
     pub in_recovery: bool,
-    /// The database we are in.
+    /// The database of the session.
     pub database: String,
     /// When the server was started, to the microsecond.
     pub started_at: String,
 }
 
 impl Instance {
-    /// Why two sessions are not of one server, where they are not: a fragment.
+    /// Why two sessions are not of one server, if they are not: a fragment.
     pub fn differs(&self, other: &Self) -> Option<String> {
         (self != other).then(|| {
             format!(
@@ -77,7 +78,7 @@ impl fmt::Display for Instance {
     }
 }
 
-/// That a replication connection and a control connection are not of one server: a fragment.
+/// The message for a replication connection and a control connection that are not of one server: a fragment.
 pub const TWO_SERVERS: &str = "two connections reached two servers: a failover is under way, or source.url leads \
      to more than one server, as a load balancer does: name the hosts themselves, with \
      target_session_attrs=read-write";
@@ -85,21 +86,21 @@ pub const TWO_SERVERS: &str = "two connections reached two servers: a failover i
 /// Whether the walsender of a replication connection is a process of this server, in this database.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn has_backend(client: &Client, walsender: u32) -> Result<bool, SourceError> {
-    let failed = |e| SourceError::control("look for our walsender", e);
+    let failed = |e| SourceError::control("find our walsender", e);
     let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_activity AS a WHERE a.pid = $1 \
                  AND a.datname = pg_catalog.current_database())";
     let row = client.query_one(sql, &[&walsender.cast_signed()]).await.map_err(failed)?;
     row.try_get(0).map_err(failed)
 }
 
-/// Asks the server which one it is.
+/// Reads which server this is.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn instance(client: &Client) -> Result<Instance, SourceError> {
-    let failed = |e| SourceError::control("look which server this is", e);
+    let failed = |e| SourceError::control("check which server this is", e);
     let sql = format!(
         "SELECT {SYSTEM_IDENTIFIER_SQL}, \
            CASE WHEN r.recovering \
@@ -122,18 +123,18 @@ pub async fn instance(client: &Client) -> Result<Instance, SourceError> {
     read().map_err(failed)
 }
 
-/// The first server whose `wal_level` is a floor: with `replica` the first logical slot raises `effective_wal_level` to
-/// `logical`, and the last one that goes lowers it again (PostgreSQL 19, commit 67c20979ce72).
+/// The first server whose `wal_level` is a minimum: with `replica` the first logical slot raises `effective_wal_level`
+/// to `logical`, and dropping the last one lowers it again (PostgreSQL 19, commit 67c20979ce72).
 const RAISES_WAL_LEVEL: u32 = 190_000;
 
 impl ServerFacts {
-    /// Whether a logical slot can be made, or is served.
+    /// Whether a logical slot can be created or read.
     pub fn decodes(&self) -> bool {
         self.wal_level == "logical"
             || (self.version >= RAISES_WAL_LEVEL && self.wal_level == "replica")
     }
 
-    /// What `wal_level` has to be at least.
+    /// The lowest sufficient `wal_level`.
     pub fn wal_level_needed(&self) -> &'static str {
         if self.version >= RAISES_WAL_LEVEL { "replica" } else { "logical" }
     }
@@ -144,12 +145,12 @@ impl ServerFacts {
 pub(super) const SYSTEM_IDENTIFIER_SQL: &str =
     "(SELECT system_identifier::pg_catalog.text FROM pg_catalog.pg_control_system())";
 
-/// The timeline of a primary: the one in the name of the WAL file being written. The control file's lags behind a
-/// promotion until the first checkpoint.
+/// The timeline of a primary: the one in the name of the WAL file being written. The one in the control file is
+/// outdated after a promotion until the first checkpoint.
 pub(super) const TIMELINE_SQL: &str = "('x' || pg_catalog.left(pg_catalog.pg_walfile_name(\
      pg_catalog.pg_current_wal_lsn()), 8))::pg_catalog.bit(32)::pg_catalog.int4";
 
-/// Asks the server.
+/// Reads the state of the server.
 pub async fn read_server(client: &Client) -> Result<ServerFacts, SourceError> {
     let failed = |e| SourceError::control("read the server's state", e);
     let sql = format!(
@@ -198,10 +199,6 @@ pub(super) fn pg_lsn(position: Lsn) -> PgLsn {
     PgLsn::from(position.to_wire())
 }
 
-// The slot as the server shows it in `pg_replication_slots`.
-//
-// Only reads. What the state of a slot means for the data is `fence`'s to say; creating one is `setup`'s.
-
 /// One row of `pg_replication_slots`. Columns that a version lacks are `None` or `false`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "the columns of pg_replication_slots")]
@@ -214,7 +211,7 @@ pub struct SlotRow {
     pub logical: bool,
     /// The database it decodes; `None` for a physical slot.
     pub database: Option<String>,
-    /// Gone when its session ends.
+    /// Dropped when its session ends.
     pub temporary: bool,
     /// Decodes PREPARE TRANSACTION as it happens.
     pub two_phase: bool,
@@ -230,18 +227,18 @@ pub struct SlotRow {
     pub safe_wal_size: Option<i64>,
     /// PostgreSQL 16 and later: invalidated by a conflict with recovery.
     pub conflicting: bool,
-    /// PostgreSQL 17 and later: kept in step on standbys.
+    /// PostgreSQL 17 and later: synchronised to standbys.
     pub failover: bool,
-    /// PostgreSQL 17 and later: made by slot synchronisation, here or before this server was promoted.
+    /// PostgreSQL 17 and later: created by slot synchronisation, here or before this server was promoted.
     pub synced: bool,
     /// PostgreSQL 17 and later: why it was invalidated (`wal_removed`, `idle_timeout` …).
     pub invalidation_reason: Option<String>,
-    /// PostgreSQL 17 and later: when it was last let go, as the server prints it; `None` while in use.
+    /// PostgreSQL 17 and later: when it was last released, as the server prints it; `None` while in use.
     pub inactive_since: Option<String>,
 }
 
 impl SlotRow {
-    /// Whether WAL it needs is gone: it can never be used again.
+    /// Whether it was invalidated: it can never be used again.
     pub fn lost(&self) -> bool {
         self.wal_status.as_deref() == Some("lost")
             || self.invalidation_reason.is_some()
@@ -249,7 +246,7 @@ impl SlotRow {
     }
 }
 
-/// The row of the slot `name`, `None` if there is none.
+/// Reads the row of the slot `name`; `None` if there is none.
 pub async fn read_slot(
     client: &Client,
     version: u32,
@@ -282,10 +279,10 @@ pub async fn read_slot(
         .transpose()
 }
 
-/// Bytes of WAL that the slot `name` of this database retains, which nobody reads; `None` if there is none such.
+/// Reads how many bytes of WAL the inactive slot `name` of this database retains; `None` if there is no such slot.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn retained(client: &Client, name: &str) -> Result<Option<u64>, SourceError> {
     let failed = |e| SourceError::control(format!("read what slot {name:?} retains"), e);
     let sql = "SELECT coalesce(pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), s.restart_lsn), 0) \
@@ -297,12 +294,12 @@ pub async fn retained(client: &Client, name: &str) -> Result<Option<u64>, Source
     Ok(bytes.map(|bytes| u64::try_from(bytes).unwrap_or_default()))
 }
 
-/// Whether the slot `name` of this database stands and has all of its WAL.
+/// Whether the slot `name` of this database exists and has all of its WAL.
 ///
 /// # Errors
-/// What the server says.
-pub async fn stands(client: &Client, name: &str) -> Result<bool, SourceError> {
-    let failed = |e| SourceError::control(format!("look for slot {name:?}"), e);
+/// An error of the server or of the connection.
+pub async fn slot_usable(client: &Client, name: &str) -> Result<bool, SourceError> {
+    let failed = |e| SourceError::control(format!("check slot {name:?}"), e);
     let sql = "SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1::pg_catalog.text \
                  AND s.database = pg_catalog.current_database() AND s.wal_status IS DISTINCT FROM 'lost'";
     Ok(client.query_opt(sql, &[&name]).await.map_err(failed)?.is_some())
@@ -311,7 +308,7 @@ pub async fn stands(client: &Client, name: &str) -> Result<bool, SourceError> {
 /// Whether the walsender `pid` waits for a standby in `synchronized_standby_slots` (17 and later): it sends keepalives
 /// meanwhile and nothing else.
 pub async fn waits_for_standby(client: &Client, pid: u32) -> Result<bool, SourceError> {
-    let failed = |error| SourceError::control("look at what the stream waits for", error);
+    let failed = |error| SourceError::control("check what the stream waits for", error);
     let sql = "SELECT wait_event = 'WaitForStandbyConfirmation' FROM pg_catalog.pg_stat_activity WHERE pid = $1";
     let row = client.query_opt(sql, &[&pid.cast_signed()]).await.map_err(failed)?;
     let waits: Option<bool> = row.map(|row| row.try_get(0)).transpose().map_err(failed)?.flatten();
@@ -339,12 +336,9 @@ fn slot_from_row(name: &str, row: &Row) -> Result<SlotRow, tokio_postgres::Error
     })
 }
 
-// The publication as the server has it now, and how it publishes the outbox table.
-//
-// Only reads. The server decodes with the publication *as it was* at the WAL being decoded, so a good answer here
-// does not prove that older WAL is whole; that is why a publication stands before the slot (`setup`).
-
-/// A publication.
+/// A publication as it is now. The server decodes with the publication *as it was* at the WAL being decoded, so a
+/// suitable publication does not prove that older WAL is complete; that is why `setup` creates the publication before
+/// the slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "the columns of pg_publication")]
 pub struct PublicationFacts {
@@ -352,35 +346,35 @@ pub struct PublicationFacts {
     pub insert: bool,
     /// Publishes UPDATE.
     pub update: bool,
-    /// Publishes DELETE or TRUNCATE, which the relay passes over.
+    /// Publishes DELETE or TRUNCATE, which the relay ignores.
     pub delete_or_truncate: bool,
     /// FOR ALL TABLES.
     pub all_tables: bool,
-    /// Rows of partitions come under the name of the partitioned table.
+    /// Rows of partitions are published under the name of the partitioned table.
     pub via_root: bool,
-    /// It names the outbox table itself: as a table, by its schema, or as one of all tables. A partitioned table
-    /// whose partitions alone are named counts as published where `via_root` is off.
+    /// It names the outbox table itself: as a table, by its schema, or as one of all tables. A partitioned table of
+    /// which only partitions are named counts as published if `via_root` is off.
     pub names_table: bool,
     /// How it publishes the outbox table; `None` if it does not.
     pub table: Option<PublishedTable>,
-    /// Tables in it beside the outbox.
+    /// Other tables in it.
     pub other_tables: u32,
-    /// Which versions of its catalog rows these facts are of.
-    pub version: Version,
+    /// The versions of the catalog rows that these facts are from.
+    pub version: PublicationVersion,
 }
 
 impl PublicationFacts {
-    /// Publishes what the relay passes over. `updates`: it wants to see updates.
+    /// Whether it publishes statements that the relay ignores. `updates`: the relay needs updates.
     pub fn more_than_needed(&self, updates: bool) -> bool {
         self.delete_or_truncate || self.update && !updates
     }
 }
 
-/// Which versions of catalog rows a publication consists of. PostgreSQL decodes with the publication as it was at each
-/// commit and says nothing of a change in the stream, so a change that was undone before anybody looked shows only
-/// here: every change gives the changed row another `xmin`, and a row that was deleted and created again another OID.
+/// The versions of the catalog rows of a publication. PostgreSQL decodes with the publication as it was at each commit
+/// and reports no change in the stream, so a change that was undone before it was noticed shows only here: every change
+/// gives the changed row another `xmin`, and a row that was deleted and created again has another OID.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Version {
+pub struct PublicationVersion {
     /// OID and `xmin` of its row, and of the rows that put the outbox table into it ([`version_sql`]).
     rows: String,
     /// The OIDs alone.
@@ -391,26 +385,26 @@ pub struct Version {
     snapshot: String,
 }
 
-/// What became of a publication between two readings.
+/// How a publication changed between two readings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Change {
-    /// Nothing.
+pub enum PublicationChange {
+    /// Not at all.
     Unchanged,
-    /// One statement explains it, and the publication published inserts of the table before and after.
+    /// One statement explains the change, and the publication published inserts of the table before and after it.
     Explained,
-    /// It was changed, and changed back, or dropped and created again: it may have left out rows of between.
+    /// It was changed and changed back, or dropped and created again: rows in between may have been left out.
     MayHaveLeftOut,
 }
 
-impl Version {
-    /// What happened between this and `now`. Both publish inserts of the outbox table.
-    pub fn change(&self, now: &Self) -> Change {
+impl PublicationVersion {
+    /// Compares this version with `now`. Both publish inserts of the outbox table.
+    pub fn change(&self, now: &Self) -> PublicationChange {
         if self.rows == now.rows {
-            Change::Unchanged
+            PublicationChange::Unchanged
         } else if self.oids == now.oids && self.settings != now.settings {
-            Change::Explained
+            PublicationChange::Explained
         } else {
-            Change::MayHaveLeftOut
+            PublicationChange::MayHaveLeftOut
         }
     }
 
@@ -420,8 +414,8 @@ impl Version {
     }
 }
 
-/// An SQL expression for the catalog rows of publication `name` and the place of the table with OID `table` in it, both
-/// SQL expressions: OIDs and, with `xmin`, their versions.
+/// An SQL expression for the catalog rows of publication `name` and for the entry of the table with OID `table` in it,
+/// both SQL expressions: OIDs and, with `xmin`, their versions.
 pub(super) fn version_sql(name: &str, table: &str, xmin: bool) -> String {
     let row = |row: &str| {
         let xmin = if xmin { format!(" || '.' || {row}.xmin::text") } else { String::new() };
@@ -483,7 +477,7 @@ LEFT JOIN LATERAL ( \
   LIMIT 1) t ON true \
 WHERE p.pubname = $1::pg_catalog.text";
 
-/// The publication `name`, `None` if there is none.
+/// Reads the publication `name`; `None` if there is none.
 pub async fn read_publication(
     client: &Client,
     name: &str,
@@ -512,7 +506,7 @@ fn publication_from_row(row: &Row) -> Result<PublicationFacts, tokio_postgres::E
         names_table: row.try_get(7)?,
         table: columns.map(|columns| PublishedTable { row_filter, columns }),
         other_tables: u32::try_from(row.try_get::<_, i64>(6)?).unwrap_or(u32::MAX),
-        version: Version {
+        version: PublicationVersion {
             settings: row.try_get(8)?,
             snapshot: row.try_get(9)?,
             rows: row.try_get(10)?,
@@ -521,26 +515,26 @@ fn publication_from_row(row: &Row) -> Result<PublicationFacts, tokio_postgres::E
     })
 }
 
-/// What a publication may have left out since a reading of it.
+/// Rows that a publication may have left out since it was read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Concerned {
-    /// Rows of the table that were committed since; `None` where they could not be counted.
+pub struct AffectedRows {
+    /// Rows of the table that were committed since; `None` if they could not be counted.
     pub rows: Option<u64>,
     /// A transaction of another session has written to the table and is still open.
     pub open_writers: bool,
 }
 
-/// What was committed to the table since `version` was read, and who is still writing. Rows that were deleted since
-/// can't be counted.
+/// Counts the rows that were committed to the table since `version` was read, and checks for writers. Rows that were
+/// deleted since cannot be counted.
 ///
 /// # Errors
-/// What the server says, other than that it does not count.
-pub async fn concerned(
+/// An error of the server or of the connection, except that the server refuses to count.
+pub async fn affected_rows(
     client: &Client,
     name: &TableName,
-    version: &Version,
-) -> Result<Concerned, SourceError> {
-    let failed = |e| SourceError::control("look who writes to the outbox table", e);
+    version: &PublicationVersion,
+) -> Result<AffectedRows, SourceError> {
+    let failed = |e| SourceError::control("check which sessions write to the outbox table", e);
     // Before the count: a transaction that ends in between is in one of the two.
     let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l \
                  WHERE l.mode = 'RowExclusiveLock' AND l.granted AND l.pid <> pg_catalog.pg_backend_pid() \
@@ -556,7 +550,7 @@ pub async fn concerned(
                        WHERE n.nspname = $1::pg_catalog.text AND c.relname = $2::pg_catalog.text))";
     let row = client.query_one(sql, &[&name.schema, &name.name]).await.map_err(failed)?;
     let open_writers: bool = row.try_get(0).map_err(failed)?;
-    // The epoch of a row's transaction is the one that makes it past.
+    // A row's transaction is given the epoch that puts it in the past.
     let sql = format!(
         "WITH past AS (SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::int8 AS at) \
          SELECT pg_catalog.count(*) FROM {name} AS o, past \
@@ -569,34 +563,34 @@ pub async fn concerned(
         Err(error) if error.as_db_error().is_some() => None,
         Err(error) => return Err(failed(error)),
     };
-    Ok(Concerned { rows, open_writers })
+    Ok(AffectedRows { rows, open_writers })
 }
 
-/// What was created or changed by a transaction that is not among those whose events are known to be resolved.
+/// Objects that were created or changed by a transaction whose events are not known to be resolved.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Since {
+pub struct ChangesSince {
     /// The publication, or the table's place in it: it may have left out rows that were committed before.
     pub publication: bool,
-    /// The table was created: the slot may hold events of one that was dropped.
+    /// The table was created: the slot may hold events of a dropped table of the same name.
     pub table: bool,
 }
 
-/// What was created or changed since what is known to be resolved; nothing where nothing is known to be resolved yet.
-/// The schema must be ours.
+/// Reads what was created or changed since the last transactions that are known to be resolved; nothing if no such
+/// transactions are known yet. The schema must be of this program's version.
 ///
-/// What is certain: a change that is not found here was made before everything that may still be unpublished, unless a
-/// savepoint made it. A change that is found may be a harmless one, such as of the published statements.
+/// A change that is not found was certainly made before everything that may still be unpublished, unless it was made in
+/// a savepoint. A change that is found may be harmless, such as a change of the published statements.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn changed_since(
     client: &Client,
     pipeline: &str,
     name: &str,
     table: Option<u32>,
-) -> Result<Since, SourceError> {
+) -> Result<ChangesSince, SourceError> {
     let failed = |e| SourceError::control(format!("read the age of publication {name:?}"), e);
-    // The epoch of a row's transaction is the one that makes it past. Of a table's catalog rows, that of a system
+    // A row's transaction is given the epoch that puts it in the past. Of a table's catalog rows, that of a system
     // column is never updated.
     let sql = "\
 WITH past AS (SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::int8 AS at), \
@@ -617,61 +611,57 @@ news AS (SELECT rows.created FROM past, known, rows \
 SELECT EXISTS (SELECT FROM news WHERE NOT created), EXISTS (SELECT FROM news WHERE created)";
     let row = client.query_one(sql, &[&pipeline, &name, &table.unwrap_or(0)]).await;
     let row = row.map_err(failed)?;
-    Ok(Since {
+    Ok(ChangesSince {
         publication: row.try_get(0).map_err(failed)?,
         table: row.try_get(1).map_err(failed)?,
     })
 }
 
 #[cfg(test)]
-impl Version {
-    /// The version of a publication that a test makes up.
+impl PublicationVersion {
+    /// A version for tests.
     pub fn of(rows: &str, oids: &str, settings: &str) -> Self {
         let [rows, oids, settings] = [rows, oids, settings].map(str::to_owned);
         Self { rows, oids, settings, snapshot: "10:10:".to_owned() }
     }
 }
 
-// The outbox table as the catalog has it now.
-//
-// Only reads. Which columns a layout needs is `outbox`'s to say; it hands over their names.
-
-/// What kind of relation stands under the table's name.
+/// The kind of relation that has the table's name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RelationKind {
     /// An ordinary table.
     Table,
     /// A partitioned table.
     Partitioned,
-    /// A view, a foreign table, a sequence …: nothing that WAL has rows of.
+    /// A view, a foreign table, a sequence …: rows of it are not in WAL.
     Other,
 }
 
-/// How its rows are kept.
+/// How its rows are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Persistence {
     /// Written to WAL.
     Logged,
-    /// UNLOGGED: WAL has nothing of it.
+    /// UNLOGGED: not written to WAL.
     Unlogged,
     /// TEMPORARY.
     Temporary,
 }
 
-/// The outbox table.
+/// The outbox table as it is now.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TableFacts {
     /// The relation's OID.
     pub oid: u32,
-    /// What it is.
+    /// The kind of relation.
     pub kind: RelationKind,
-    /// How its rows are kept.
+    /// How its rows are stored.
     pub persistence: Persistence,
     /// Whether it is a partition of another table.
     pub is_partition: bool,
     /// Whether its inserts wake a polling relay (`setup --notify`).
     pub notifies: bool,
-    /// What is below a partitioned table.
+    /// The partitions of a partitioned table.
     pub partitions: Partitions,
     /// Its columns, in order, without dropped ones.
     pub columns: Vec<ColumnFacts>,
@@ -684,7 +674,7 @@ pub struct ColumnFacts {
     pub name: String,
     /// The type, as SQL writes it.
     pub type_name: String,
-    /// The same, as the catalog has it.
+    /// The type, as the catalog has it.
     pub type_facts: TypeFacts,
     /// Whether it refuses NULL.
     pub not_null: bool,
@@ -692,38 +682,38 @@ pub struct ColumnFacts {
     pub generated: bool,
 }
 
-/// The partitions of a partitioned table at every depth, as inserts see them: one whose `DETACH … CONCURRENTLY` has
-/// begun is not among them.
+/// The partitions of a partitioned table at every level, as inserts see them: a partition whose `DETACH … CONCURRENTLY`
+/// has begun is not among them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Partitions {
     /// OIDs of the leaves, ascending.
     pub leaves: Vec<u32>,
-    /// Leaves that WAL has no rows of, by name; at most [`UNFIT_LEAVES_MAX`].
+    /// Leaves whose rows are not in WAL, by name; at most [`UNFIT_LEAVES_MAX`].
     pub unfit: Vec<UnfitLeaf>,
     /// Columns that decide which leaf a row is in, at any level, by name.
     pub key: Vec<String>,
 }
 
-/// Most unfit leaves that are named.
+/// Most unsuitable leaves that are named.
 pub const UNFIT_LEAVES_MAX: usize = 10;
 
-/// A leaf that WAL has no rows of. A temporary one is refused by the server.
+/// A leaf whose rows are not in WAL. The server refuses a temporary one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnfitLeaf {
     /// Its name.
     pub name: TableName,
-    /// Why.
+    /// The reason.
     pub kind: UnfitLeafKind,
 }
 
-/// Why WAL has no rows of a leaf.
+/// Why the rows of a leaf are not in WAL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UnfitLeafKind {
     /// UNLOGGED.
     Unlogged,
     /// A foreign table.
     Foreign {
-        /// Rows can be inserted into it. One that refuses them loses none in silence.
+        /// Rows can be inserted into it. If it refuses them, none is lost silently.
         insertable: bool,
     },
 }
@@ -796,27 +786,28 @@ async fn partitions(client: &Client, root: u32) -> Result<Partitions, tokio_post
     })
 }
 
-/// What became of leaves between two looks at a partitioned table.
+/// A change of a partitioned table's leaves between two readings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeafChange {
     /// The table.
     pub name: TableName,
-    /// It was detached, and is a table of its own now; else it was attached, not made as a partition.
+    /// It was detached, and is a table of its own now; otherwise an existing table was attached.
     pub detached: bool,
     /// Its size on disk. Unit: bytes.
     pub bytes: u64,
 }
 
-/// Which of the leaves `gone` are tables of their own now, and which of `new` were made before they were attached.
+/// Returns which of the leaves `gone` are tables of their own now, and which of `new` were existing tables before they
+/// were attached.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn leaf_changes(
     client: &Client,
     gone: &[u32],
     new: &[u32],
 ) -> Result<Vec<LeafChange>, SourceError> {
-    // A column that every table has bears the number of the transaction that made the table.
+    // A column that every table has carries the number of the transaction that created the table.
     const SQL: &str = "\
 SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text, NOT c.relispartition, \
        coalesce(pg_catalog.pg_relation_size(c.oid), 0) \
@@ -828,7 +819,7 @@ WHERE c.relkind = 'r' AND ( \
     JOIN pg_catalog.pg_attribute a ON a.attrelid = i.inhrelid AND a.attname = 'tableoid' \
     WHERE i.inhrelid = c.oid AND i.xmin <> a.xmin)) \
 ORDER BY 1, 2";
-    let failed = |e| SourceError::control("look at partitions that came and went", e);
+    let failed = |e| SourceError::control("read which partitions were attached or detached", e);
     let rows = client.query(SQL, &[&gone, &new]).await.map_err(failed)?;
     let change = |row: &tokio_postgres::Row| {
         let (schema, name): (String, String) = (row.try_get(0)?, row.try_get(1)?);
@@ -842,10 +833,10 @@ ORDER BY 1, 2";
     rows.iter().map(change).collect::<Result<_, _>>().map_err(failed)
 }
 
-/// The name of the table with this OID; `None` if there is none, or it is a view or a foreign table.
+/// Reads the name of the table with this OID; `None` if there is none, or if it is a view or a foreign table.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn name_of(client: &Client, oid: u32) -> Result<Option<TableName>, SourceError> {
     let failed = |e| SourceError::control(format!("read the name of table {oid}"), e);
     let sql = "SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text FROM pg_catalog.pg_class c \
@@ -859,7 +850,7 @@ pub async fn name_of(client: &Client, oid: u32) -> Result<Option<TableName>, Sou
     Ok(Some(TableName::new(schema, name)))
 }
 
-/// The table, `None` if there is none of that name.
+/// Reads the table; `None` if there is none of that name.
 pub async fn read_table(
     client: &Client,
     table: &TableName,
@@ -916,32 +907,28 @@ pub async fn read_table(
     Ok(Some(facts))
 }
 
-// What a column's type is beneath its domains.
-//
-// Only reads. What a type means for a value is `outbox`'s to say.
-
-/// A type, and where it is a domain, the type beneath all domains.
+/// A type and, if it is a domain, the base type beneath all domains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TypeFacts {
     /// Its OID.
     pub oid: u32,
-    /// The OID of the type beneath; its own where it is no domain.
+    /// The OID of the base type; its own if it is no domain.
     pub base_oid: u32,
-    /// The modifier of a column of that type, and of a domain that of the innermost one; -1 for none.
+    /// The modifier of a column of that type; for a domain, that of the innermost domain; -1 for none.
     pub base_modifier: i32,
-    /// The type beneath is not built in, and is a kind of text (`citext`).
+    /// The base type is not built in, and is a text type (`citext`).
     pub is_text: bool,
 }
 
-/// What [`read_types`] does, for errors.
-pub const LOOK_UP: &str = "look up the types of the outbox table's columns";
+/// What [`read_types`] does, for error messages.
+pub const READ_TYPES: &str = "look up the types of the outbox table's columns";
 
-/// The types of these OIDs, without those that there are not.
+/// Reads the types with these OIDs, as far as they exist.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn read_types(client: &Client, oids: &[u32]) -> Result<Vec<TypeFacts>, SourceError> {
-    let failed = |e| SourceError::control(LOOK_UP, e);
+    let failed = |e| SourceError::control(READ_TYPES, e);
     let sql = format!(
         "SELECT a.atttypid, base.oid, base.modifier, {IS_TEXT_SQL} \
          FROM (SELECT t.oid AS atttypid, -1 AS atttypmod FROM pg_catalog.pg_type t WHERE t.oid = ANY ($1)) AS a \
@@ -959,12 +946,12 @@ pub async fn read_types(client: &Client, oids: &[u32]) -> Result<Vec<TypeFacts>,
     rows.iter().map(|row| facts(row).map_err(failed)).collect()
 }
 
-/// Whether type `t` is not built in, and a kind of text.
+/// Whether type `t` is not built in, and a text type.
 pub const IS_TEXT_SQL: &str =
     "(t.typcategory = 'S' AND t.typnamespace <> 'pg_catalog'::pg_catalog.regnamespace)";
 
-/// Joins `base` to an attribute `a`: OID and modifier of its type, and where that is a domain, of the type beneath all
-/// domains. The modifier is that of the innermost domain then (`getBaseTypeAndTypmod`).
+/// Joins `base` to an attribute `a`: OID and modifier of its type, or, for a domain, of the type beneath all domains.
+/// The modifier is then that of the innermost domain (`getBaseTypeAndTypmod`).
 pub const BASE_TYPE_SQL: &str = "\
 CROSS JOIN LATERAL (WITH RECURSIVE r (oid, modifier, depth) AS (\
     SELECT a.atttypid, a.atttypmod, 0 \
@@ -977,7 +964,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_servers_differ_in_any_of_what_tells_them_apart() {
+    fn two_servers_differ_in_any_identifying_field() {
         let one = Instance {
             system_identifier: "7000".to_owned(),
             timeline: 1,
@@ -1007,21 +994,21 @@ mod publication_tests {
     use super::*;
 
     #[test]
-    fn a_change_that_was_undone_is_told_from_one_that_is_there() {
-        let before = Version::of("1.7 table 2.7", "1 table 2", "insert");
+    fn a_change_that_was_undone_is_distinguished_from_one_that_remains() {
+        let before = PublicationVersion::of("1.7 table 2.7", "1 table 2", "insert");
         for (rows, oids, settings, change) in [
-            ("1.7 table 2.7", "1 table 2", "insert", Change::Unchanged),
-            ("1.9 table 2.7", "1 table 2", "insert, delete", Change::Explained),
-            // Changed and changed back, or to what it was.
-            ("1.9 table 2.7", "1 table 2", "insert", Change::MayHaveLeftOut),
-            // Taken out and put back.
-            ("1.7 table 3.9", "1 table 3", "insert", Change::MayHaveLeftOut),
-            ("1.9 table 3.9", "1 table 3", "insert, delete", Change::MayHaveLeftOut),
+            ("1.7 table 2.7", "1 table 2", "insert", PublicationChange::Unchanged),
+            ("1.9 table 2.7", "1 table 2", "insert, delete", PublicationChange::Explained),
+            // Changed and changed back, or changed to the current value.
+            ("1.9 table 2.7", "1 table 2", "insert", PublicationChange::MayHaveLeftOut),
+            // Removed and added again.
+            ("1.7 table 3.9", "1 table 3", "insert", PublicationChange::MayHaveLeftOut),
+            ("1.9 table 3.9", "1 table 3", "insert, delete", PublicationChange::MayHaveLeftOut),
             // Dropped and created again.
-            ("4.9 table 5.9", "4 table 5", "insert", Change::MayHaveLeftOut),
-            ("1.9 schema 3.9", "1 schema 3", "insert", Change::MayHaveLeftOut),
+            ("4.9 table 5.9", "4 table 5", "insert", PublicationChange::MayHaveLeftOut),
+            ("1.9 schema 3.9", "1 schema 3", "insert", PublicationChange::MayHaveLeftOut),
         ] {
-            let now = Version::of(rows, oids, settings);
+            let now = PublicationVersion::of(rows, oids, settings);
             assert_eq!(before.change(&now), change, "{rows} {settings}");
         }
     }

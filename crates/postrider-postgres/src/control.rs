@@ -1,15 +1,13 @@
-//! The control connection: one SQL session beside the stream.
-//!
-//! Owns the session and its pinned settings, and tells at once when it ends. Everything it reads is handed to `fence`
-//! as plain facts; it decides nothing.
+//! The control connection: one SQL session beside the stream. Owns the session and its pinned settings, and reports
+//! immediately when the session ends. [`facts`] reads what the start check decides on.
 
 use super::client::{Canceller, connect_listening};
 use super::conninfo::Conninfo;
 use super::error::{SourceError, SourceErrorKind};
 use super::names::Names;
-use super::ownership::{self, Acting};
 use super::poll::PollSpec;
 use crate::catalog::{self, TableFacts};
+use crate::schema_owner::{self, SessionRights};
 use crate::statement::{Statement, StatementError};
 use crate::store::{cursor, parked};
 use crate::{schema, start, times};
@@ -19,16 +17,15 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
-/// Settings of the session. Roles and databases can have others of their own, and an empty `search_path` leaves
-/// nothing but
-/// `pg_catalog` to resolve a bare name.
+/// Settings of the session. Roles and databases can have other defaults. With an empty `search_path` a bare name can
+/// only be one of `pg_catalog`.
 ///
-/// `default_transaction_isolation`: our statements are written for READ COMMITTED, where one sees what was committed
-/// before it. `default_transaction_read_only` is not set: with it somebody says that this role, database or server
-/// takes no writes, and it is waited out (SQLSTATE 25006).
+/// `default_transaction_isolation`: the statements are written for READ COMMITTED, where a statement sees what was
+/// committed before it began. `default_transaction_read_only` is not set: with it an operator declares that this role,
+/// database or server takes no writes, and the pipeline waits for that to end (SQLSTATE 25006).
 ///
-/// `statement_timeout`: no statement here takes a second on a healthy server. `lock_timeout`: the service never
-/// queues for a lock in front of the application. `synchronous_commit`: see [`cursor`].
+/// `statement_timeout`: no statement here takes a second on a healthy server. `lock_timeout`: the service never queues
+/// for a lock in front of the application. `synchronous_commit`: see [`cursor`].
 const PINNED: &str = "\
 SET search_path = ''; SET statement_timeout = '30s'; SET lock_timeout = '5s'; \
 SET idle_in_transaction_session_timeout = '60s'; SET synchronous_commit = 'local'; \
@@ -38,42 +35,42 @@ SET extra_float_digits = 3; SET bytea_output = 'hex'; SET client_encoding = 'UTF
 SET standard_conforming_strings = on; SET default_transaction_isolation = 'read committed'; \
 SET default_transaction_deferrable = off; SET idle_session_timeout = 0";
 
-/// The same of what not every server has, or not every role may set. In a transaction of its own: with
+/// Settings that not every server has, or not every role may set. In a transaction of their own: with
 /// `default_transaction_deferrable` a query would wait for a snapshot.
 ///
-/// `transaction_timeout` is 17's. `session_replication_role` would leave out triggers and foreign keys when rows are
-/// marked or deleted; it stays where an administrator has set it for a role that may not.
+/// `transaction_timeout` exists from 17 on. `session_replication_role` would skip triggers and foreign keys when rows
+/// are updated or deleted; it is left alone if an administrator has set it for a role that may not change it.
 const PINNED_WHERE_THERE: &str = "\
 SELECT pg_catalog.set_config(s.name, '0', false) FROM pg_catalog.pg_settings AS s WHERE s.name = 'transaction_timeout' \
 UNION ALL SELECT pg_catalog.set_config(s.name, 'origin', false) FROM pg_catalog.pg_settings AS s \
 WHERE s.name = 'session_replication_role' AND s.setting <> 'origin' \
   AND pg_catalog.has_parameter_privilege(s.name, 'SET')";
 
-/// A session whose client is gone ends its statement soon, and with it its locks; by default it goes on to its end. In
-/// a transaction of its own, and not needed: some platforms refuse it.
+/// A session whose client has disconnected ends its statement soon, and releases its locks; by default the statement
+/// runs to its end. In a transaction of its own, and optional: some platforms refuse it.
 const NOTICES_A_LOST_CLIENT: &str = "SET client_connection_check_interval = '2s'";
 
 /// The control session. Dropping it ends the connection.
 #[derive(Debug)]
 pub struct Control {
     client: Arc<Client>,
-    /// None for a client that somebody else connected.
+    /// `None` for a client that the caller connected.
     canceller: Option<Canceller>,
     connection: JoinHandle<Result<(), SourceError>>,
     ended: bool,
     inbox: Arc<Inbox>,
 }
 
-/// Where the connection leaves word of a notification.
+/// Receives the notifications of the connection.
 #[derive(Debug, Default)]
 struct Inbox {
-    /// Whose notifications are wanted, since [`Control::listen`].
+    /// The pipeline whose notifications are wanted, after [`Control::listen`].
     pipeline: OnceLock<String>,
-    /// Holds one permit until it is taken: any number of notifications are one call to look.
+    /// Holds one permit until it is taken: any number of notifications lead to one query.
     arrived: Notify,
 }
 
-/// Word of requests for a session's pipeline.
+/// Notifications of requests for a session's pipeline.
 #[derive(Clone, Debug)]
 pub struct Notifications(Arc<Inbox>);
 
@@ -88,14 +85,14 @@ impl Control {
     /// Opens the connection and pins the session's settings.
     ///
     /// # Errors
-    /// What the server says, or why it could not be reached.
+    /// An error of the server, or why it could not be reached.
     pub async fn connect(conninfo: &Conninfo, application_name: &str) -> Result<Self, SourceError> {
         let inbox = Arc::new(Inbox::default());
-        let letters = Arc::clone(&inbox);
+        let receiver = Arc::clone(&inbox);
         let notified = move |channel: &str, payload: &str| {
-            let wanted = letters.pipeline.get().is_some_and(|pipeline| pipeline == payload);
+            let wanted = receiver.pipeline.get().is_some_and(|pipeline| pipeline == payload);
             if wanted && channel == parked::CHANNEL {
-                letters.arrived.notify_one();
+                receiver.arrived.notify_one();
             }
         };
         let opened = connect_listening(conninfo, application_name, notified).await?;
@@ -103,11 +100,11 @@ impl Control {
         Self::begin((client, Some(canceller)), connection, inbox).await
     }
 
-    /// The same, with what is done with each notification: its channel and its payload.
+    /// As [`Control::connect`], with a function that receives each notification: its channel and its payload.
     ///
     /// # Errors
-    /// What the server says, or why it could not be reached.
-    pub(super) async fn hearing<F>(
+    /// An error of the server, or why it could not be reached.
+    pub(super) async fn connect_notified<F>(
         conninfo: &Conninfo,
         application_name: &str,
         notified: F,
@@ -120,10 +117,10 @@ impl Control {
         Self::begin((client, Some(canceller)), connection, Arc::default()).await
     }
 
-    /// Takes a client and its connection, whose notifications are the caller's affair, and pins the session's settings.
+    /// Uses a client and its connection, whose notifications the caller handles, and pins the session's settings.
     ///
     /// # Errors
-    /// What the server says, or that the connection ended.
+    /// An error of the server, or that the connection ended.
     pub async fn start<F>(client: Client, connection: F) -> Result<Self, SourceError>
     where
         F: Future<Output = Result<(), SourceError>> + Send + 'static,
@@ -148,7 +145,7 @@ impl Control {
                 return Err(control.blame("set up the control session", error).await);
             }
         }
-        // A connection that is lost here is seen by the next statement.
+        // If the connection is lost here, the next statement fails.
         drop(control.client.batch_execute(NOTICES_A_LOST_CLIENT).await);
         Ok(control)
     }
@@ -157,7 +154,7 @@ impl Control {
     /// requests once afterwards: earlier ones are not notified.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub async fn listen(&self, pipeline: &str) -> Result<(), SourceError> {
         let pipeline = self.inbox.pipeline.get_or_init(|| pipeline.to_owned());
         let failed = |e| {
@@ -167,39 +164,39 @@ impl Control {
         self.client.batch_execute(&format!("LISTEN {}", parked::CHANNEL)).await.map_err(failed)
     }
 
-    /// Waits until somebody has written a request since this was last asked. Level-triggered and cancel-safe: a
-    /// notification that came while nobody waited answers the next call at once, and many are one. Never, where
-    /// [`Control::listen`] was not asked for, and where the connection has ended.
+    /// Waits until a request was written since the last call. Level-triggered and cancel-safe: a notification that
+    /// arrived while nobody waited answers the next call immediately, and several count as one. Never returns without
+    /// [`Control::listen`], or after the connection has ended.
     pub async fn notified(&self) {
         self.inbox.arrived.notified().await;
     }
 
-    /// The same as a value of its own, to be waited for while the session is waited for too.
+    /// The same as a handle of its own, to wait for it and for the session together.
     pub fn notifications(&self) -> Notifications {
         Notifications(Arc::clone(&self.inbox))
     }
 
     /// As [`facts`], on this session.
-    pub async fn facts(&self, ask: &Ask<'_>) -> Result<start::Facts, SourceError> {
+    pub async fn facts(&self, ask: &FactsQuery<'_>) -> Result<start::Facts, SourceError> {
         facts(&self.client, ask).await
     }
 
-    /// The client, for the statements of this layer.
+    /// The client, for the statements of this crate.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// What cancels this session's statements.
+    /// A handle that cancels this session's statements.
     pub fn canceller(&self) -> Option<Canceller> {
         self.canceller.clone()
     }
 
-    /// The client, for a statement that runs beside others.
+    /// The client, for a statement that runs concurrently with others.
     pub fn shared_client(&self) -> Arc<Client> {
         Arc::clone(&self.client)
     }
 
-    /// Waits until the connection ends and says why: SQLSTATE `57P01` when the server stops. Cancel-safe, and may be
+    /// Waits until the connection ends, and returns why: SQLSTATE `57P01` if the server stops. Cancel-safe, and may be
     /// called again.
     pub async fn closed(&mut self) -> SourceError {
         const DOING: &str = "keep the control connection";
@@ -215,8 +212,8 @@ impl Control {
         }
     }
 
-    /// The better of two answers to one end: the client only knows that its connection is gone, the connection knows
-    /// why.
+    /// The better of two errors for one cause: the client only knows that its connection was closed, the connection
+    /// knows why.
     async fn blame(&mut self, doing: &str, error: tokio_postgres::Error) -> SourceError {
         if error.is_closed() { self.closed().await } else { SourceError::control(doing, error) }
     }
@@ -228,46 +225,47 @@ impl Drop for Control {
     }
 }
 
-/// What [`facts`] is to look at.
+/// What [`facts`] is to read.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
+pub struct FactsQuery<'a> {
     /// The objects of the pipeline.
     pub names: &'a Names,
-    /// What `IDENTIFY_SYSTEM` said on the replication connection; `None` where there is none (`setup`, `check`).
+    /// The answer of `IDENTIFY_SYSTEM` on the replication connection; `None` without one (`setup`, `check`).
     pub identity: &'a Option<start::Identity>,
-    /// The columns the layout can't do without.
+    /// The columns that the layout requires.
     pub columns: &'a [String],
-    /// Whether logical messages are asked for.
+    /// Whether logical messages are streamed.
     pub messages: bool,
-    /// Whether the slot is to be a failover slot where the server has them.
+    /// Whether the slot is to be a failover slot, if the server supports them.
     pub failover: bool,
-    /// How published rows are marked in the table, where they are.
+    /// How the rows of published events are marked, if they are.
     pub marks: Option<&'a PollSpec>,
     /// Whether the table is polled, or may be.
     pub polls: bool,
     /// Whose rights the session has.
-    pub acting: Acting,
+    pub acting: SessionRights,
 }
 
-/// Reads everything `fence` decides on.
+/// Reads the facts that the start check ([`start::decide`]) needs.
 ///
 /// The order matters: slot, then cursor, then end of WAL. Another process of the same pipeline writes the row before it
-/// confirms, so a row read after the slot is never older than the slot's position; and WAL read last is never short.
+/// confirms, so a row that is read after the slot is never older than the slot's position; and WAL that is read last is
+/// never too short.
 ///
 /// # Errors
 /// The first statement that failed.
-pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<start::Facts, SourceError> {
+pub async fn facts(client: &Client, ask: &FactsQuery<'_>) -> Result<start::Facts, SourceError> {
     let names = ask.names;
     let version = catalog::read_server(client).await?.version;
     let slot = catalog::read_slot(client, version, &names.slot).await?;
-    // First of all that touches Postrider's tables.
-    let ownership = Box::pin(ownership::read(client, ask.acting)).await?;
-    let schema = match &ownership {
-        Some(_) if ask.acting != Acting::Printing => schema::SchemaState::Untrusted,
+    // Before any statement that uses Postrider's tables.
+    let untrusted = Box::pin(schema_owner::read(client, ask.acting)).await?;
+    let schema = match &untrusted {
+        Some(_) if ask.acting != SessionRights::Printing => schema::SchemaState::Untrusted,
         Some(_) | None => schema::read_trusted(client).await?,
     };
     let cursor = match schema {
-        // From version 2 on they have the same columns, as far as they are read.
+        // From version 2 on, the columns that are read are the same.
         schema::SchemaState::Version(2..=schema::VERSION) => {
             cursor::read(client, &names.pipeline).await?
         }
@@ -292,7 +290,7 @@ pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<start::Facts, Sourc
             let oid = table.as_ref().map(|table| table.oid);
             catalog::changed_since(client, &names.pipeline, &names.publication, oid).await?
         }
-        _ => catalog::Since::default(),
+        _ => catalog::ChangesSince::default(),
     };
     let times = times::read(client, &names.times, table.as_ref().map(|table| table.oid)).await?;
     let server = catalog::read_server(client).await?;
@@ -301,7 +299,7 @@ pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<start::Facts, Sourc
         identity: ask.identity.clone(),
         server,
         schema,
-        ownership,
+        untrusted,
         slot,
         cursor,
         publication,
@@ -315,16 +313,16 @@ pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<start::Facts, Sourc
     })
 }
 
-/// What a table of dead letters has, where polling writes into one.
+/// The columns of the dead-letter table, if polling writes into one.
 pub(super) async fn marks(
     client: &Client,
     spec: &PollSpec,
     polls: bool,
-) -> Result<start::MarkFacts, SourceError> {
+) -> Result<start::RowStatusFacts, SourceError> {
     let dlq = match spec.dlq().filter(|_| polls) {
         Some(dlq) => catalog::read_table(client, dlq).await?,
         None => None,
     };
     let columns = |table: TableFacts| table.columns.into_iter().map(|column| column.name).collect();
-    Ok(start::MarkFacts { spec: spec.clone(), dlq: dlq.map(columns) })
+    Ok(start::RowStatusFacts { spec: spec.clone(), dlq: dlq.map(columns) })
 }

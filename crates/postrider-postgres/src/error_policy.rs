@@ -1,9 +1,8 @@
-//! What to do about an error of the source: one total function, printed whole by a test.
+//! The error policy of the source: what to do about an error. One total function, whose whole table a test prints.
 //!
-//! Pure. Goes by the kind of the error, its SQLSTATE and the statement that it came from, never by text. What is not
-//! known is transient: a wrong "transient" stalls where everybody sees it, a wrong "definite" stops a healthy pipeline.
-//! Nothing here counts attempts but [`Repeats`], which only ever ends in an operator's hands, never in giving up an
-//! event.
+//! A pure function of the error's kind, its SQLSTATE and the statement that it came from, never of its text. An unknown
+//! error counts as transient: a wrong "transient" stops the pipeline visibly, a wrong "definite" halts a healthy one.
+//! Only [`Repeats`] counts attempts, and it can only halt the pipeline, never give up an event.
 
 #[cfg(test)]
 mod tests;
@@ -17,7 +16,7 @@ use pg_replication::lsn::Lsn;
 use postrider_core::error::{Chain, Halt, HaltReason};
 use std::time::Duration;
 
-/// Where an error came up that names no [`Statement`].
+/// Where an error occurred, if it names no [`Statement`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
     /// Opening either connection: name, TCP, TLS, login.
@@ -38,43 +37,43 @@ impl Phase {
         [Self::Connect, Self::Handshake, Self::Start, Self::Stream, Self::Control];
 }
 
-/// What to do.
+/// The action that an error leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Drop both connections and do the whole handshake again, for ever, with back-off.
+    /// Drop both connections and repeat the whole handshake, without an end, with back-off.
     Reconnect(Class),
-    /// Only this statement failed, and may succeed later: it is made again on the same connection, and nothing else
-    /// waits for it. Outside a stream, where there is nothing to go on with, as [`Action::Reconnect`].
+    /// Only this statement failed, and it may succeed later: it is repeated on the same connection, and nothing else
+    /// waits for it. Without a stream that could continue, as [`Action::Reconnect`].
     Later(Class),
-    /// Somebody else holds the slot: the same, and say so.
+    /// Another process holds the slot: as [`Action::Reconnect`], and log that.
     StandBy,
-    /// The server refused something: do the handshake again, whose fence knows the reason better; if it finds nothing
-    /// wrong, halt with this.
+    /// The server refused something: repeat the handshake, because its start check knows the reason better; if the
+    /// check finds nothing wrong, halt with this reason.
     Recheck(HaltReason),
-    /// A human must act. [`explain`] makes the halt.
+    /// An operator must act. [`explain`] builds the halt.
     Halt(HaltReason),
 }
 
-/// Why a reconnect: the label of a metric, and the shortest pause before the next try.
+/// Why the connection is made again: the label of a metric, and the shortest pause before the next attempt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Class {
-    /// The connection broke, or could not be made.
+    /// The connection broke, or could not be opened.
     Connection,
-    /// The server stops, or somebody ended the session. Or the slot was just invalidated: the next handshake tells.
+    /// The server stops, or the session was terminated. Or the slot was just invalidated: the next handshake finds out.
     Shutdown,
     /// The server starts, or recovers.
     Starting,
-    /// No connection, memory, disk or walsender to be had.
+    /// No connection, memory, disk space or walsender is available.
     Resources,
-    /// The login was refused although it has worked before: secrets rotate.
+    /// The login was refused although it has worked before: a password may have been rotated.
     Access,
     /// The server is a standby.
     NotPrimary,
-    /// A lock, a deadlock, a statement that took too long.
+    /// A lock, a deadlock, or a statement that took too long.
     Busy,
-    /// The server failed at its work.
+    /// The server failed internally.
     Server,
-    /// Nothing known.
+    /// The cause is not known.
     Unknown,
 }
 
@@ -107,10 +106,10 @@ impl Class {
         }
     }
 
-    /// The shortest pause before the next try; back-off goes on from it.
+    /// The shortest pause before the next attempt; back-off starts from it.
     ///
-    /// A server that stops waits for its walsenders: who comes back at once keeps it from stopping. One that has no
-    /// connection to give is not helped by asking often.
+    /// A server that stops waits for its walsenders, so an immediate reconnect would delay the shutdown. For a server
+    /// without a free connection, frequent attempts do not help.
     pub const fn pause_min(self) -> Duration {
         match self {
             Self::Connection | Self::Busy | Self::Unknown => Duration::from_millis(200),
@@ -122,7 +121,7 @@ impl Class {
     }
 }
 
-/// The table. `proven`: this process has streamed before, so that what the configuration says has been right once.
+/// The table. `proven`: this process has streamed before, so the configuration has been valid once.
 pub fn action(error: &SourceError, phase: Phase, proven: bool) -> Action {
     match error.kind() {
         SourceErrorKind::Unreachable
@@ -161,14 +160,14 @@ fn by_statement(state: SqlState, statement: Statement, proven: bool) -> Action {
             None if refusal(state) => Action::Halt(HaltReason::TableUnfit),
             None => Action::Later(Class::Unknown),
         },
-        // The claim's transaction is over with its first error: another session claims again.
+        // The claim's transaction ends with its first error: another session claims again.
         Statement::Claim | Statement::Settle => match passing(state).or_else(|| at_work(state)) {
             Some(class) => Action::Reconnect(class),
             // pg_current_wal_insert_lsn() on a server that is in recovery again.
             None if state.as_str() == "55000" && statement == Statement::Claim => {
                 Action::Reconnect(Class::NotPrimary)
             }
-            // A migration may have taken the table away for a moment: the start check knows better.
+            // A migration may have removed the table for a moment: the start check knows better.
             None if matches!(state.as_str(), "42P01" | "42703" | "3F000") => {
                 Action::Recheck(HaltReason::TableUnfit)
             }
@@ -180,7 +179,7 @@ fn by_statement(state: SqlState, statement: Statement, proven: bool) -> Action {
             Some(class) => Action::Reconnect(class),
             None => own_table(state, proven),
         },
-        // People wait for these, and no event does.
+        // People wait for these statements; no event does.
         Statement::Requests | Statement::Look => {
             let class = passing(state).or_else(|| at_work(state)).unwrap_or(Class::Unknown);
             Action::Later(class)
@@ -191,12 +190,12 @@ fn by_statement(state: SqlState, statement: Statement, proven: bool) -> Action {
 /// The tables of schema `postrider` refused a statement.
 fn own_table(state: SqlState, proven: bool) -> Action {
     match state.as_str() {
-        // In recovery there is no end of WAL to write down.
+        // In recovery there is no end of WAL to record.
         "55000" => Action::Reconnect(Class::NotPrimary),
         "42501" if !proven => Action::Halt(HaltReason::AccessDenied),
-        // A schema of another version: the start check says which.
+        // A schema of another version: the start check reports which one.
         "42P01" | "42703" | "3F000" => Action::Recheck(HaltReason::SchemaUnfit),
-        // Values of one event that the database's encoding does not have: [`Repeats`] watches them.
+        // Values of an event that the database's encoding does not have: [`Repeats`] watches them.
         _ if state.class() == "22" => Action::Reconnect(Class::Server),
         _ => match at_work(state) {
             Some(class) => Action::Reconnect(class),
@@ -206,7 +205,7 @@ fn own_table(state: SqlState, proven: bool) -> Action {
     }
 }
 
-/// The session has ended, or another one is needed.
+/// The session has ended, or another session is needed.
 fn session_over(state: SqlState) -> Option<Class> {
     match state.as_str() {
         "57P01" | "57P02" | "57P05" => Some(Class::Shutdown),
@@ -215,7 +214,7 @@ fn session_over(state: SqlState) -> Option<Class> {
         "25006" => Some(Class::NotPrimary),
         // idle_in_transaction_session_timeout, transaction_timeout.
         "25P03" | "25P04" => Some(Class::Busy),
-        // Somebody deallocated what was prepared: a pooler is in between, or a DISCARD ALL.
+        // The prepared statement was deallocated: by a pooler in between, or by a DISCARD ALL.
         "26000" => Some(Class::Unknown),
         "3D000" | "57P04" => Some(Class::Access),
         _ if state.class() == "08" => Some(Class::Connection),
@@ -224,7 +223,7 @@ fn session_over(state: SqlState) -> Option<Class> {
     }
 }
 
-/// What passes by itself: a lock, a deadlock, a time-out, a full disk.
+/// A condition that passes without an operator: a lock, a deadlock, a time-out, a full disk.
 fn passing(state: SqlState) -> Option<Class> {
     match (state.as_str(), state.class()) {
         ("55P03" | "57014" | "55006", _) | (_, "40") => Some(Class::Busy),
@@ -233,13 +232,13 @@ fn passing(state: SqlState) -> Option<Class> {
     }
 }
 
-/// The server failed at its work: limits, the disk, internal errors, corruption; [`Repeats`] watches them.
+/// The server failed internally: limits, the disk, internal errors, corruption; [`Repeats`] watches them.
 fn at_work(state: SqlState) -> Option<Class> {
     matches!(state.class(), "54" | "58" | "XX").then_some(Class::Server)
 }
 
-/// The table, its types, constraints, triggers or rights are not as the statement needs them: trying again changes
-/// nothing before somebody changes the table.
+/// The table, its types, constraints, triggers or rights are not as the statement needs them: another attempt has the
+/// same result until the table is changed.
 fn refusal(state: SqlState) -> bool {
     let of_class = matches!(
         state.class(),
@@ -263,7 +262,7 @@ fn refusal(state: SqlState) -> bool {
     of_class || state.as_str() == "55000"
 }
 
-/// A refusal of the login or of a right: wrong from the start, or changed since.
+/// The login or a right was refused: the configuration was never valid, or has changed since.
 fn access(proven: bool) -> Action {
     if proven { Action::Reconnect(Class::Access) } else { Action::Halt(HaltReason::AccessDenied) }
 }
@@ -271,8 +270,8 @@ fn access(proven: bool) -> Action {
 fn by_sqlstate(state: SqlState, phase: Phase, proven: bool) -> Action {
     let started = matches!(phase, Phase::Start | Phase::Stream);
     match (state.as_str(), phase) {
-        // object_not_in_prerequisite_state: the slot is lost, another's, being synchronised; in the stream the
-        // publication was skipped (18, as a warning); elsewhere the server is in recovery.
+        // object_not_in_prerequisite_state: the slot is lost, in use, or being synchronised; in the stream, the
+        // publication was skipped (18, as a warning); elsewhere, the server is in recovery.
         ("55000", Phase::Start) => Action::Recheck(HaltReason::SlotUnusable),
         ("55000" | "42704", Phase::Stream) => Action::Halt(HaltReason::PublicationMissing),
         ("55000" | "25006", _) => Action::Reconnect(Class::NotPrimary),
@@ -283,7 +282,7 @@ fn by_sqlstate(state: SqlState, phase: Phase, proven: bool) -> Action {
         ("0A000" | "22023" | "42601" | "42602", _) if started => {
             Action::Halt(HaltReason::ServerUnfit)
         }
-        // Our schema or a column of it is not what we know.
+        // Schema `postrider` or a column of it is not of this version.
         ("42P01" | "42703" | "3F000", Phase::Handshake | Phase::Control) => {
             Action::Recheck(HaltReason::SchemaUnfit)
         }
@@ -301,28 +300,28 @@ fn by_class(state: SqlState, proven: bool) -> Action {
         "28" => access(proven),
         "40" => Action::Reconnect(Class::Busy),
         "53" => Action::Reconnect(Class::Resources),
-        // Data that can't be converted, limits, the disk, internal errors, corruption: [`Repeats`] watches them.
+        // Data that cannot be converted, limits, the disk, internal errors, corruption: [`Repeats`] watches them.
         "22" | "54" | "58" | "XX" => Action::Reconnect(Class::Server),
         _ => Action::Reconnect(Class::Unknown),
     }
 }
 
-/// The same failure at the same position, again and again: the server can't get past it.
+/// Counts the same failure at the same position: the server cannot get past that position.
 ///
-/// Fed with every error of the stream or its start; anything that moved the position forgets.
+/// Receives every error of the stream or of its start; the count starts again when the position has moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Repeats {
     last: Option<(SqlState, Lsn)>,
     count: u32,
 }
 
-/// So many times the same SQLSTATE at the same position is no accident. A full disk or no memory is one for longer, so
-/// those classes ([`Class::Resources`]) are not counted.
+/// The same SQLSTATE at the same position so many times in a row is no coincidence. A full disk or a lack of memory can
+/// last longer, so those classes ([`Class::Resources`]) are not counted.
 pub const REPEATS_MAX: u32 = 3;
 
 impl Repeats {
-    /// Counts `error`, met with the stream at `at` (the associated LSN where the server names one is better and is
-    /// taken). True when it is time to halt with [`HaltReason::Wedged`].
+    /// Counts `error`, which occurred with the stream at `at`; the associated LSN is used instead if the server names
+    /// one, because it is more exact. Returns true if the pipeline is to halt with [`HaltReason::Wedged`].
     pub fn wedged(&mut self, error: &SourceError, at: Lsn) -> bool {
         let Some(report) = error.report() else { return false };
         if by_class(report.sqlstate, true) != Action::Reconnect(Class::Server) {
@@ -335,12 +334,10 @@ impl Repeats {
     }
 }
 
-// The halts that come from an error of the server, in the four parts that every halt has.
-
 const NOTHING_LOST: &str =
     "nothing is confirmed while halted; the slot keeps the WAL, nothing is lost";
 
-/// The halt for `reason`, with the error's own words in it.
+/// Builds the halt for `reason`; its message contains the error's text.
 pub fn explain(reason: HaltReason, error: &SourceError, names: &Names) -> Halt {
     let (meaning, hint) = match reason {
         HaltReason::AccessDenied => {
@@ -357,7 +354,7 @@ pub fn explain(reason: HaltReason, error: &SourceError, names: &Names) -> Halt {
         HaltReason::SlotUnusable | HaltReason::SlotMissing | HaltReason::SlotLost => (
             format!("slot {:?} can't be read; {NOTHING_LOST}", names.slot),
             format!(
-                "look at it: SELECT * FROM pg_replication_slots WHERE slot_name = {};",
+                "check it: SELECT * FROM pg_replication_slots WHERE slot_name = {};",
                 literal(&names.slot)
             ),
         ),
@@ -407,12 +404,13 @@ const USED_UP: &str = "every connection or walsender is taken: raise max_connect
     or end one of SELECT pid, application_name FROM pg_stat_activity WHERE backend_type IN ('walsender', 'client \
     backend')";
 
-/// PgBouncer's word for a parameter that it does not pass on, and the server's for a replication command in a session
-/// that is none, since the pooler left `replication` out (measured with 1.18).
+/// PgBouncer's error for a parameter that it does not pass on, and the server's error for a replication command in an
+/// ordinary session, because the pooler left `replication` out (measured with 1.18).
 const POOLER: &str = "name PostgreSQL itself in source.url: a connection pooler such as PgBouncer is in between, and \
     replication does not pass it";
 
-/// What to look at while an error is waited out; `None` where waiting is all there is to do, or the server has said it.
+/// What to check while the pipeline waits for an error to pass; `None` if there is nothing to check, or the server's
+/// message says it.
 pub fn hint(error: &SourceError) -> Option<String> {
     match error.kind() {
         SourceErrorKind::Unreachable | SourceErrorKind::Timeout(_) => Some(
@@ -484,7 +482,7 @@ fn access_hint(error: &SourceError) -> String {
     hint.to_owned()
 }
 
-/// The role that was refused, or for which something is missing, is the relay's: it can't give itself rights.
+/// The role that was refused, or that lacks something, is the relay's, and that role cannot grant rights to itself.
 fn setup_as_admin(names: &Names) -> String {
     format!("postrider setup -p {} --url {}", names.pipeline, admin_url("DATABASE"))
 }
@@ -502,13 +500,13 @@ fn schema_hint(error: &SourceError, names: &Names) -> String {
             )
         }
         Some(_) | None => {
-            format!("{setup}; it makes what is missing, grants the rights, and changes no row")
+            format!("{setup}; it creates what is missing, grants the rights, and changes no row")
         }
     }
 }
 
-/// The outbox table refuses a statement of ours: what that means for the data, and what to change. Nothing of it loses
-/// an event: rows without a mark are published again at most.
+/// The outbox table refuses a statement of Postrider: what that means for the data, and what to change. No event is
+/// lost: at most, rows without a status are published again.
 fn table_refuses(error: &SourceError, names: &Names) -> (String, String) {
     let table =
         names.table.as_ref().map_or_else(|| "the outbox table".to_owned(), ToString::to_string);
@@ -556,7 +554,8 @@ fn table_refuses(error: &SourceError, names: &Names) -> (String, String) {
     (meaning, hint)
 }
 
-/// The WAL being decoded is of a time when the publication did not exist: no publication made now helps it.
+/// The WAL to be decoded is from a time when the publication did not exist: a publication that is created now does not
+/// help.
 fn publication_missing(error: &SourceError, names: &Names) -> (String, String) {
     let at = error
         .report()
@@ -571,7 +570,8 @@ fn publication_missing(error: &SourceError, names: &Names) -> (String, String) {
     )
 }
 
-/// The publication, where it is missing, and then what the slot can't bring, from the table.
+/// The commands that create the publication if it is missing, and then publish from the table what the slot cannot
+/// send.
 fn from_table(names: &Names) -> String {
     let (publication, pipeline) = (ident(&names.publication), &names.pipeline);
     let published = names.published();
@@ -597,6 +597,6 @@ fn from_table(names: &Names) -> String {
          '{published}', publish_via_partition_root = true); then postrider repair -p {pipeline} --from-table --dry-run \
          (it \
          counts the rows that are not known to be published); then postrider repair -p {pipeline} --from-table (it \
-         publishes them and begins a new slot)"
+         publishes them and creates a new slot)"
     )
 }

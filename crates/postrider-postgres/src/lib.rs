@@ -1,7 +1,6 @@
-//! PostgreSQL: the replication connection, which is ours, and the control connection, which is `tokio-postgres`' over
-//! the same transport and the same login.
-//!
-//! Knows nothing of brokers or of the relay. WAL leaves as batches of frames ([`stream`]); `pgoutput` reads them next.
+//! PostgreSQL as a source: catalog, start check, setup, repair, polling, and Postrider's own tables. The replication
+//! connection comes from `pg_replication`; the control connection is a `tokio-postgres` client over the same transport
+//! and login.
 
 pub use names::{Names, TableName};
 pub use pg_replication::{
@@ -11,19 +10,18 @@ pub use pg_replication::{
 };
 pub use statement::{Statement, StatementError};
 
-// Control: what stands on the server, whether and where a stream may start, and how it is set up.
 pub mod catalog;
 pub mod control;
 pub mod error_policy;
-pub mod locks;
+pub mod lock_holders;
 pub mod names;
-pub mod ownership;
 pub mod pipeline_lock;
 pub mod poll;
 pub mod preflight;
 pub mod repair;
 pub mod replay;
 pub mod schema;
+pub mod schema_owner;
 pub mod setup;
 pub mod start;
 pub mod statement;

@@ -1,7 +1,5 @@
-//! The objects a pipeline names in its database, and how a name becomes SQL.
-//!
-//! Owns [`Names`] and the quoting of identifiers and literals. Every text that leaves for a server, a log or a person
-//! takes its quoting from here, so a name with a quote in it is a strange name and nothing worse.
+//! The names of a pipeline's objects in its database, and the quoting of identifiers and literals for SQL. Every text
+//! for a server, a log or a person is quoted here, so that a quote inside a name does no harm.
 
 use postrider_core::zone::Zone;
 use std::fmt;
@@ -29,7 +27,7 @@ impl fmt::Display for TableName {
     }
 }
 
-/// What the configuration names: the objects of one pipeline.
+/// The configured names of one pipeline's objects.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Names {
     /// The pipeline: the key of its cursor row.
@@ -38,19 +36,19 @@ pub struct Names {
     pub slot: String,
     /// The publication.
     pub publication: String,
-    /// The outbox table; `None` where logical messages alone are taken.
+    /// The outbox table; `None` if only logical messages are published.
     pub table: Option<TableName>,
     /// The columns of the table that hold times, and their zone.
     pub times: Times,
-    /// `mode = "auto"`: `postrider run` polls the table while there is no slot, and recreates it; there is no other
-    /// repair.
+    /// `mode = "auto"`: `postrider run` polls the table while there is no slot, and creates a new one; there is no
+    /// other repair.
     pub auto: bool,
-    /// `outbox.on_update = "halt"`: the publication has to publish updates too, or none is ever seen.
+    /// `outbox.on_update = "halt"`: the publication must publish updates too, or the relay never sees one.
     pub updates: bool,
 }
 
 impl Names {
-    /// What the publication publishes, as its option `publish` has it.
+    /// The statements that the publication publishes, as its option `publish` names them.
     pub fn published(&self) -> &'static str {
         if self.updates { "insert, update" } else { "insert" }
     }
@@ -62,33 +60,33 @@ pub struct Times {
     /// `source.time_zone`.
     pub zone: Option<Zone>,
     /// Columns that decide whether or when an event is published.
-    pub deciding: Vec<Deciding>,
-    /// The column of the event's own time, where records are stamped or ordered by it.
+    pub deciding: Vec<DecidingColumn>,
+    /// The column of the event's own time, if records are stamped or ordered by it.
     pub stamp: Option<String>,
 }
 
 /// A column that decides whether or when an event is published.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Deciding {
-    /// The column.
+pub struct DecidingColumn {
+    /// The name of the column.
     pub column: String,
-    /// What depends on it: a clause without a verb's subject, such as "when an event expires".
+    /// What depends on it: a clause such as "when an event expires".
     pub what: &'static str,
 }
 
 impl Times {
-    /// Every column's name.
+    /// The names of all columns.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.deciding.iter().map(|d| d.column.as_str()).chain(self.stamp.as_deref())
     }
 }
 
-/// `name` as an SQL identifier: always quoted, so that no keyword and no capital letter is a surprise.
+/// `name` as an SQL identifier: always quoted, so keywords and capital letters need no special case.
 pub fn ident(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// `text` as an SQL string literal, right under `standard_conforming_strings` on and off.
+/// `text` as an SQL string literal that is correct with `standard_conforming_strings` on and off.
 pub fn literal(text: &str) -> String {
     let quoted = text.replace('\'', "''");
     if text.contains('\\') {
@@ -98,7 +96,7 @@ pub fn literal(text: &str) -> String {
     }
 }
 
-/// The login of an administrator as an example URL: user and host are for the reader to replace.
+/// The login of an administrator as an example URL with placeholders for user and host.
 pub fn admin_url(database: &str) -> String {
     format!("postgresql://ADMIN@HOST/{database}")
 }

@@ -1,9 +1,9 @@
-//! The lock of a pipeline: who has it may publish, from the stream, from the table, or from the list of a repair.
-//! Others stand by.
+//! The lock of a pipeline. Only its holder may publish, from the stream, from the table, or from the list of a repair;
+//! other processes stand by.
 //!
-//! An advisory lock of the session that events are read on: of the walsender while the pipeline streams, of the session
-//! that claims rows while it polls or repairs. So whoever loses the session loses the lock with it, and no second
-//! session has to be watched. The slot alone excludes streams from each other, and not from a process that polls.
+//! It is an advisory lock of the session that reads events: of the walsender while the pipeline streams, of the session
+//! that claims rows while it polls or repairs. A process that loses this session loses the lock with it, so no second
+//! session has to be watched. The slot alone excludes only other streams, not a process that polls.
 
 use super::error::SourceError;
 use super::names::literal;
@@ -13,32 +13,32 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-/// How long the lock is asked for again where another session has it: the server needs a moment to end the session that
-/// this process has just closed.
+/// How long the lock is requested again if another session has it: the server needs a moment to end a session that this
+/// process has just closed.
 const WAIT_MAX: Duration = Duration::from_millis(500);
 const WAIT_PAUSE: Duration = Duration::from_millis(20);
 
-/// Whether the pipeline's lock is ours.
+/// The result of a request for the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Locked {
-    /// It is, for as long as the session lasts.
-    Ours,
+pub enum PipelineLock {
+    /// This session has the lock until the session ends.
+    Acquired,
     /// Another session has it.
-    By {
-        /// Its backend; `None` where it has just gone.
+    HeldBy {
+        /// Its backend; `None` if it has just ended.
         pid: Option<u32>,
     },
 }
 
-/// For a session that claims rows: the server notices within 35 s that the client's host is gone, and frees the lock.
-/// That is longer than a claim is open before it has to be settled. What is in flight behind a slow broker may take
-/// longer (docs/guarantees.md, what is not promised). Without this the server's own keepalive counts, which is two
-/// hours on Linux. A walsender has `wal_sender_timeout` for this.
+/// For a session that claims rows: the server notices within 35 s that the client's host is unreachable, and releases
+/// the lock. That is longer than a claim is open before it has to be settled. Records in flight to a slow broker may
+/// take longer (docs/guarantees.md, what is not promised). Without these settings the server's own keepalive applies,
+/// which is two hours on Linux. A walsender has `wal_sender_timeout` for this.
 const KEEPALIVE: &str = "SET tcp_keepalives_idle = 20; SET tcp_keepalives_interval = 5; \
                                     SET tcp_keepalives_count = 3; SET tcp_user_timeout = 35000";
 
-/// Asks for the lock, and for the backend that has it, as one row of text; for the simple protocol, which is the only
-/// one of a walsender.
+/// Requests the lock and reads its holder, as one row of text; for the simple protocol, the only one that a walsender
+/// supports.
 fn sql(pipeline: &str) -> String {
     format!(
         "SELECT pg_catalog.pg_try_advisory_lock(k.key), ( \
@@ -52,19 +52,19 @@ fn sql(pipeline: &str) -> String {
     )
 }
 
-fn read(ours: Option<&str>, pid: Option<&str>) -> Locked {
+fn read(ours: Option<&str>, pid: Option<&str>) -> PipelineLock {
     if ours == Some("t") {
-        Locked::Ours
+        PipelineLock::Acquired
     } else {
-        Locked::By { pid: pid.and_then(|pid| pid.parse().ok()) }
+        PipelineLock::HeldBy { pid: pid.and_then(|pid| pid.parse().ok()) }
     }
 }
 
-/// Takes the pipeline's lock on a session of SQL, if it is free.
+/// Takes the pipeline's lock on an SQL session, if it is free.
 ///
 /// # Errors
-/// What the server says.
-pub async fn lock(client: &Client, pipeline: &str) -> Result<Locked, SourceError> {
+/// An error of the server or of the connection.
+pub async fn lock(client: &Client, pipeline: &str) -> Result<PipelineLock, SourceError> {
     let failed = |e| SourceError::control("take the pipeline's lock", e).of(Statement::Claim);
     let sql = sql(pipeline);
     client.batch_execute(KEEPALIVE).await.map_err(failed)?;
@@ -74,8 +74,9 @@ pub async fn lock(client: &Client, pipeline: &str) -> Result<Locked, SourceError
         let row = answer.iter().find_map(|message| {
             if let SimpleQueryMessage::Row(row) = message { Some(row) } else { None }
         });
-        let locked = row.map_or(Locked::By { pid: None }, |row| read(row.get(0), row.get(1)));
-        if locked == Locked::Ours || since.elapsed() >= WAIT_MAX {
+        let locked =
+            row.map_or(PipelineLock::HeldBy { pid: None }, |row| read(row.get(0), row.get(1)));
+        if locked == PipelineLock::Acquired || since.elapsed() >= WAIT_MAX {
             return Ok(locked);
         }
         tokio::time::sleep(WAIT_PAUSE).await;
@@ -85,27 +86,30 @@ pub async fn lock(client: &Client, pipeline: &str) -> Result<Locked, SourceError
 /// Takes the pipeline's lock on a replication connection that does not stream yet, if it is free.
 ///
 /// # Errors
-/// What the server says.
-pub async fn lock_stream(wal: &mut WalConnection, pipeline: &str) -> Result<Locked, SourceError> {
+/// An error of the server or of the connection.
+pub async fn lock_stream(
+    wal: &mut WalConnection,
+    pipeline: &str,
+) -> Result<PipelineLock, SourceError> {
     let sql = sql(pipeline);
     let since = Instant::now();
     loop {
         let row = wal.row("take the pipeline's lock", &sql).await?;
         let column = |n: usize| row.as_ref().and_then(|row| row.get(n)?.as_deref());
         let locked = read(column(0), column(1));
-        if locked == Locked::Ours || since.elapsed() >= WAIT_MAX {
+        if locked == PipelineLock::Acquired || since.elapsed() >= WAIT_MAX {
             return Ok(locked);
         }
         tokio::time::sleep(WAIT_PAUSE).await;
     }
 }
 
-/// Gives the lock back while the session goes on.
+/// Releases the lock; the session continues.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn unlock(client: &Client, pipeline: &str) -> Result<(), SourceError> {
-    let failed = |e| SourceError::control("give the pipeline's lock back", e).of(Statement::Claim);
+    let failed = |e| SourceError::control("release the pipeline's lock", e).of(Statement::Claim);
     let sql = format!(
         "SELECT pg_catalog.pg_advisory_unlock(pg_catalog.hashtextextended('postrider poll ' || {}, 0))",
         literal(pipeline)

@@ -1,25 +1,23 @@
-//! Postrider's own schema in the source database: which version stands there.
-//!
-//! Owns the numbered files of `sql/schema/`. `setup` applies them; `fence` refuses to run on any other version than
-//! ours.
+//! Postrider's own schema in the source database: its version, and the numbered migrations of `sql/schema/`. `setup`
+//! applies them; the start check refuses any other version than [`VERSION`].
 
 use super::error::SourceError;
-use super::ownership::{self, Acting};
+use crate::schema_owner::{self, SessionRights};
 use tokio_postgres::Client;
 
-/// A numbered change of the schema.
+/// A numbered migration of the schema.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Migration {
-    /// Its place in the order, from 1 without gaps.
+    /// Its position in the order, from 1 without gaps.
     pub number: u32,
-    /// The name of its file, without number and ending.
+    /// The name of its file, without number and extension.
     pub name: &'static str,
     /// Its statements. They name every object with its schema.
     pub sql: &'static str,
 }
 
-/// Every change, in order. A file is never edited once it has been released. A table, default, CHECK, partial index or
-/// function of it is one of `ownership/foreign.sql` too, or `setup` by an administrator refuses it.
+/// Every migration, in order. A file is never edited after its release. Each table, default, CHECK, partial index or
+/// function of it must be listed in `schema_owner/foreign.sql` too, or `setup` by an administrator refuses it.
 pub const MIGRATIONS: &[Migration] = &[
     Migration {
         number: 1,
@@ -75,7 +73,7 @@ const BEFORE_REPAIR: u32 = 2;
 /// The last version without the tables of bookmarks and replays.
 const BEFORE_BOOKMARKS: u32 = 3;
 
-/// Makes the place where versions are kept.
+/// Creates the table of versions.
 pub const MIGRATION_TABLE: &str = "\
 CREATE TABLE postrider.migration (
     number     integer     PRIMARY KEY,
@@ -83,16 +81,16 @@ CREATE TABLE postrider.migration (
     applied_at timestamptz NOT NULL DEFAULT now()
 );";
 
-/// What stands in the database.
+/// The state of the schema in the database.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SchemaState {
     /// No schema `postrider`.
     Missing,
-    /// The schema, without the table of versions in it.
+    /// The schema exists, without the table of versions.
     Empty,
-    /// Applied up to this number; 0 for none.
+    /// All migrations up to this number are applied; 0 for none.
     Version(u32),
-    /// It was not read: somebody could run code with the rights of this session ([`ownership`]).
+    /// It was not read: another role could run code with the rights of this session ([`schema_owner`]).
     Untrusted,
 }
 
@@ -108,16 +106,16 @@ impl SchemaState {
     }
 }
 
-/// Reads the version, where the session may touch the schema. Names are looked up in the catalog, which needs no right
-/// on the schema.
-pub async fn read(client: &Client, acting: Acting) -> Result<SchemaState, SourceError> {
-    if acting != Acting::Printing && ownership::read(client, acting).await?.is_some() {
+/// Reads the version, if the session may use the schema. Names are looked up in the catalog, which needs no right on
+/// the schema.
+pub async fn read(client: &Client, acting: SessionRights) -> Result<SchemaState, SourceError> {
+    if acting != SessionRights::Printing && schema_owner::read(client, acting).await?.is_some() {
         return Ok(SchemaState::Untrusted);
     }
     read_trusted(client).await
 }
 
-/// The same where [`ownership::read`] was asked before.
+/// As [`read`], after [`schema_owner::read`] was called.
 pub(super) async fn read_trusted(client: &Client) -> Result<SchemaState, SourceError> {
     let failed = |e| SourceError::control("read the version of schema \"postrider\"", e);
     let row = client
@@ -146,13 +144,13 @@ pub(super) async fn read_trusted(client: &Client) -> Result<SchemaState, SourceE
                 .map_err(failed)?;
             let number = row.try_get::<_, i32>(0).map_err(failed)?.cast_unsigned();
             let tables: Vec<String> = row.try_get(1).map_err(failed)?;
-            Ok(SchemaState::Version(standing(number, &tables)))
+            Ok(SchemaState::Version(complete_version(number, &tables)))
         }
     }
 }
 
-/// The version that is whole. Where somebody dropped a table, setup makes it anew.
-fn standing(number: u32, tables: &[String]) -> u32 {
+/// The last version of which all tables exist. If a table was dropped, setup creates it again.
+fn complete_version(number: u32, tables: &[String]) -> u32 {
     let has = |name: &str| tables.iter().any(|table| table == name);
     if number > VERSION {
         number
@@ -172,15 +170,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_that_is_gone_is_made_again() {
+    fn a_dropped_table_is_created_again() {
         let all =
             ["cursor", "parked", "repair", "repair_page", "bookmark", "replay"].map(str::to_owned);
-        assert_eq!(standing(VERSION, &all), VERSION);
-        assert_eq!(standing(VERSION, &all[..5]), BEFORE_BOOKMARKS);
-        assert_eq!(standing(VERSION, &all[..3]), BEFORE_REPAIR);
-        assert_eq!(standing(VERSION, &all[..1]), BEFORE_PARKED);
-        assert_eq!(standing(VERSION + 1, &all[..1]), VERSION + 1, "a newer program's affair");
-        assert_eq!(standing(0, &[]), 0);
+        assert_eq!(complete_version(VERSION, &all), VERSION);
+        assert_eq!(complete_version(VERSION, &all[..5]), BEFORE_BOOKMARKS);
+        assert_eq!(complete_version(VERSION, &all[..3]), BEFORE_REPAIR);
+        assert_eq!(complete_version(VERSION, &all[..1]), BEFORE_PARKED);
+        assert_eq!(
+            complete_version(VERSION + 1, &all[..1]),
+            VERSION + 1,
+            "a newer program's affair"
+        );
+        assert_eq!(complete_version(0, &[]), 0);
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! Columns that hold times: which have a zone, and whether the server and we read a zone alike.
+//! Columns that hold times: which of them have a time zone, and whether the server and this program read a zone in the
+//! same way.
 //!
-//! A column without a zone holds what a clock on a wall showed, and which clock is not in the row. Where such a column
-//! decides whether or when an event is published, a wrong guess drops events or delays them by hours, so nothing is
-//! guessed: `source.time_zone` says it.
+//! A column without a zone holds local times, and the row does not record the zone. If such a column decides whether or
+//! when an event is published, a wrong guess drops events or delays them by hours. So nothing is guessed:
+//! `source.time_zone` must be set.
 
 use super::error::SourceError;
 use super::names::{TableName, Times, ident};
@@ -10,22 +11,22 @@ use crate::catalog::BASE_TYPE_SQL;
 use postrider_core::zone::Zone;
 use tokio_postgres::Client;
 
-/// What the type of a column says of the times in it.
+/// How a column of this type records times.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum TimeType {
     /// `timestamptz`: points in time.
     Absolute,
     /// `timestamp` or `date`: a local time.
     Local,
-    /// Text, which may hold an offset or not.
+    /// Text, which may or may not contain an offset.
     Text,
-    /// Anything else.
+    /// Any other type.
     #[default]
     Other,
 }
 
 impl TimeType {
-    /// Of a type's OID, a domain's by what it is over.
+    /// The kind of the type with this OID; for a domain, of its base type.
     pub(super) const fn of(base: u32) -> Self {
         match base {
             1184 => Self::Absolute,
@@ -48,40 +49,40 @@ pub struct TimeColumn {
     pub name: String,
     /// Its type, as SQL writes it.
     pub type_name: String,
-    /// What that says.
+    /// The kind of the type.
     pub kind: TimeType,
 }
 
 /// How the server reads the configured zone.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum ServerZone {
-    /// None is configured.
+    /// No zone is configured.
     #[default]
     None,
-    /// It has no zone of that name.
+    /// The server has no zone of that name.
     Unknown,
-    /// From this local day on, or before, it reads times otherwise than we do.
+    /// From this local day on, or earlier, it reads times differently from this program.
     Differs(String),
-    /// As we do.
+    /// As this program does.
     Same,
 }
 
-/// What is known of the table's times.
+/// What is known about the table's times.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TimesFacts {
-    /// The columns that [`Times`] names, as far as the table has them.
+    /// The columns that [`Times`] names, as far as they exist.
     pub columns: Vec<TimeColumn>,
     /// The zone on the server.
     pub zone: ServerZone,
 }
 
-/// Days around now whose noons are compared: a year back, three ahead.
+/// Days around today whose noons are compared: a year back, three years ahead.
 const DAYS: std::ops::RangeInclusive<i32> = -366..=1096;
 
-/// Reads it. `table` is the table's OID, where there is one.
+/// Reads the facts. `table` is the table's OID, if there is one.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn read(
     client: &Client,
     times: &Times,
@@ -117,7 +118,8 @@ async fn columns(client: &Client, times: &Times, oid: u32) -> Result<Vec<TimeCol
     rows.iter().map(|row| column(row).map_err(failed)).collect()
 }
 
-/// Whether server and we have the same rules for the zone: both have a zone database, and either may be older.
+/// Compares the rules for the zone: the server and this program have a time zone database each, and either may be
+/// older.
 async fn compare(client: &Client, zone: &Zone) -> Result<ServerZone, SourceError> {
     let failed = |e| SourceError::control("read how the server reads source.time_zone", e);
     let sql = "SELECT l.day::pg_catalog.text, \
@@ -132,7 +134,7 @@ async fn compare(client: &Client, zone: &Zone) -> Result<ServerZone, SourceError
         Ok(rows) => rows,
         Err(error) => {
             let error = failed(error);
-            // Only the name of the zone is ours to be wrong about: 22023, invalid_parameter_value.
+            // Only the zone's name can be our mistake: 22023, invalid_parameter_value.
             let unknown = error.sqlstate().is_some_and(|state| state.as_str() == "22023");
             return if unknown { Ok(ServerZone::Unknown) } else { Err(error) };
         }
@@ -148,11 +150,11 @@ async fn compare(client: &Client, zone: &Zone) -> Result<ServerZone, SourceError
     Ok(ServerZone::Same)
 }
 
-/// The zones that sessions of this database get by the settings of roles and databases, and the server's own where that
-/// may be read: what the application's sessions probably have. Not ours: those are UTC.
+/// The time zones that sessions of this database get from settings of roles and databases, and the server's own if it
+/// may be read: probably those of the application's sessions. Postrider's own sessions use UTC.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn session_zones(client: &Client) -> Result<Vec<String>, SourceError> {
     let failed = |e| SourceError::control("read the time zones of sessions", e);
     let sql = "SELECT DISTINCT pg_catalog.split_part(s.setting, '=', 2) \
@@ -164,7 +166,7 @@ pub async fn session_zones(client: &Client) -> Result<Vec<String>, SourceError> 
     rows.iter().map(|row| row.try_get(0).map_err(failed)).collect()
 }
 
-/// The statement that gives a column a zone, its values read as local times of `zone`.
+/// The statement that gives a column a zone; its values are read as local times of `zone`.
 pub(super) fn with_zone(table: &TableName, column: &str, zone: &str) -> String {
     let column = ident(column);
     format!(

@@ -188,7 +188,7 @@ pub(super) const LIST: &[Group] = &[
             (
                 "slot invalidated: rows_removed",
                 "happens to slots on a standby alone, and a relay waits for a primary; the words are those of \
-                 `start::every_rule_says_what_it_means_and_what_mends_it`",
+                 `start::every_rule_has_a_meaning_and_a_remediation`",
             ),
             (
                 "slot invalidated: wal_level_insufficient",

@@ -7,7 +7,9 @@ use postrider::event::{HistoryId, Position};
 use postrider::lsn::{Lsn, Watermark};
 use postrider::postgres::TimelineSwitch;
 use postrider::postgres::control::Control;
-use postrider::postgres::store::cursor::{self, Cursor, Of, Settled, Written};
+use postrider::postgres::store::cursor::{
+    self, Cursor, CursorWrite, ServerHistory, SettledHistories,
+};
 
 fn at(text: &str) -> Lsn {
     text.parse().expect("a position")
@@ -30,8 +32,8 @@ async fn the_row_goes_forward_and_never_back() {
         next.messages = true;
         next.timeline += 1;
         assert_eq!(
-            cursor::write(client, &next, &cursor::Ledger::Kept).await.unwrap(),
-            Written::Stored
+            cursor::write(client, &next, &cursor::SnapshotPolicy::Always).await.unwrap(),
+            CursorWrite::Stored
         );
         let read = cursor::read(client, &pipeline.names.pipeline).await.unwrap();
         assert_eq!(read.as_ref(), Some(&next));
@@ -39,15 +41,18 @@ async fn the_row_goes_forward_and_never_back() {
         // A lower limit is not a lower limit: what may have been confirmed may have been confirmed.
         let same = moved(&first, "FFFF/100");
         assert_eq!(
-            cursor::write(client, &same, &cursor::Ledger::Kept).await.unwrap(),
-            Written::Stored
+            cursor::write(client, &same, &cursor::SnapshotPolicy::Always).await.unwrap(),
+            CursorWrite::Stored
         );
         let read = cursor::read(client, &pipeline.names.pipeline).await.unwrap().unwrap();
         assert_eq!((read.flush_limit, read.partial), (at("FFFF/200"), None));
 
         let back = moved(&first, "FFFF/FF");
-        let behind = Written::Behind(Watermark::resumed(at("FFFF/100")));
-        assert_eq!(cursor::write(client, &back, &cursor::Ledger::Kept).await.unwrap(), behind);
+        let behind = CursorWrite::Behind(Watermark::resumed(at("FFFF/100")));
+        assert_eq!(
+            cursor::write(client, &back, &cursor::SnapshotPolicy::Always).await.unwrap(),
+            behind
+        );
     }
 }
 
@@ -63,7 +68,7 @@ async fn snapshot_of_what_is_published_moves_on_however_far_the_row_lags() {
         let written = async |to: Lsn| {
             let row =
                 Cursor { watermark: Watermark::resumed(to), flush_limit: to, ..first.clone() };
-            cursor::write(client, &row, &cursor::Ledger::Kept).await.unwrap()
+            cursor::write(client, &row, &cursor::SnapshotPolicy::Always).await.unwrap()
         };
         let column = async |column: &str| {
             let sql = format!(
@@ -77,17 +82,17 @@ async fn snapshot_of_what_is_published_moves_on_however_far_the_row_lags() {
         let far = client.query_one("select pg_current_wal_insert_lsn()::text", &[]).await.unwrap();
         let far = at(far.get(0));
         pipeline.sql(more_wal).await;
-        assert_eq!(written(far).await, Written::Stored);
+        assert_eq!(written(far).await, CursorWrite::Stored);
         let pending = column("pending_lsn").await.expect("a snapshot is taken");
         let snapshot = column("pending_snapshot").await;
         assert!(at(&pending) > far);
         for _ in 0..3 {
             pipeline.sql(more_wal).await;
-            assert_eq!(written(far).await, Written::Stored);
+            assert_eq!(written(far).await, CursorWrite::Stored);
             assert_eq!(column("pending_lsn").await.as_ref(), Some(&pending));
             assert_ne!(column("resolved_snapshot").await, snapshot, "it is not passed yet");
         }
-        assert_eq!(written(at(&pending)).await, Written::Stored);
+        assert_eq!(written(at(&pending)).await, CursorWrite::Stored);
         assert_eq!(column("resolved_snapshot").await, snapshot);
     }
 }
@@ -105,7 +110,7 @@ async fn histories_are_raised_once_by_the_owner_alone() {
             at: at("0/5000"),
             reason: "no recovery target specified".to_owned(),
         }];
-        let of = |timeline| Of { system_identifier: "7", timeline, switches: &switches };
+        let of = |timeline| ServerHistory { system_identifier: "7", timeline, switches: &switches };
         let settle = async |epoch, timeline, now, seen| {
             let said = (now, HistoryId(seen));
             cursor::settle_histories(client, name, epoch, of(timeline), said).await.unwrap()
@@ -122,7 +127,7 @@ async fn histories_are_raised_once_by_the_owner_alone() {
         let again = settle(old, 1, LATER, 0).await.expect("the owner");
         assert_eq!(
             again,
-            Settled { histories: first.histories.clone(), raised: None, first: false }
+            SettledHistories { histories: first.histories.clone(), raised: None, first: false }
         );
 
         // Whoever lost the pipeline raises nothing, and the new owner raises it once.
@@ -168,17 +173,22 @@ async fn a_row_that_was_bound_to_another_slot_is_not_overwritten() {
     {
         pipeline.sql(&format!("update postrider.cursor set {column} = {value}")).await;
         let written =
-            cursor::write(client, &moved(&ours, "FFFF/1"), &cursor::Ledger::Kept).await.unwrap();
-        assert!(matches!(written, Written::Rebound(_)), "{column}: {written:?}");
+            cursor::write(client, &moved(&ours, "FFFF/1"), &cursor::SnapshotPolicy::Always)
+                .await
+                .unwrap();
+        assert!(matches!(written, CursorWrite::Rebound(_)), "{column}: {written:?}");
     }
     pipeline.sql("delete from postrider.cursor").await;
     assert_eq!(
-        cursor::write(client, &ours, &cursor::Ledger::Kept).await.unwrap(),
-        Written::Missing
+        cursor::write(client, &ours, &cursor::SnapshotPolicy::Always).await.unwrap(),
+        CursorWrite::Missing
     );
     assert!(cursor::create(client, &ours).await.unwrap());
     assert!(!cursor::create(client, &ours).await.unwrap());
-    assert_eq!(cursor::write(client, &ours, &cursor::Ledger::Kept).await.unwrap(), Written::Stored);
+    assert_eq!(
+        cursor::write(client, &ours, &cursor::SnapshotPolicy::Always).await.unwrap(),
+        CursorWrite::Stored
+    );
 }
 
 /// The order of writes rests on it: whoever confirms after the answer can't be ahead of the row.
@@ -208,8 +218,8 @@ async fn a_row_that_was_answered_survives_kill_9_of_the_server() {
         assert!(cursor::create(control.client(), &row).await.unwrap());
         let next = moved(&row, "0/5000");
         assert_eq!(
-            cursor::write(control.client(), &next, &cursor::Ledger::Kept).await.unwrap(),
-            Written::Stored
+            cursor::write(control.client(), &next, &cursor::SnapshotPolicy::Always).await.unwrap(),
+            CursorWrite::Stored
         );
         server.kill().await;
         server.restart().await;

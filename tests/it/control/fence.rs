@@ -9,7 +9,7 @@ use postrider::lsn::{Lsn, Watermark};
 use postrider::postgres::catalog;
 use postrider::postgres::setup::Options;
 use postrider::postgres::start::{AfterStart, Decision, check_after_start, decide};
-use postrider::postgres::store::cursor::{self, Cursor, Written};
+use postrider::postgres::store::cursor::{self, Cursor, CursorWrite};
 use postrider::postgres::stream::StartReplication;
 
 /// What is done to a pipeline that is set up, and the halt it gets.
@@ -242,10 +242,10 @@ async fn resolve_all(pipeline: &Pipeline) -> Lsn {
         flush_limit: end,
         ..facts.cursor.expect("a row")
     };
-    let written = cursor::write(pipeline.control.client(), &row, &cursor::Ledger::Kept)
+    let written = cursor::write(pipeline.control.client(), &row, &cursor::SnapshotPolicy::Always)
         .await
         .expect("a write");
-    assert_eq!(written, Written::Stored);
+    assert_eq!(written, CursorWrite::Stored);
     end
 }
 

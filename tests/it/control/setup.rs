@@ -5,8 +5,8 @@ use crate::await_that::{SOON, await_that};
 use crate::server::{Version, unique};
 use postrider::error::{Chain, HaltReason};
 use postrider::postgres::control::Control;
-use postrider::postgres::setup::{Options, Progress, SetupError, StepKind, apply, plan};
-use postrider::postgres::store::cursor::{self, Written};
+use postrider::postgres::setup::{Options, SetupError, SetupProgress, StepKind, apply, plan};
+use postrider::postgres::store::cursor::{self, CursorWrite};
 use postrider::postgres::store::parked;
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -83,8 +83,10 @@ async fn printed_sql_runs_in_psql_and_is_enough_for_the_role() {
         assert_eq!(plan.steps, []);
         let resume = pipeline.resume().await;
         assert_eq!(
-            cursor::write(control.client(), &resume.cursor, &cursor::Ledger::Kept).await.unwrap(),
-            Written::Stored
+            cursor::write(control.client(), &resume.cursor, &cursor::SnapshotPolicy::Always)
+                .await
+                .unwrap(),
+            CursorWrite::Stored
         );
         let name = &pipeline.names.pipeline;
         let epoch = cursor::take_over(control.client(), name).await.unwrap();
@@ -194,8 +196,8 @@ async fn the_slot_waits_for_running_transactions_and_says_which() {
 
         let seen = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&seen);
-        let mut told = move |progress: Progress<'_>| {
-            if let Progress::Waiting(blockers) = progress {
+        let mut told = move |progress: SetupProgress<'_>| {
+            if let SetupProgress::Waiting(blockers) = progress {
                 sink.lock().unwrap().extend_from_slice(blockers);
             }
         };
@@ -231,8 +233,8 @@ async fn a_prepared_transaction_is_named_as_what_is_waited_for() {
     let ask = pipeline.ask(&None);
     let seen = Arc::new(Mutex::new(None));
     let sink = Arc::clone(&seen);
-    let mut told = move |progress: Progress<'_>| {
-        if let Progress::Waiting([blocker, ..]) = progress {
+    let mut told = move |progress: SetupProgress<'_>| {
+        if let SetupProgress::Waiting([blocker, ..]) = progress {
             *sink.lock().unwrap() = Some(blocker.clone());
         }
     };

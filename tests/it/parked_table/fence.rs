@@ -6,7 +6,7 @@ use crate::private::PrivatePostgres;
 use crate::server::{Client, Version};
 use postrider::event::Position;
 use postrider::parked::{ParkedOutcome, ParkedUpdate, State};
-use postrider::postgres::store::cursor::{self, Written};
+use postrider::postgres::store::cursor::{self, CursorWrite};
 use postrider::postgres::store::parked::{self, Stored};
 
 #[tokio::test]
@@ -24,9 +24,10 @@ async fn who_lost_the_pipeline_writes_nothing_more() {
         let late = [row("0/2:0", "1", State::Behind)];
         let zombie = parked::write(table.client(), PIPELINE, table.epoch, &late, &[done]).await;
         assert_eq!(zombie.unwrap(), Stored::TakenOver);
-        let zombie =
-            cursor::write(table.client(), &row_before, &cursor::Ledger::Kept).await.unwrap();
-        assert_eq!(zombie, Written::TakenOver);
+        let zombie = cursor::write(table.client(), &row_before, &cursor::SnapshotPolicy::Always)
+            .await
+            .unwrap();
+        assert_eq!(zombie, CursorWrite::TakenOver);
         let loaded = table.load().await;
         assert_eq!(loaded.len(), 1);
         assert_eq!(loaded[0].entry.state, State::Waiting);
@@ -163,8 +164,8 @@ async fn a_parked_row_waits_for_the_synchronous_standby_and_the_cursor_does_not(
     await_that("commits wait", SOON, || does_a_commit_wait(&table.url, &admin)).await;
     let cursor = cursor::read(table.client(), PIPELINE).await.unwrap().unwrap();
     assert_eq!(
-        cursor::write(table.client(), &cursor, &cursor::Ledger::Kept).await.unwrap(),
-        Written::Stored
+        cursor::write(table.client(), &cursor, &cursor::SnapshotPolicy::Always).await.unwrap(),
+        CursorWrite::Stored
     );
 
     let rows = [row("0/1:0", "1", State::Waiting)];

@@ -231,7 +231,10 @@ async fn marks_of_locked_rows_are_left_out_with_the_later_ones_of_their_aggregat
             let states: Vec<State> = table.load().await.iter().map(|row| row.entry.state).collect();
             let (done, waiting) = (State::Done, State::Waiting);
             assert_eq!(states, [done, waiting, done, waiting, done], "{hold}");
-            let holders = parked::lockers(table.client(), PIPELINE, &left).await.expect("holders");
+            let holders =
+                postrider::postgres::lock_holders::lockers(table.client(), PIPELINE, &left)
+                    .await
+                    .expect("holders");
             let names: Vec<String> = holders.iter().map(ToString::to_string).collect();
             assert!(
                 names.iter().any(|name| name.contains("application \"a person\"")),

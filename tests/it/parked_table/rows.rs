@@ -5,7 +5,7 @@ use crate::server::Version;
 use postrider::event::Position;
 use postrider::lsn::Watermark;
 use postrider::parked::{ParkedOutcome, ParkedUpdate, State};
-use postrider::postgres::store::cursor::{self, Written};
+use postrider::postgres::store::cursor::{self, CursorWrite};
 use postrider::postgres::store::parked;
 use postrider::record::OwnedRecord;
 use std::time::{Duration, Instant};
@@ -128,8 +128,8 @@ async fn only_what_the_cursor_has_passed_and_is_old_is_pruned() {
         let passed = lsn("0/900");
         let row = cursor::Cursor { watermark: Watermark::resumed(passed), ..row };
         assert_eq!(
-            cursor::write(table.client(), &row, &cursor::Ledger::Kept).await.unwrap(),
-            Written::Stored
+            cursor::write(table.client(), &row, &cursor::SnapshotPolicy::Always).await.unwrap(),
+            CursorWrite::Stored
         );
         assert_eq!(prune("FF/0", 3600).await.unwrap(), 0);
         assert_eq!(prune("FF/0", 0).await.unwrap(), 0x900 - 2);
@@ -254,7 +254,9 @@ async fn what_claims_have_parked_goes_before_the_stream_and_behind_what_it_is_kn
             let table = &table;
             async move { table.person().await.text(&sql).await.expect("rows") }
         };
-        let moves = |epoch| parked::put_before_stream(table.client(), PIPELINE, epoch);
+        let moves = |epoch| {
+            postrider::postgres::store::requeue::put_before_stream(table.client(), PIPELINE, epoch)
+        };
         assert_eq!(moves(table.epoch - 1).await.expect("no move"), 0, "not the owner");
         assert_eq!(moves(table.epoch).await.expect("moves"), 5);
         let wanted = [

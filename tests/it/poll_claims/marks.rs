@@ -5,9 +5,9 @@ use crate::await_that::{SOON, await_that};
 use postrider::event::Aggregate;
 use postrider::lsn::Lsn;
 use postrider::parked::Lane;
-use postrider::postgres::locks::Holder;
-use postrider::postgres::poll::Marks;
-use postrider::postgres::poll::marks::{Marker, ToMark, Written};
+use postrider::postgres::lock_holders::Holder;
+use postrider::postgres::poll::RowStatus;
+use postrider::postgres::poll::row_status::{PublishedRow, StatusWriter, WritingTransaction};
 use postrider::postgres::{Statement, StatementError};
 use std::collections::HashSet;
 
@@ -132,8 +132,8 @@ async fn marks_are_those_of_the_layouts_own_statements() {
             let mut poller = outbox.poller().await;
             let claim = poller.claim(100, None).await.unwrap();
             assert_eq!(claim.rows.len(), 3, "{:?}", case.layout);
-            let second = if outbox.spec.keeps_failures() { failed() } else { Settled::Held };
-            poller.settle(claim, &[Settled::Published, second, Settled::Held]).await.unwrap();
+            let second = if outbox.spec.keeps_failures() { failed() } else { RowOutcome::Held };
+            poller.settle(claim, &[RowOutcome::Published, second, RowOutcome::Held]).await.unwrap();
             outbox.client.batch(&fill(case.published, "twin")).await;
             outbox.client.batch(&fill(case.failed, "twin")).await;
             let what = format!("{version:?} {:?}", case.layout);
@@ -149,7 +149,7 @@ async fn what_is_moved_elsewhere_counts_as_published_and_delete_deletes_everywhe
         let mut poller = outbox.poller().await;
         let claim = poller.claim(1, None).await.unwrap();
         assert!(claim.more && claim.rows.len() == 1, "{:?}", case.layout);
-        poller.settle(claim, &[Settled::Moved]).await.unwrap();
+        poller.settle(claim, &[RowOutcome::Moved]).await.unwrap();
         outbox.client.batch(&fill(case.published, "twin")).await;
         let what = format!("{:?}", case.layout);
         assert_same(&outbox.client, case.table, "twin", &what).await;
@@ -160,8 +160,11 @@ async fn what_is_moved_elsewhere_counts_as_published_and_delete_deletes_everywhe
         let mut poller = outbox.poller().await;
         assert_eq!(outbox.drain(&mut poller, 10).await.len(), 2, "{:?}", case.layout);
         let left = outbox.client.text(&format!("select count(*) from {}", case.table)).await;
-        let marked =
-            if outbox.spec.marks == postrider::postgres::poll::Marks::Delete { "0" } else { "1" };
+        let marked = if outbox.spec.marks == postrider::postgres::poll::RowStatus::Delete {
+            "0"
+        } else {
+            "1"
+        };
         assert_eq!(left.as_deref(), Some(marked), "{:?}", case.layout);
     }
 }
@@ -204,13 +207,13 @@ async fn failures_of_gcx_rest_and_the_last_one_blocks_its_aggregate_until_a_pers
         .await;
     let mut poller = outbox.poller().await;
     let claim = poller.claim(10, None).await.unwrap();
-    poller.settle(claim, &[failed(), Settled::Held, Settled::Held]).await.unwrap();
+    poller.settle(claim, &[failed(), RowOutcome::Held, RowOutcome::Held]).await.unwrap();
     assert_eq!(poller.claim(10, None).await.unwrap().rows.len(), 0, "it rests");
     drop(poller);
     outbox.spec.pipeline = "again".to_owned();
     let mut poller = outbox.poller().await;
     let claim = poller.claim(10, None).await.unwrap();
-    poller.settle(claim, &[failed(), Settled::Held, Settled::Held]).await.unwrap();
+    poller.settle(claim, &[failed(), RowOutcome::Held, RowOutcome::Held]).await.unwrap();
     let status = "select string_agg(status || retry_count, ' ' order by id) from outbox";
     assert_eq!(outbox.client.text(status).await.as_deref(), Some("failed2 pending0 pending0"));
     drop(poller);
@@ -246,7 +249,7 @@ async fn rows_that_the_stream_brought_are_marked_by_their_ids() {
             let outbox = with_twin(version, case, "poll_wal_marks").await;
             let client = outbox.database.connect().await;
             client.batch("set search_path = ''").await;
-            let marker = Marker::prepare(&client, &outbox.spec).await.unwrap();
+            let marker = StatusWriter::prepare(&client, &outbox.spec).await.unwrap();
             let id = client
                 .text(&format!("select min(id::text) from public.{}", case.table))
                 .await
@@ -262,22 +265,28 @@ async fn rows_that_the_stream_brought_are_marked_by_their_ids() {
     }
 }
 
-fn of(xid: u32) -> Written {
-    Written { xid: Some(xid), ..Written::default() }
+fn of(xid: u32) -> WritingTransaction {
+    WritingTransaction { xid: Some(xid), ..WritingTransaction::default() }
 }
 
 /// An event of the stream, at a position of its own.
-fn event(number: u64, aggregate: Option<&str>, id: &str) -> ToMark {
+fn event(number: u64, aggregate: Option<&str>, id: &str) -> PublishedRow {
     let position = Position { commit_lsn: Lsn::from_wire(number * 8), ordinal: 0 };
     let lane = aggregate.map(|id| Lane::of(Aggregate { kind: "order", id }));
-    ToMark { position, lane, id: id.to_owned(), written: Written::default(), visible: true }
+    PublishedRow {
+        position,
+        lane,
+        id: id.to_owned(),
+        written: WritingTransaction::default(),
+        visible: true,
+    }
 }
 
 /// A session as the relay's, and a marker on it.
-async fn marker(outbox: &Outbox) -> (Client, Marker) {
+async fn marker(outbox: &Outbox) -> (Client, StatusWriter) {
     let client = outbox.database.connect().await;
     client.batch("set search_path = ''").await;
-    let marker = Marker::prepare(&client, &outbox.spec).await.unwrap();
+    let marker = StatusWriter::prepare(&client, &outbox.spec).await.unwrap();
     (client, marker)
 }
 
@@ -373,7 +382,7 @@ async fn mark_reaches_a_row_that_was_changed_behind_its_snapshot() {
 #[tokio::test]
 async fn mark_reaches_a_row_that_was_moved_to_another_partition_behind_its_snapshot() {
     for version in VERSIONS {
-        for marks in [Marks::Delete, Marks::adr30()] {
+        for marks in [RowStatus::Delete, RowStatus::adr30()] {
             let mut outbox =
                 Outbox::with(version, OutboxSpec::for_layout(Layout::Postrider), "poll_moves")
                     .await;
@@ -405,7 +414,7 @@ async fn mark_reaches_a_row_that_was_moved_to_another_partition_behind_its_snaps
 #[tokio::test]
 async fn mark_of_a_row_that_is_not_visible_yet_waits_until_it_is() {
     for version in VERSIONS {
-        for marks in [Marks::Delete, Marks::adr30()] {
+        for marks in [RowStatus::Delete, RowStatus::adr30()] {
             let mut outbox =
                 Outbox::with(version, OutboxSpec::for_layout(Layout::Postrider), "poll_unseen")
                     .await;
@@ -429,11 +438,12 @@ async fn mark_of_a_row_that_is_not_visible_yet_waits_until_it_is() {
             outbox.client.batch(&insert.replace("{id}", "2")).await;
             let committed = outbox.client.text("select xmin::text from outbox where id = 2").await;
             let committed: u32 = committed.unwrap().parse().unwrap();
-            let unseen = ToMark { written: of(xid), visible: false, ..event(1, Some("a"), "1") };
+            let unseen =
+                PublishedRow { written: of(xid), visible: false, ..event(1, Some("a"), "1") };
             let seen =
-                ToMark { written: of(committed), visible: false, ..event(2, Some("b"), "2") };
+                PublishedRow { written: of(committed), visible: false, ..event(2, Some("b"), "2") };
             let deleted =
-                ToMark { written: of(committed), visible: false, ..event(3, Some("c"), "3") };
+                PublishedRow { written: of(committed), visible: false, ..event(3, Some("c"), "3") };
             let rows = [unseen, seen, deleted];
             let left = marker.mark(&client, &rows, &HashSet::new()).await.unwrap();
             assert_eq!(left, [0], "{version:?} {marks:?}");
@@ -509,7 +519,7 @@ async fn marks_pass_over_locked_rows_and_what_follows_them_in_their_aggregates()
             let left = marker.mark(&client, &rows, &waiting).await.unwrap();
             assert!(left.is_empty(), "{left:?}");
             let ready = format!("select count(*)::text from {table}");
-            if outbox.spec.deletes() && outbox.spec.marks == Marks::Delete {
+            if outbox.spec.deletes() && outbox.spec.marks == RowStatus::Delete {
                 assert_eq!(outbox.client.text(&ready).await.as_deref(), Some("0"));
             }
         }
@@ -563,7 +573,7 @@ async fn error_of_a_mark_is_an_error_of_a_mark() {
             let url = outbox.database.url().replace("postgres@", &format!("{role}@"));
             let client = Client::connect(&url).await.unwrap();
             client.batch("set search_path = ''; set lock_timeout = '200ms'").await;
-            let prepared = Marker::prepare(&client, &outbox.spec).await;
+            let prepared = StatusWriter::prepare(&client, &outbox.spec).await;
             let error = match prepared {
                 Err(error) => error,
                 Ok(marker) => {

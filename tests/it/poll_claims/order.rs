@@ -114,7 +114,7 @@ async fn a_failed_row_of_sqlgarden_is_tried_again_when_it_has_rested() {
     outbox.client.batch(rows).await;
     let mut poller = outbox.poller().await;
     let claim = poller.claim(10, None).await.unwrap();
-    poller.settle(claim, &[failed(), Settled::Held]).await.unwrap();
+    poller.settle(claim, &[failed(), RowOutcome::Held]).await.unwrap();
     assert!(outbox.drain(&mut poller, 10).await.is_empty());
     outbox
         .client
@@ -133,7 +133,7 @@ async fn an_aggregate_that_is_held_as_a_whole_does_not_fill_every_claim() {
     let mut poller = outbox.poller().await;
     let claim = poller.claim(2, None).await.unwrap();
     assert_eq!(outbox.ids(&poller, &claim), ["a/1", "a/2"]);
-    poller.settle(claim, &[Settled::Held, Settled::Held]).await.unwrap();
+    poller.settle(claim, &[RowOutcome::Held, RowOutcome::Held]).await.unwrap();
     assert_eq!(outbox.drain(&mut poller, 2).await, ["b/5", "b/6"]);
 }
 
@@ -154,7 +154,7 @@ async fn only_what_a_snapshot_sees_is_claimed() {
         let mut poller = outbox.poller().await;
         let claim = poller.claim(10, Some(&snapshot)).await.unwrap();
         assert_eq!(outbox.ids(&poller, &claim), ["1/2", "1/3"]);
-        poller.settle(claim, &[failed(), Settled::Held]).await.unwrap();
+        poller.settle(claim, &[failed(), RowOutcome::Held]).await.unwrap();
         outbox
             .client
             .batch("update outbox_messages set available_at = now() where attempts > 0")

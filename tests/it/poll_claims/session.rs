@@ -39,7 +39,7 @@ async fn a_session_that_dies_before_settling_marks_nothing() {
         let kill = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'postrider poll'
             and datname = current_database()";
         outbox.client.batch(kill).await;
-        let outcomes = vec![Settled::Published; 3];
+        let outcomes = vec![RowOutcome::Published; 3];
         let refused = poller.settle(claim, &outcomes).await.unwrap_err();
         let end = tokio::time::timeout(DEADLINE, poller.closed()).await.unwrap();
         // Whoever was waiting when the server's last word came has it.
@@ -59,13 +59,13 @@ async fn claim_is_settled_in_part_and_keeps_its_other_rows_locked() {
         outbox.client.batch(ROWS).await;
         let mut poller = outbox.poller().await;
         let claim = poller.claim(10, None).await.unwrap();
-        let part = [Settled::Published, Settled::Held, Settled::Held];
+        let part = [RowOutcome::Published, RowOutcome::Held, RowOutcome::Held];
         assert!(poller.settle_part(&claim, &part, &[1, 2]).await.unwrap());
         let left = "select count(*)::text from outbox";
         assert_eq!(outbox.client.text(left).await.as_deref(), Some("2"));
         let free = "select count(*)::text from (select from outbox for update skip locked) f";
         assert_eq!(outbox.client.text(free).await.as_deref(), Some("0"));
-        let rest = [Settled::Held, Settled::Published, Settled::Published];
+        let rest = [RowOutcome::Held, RowOutcome::Published, RowOutcome::Published];
         poller.settle(claim, &rest).await.unwrap();
         assert_eq!(outbox.client.text(left).await.as_deref(), Some("0"));
 
@@ -106,7 +106,10 @@ async fn a_claims_transaction_takes_rows_that_are_parked() {
     assert_eq!(outbox.client.text("select count(*) from parked").await.as_deref(), Some("0"));
     let claim = poller.claim(10, None).await.unwrap();
     poller.client().batch_execute("insert into public.parked values (1)").await.unwrap();
-    poller.settle(claim, &[Settled::Moved, Settled::Published, Settled::Held]).await.unwrap();
+    poller
+        .settle(claim, &[RowOutcome::Moved, RowOutcome::Published, RowOutcome::Held])
+        .await
+        .unwrap();
     assert_eq!(outbox.client.text("select count(*) from parked").await.as_deref(), Some("1"));
     assert_eq!(
         outbox.client.text("select string_agg(id::text, ' ') from outbox").await.as_deref(),
@@ -187,7 +190,7 @@ async fn a_trigger_that_undoes_the_marks_is_told() {
     outbox.client.batch(sql).await;
     let mut poller = outbox.poller().await;
     let claim = poller.claim(10, None).await.unwrap();
-    let error = poller.settle(claim, &[Settled::Published]).await.unwrap_err();
+    let error = poller.settle(claim, &[RowOutcome::Published]).await.unwrap_err();
     assert_eq!(error.sqlstate().unwrap().as_str(), "09000", "{error}");
     assert!(error.to_string().contains("0 of 1 rows took their mark"), "{error}");
 }

@@ -36,7 +36,7 @@ async fn names_may_be_any() {
         let mut poller = outbox.poller().await;
         let claim = poller.claim(10, None).await.unwrap();
         assert_eq!(outbox.ids(&poller, &claim), ["1/1", "2/2", "3/3"]);
-        poller.settle(claim, &[failed(), failed(), Settled::Published]).await.unwrap();
+        poller.settle(claim, &[failed(), failed(), RowOutcome::Published]).await.unwrap();
         let left =
             format!("select count(*) from {table} where processed_at is null and attempts = 1");
         assert_eq!(outbox.client.text(&left).await.as_deref(), Some("1"));
@@ -61,11 +61,11 @@ async fn a_partitioned_outbox_is_polled_as_one() {
         let claim = poller.claim(5, None).await.unwrap();
         assert_eq!(outbox.ids(&poller, &claim), ["a/0", "a/1", "a/2", "a/3", "a/4"]);
         let outcomes = [
-            Settled::Published,
-            Settled::Published,
-            Settled::Published,
-            Settled::Held,
-            Settled::Held,
+            RowOutcome::Published,
+            RowOutcome::Published,
+            RowOutcome::Published,
+            RowOutcome::Held,
+            RowOutcome::Held,
         ];
         poller.settle(claim, &outcomes).await.unwrap();
         assert_eq!(outbox.drain(&mut poller, 5).await, ["a/3", "a/4", "a/5", "a/6", "a/7"]);

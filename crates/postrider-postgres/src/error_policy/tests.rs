@@ -50,7 +50,7 @@ fn kinds() -> Vec<(String, SourceErrorKind)> {
     own.chain(STATES.iter().map(|state| ((*state).to_owned(), server(state)))).collect()
 }
 
-fn tell(action: Action) -> String {
+fn rendered(action: Action) -> String {
     match action {
         Action::Reconnect(class) => class.name().to_owned(),
         Action::Later(class) => format!("later {}", class.name()),
@@ -66,7 +66,7 @@ fn the_whole_table() {
     for (name, kind) in kinds() {
         let error = error(kind);
         for proven in [false, true] {
-            let row = Phase::ALL.map(|phase| tell(action(&error, phase, proven)));
+            let row = Phase::ALL.map(|phase| rendered(action(&error, phase, proven)));
             let row = if row.iter().all(|cell| *cell == row[0]) {
                 row[0].clone()
             } else {
@@ -96,7 +96,7 @@ fn the_whole_table_by_statement() {
                 let error = error(server(state)).of(*statement);
                 let [first, others @ ..] = Phase::ALL.map(|phase| action(&error, phase, proven));
                 assert!(others.iter().all(|other| *other == first), "{state} {statement:?}");
-                tell(first)
+                rendered(first)
             };
             let cells: Vec<String> = Statement::ALL.iter().map(cell).collect();
             if cells.iter().all(|cell| *cell == cells[0]) {
@@ -170,7 +170,7 @@ fn names() -> Names {
 }
 
 #[test]
-fn every_halt_of_the_table_says_what_it_means_and_what_mends_it() {
+fn every_halt_of_the_policy_has_a_meaning_and_a_remediation() {
     let names = names();
     let mut out = String::new();
     for (name, kind) in kinds() {
@@ -197,7 +197,7 @@ fn every_halt_of_the_table_says_what_it_means_and_what_mends_it() {
 fn once_it_has_streamed_no_refused_login_halts() {
     for (name, kind) in kinds() {
         let error = error(kind);
-        let told = tell(action(&error, Phase::Connect, true));
+        let told = rendered(action(&error, Phase::Connect, true));
         let definite = ["HALT protocol", "HALT poison_event"].contains(&told.as_str());
         assert!(definite || !told.starts_with("HALT"), "{name}: {told}");
     }

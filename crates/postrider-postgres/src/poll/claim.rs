@@ -1,10 +1,11 @@
-//! What was claimed: rows as the stream would send them, and where each lies so that it can be marked.
+//! Claimed rows: their contents as the stream would send them, and their places, by which they get their status. Also
+//! the outbox table as a repair reads it, by ids.
 
 use super::order::{order, source};
 use super::spec::PollSpec;
-use super::sql::{HUGE, Keep, bound, key, sizes, stored, to_publish, unpublished, value};
-use super::table::{self, Shape, TableColumn};
-use crate::locks::{self, Holder};
+use super::sql::{HUGE, PayloadCopy, bound, key, sizes, stored, to_publish, unpublished, value};
+use super::table::{self, TableColumn, TableShape};
+use crate::lock_holders::{self, Holder};
 use crate::names::{TableName, ident, literal};
 use bytes::{BufMut, Bytes, BytesMut};
 use pg_replication::error::{SourceError, SourceErrorKind};
@@ -15,7 +16,7 @@ use std::fmt::{self, Write as _};
 use std::ops::Range;
 use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow};
 
-/// Rows of one transaction that is still open: nobody else can take them, and nothing is marked.
+/// Rows of one transaction that is still open: no other session can claim them, and none has its new status yet.
 ///
 /// Without rows there is no transaction, and nothing to settle. `Debug` shows counts only.
 pub struct Claim {
@@ -23,15 +24,15 @@ pub struct Claim {
     pub rows: Vec<Bytes>,
     /// End of WAL after the rows were seen: every one of them was committed before it.
     pub at: Lsn,
-    /// The server's clock at that moment.
+    /// The server's clock at that time.
     pub claimed_at: PgTime,
-    /// Rows whose time had passed (`expires_at`): marked, and not among the rows.
+    /// Rows that have expired (`expires_at`): they got their status, and are not among the rows.
     pub expired: u64,
-    /// Rows that an earlier one of their aggregate held back: it is locked, delayed, or has failed.
+    /// Rows that an earlier row of their aggregate holds back, because it is locked, delayed, or has failed.
     pub withheld: u64,
-    /// Of those, rows that could not be had themselves: mostly because another session has locked them.
-    pub missed: Missed,
-    /// There may be more to claim at once.
+    /// Of those, rows that could not be locked, mostly because another session has locked them.
+    pub missed: MissedRows,
+    /// There may be more rows to claim immediately.
     pub more: bool,
     pub(super) places: Vec<Place>,
     /// The aggregates of the rows.
@@ -56,7 +57,7 @@ impl Claim {
         self.keys.get(row).map_or("", String::as_str)
     }
 
-    /// A claim of one row for each of the aggregates.
+    /// A claim of one row for each aggregate, for tests.
     #[doc(hidden)]
     pub fn of_aggregates(aggregates: &[&str]) -> Self {
         Self {
@@ -65,7 +66,7 @@ impl Claim {
             claimed_at: PgTime::default(),
             expired: 0,
             withheld: 0,
-            missed: Missed::default(),
+            missed: MissedRows::default(),
             more: false,
             places: Vec::new(),
             keys: aggregates.iter().map(|key| (*key).to_owned()).collect(),
@@ -86,99 +87,99 @@ impl fmt::Debug for Claim {
     }
 }
 
-/// Where a row lies: the partition's OID (or the table's), block and line.
+/// The place of a row: the OID of its partition (or table), block and line.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Place {
     pub(super) oid: u32,
     pub(super) block: u32,
     pub(super) line: u16,
-    /// The transaction that wrote this version of the row: another row may come to lie there.
+    /// The transaction that wrote this version of the row. Another row may get the same place later.
     pub(super) xmin: u32,
 }
 
-/// Rows of the table that a claim could not have, each as `OID:(block,line)`; at most [`locks::ROWS_MAX`].
+/// Rows of the table that a claim could not lock, each as `OID:(block,line)`; at most [`lock_holders::ROWS_MAX`].
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Missed(Vec<String>);
+pub struct MissedRows(Vec<String>);
 
-impl Missed {
+impl MissedRows {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     fn push(&mut self, place: Place) {
-        if self.0.len() < locks::ROWS_MAX {
+        if self.0.len() < lock_holders::ROWS_MAX {
             let Place { oid, block, line, xmin: _ } = place;
             self.0.push(format!("{oid}:({block},{line})"));
         }
     }
 
-    /// These too.
+    /// Adds these rows.
     pub(super) fn extend(&mut self, more: &Self) {
-        let room = locks::ROWS_MAX.saturating_sub(self.0.len());
+        let room = lock_holders::ROWS_MAX.saturating_sub(self.0.len());
         self.0.extend(more.0.iter().take(room).cloned());
     }
 
-    /// Which sessions have locked them. To be asked by another session than the claim's, whose transaction an error
-    /// would end.
+    /// Reads which sessions have locked the rows. Must run on another session than the claim's, because an error would
+    /// end the claim's transaction.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub async fn holders(
         &self,
         client: &Client,
         table: &TableName,
     ) -> Result<Vec<Holder>, SourceError> {
         let rows: Vec<&str> = self.0.iter().map(String::as_str).collect();
-        // By the places first, which finds the rows without reading the table.
+        // First by the places, which finds the rows without reading the whole table.
         let xmax = format!(
             "SELECT o.xmax::text FROM {table} AS o \
              WHERE o.ctid = ANY (ARRAY(SELECT split_part(w, ':', 2)::tid FROM unnest($1::text[]) AS w)) \
                AND concat(o.tableoid, ':', o.ctid) = ANY ($1::text[])"
         );
-        locks::holders(client, table, &xmax, &rows).await
+        lock_holders::holders(client, table, &xmax, &rows).await
     }
 }
 
-/// What became of one claimed row.
+/// The outcome of one claimed row.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Settled {
-    /// The broker has it.
+pub enum RowOutcome {
+    /// The broker has acknowledged the event.
     Published,
-    /// It was refused. Only where the table keeps failures ([`super::PollSpec::keeps_failures`]).
+    /// The event was refused. Only for a table that keeps failures ([`super::PollSpec::keeps_failures`]).
     Failed {
-        /// Why, without values of the row.
+        /// The reason, without values of the row.
         error: String,
-        /// A stable word for it.
+        /// A stable error code.
         code: &'static str,
     },
-    /// Nothing: an earlier one of its aggregate failed.
+    /// No outcome: an earlier row of its aggregate failed.
     Held,
-    /// It is kept elsewhere now (`postrider.parked`): its row counts as published.
+    /// The event was moved to `postrider.parked`: its row counts as published.
     Moved,
 }
 
-/// What one look at the table gave.
+/// The result of one claim statement.
 #[derive(Default)]
-pub(super) struct Look {
+pub(super) struct ClaimAnswer {
     pub(super) rows: Vec<Bytes>,
-    /// Where each of the rows stands in the order.
+    /// The place of each row in the order.
     pub(super) numbers: Vec<u64>,
     pub(super) places: Vec<Place>,
     pub(super) keys: Vec<String>,
     pub(super) large: BTreeSet<usize>,
     pub(super) expired: Vec<Place>,
-    /// Aggregates whose first row could not be had.
+    /// Aggregates whose first row could not be locked.
     pub(super) blocked: BTreeSet<String>,
     pub(super) withheld: u64,
-    pub(super) missed: Missed,
-    /// Rows that were looked at, before the bound on bytes.
+    pub(super) missed: MissedRows,
+    /// Rows that were considered, before the bound on bytes.
     pub(super) candidates: usize,
-    /// Rows the answer spoke of.
+    /// Rows in the answer.
     seen: usize,
     pub(super) at: Lsn,
     pub(super) claimed_at: PgTime,
-    /// The OID of the table that has the name, where that was asked.
+    /// The OID of the table that has the name now, if the statement read it.
     pub(super) table: Option<u32>,
 }
 
@@ -186,45 +187,48 @@ pub(super) struct Look {
 const HEAD: usize = 9;
 
 /// One row of the answer.
-struct Seen<'a> {
-    /// Its place in the order.
+struct AnswerRow<'a> {
+    /// Its number in the order.
     n: u64,
     key: &'a str,
     place: Place,
-    /// It is locked by us.
+    /// This session has locked it.
     had: bool,
     expired: bool,
     /// Its large values were not read.
     large: bool,
-    /// Where its message is in the buffer.
+    /// The range of its message in the buffer.
     message: Range<usize>,
 }
 
-impl Look {
+impl ClaimAnswer {
     /// Reads the answer to [`super::sql::claim`].
-    pub(super) fn read(answer: &[SimpleQueryMessage], shape: &Shape) -> Result<Self, SourceError> {
-        let mut look = Self::default();
+    pub(super) fn read(
+        answer: &[SimpleQueryMessage],
+        shape: &TableShape,
+    ) -> Result<Self, SourceError> {
+        let mut claimed = Self::default();
         let mut buffer = BytesMut::new();
         let mut rows = Vec::with_capacity(answer.len());
         for message in answer {
             let SimpleQueryMessage::Row(row) = message else { continue };
             if row.len() == HEAD + shape.columns.len() {
-                look.candidates = number(text(row, 5)?)?;
-                rows.push(Seen::read(row, shape, &mut buffer)?);
+                claimed.candidates = number(text(row, 5)?)?;
+                rows.push(AnswerRow::read(row, shape, &mut buffer)?);
             } else {
-                look.clock(row)?;
+                claimed.clock(row)?;
             }
         }
-        look.seen = rows.len();
+        claimed.seen = rows.len();
         rows.sort_unstable_by_key(|row| row.n);
         let buffer = buffer.freeze();
         for row in rows {
-            look.take(row, &buffer);
+            claimed.take(row, &buffer);
         }
-        Ok(look)
+        Ok(claimed)
     }
 
-    fn take(&mut self, row: Seen<'_>, buffer: &Bytes) {
+    fn take(&mut self, row: AnswerRow<'_>, buffer: &Bytes) {
         if !row.had {
             self.blocked.insert(row.key.to_owned());
             self.withheld += 1;
@@ -254,17 +258,17 @@ impl Look {
         Ok(())
     }
 
-    /// Whether the bound on rows or on bytes ended it, and not the table.
+    /// Whether the bound on rows or on bytes ended the claim, and not the end of the table.
     pub(super) fn cut(&self, limit: usize) -> bool {
         self.candidates >= limit || self.seen < self.candidates
     }
 }
 
-impl<'a> Seen<'a> {
-    /// Reads one, and appends its message.
+impl<'a> AnswerRow<'a> {
+    /// Reads a row, and appends its message to `buffer`.
     fn read(
         row: &'a SimpleQueryRow,
-        shape: &Shape,
+        shape: &TableShape,
         buffer: &mut BytesMut,
     ) -> Result<Self, SourceError> {
         let start = buffer.len();
@@ -272,7 +276,7 @@ impl<'a> Seen<'a> {
         if had {
             insert(row, shape, buffer)?;
         }
-        // What could not be had is not marked.
+        // A row that could not be locked gets no status.
         let xmin = text(row, 7)?.unwrap_or("0");
         let place = Place::read(number(text(row, 2)?)?, text(row, 3)?.unwrap_or_default(), xmin)?;
         Ok(Self {
@@ -303,7 +307,7 @@ impl Place {
 }
 
 /// Appends the row as a pgoutput Insert message.
-fn insert(row: &SimpleQueryRow, shape: &Shape, out: &mut BytesMut) -> Result<(), SourceError> {
+fn insert(row: &SimpleQueryRow, shape: &TableShape, out: &mut BytesMut) -> Result<(), SourceError> {
     out.put_u8(b'I');
     out.put_u32(shape.oid);
     out.put_u8(b'N');
@@ -332,54 +336,52 @@ fn unreadable() -> SourceError {
     SourceError::new(SourceErrorKind::Protocol, "read the claimed rows")
 }
 
-// Rows by their ids: what a repair reads, in the order of a list that was made before.
-//
-// It locks nothing and marks nothing. The rows leave as pgoutput Insert messages in a [`Claim`], as polling's do.
-
-/// Ids that one statement asks for.
+/// Most ids of one statement.
 const IDS_MAX: usize = 10_000;
 
-/// The outbox table as the catalog has it, and what SQL says of its rows (`o`).
+/// The outbox table as the catalog describes it, and SQL about its rows (`o`). A repair reads rows by their ids, in the
+/// order of its list. It locks no rows and sets no status; the rows leave as pgoutput Insert messages in a [`Claim`],
+/// as those of polling do.
 #[derive(Clone, Debug)]
-pub struct Table {
+pub struct OutboxTable {
     spec: PollSpec,
-    shape: Shape,
+    shape: TableShape,
     id: TableColumn,
 }
 
 /// How rows are found by the texts of their ids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum By {
-    /// By value, where the type of the id allows it: an index serves.
+pub enum IdLookup {
+    /// By value, if the type of the id allows it: an index is used.
     Value,
     /// By text: the whole table is read.
     Text,
 }
 
-/// Some of the rows that were asked for.
+/// Some of the requested rows.
 #[derive(Debug)]
-pub struct Page {
-    /// The rows. Its position is [`Lsn::ZERO`].
+pub struct FetchedPage {
+    /// The rows. The claim's position is [`Lsn::ZERO`].
     pub claim: Claim,
-    /// Which id each row has: its place among those asked for.
+    /// For each row, the index of its id among the requested ids.
     pub places: Vec<usize>,
-    /// How many of the ids were looked at: those among them that no row has are not in the table. The others are to
-    /// be asked for again.
+    /// How many of the ids were read: those among them without a row are not in the table. The remaining ids have to be
+    /// requested again.
     pub looked_at: usize,
 }
 
-impl Table {
-    /// Reads what the table looks like.
+impl OutboxTable {
+    /// Reads the table's definition.
     ///
     /// # Errors
-    /// What the server says; 42P01 and 42703 where table or columns are missing.
+    /// An error of the server or of the connection; 42P01 or 42703 if the table or a column does not exist.
     pub async fn read(client: &Client, spec: PollSpec) -> Result<Self, SourceError> {
         let shape = table::read(client, &spec).await?;
         let id = shape.id(&spec.table, &spec.id)?.clone();
         Ok(Self { spec, shape, id })
     }
 
-    /// The names it was read with.
+    /// The names with which it was read.
     pub fn spec(&self) -> &PollSpec {
         &self.spec
     }
@@ -399,7 +401,7 @@ impl Table {
         self.id.number
     }
 
-    /// The id of a row (`o`) as one text: as the stream has it.
+    /// The id of a row (`o`) as one text, as the stream has it.
     pub fn id(&self) -> String {
         self.id.text("o")
     }
@@ -409,22 +411,22 @@ impl Table {
         order(&self.spec, &self.shape)
     }
 
-    /// What follows FROM for the rows (`o`) for which `filter` holds, where they are to be ordered.
+    /// What follows FROM for the ordered rows (`o`) that meet `filter`.
     pub fn source(&self, filter: &str) -> String {
         source(&self.spec, &self.shape, filter)
     }
 
-    /// Rows without the layout's mark of success.
+    /// The condition for rows without the layout's status of success.
     pub fn unmarked(&self) -> String {
-        super::marks::unmarked(&self.spec)
+        super::row_status::unmarked(&self.spec)
     }
 
-    /// `UPDATE` or `DELETE` that gives rows (`o`) the layout's mark of success, without its `WHERE`.
+    /// `UPDATE` or `DELETE` that sets the layout's status of success for rows (`o`), without its `WHERE`.
     pub fn success_sql(&self) -> String {
         super::sql::success(&self.spec, &self.shape, "now()")
     }
 
-    /// The bytes of a row's values as they are stored.
+    /// The stored size of a row's values. Unit: bytes.
     pub fn stored(&self) -> String {
         stored(&self.shape)
     }
@@ -432,8 +434,12 @@ impl Table {
     /// As [`super::Poller::keep_value`].
     ///
     /// # Errors
-    /// What the server says.
-    pub async fn keep_value(&self, client: &Client, keep: &Keep<'_>) -> Result<(), SourceError> {
+    /// An error of the server or of the connection.
+    pub async fn keep_value(
+        &self,
+        client: &Client,
+        keep: &PayloadCopy<'_>,
+    ) -> Result<(), SourceError> {
         keep.run(client, &self.spec, &self.shape).await
     }
 
@@ -448,7 +454,7 @@ impl Table {
         key(&self.spec, "o")
     }
 
-    /// The time column, where it has one that is `timestamptz`.
+    /// The time column, if the table has one of type `timestamptz`.
     pub fn time(&self) -> Option<String> {
         let time = self.spec.time.as_deref()?;
         let column = self.shape.column(time)?;
@@ -459,7 +465,7 @@ impl Table {
     /// of the pipeline that have its id.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub(crate) async fn beside_parked(
         &self,
         client: &Client,
@@ -475,10 +481,10 @@ impl Table {
             )
         };
         let by_value = sql(&self.id.is_one_of("o", "$1::text[]"));
-        // Slow, and for ids that the column can't have: it was another one when they were noted.
+        // Slow, and only for ids that the column cannot have, because the column was another one when the ids were
+        // stored.
         let by_text = sql(&format!("{text} = ANY ($1::text[])"));
-        let failed =
-            |e| SourceError::control(format!("look at rows of table {}", self.spec.table), e);
+        let failed = |e| SourceError::control(format!("read rows of table {}", self.spec.table), e);
         let mut found = Vec::new();
         for ids in ids.chunks(IDS_MAX) {
             let rows = match client.query(&by_value, &[&ids, &self.spec.pipeline]).await {
@@ -502,54 +508,55 @@ impl Table {
         to_publish(&self.spec, &self.shape)
     }
 
-    /// The rows of these ids, as far as [`super::CLAIM_BYTES_MAX`] goes; one row is always taken. Outside of a
-    /// transaction: ids that the column can't have are an error of a statement, and are looked for by text then.
+    /// Reads the rows with these ids, up to [`super::CLAIM_BYTES_MAX`]; at least one row is returned. Must run outside
+    /// a transaction: an id that the column cannot have makes the statement fail, and the ids are then searched for by
+    /// their text.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub async fn fetch(
         &self,
         client: &Client,
         ids: &[String],
-        by: By,
-    ) -> Result<Page, SourceError> {
+        by: IdLookup,
+    ) -> Result<FetchedPage, SourceError> {
         let doing = || format!("read listed rows of table {}", self.spec.table);
         let answer = match client.simple_query(&self.fetch_sql(ids, by)).await {
-            Err(error) if by == By::Value && alien(&error) => {
-                client.simple_query(&self.fetch_sql(ids, By::Text)).await
+            Err(error) if by == IdLookup::Value && alien(&error) => {
+                client.simple_query(&self.fetch_sql(ids, IdLookup::Text)).await
             }
             answer => answer,
         };
         let answer = answer.map_err(|error| SourceError::control(doing(), error))?;
-        let look = Look::read(&answer, &self.shape)?;
-        let places: Vec<usize> = look
+        let claimed = ClaimAnswer::read(&answer, &self.shape)?;
+        let places: Vec<usize> = claimed
             .numbers
             .iter()
             .map(|number| usize::try_from(number.saturating_sub(1)).unwrap_or(usize::MAX))
             .collect();
-        let whole = look.rows.len() >= look.candidates;
+        let whole = claimed.rows.len() >= claimed.candidates;
         let looked_at = if whole { ids.len() } else { places.last().map_or(0, |place| place + 1) };
-        let Look { rows, places: tids, keys, large, claimed_at, .. } = look;
+        let ClaimAnswer { rows, places: tids, keys, large, claimed_at, .. } = claimed;
         let claim = Claim {
             rows,
             at: Lsn::ZERO,
             claimed_at,
             expired: 0,
             withheld: 0,
-            missed: Missed::default(),
+            missed: MissedRows::default(),
             more: true,
             places: tids,
             keys,
             large,
         };
-        Ok(Page { claim, places, looked_at })
+        Ok(FetchedPage { claim, places, looked_at })
     }
 
-    /// As [`super::sql::claim`] answers. The time is that of the beginning: the rows are not locked, and a row that is
-    /// written meanwhile under the id of another one is later than it.
-    fn fetch_sql(&self, ids: &[String], by: By) -> String {
+    /// The answer has the columns of [`super::sql::claim`]. Its time is that of the statement's beginning: the rows are
+    /// not locked, and a row that is written meanwhile with the id of another one is later than that.
+    fn fetch_sql(&self, ids: &[String], by: IdLookup) -> String {
         let wanted: Vec<String> = ids.iter().map(|id| literal(id)).collect();
-        let by_value = self.id.is_listed("o").filter(|_| by == By::Value);
+        let by_value = self.id.is_listed("o").filter(|_| by == IdLookup::Value);
         let (values_of, is_listed) = match by_value {
             Some(is_listed) => (self.id.type_name.as_str(), is_listed),
             None => ("text", format!("{} = w.text", self.id())),
@@ -559,7 +566,7 @@ impl Table {
             let name = ident(&column.name);
             let _infallible = write!(carried, ", o.{name} AS c{at}");
         }
-        // The table's own names may be ours.
+        // The table's own column names may be those used here.
         let mut shape = self.shape.clone();
         for (at, column) in shape.columns.iter_mut().enumerate() {
             column.name = format!("c{at}");
@@ -588,7 +595,7 @@ impl Table {
     }
 }
 
-/// Whether a statement failed for a value that its type can't have.
+/// Whether a statement failed because of a value that its type cannot have.
 fn alien(error: &tokio_postgres::Error) -> bool {
     error.code().is_some_and(|state| state.code().starts_with("22"))
 }

@@ -1,31 +1,30 @@
 //! Polling: the outbox read as a table, for servers and roles without logical decoding.
 //!
-//! Owns the claim (which rows, in which order), the marks that settle it, and the session that does both. Knows
-//! nothing of layouts but the names in a [`PollSpec`], nothing of records, and nothing of brokers: rows leave as
-//! pgoutput Insert messages, so that `outbox` makes the same records of them as of the stream's.
+//! Owns the claim (which rows, in which order), the status that settles it, and the session that does both. A layout is
+//! known here only as the names in a [`PollSpec`]. Rows leave as pgoutput Insert messages, so the outbox mapper makes
+//! the same records of them as of the stream's rows.
 //!
-//! One claim is one transaction of the database, as one transaction of the stream is: its rows are locked, published,
-//! and marked by the commit that ends it, never before. If the session dies, the rows are free again, and unmarked.
+//! One claim is one transaction of the database: its rows are locked, published, and get their status by the commit
+//! that ends it, never before. If the session ends, the rows are unlocked and have no new status.
 //!
-//! Order. Rows that one statement sees were committed before those that only a later one sees, so claims, one after
-//! the other, follow the commits; there is no "last id", hence no gap to fall into. Inside a claim an aggregate's rows
-//! go by their number, or by their time. A row that is locked by somebody else, delayed, or failed holds back the
-//! later ones of its aggregate, and of no other.
+//! Order: rows that one statement sees were committed before rows that only a later statement sees, so successive
+//! claims follow the commits. There is no "last id", hence no gap to miss. Inside a claim the rows of an aggregate are
+//! sorted by their number, or by their time. A row that is locked by another session, delayed, or failed holds back the
+//! later rows of its aggregate, and of no other.
 
 pub mod claim;
-pub mod marks;
 pub(crate) mod order;
+pub mod row_status;
 mod session;
 mod spec;
 pub(crate) mod sql;
-mod table;
+pub(crate) mod table;
 #[cfg(test)]
 mod tests;
 
-pub use claim::{Claim, Missed, Settled};
-pub(crate) use order::{order, source};
+pub use claim::{Claim, MissedRows, RowOutcome};
 pub use session::{CHANNEL, CLAIM_ROWS_MAX, OldestReady, Opened, Poller};
-pub use spec::{Backoff, Marks, PollSpec};
-pub(crate) use sql::instant;
-pub use sql::{CLAIM_BYTES_MAX, ERROR_CHARS_MAX, Keep, ROW_BYTES_MAX, Twice, instant_sql};
-pub(crate) use table::{Shape, shape};
+pub use spec::{Backoff, PollSpec, RowStatus};
+pub use sql::{
+    AmbiguousTime, CLAIM_BYTES_MAX, ERROR_CHARS_MAX, PayloadCopy, ROW_BYTES_MAX, instant_sql,
+};

@@ -37,7 +37,7 @@
 
 use super::spec::PollSpec;
 use super::sql::key;
-use super::table::Shape;
+use super::table::TableShape;
 use crate::names::ident;
 use crate::times::TimeType;
 use pg_replication::error::SourceError;
@@ -76,7 +76,7 @@ const SORT_COMMAND: &str = "\"postrider.sort_command\"";
 
 /// The rows of the table for which `filter` holds, as `o`, with what [`order`] asks for: what follows FROM, with the
 /// WHERE where there is one.
-pub(crate) fn source(spec: &PollSpec, shape: &Shape, filter: &str) -> String {
+pub(crate) fn source(spec: &PollSpec, shape: &TableShape, filter: &str) -> String {
     let table = &spec.table;
     if by_number(spec, shape) {
         return format!("{table} AS o\n  WHERE {filter}");
@@ -162,7 +162,7 @@ fn page(row: &str) -> String {
 }
 
 /// Whether a row's time has digits below the millisecond; `None` where the type of the column does not tell.
-fn fine(spec: &PollSpec, shape: &Shape, row: &str) -> Option<String> {
+fn fine(spec: &PollSpec, shape: &TableShape, row: &str) -> Option<String> {
     let time = spec.time.as_ref()?;
     match shape.time_type(time) {
         TimeType::Absolute | TimeType::Local => {
@@ -174,7 +174,7 @@ fn fine(spec: &PollSpec, shape: &Shape, row: &str) -> Option<String> {
 }
 
 /// The order of rows of [`source`], first key first.
-pub(crate) fn order(spec: &PollSpec, shape: &Shape) -> Vec<String> {
+pub(crate) fn order(spec: &PollSpec, shape: &TableShape) -> Vec<String> {
     if by_number(spec, shape) {
         return vec![id(spec, shape, "o")];
     }
@@ -185,7 +185,7 @@ pub(crate) fn order(spec: &PollSpec, shape: &Shape) -> Vec<String> {
 }
 
 /// What [`before`] asks for of a row of [`source`], beside the values of [`order`].
-pub(super) fn age_column(spec: &PollSpec, shape: &Shape) -> String {
+pub(super) fn age_column(spec: &PollSpec, shape: &TableShape) -> String {
     if by_number(spec, shape) {
         String::new()
     } else {
@@ -197,7 +197,7 @@ pub(super) fn age_column(spec: &PollSpec, shape: &Shape) -> String {
 /// its place as `oid` and `tid`, and [`age_column`]. As far as `b` tells: where both are in one page, and have the same
 /// time with digits below the millisecond, the places decide, as in [`source`]. Commit times are not asked for: their
 /// function is volatile, and the planner would look for `b` once for each row.
-pub(super) fn before(spec: &PollSpec, shape: &Shape) -> String {
+pub(super) fn before(spec: &PollSpec, shape: &TableShape) -> String {
     let last = order(spec, shape).len() - 1;
     let mut keys = Vec::new();
     if !by_number(spec, shape) {
@@ -228,12 +228,12 @@ pub(super) fn before(spec: &PollSpec, shape: &Shape) -> String {
 }
 
 /// The id, as rows are sorted by it.
-pub(super) fn id(spec: &PollSpec, shape: &Shape, row: &str) -> String {
+pub(super) fn id(spec: &PollSpec, shape: &TableShape, row: &str) -> String {
     let column = shape.column(&spec.id);
     column.map_or_else(|| format!("{row}.{}", ident(&spec.id)), |column| column.sort_key(row))
 }
 
-fn by_number(spec: &PollSpec, shape: &Shape) -> bool {
+fn by_number(spec: &PollSpec, shape: &TableShape) -> bool {
     shape.column(&spec.id).is_some_and(|column| column.number)
 }
 
@@ -279,7 +279,7 @@ const SAME_FOR_ALL: [&str; 6] = [
 /// tells: times that the application writes are its own.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub(crate) async fn unrecorded(
     client: &Client,
     oid: u32,

@@ -1,13 +1,13 @@
-//! The session that polls: one lock, one claim at a time.
+//! The polling session: one lock, and one claim at a time.
 
-use super::claim::{Claim, Look, Missed, Place, Settled};
+use super::claim::{Claim, ClaimAnswer, MissedRows, Place, RowOutcome};
 use super::order;
-use super::spec::{Marks, PollSpec};
-use super::sql::{self, Ask, Keep, Marked, dies, ready};
-use super::table::{self, Shape};
+use super::spec::{PollSpec, RowStatus};
+use super::sql::{self, ClaimQuery, PayloadCopy, StatusUpdate, dies, ready};
+use super::table::{self, TableShape};
 use crate::control::Control;
 use crate::names::ident;
-use crate::pipeline_lock::{Locked, lock};
+use crate::pipeline_lock::{PipelineLock, lock};
 use crate::statement::{Statement, StatementError};
 use bytes::Bytes;
 use pg_replication::client::Canceller;
@@ -23,39 +23,40 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 /// Most rows of one claim.
 pub const CLAIM_ROWS_MAX: usize = 10_000;
 
-/// Where the trigger of `setup --notify` says that rows were inserted; the payload is schema and name of the table.
+/// The channel on which the trigger of `setup --notify` reports inserted rows; the payload is schema and name of the
+/// table.
 pub const CHANNEL: &str = "postrider_outbox";
-/// Looks of one claim, each without the aggregates, or the expired rows, that filled the one before.
-const LOOKS_MAX: usize = 4;
+/// Most statements of one claim, each without the aggregates, or the expired rows, that filled the one before.
+const STATEMENTS_MAX: usize = 4;
 
-/// Settings beside [`Control`]'s. Without sequential scans the rows come from an index in their order wherever there
-/// is one, also just after a backlog grew, when the planner's figures are those of an empty table.
+/// Settings in addition to those of [`Control`]. Without sequential scans the rows come from an index in their order if
+/// there is one, even just after a backlog has grown and the planner's statistics are those of an empty table.
 ///
-/// `statement_timeout`: where there is no index in polling order, a claim sorts the whole table, and one that is
-/// ended before that gets no further the next time.
+/// `statement_timeout`: without an index in polling order a claim sorts the whole table; a claim that is cancelled
+/// before that makes no progress the next time either.
 const PINNED: &str = "SET statement_timeout = '10min'; SET enable_seqscan = off; \
      SET default_transaction_read_only = off; LISTEN postrider_outbox";
 
-/// Whether we may poll.
+/// The result of [`Poller::open`].
 #[derive(Debug)]
 pub enum Opened {
-    /// We do.
+    /// The lock was acquired: this session polls.
     Polling(Box<Poller>),
-    /// Another session polls for this pipeline: ask again in a while.
+    /// Another session polls for this pipeline: try again later.
     StandBy {
-        /// Its backend; `None` where it has just gone.
+        /// Its backend; `None` if it has just ended.
         pid: Option<u32>,
     },
 }
 
-/// The session that polls. Dropping it ends the connection: an open claim is free again, unmarked.
+/// The polling session. Dropping it ends the connection: the rows of an open claim are unlocked, without a new status.
 pub struct Poller {
     control: Control,
-    heard: Arc<Notify>,
+    inserted: Arc<Notify>,
     spec: PollSpec,
-    shape: Shape,
+    shape: TableShape,
     relation: Bytes,
-    /// A transaction of ours may be open.
+    /// A transaction of this session may be open.
     open: bool,
     /// Aggregates to leave out, until when, and after how many failures in a row.
     pauses: BTreeMap<String, (Instant, u32)>,
@@ -71,40 +72,40 @@ impl fmt::Debug for Poller {
 }
 
 impl Poller {
-    /// Opens a session, reads what the table looks like, and takes the pipeline's lock.
+    /// Opens a session, reads the table's definition, and takes the pipeline's lock.
     ///
     /// # Errors
-    /// What the server says; 42P01 and 42703 where table or columns are missing.
+    /// An error of the server or of the connection; 42P01 or 42703 if the table or a column does not exist.
     pub async fn open(
         conninfo: &Conninfo,
         application_name: &str,
         spec: &PollSpec,
     ) -> Result<Opened, SourceError> {
-        let heard = Arc::new(Notify::new());
+        let inserted = Arc::new(Notify::new());
         let table = format!("{}.{}", spec.table.schema, spec.table.name);
-        let listen = Arc::clone(&heard);
+        let listen = Arc::clone(&inserted);
         let about = move |_channel: &str, payload: &str| {
             if payload.is_empty() || payload == table {
                 listen.notify_one();
             }
         };
-        let control = Control::hearing(conninfo, application_name, about).await?;
+        let control = Control::connect_notified(conninfo, application_name, about).await?;
         let failed = |e| SourceError::control("set up the polling session", e).of(Statement::Claim);
         let client = control.client();
         client.batch_execute(PINNED).await.map_err(failed)?;
         let shape = table::read(client, spec).await?;
-        // Last: what fails before it leaves no lock behind, which a session keeps until the server has ended it, and
-        // our next try would take for another's.
-        if let Locked::By { pid } = lock(client, &spec.pipeline).await? {
+        // Last: an error before this point leaves no lock behind. A session keeps its lock until the server has ended
+        // it, and our next attempt would take it for another's.
+        if let PipelineLock::HeldBy { pid } = lock(client, &spec.pipeline).await? {
             return Ok(Opened::StandBy { pid });
         }
-        if matches!(spec.marks, Marks::Commerce { .. }) && shape.dlq.is_none() {
+        if matches!(spec.marks, RowStatus::Commerce { .. }) && shape.dlq.is_none() {
             tracing::warn!(table = %spec.table, "no dead-letter table: failed events are retried without a limit");
         }
         let relation = shape.relation(&spec.table);
         let spec = spec.clone();
         let pauses = BTreeMap::new();
-        let poller = Self { control, heard, spec, shape, relation, open: false, pauses };
+        let poller = Self { control, inserted, spec, shape, relation, open: false, pauses };
         Ok(Opened::Polling(Box::new(poller)))
     }
 
@@ -113,7 +114,7 @@ impl Poller {
         &self.relation
     }
 
-    /// The question for the oldest row that is ready.
+    /// The query for the oldest ready row.
     pub fn oldest_ready(&self) -> OldestReady {
         OldestReady::of(&self.spec, &self.shape)
     }
@@ -123,21 +124,21 @@ impl Poller {
         self.shape.oid
     }
 
-    /// The session's client: between [`Self::claim`] and [`Self::settle`] its statements are of the claim's
+    /// The session's client: between [`Self::claim`] and [`Self::settle`] its statements belong to the claim's
     /// transaction.
     pub fn client(&self) -> &Client {
         self.control.client()
     }
 
-    /// Locks the next rows, `limit` at most (and [`CLAIM_ROWS_MAX`], [`super::CLAIM_BYTES_MAX`]). A claim that was
-    /// neither settled nor abandoned is abandoned first. Without rows the transaction is over already.
+    /// Locks the next rows, at most `limit` (and [`CLAIM_ROWS_MAX`], [`super::CLAIM_BYTES_MAX`]). A claim that was
+    /// neither settled nor abandoned is abandoned first. Without rows the transaction has already ended.
     ///
-    /// `visible_in`: only rows that this `pg_snapshot` sees, and those that polling has marked as failed. A row that
-    /// somebody else updated after the snapshot is not among them, although it may have been inserted before: the
-    /// table does not say any more.
+    /// `visible_in`: only rows that this `pg_snapshot` sees, and rows that polling has marked as failed. A row that
+    /// another session updated after the snapshot is not among them, although it may have been inserted before: the
+    /// table does not record that.
     ///
     /// # Errors
-    /// What the server says. Nothing is marked then.
+    /// An error of the server or of the connection. Then no row has a new status.
     pub async fn claim(
         &mut self,
         limit: usize,
@@ -146,11 +147,11 @@ impl Poller {
         self.claim_what(limit, visible_in, false).await
     }
 
-    /// As [`Self::claim`], and also rows that are delayed or have failed, for whoever keeps them elsewhere: only what
-    /// is locked is held back.
+    /// As [`Self::claim`], including rows that are delayed or have failed, for a caller that keeps them elsewhere: only
+    /// locked rows hold others back.
     ///
     /// # Errors
-    /// What the server says. Nothing is marked then.
+    /// An error of the server or of the connection. Then no row has a new status.
     pub async fn claim_all(&mut self, limit: usize) -> Result<Claim, SourceError> {
         self.claim_what(limit, None, true).await
     }
@@ -165,18 +166,18 @@ impl Poller {
         let limit = limit.clamp(1, CLAIM_ROWS_MAX);
         let now = Instant::now();
         let mut blocked: Vec<String> = Vec::new();
-        let mut look = Look::default();
-        let (mut expired, mut withheld, mut missed) = (0, 0, Missed::default());
-        for _ in 0..LOOKS_MAX {
-            look = self.look(limit, (visible_in, unready), now, &blocked).await?;
-            expired += self.expire(&look).await?;
-            withheld += look.withheld;
-            missed.extend(&look.missed);
-            let in_vain = !look.blocked.is_empty() || !look.expired.is_empty();
-            if !look.rows.is_empty() || !look.cut(limit) || !in_vain {
+        let mut claimed = ClaimAnswer::default();
+        let (mut expired, mut withheld, mut missed) = (0, 0, MissedRows::default());
+        for _ in 0..STATEMENTS_MAX {
+            claimed = self.claim_once(limit, (visible_in, unready), now, &blocked).await?;
+            expired += self.expire(&claimed).await?;
+            withheld += claimed.withheld;
+            missed.extend(&claimed.missed);
+            let in_vain = !claimed.blocked.is_empty() || !claimed.expired.is_empty();
+            if !claimed.rows.is_empty() || !claimed.cut(limit) || !in_vain {
                 break;
             }
-            blocked.extend(look.blocked.iter().cloned());
+            blocked.extend(claimed.blocked.iter().cloned());
             blocked.truncate(PAUSES_MAX);
         }
         for key in blocked {
@@ -184,41 +185,42 @@ impl Poller {
                 self.pauses.entry(key).or_insert((now + BLOCKED_PAUSE, 0));
             }
         }
-        let more = look.cut(limit);
-        if look.rows.is_empty() {
+        let more = claimed.cut(limit);
+        if claimed.rows.is_empty() {
             self.end("COMMIT").await?;
         }
-        let Look { rows, places, keys, large, at, claimed_at, .. } = look;
+        let ClaimAnswer { rows, places, keys, large, at, claimed_at, .. } = claimed;
         Ok(Claim { rows, at, claimed_at, expired, withheld, missed, more, places, keys, large })
     }
 
-    async fn look(
+    async fn claim_once(
         &mut self,
         limit: usize,
         (visible_in, unready): (Option<&str>, bool),
         now: Instant,
         blocked: &[String],
-    ) -> Result<Look, SourceError> {
+    ) -> Result<ClaimAnswer, SourceError> {
         let rests = |until: &Instant| *until > now && !unready;
         let resting = self.pauses.iter().filter(|(_, (until, _))| rests(until)).map(|(key, _)| key);
         let without = resting.chain(blocked).map(String::as_str).collect();
-        let ask = Ask { limit, visible_in, without, unready };
+        let ask = ClaimQuery { limit, visible_in, without, unready };
         let text = sql::claim(&self.spec, &self.shape, &ask);
-        // Looking again is in the same transaction.
+        // Further statements of a claim run in the same transaction.
         let text = if self.open { text.trim_start_matches(BEGIN) } else { &text };
         self.open = true;
         let doing = || format!("claim rows of table {}", self.spec.table);
         let failed = |error| SourceError::control(doing(), error).of(Statement::Claim);
         let answer = self.control.client().simple_query(text).await.map_err(failed)?;
-        let look = Look::read(&answer, &self.shape)?;
-        if look.table.is_some_and(|oid| oid != self.shape.oid) {
+        let claimed = ClaimAnswer::read(&answer, &self.shape)?;
+        if claimed.table.is_some_and(|oid| oid != self.shape.oid) {
             return Err(self.replaced());
         }
-        Ok(look)
+        Ok(claimed)
     }
 
-    /// The table was renamed or dropped since the session began, and another one has its name. Its rows are not
-    /// published before the next start has compared the two. The SQLSTATE is the server's where no table has the name.
+    /// The table was renamed or dropped since the session began, and another one has its name. Its rows must not be
+    /// published before the next start has compared the two tables. The SQLSTATE is the server's for a table that does
+    /// not exist.
     fn replaced(&self) -> SourceError {
         let table = &self.spec.table;
         let report = ServerReport {
@@ -232,24 +234,29 @@ impl Poller {
         SourceError::server(format!("claim rows of table {table}"), report).of(Statement::Claim)
     }
 
-    async fn expire(&self, look: &Look) -> Result<u64, SourceError> {
-        if look.expired.is_empty() {
+    async fn expire(&self, claimed: &ClaimAnswer) -> Result<u64, SourceError> {
+        if claimed.expired.is_empty() {
             return Ok(0);
         }
-        let marked = sql::expire(&self.spec, &look.expired);
+        let marked = sql::expire(&self.spec, &claimed.expired);
         self.mark(&marked).await?;
         Ok(marked.rows)
     }
 
-    /// Marks each row of the claim as its outcome says, in order, and commits.
+    /// Sets the status of each row of the claim as its outcome says, in order, and commits.
     ///
     /// # Errors
-    /// What the server says: then nothing may have been marked, and what was published will be claimed again. SQLSTATE
-    /// 09000 where rows took no mark (a trigger of the table undoes them): going on would publish them for ever.
+    /// An error of the server or of the connection: then possibly no row has a new status, and published events will be
+    /// claimed again. SQLSTATE 09000 if rows did not take their status (a trigger of the table undoes it): to continue
+    /// would publish them without end.
     ///
     /// # Panics
-    /// Where the outcomes are not as many as the rows, or a failure is to be kept by a table that keeps none.
-    pub async fn settle(&mut self, claim: Claim, outcomes: &[Settled]) -> Result<(), SourceError> {
+    /// If there are not as many outcomes as rows, or a failure is to be stored in a table that keeps none.
+    pub async fn settle(
+        &mut self,
+        claim: Claim,
+        outcomes: &[RowOutcome],
+    ) -> Result<(), SourceError> {
         if !claim.rows.is_empty() {
             self.mark_outcomes(&claim, outcomes).await?;
         }
@@ -259,10 +266,10 @@ impl Poller {
     async fn mark_outcomes(
         &mut self,
         claim: &Claim,
-        outcomes: &[Settled],
+        outcomes: &[RowOutcome],
     ) -> Result<(), SourceError> {
         assert_eq!(claim.rows.len(), outcomes.len(), "one outcome a row");
-        let fails = outcomes.iter().any(|outcome| matches!(outcome, Settled::Failed { .. }));
+        let fails = outcomes.iter().any(|outcome| matches!(outcome, RowOutcome::Failed { .. }));
         assert!(!fails || self.spec.keeps_failures(), "the table keeps no failures: park them");
         let mut marked = sql::settle(&self.spec, &self.shape, &claim.places, outcomes);
         marked.sql.push_str("COMMIT");
@@ -272,9 +279,9 @@ impl Poller {
         Ok(())
     }
 
-    /// Marks rows of the claim as their outcomes say, in order, and commits; the rows of `left` are locked again at
-    /// once and stay the claim's. `false`: another session has locked, changed or deleted one of those in that
-    /// moment. What was marked stays so, and the claim is to be abandoned.
+    /// Sets the status of rows of the claim as their outcomes say, in order, and commits; the rows of `left` are locked
+    /// again immediately and stay in the claim. Returns `false` if another session has locked, changed or deleted one
+    /// of them in between. The status that was set is kept, and the claim must be abandoned.
     ///
     /// # Errors
     /// As [`Self::settle`].
@@ -284,7 +291,7 @@ impl Poller {
     pub async fn settle_part(
         &mut self,
         claim: &Claim,
-        outcomes: &[Settled],
+        outcomes: &[RowOutcome],
         left: &[usize],
     ) -> Result<bool, SourceError> {
         self.mark_outcomes(claim, outcomes).await?;
@@ -304,8 +311,8 @@ impl Poller {
         Ok(left.iter().all(|place| had.contains(place)))
     }
 
-    /// The failures of a row of a claim and one more, where it is dead with that, as its layout counts; `None` where
-    /// it is not, or its table keeps no failures ([`PollSpec::keeps_failures`]).
+    /// The failures of a claimed row plus one more, if that failure is its last one by the rules of its layout; `None`
+    /// if it is not, or the table keeps no failures ([`PollSpec::keeps_failures`]).
     pub fn dies(&self, row: &[u8]) -> Option<u32> {
         dies(&self.spec, &self.shape, row)
     }
@@ -314,15 +321,15 @@ impl Poller {
     /// transaction.
     ///
     /// # Errors
-    /// What the server says.
-    pub async fn keep_value(&self, keep: &Keep<'_>) -> Result<(), SourceError> {
+    /// An error of the server or of the connection.
+    pub async fn keep_value(&self, keep: &PayloadCopy<'_>) -> Result<(), SourceError> {
         keep.run(self.client(), &self.spec, &self.shape).await
     }
 
-    /// Gives the claim up: its rows are free, and nothing is marked. Does nothing where there is none.
+    /// Abandons the claim: its rows are unlocked, without a new status. Does nothing if no claim is open.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub async fn abandon(&mut self) -> Result<(), SourceError> {
         if self.open { self.end("ROLLBACK").await } else { Ok(()) }
     }
@@ -334,8 +341,8 @@ impl Poller {
         Ok(())
     }
 
-    /// Runs marks, and sees that every row took its own.
-    async fn mark(&self, marked: &Marked) -> Result<(), SourceError> {
+    /// Runs status updates, and checks that every row took its status.
+    async fn mark(&self, marked: &StatusUpdate) -> Result<(), SourceError> {
         let doing = || format!("mark rows of table {}", self.spec.table);
         let failed = |error| SourceError::control(doing(), error).of(Statement::Settle);
         let answer = self.control.client().simple_query(&marked.sql).await.map_err(failed)?;
@@ -362,23 +369,24 @@ impl Poller {
         Err(SourceError::server(doing(), report).of(Statement::Settle))
     }
 
-    /// Waits until rows were inserted, where the table has the trigger of `setup --notify`; else for ever. What came
-    /// while nobody waited counts. Cancel-safe. A session hears nothing while its claim is open.
+    /// Waits until rows were inserted, if the table has the trigger of `setup --notify`; otherwise without an end. A
+    /// notification that arrived while nobody waited counts. Cancel-safe. A session receives no notification while its
+    /// claim is open.
     pub async fn notified(&self) {
-        self.heard.notified().await;
+        self.inserted.notified().await;
     }
 
-    /// The same, apart from the poller: to wait for both this and [`Self::closed`].
+    /// The same as a handle of its own, to wait for this and for [`Self::closed`] together.
     pub fn wake(&self) -> Arc<Notify> {
-        Arc::clone(&self.heard)
+        Arc::clone(&self.inserted)
     }
 
-    /// What cancels the statement of a claim.
+    /// Cancels the statement of a claim.
     pub fn canceller(&self) -> Option<Canceller> {
         self.control.canceller()
     }
 
-    /// Waits until the session ends and says why. Cancel-safe, and may be called again.
+    /// Waits until the session ends, and returns why. Cancel-safe, and may be called again.
     pub async fn closed(&mut self) -> SourceError {
         self.control.closed().await
     }
@@ -387,41 +395,39 @@ impl Poller {
 /// How [`sql::claim`] begins.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;\n";
 
-// Aggregates that are left out for a while: their rows would fill each claim, and bring nothing.
-//
-// Kept in memory, and gone with the session. Which rows are claimed without them is for the statement in `sql`.
-
-/// Most aggregates that are left out for a while; further ones are looked at again by each claim.
+/// Most aggregates that are left out for a while, in memory: their rows would fill each claim without being
+/// publishable. Further aggregates are claimed again each time.
 const PAUSES_MAX: usize = 1_000;
 /// How long an aggregate is left out when its held-back rows filled a claim.
 const BLOCKED_PAUSE: Duration = Duration::from_secs(1);
 
 impl Poller {
-    /// A table that has no column for it: the pause after a failure is ours to remember.
-    fn pause(&mut self, claim: &Claim, outcomes: &[Settled]) {
+    /// Remembers pauses: a table without a column for them does not record the pause after a failure.
+    fn pause(&mut self, claim: &Claim, outcomes: &[RowOutcome]) {
         let now = Instant::now();
-        // All are held, for events that are parked: else the oldest rows of some aggregates are all that is claimed.
-        let all_held = outcomes.iter().all(|outcome| *outcome == Settled::Held);
+        // All rows are held for parked events: without a pause only the oldest rows of these aggregates would be
+        // claimed.
+        let all_held = outcomes.iter().all(|outcome| *outcome == RowOutcome::Held);
         for key in claim.keys.iter().filter(|_| all_held) {
             if self.pauses.len() < PAUSES_MAX {
                 self.pauses.entry(key.clone()).or_insert((now + BLOCKED_PAUSE, 0));
             }
         }
-        if !matches!(self.spec.marks, Marks::Gcx { .. }) {
+        if !matches!(self.spec.marks, RowStatus::Gcx { .. }) {
             self.pauses.retain(|_, (until, _)| *until > now);
             return;
         }
         for (key, outcome) in claim.keys.iter().zip(outcomes) {
             match outcome {
-                Settled::Published | Settled::Moved => {
+                RowOutcome::Published | RowOutcome::Moved => {
                     self.pauses.remove(key);
                 }
-                Settled::Failed { .. } if self.pauses.len() < PAUSES_MAX => {
+                RowOutcome::Failed { .. } if self.pauses.len() < PAUSES_MAX => {
                     let failures = self.pauses.get(key).map_or(1, |(_, failures)| failures + 1);
                     let until = now + self.spec.backoff.after(failures);
                     self.pauses.insert(key.clone(), (until, failures));
                 }
-                Settled::Failed { .. } | Settled::Held => {}
+                RowOutcome::Failed { .. } | RowOutcome::Held => {}
             }
         }
         let kept = self.spec.backoff.after(u32::MAX);
@@ -430,22 +436,19 @@ impl Poller {
     }
 }
 
-// How long the oldest ready row of a polled table has waited: what the lag of polling is made from.
-//
-// Reads only, on any session: the answer does not depend on claims, and is there when no claim can be made.
-
-/// The type of a column whose value is a moment, without a look at the session's time zone.
+/// The type of a column whose value is a point in time, regardless of the session's time zone.
 const MOMENT: &str = "timestamp with time zone";
 
-/// The question for the oldest ready row of one table.
+/// The query for how long the oldest ready row of a polled table has waited, from which the lag of polling is computed.
+/// It only reads, on any session, so it works when no claim is possible.
 #[derive(Clone, Debug)]
 pub struct OldestReady {
     sql: String,
 }
 
 impl OldestReady {
-    /// The question, for a table of this description.
-    pub(super) fn of(spec: &PollSpec, shape: &Shape) -> Self {
+    /// The query for a table of this shape.
+    pub(super) fn of(spec: &PollSpec, shape: &TableShape) -> Self {
         let moment =
             |name: &str| shape.column(name).is_some_and(|column| column.type_name == MOMENT);
         let (table, ready) = (&spec.table, ready(spec, shape, "o"));
@@ -455,9 +458,9 @@ impl OldestReady {
         };
         // A row that was delayed, or has failed before, is ready since then.
         let later = match &spec.marks {
-            Marks::Commerce { available_at, .. } => Some(available_at),
-            Marks::Sqlgarden { last_attempt_at, .. } => Some(last_attempt_at),
-            Marks::Delete | Marks::PublishedAt { .. } | Marks::Gcx { .. } => None,
+            RowStatus::Commerce { available_at, .. } => Some(available_at),
+            RowStatus::Sqlgarden { last_attempt_at, .. } => Some(last_attempt_at),
+            RowStatus::Delete | RowStatus::PublishedAt { .. } | RowStatus::Gcx { .. } => None,
         };
         let columns = [Some(time), later.map(String::as_str).filter(|name| moment(name))];
         let columns: Vec<String> =
@@ -466,7 +469,7 @@ impl OldestReady {
         let age = |since: &str| {
             format!("(extract(epoch FROM clock_timestamp() - {since}) * 1000000)::int8")
         };
-        // With a number for an id the first row by its index is the oldest; else each ready row has to be looked at.
+        // If the id is a number, the first row by its index is the oldest; otherwise every ready row has to be read.
         let sql = if shape.column(&spec.id).is_some_and(|column| column.number) {
             let order = order::id(spec, shape, "o");
             format!(
@@ -480,12 +483,12 @@ impl OldestReady {
         Self { sql }
     }
 
-    /// Whether a row is ready, and for how long where its table tells.
+    /// Whether a row is ready, and for how long, if the table records that.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub async fn ask(&self, client: &Client) -> Result<Option<Option<Duration>>, SourceError> {
-        let doing = "look for the oldest row of the outbox that is ready";
+        let doing = "read the oldest row of the outbox that is ready";
         let row = client.query_opt(&self.sql, &[]).await;
         let Some(row) = row.map_err(|error| SourceError::control(doing, error))? else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! What polling is told of a table: its names, its marks, and how often a failure is tried again. Plain data.
+//! The description of a polled table: names, the columns of the rows' status, and the policy for attempts. Plain data.
 
 use crate::names::TableName;
 use postrider_core::zone::Zone;
@@ -17,17 +17,17 @@ pub struct PollSpec {
     pub aggregate_type: String,
     /// The aggregate's id.
     pub aggregate_id: String,
-    /// When the event happened: the order, where the id is not a number.
+    /// When the event happened: the order, if the id is not a number.
     pub time: Option<String>,
-    /// Records have this time, where it is one that a broker takes.
+    /// Records get this time as their timestamp, if a broker accepts it.
     pub stamps: bool,
-    /// What is written into a row.
-    pub marks: Marks,
+    /// The columns of a row's status.
+    pub marks: RowStatus,
     /// A published row is deleted, whatever the layout would write (`poll.mark = "delete"`).
     pub delete: bool,
-    /// A row that failed holds back the later ones of its aggregate (`parking.on_poison = "block_key"`).
+    /// A failed row holds back the later ones of its aggregate (`parking.on_poison = "block_key"`).
     pub block_key: bool,
-    /// Failures after which a row is not tried again, where the table does not say so itself.
+    /// Failures after which there is no further attempt, if the table does not say so itself.
     pub attempts_max: u32,
     /// The pause after a failure.
     pub backoff: Backoff,
@@ -63,12 +63,12 @@ impl Backoff {
     }
 }
 
-/// What a row says of itself: which columns, by name.
+/// How a row records its status: the names of the columns.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Marks {
+pub enum RowStatus {
     /// There is no status column: every row in the table is unpublished, and a published row is deleted.
     Delete,
-    /// A time, NULL until then.
+    /// A time, NULL until the row is published.
     PublishedAt {
         /// `timestamptz`
         published_at: String,
@@ -79,11 +79,11 @@ pub enum Marks {
         processed_at: String,
         /// Failures.
         attempts: String,
-        /// Not before.
+        /// No attempt before this time.
         available_at: String,
         /// The last failure, as text.
         last_error: String,
-        /// Where a row goes that has failed more than [`PollSpec::attempts_max`] times.
+        /// The table to which a row is moved that has failed more than [`PollSpec::attempts_max`] times.
         dlq: TableName,
     },
     /// Layout `gcx`.
@@ -92,31 +92,31 @@ pub enum Marks {
         status: String,
         /// Failures.
         retry_count: String,
-        /// Failures after which it is `failed`.
+        /// Failures after which the status is `failed`.
         max_retries: String,
         /// `timestamptz`
         published_at: String,
-        /// Not after.
+        /// Not published after this time.
         expires_at: String,
     },
     /// Layout `sqlgarden`.
     Sqlgarden {
         /// `PENDING`, `PUBLISHING`, `PUBLISHED`, `FAILED`.
         status: String,
-        /// Tries, the successful one too.
+        /// Attempts, including the successful one.
         attempt_count: String,
-        /// The last of them.
+        /// The time of the last attempt.
         last_attempt_at: String,
     },
 }
 
-impl Marks {
+impl RowStatus {
     /// `adr30`'s names.
     pub fn adr30() -> Self {
         Self::PublishedAt { published_at: "published_at".to_owned() }
     }
 
-    /// `commerce`'s names, for this table: the dead letters are beside it in `…_dlq`.
+    /// `commerce`'s names, for this table: the dead-letter table is beside it and named `…_dlq`.
     pub fn commerce(table: &TableName) -> Self {
         Self::Commerce {
             processed_at: "processed_at".to_owned(),
@@ -147,7 +147,7 @@ impl Marks {
         }
     }
 
-    /// The columns, which the table must have.
+    /// The columns that the table must have.
     pub(super) fn columns(&self) -> Vec<&str> {
         let columns: [Option<&String>; 5] = match self {
             Self::Delete => [None; 5],
@@ -165,7 +165,7 @@ impl Marks {
         columns.into_iter().flatten().map(String::as_str).collect()
     }
 
-    /// The type of one of the columns, as the layouts' own SQL has it.
+    /// The type of one of the columns, as in the layouts' own SQL.
     pub(crate) fn column_type(&self, column: &str) -> &'static str {
         match self {
             Self::Commerce { attempts, .. } if column == attempts => "smallint NOT NULL DEFAULT 0",
@@ -202,7 +202,8 @@ impl Marks {
 }
 
 impl PollSpec {
-    /// Whether a failure is kept in the row itself. Else the event is to be parked, and its row settled as moved.
+    /// Whether a failure is recorded in the row itself. Otherwise the event has to be parked, and its row settled as
+    /// moved.
     pub fn keeps_failures(&self) -> bool {
         self.marks.failures().is_some()
     }
@@ -210,49 +211,53 @@ impl PollSpec {
     /// Whether rows are deleted.
     pub fn deletes(&self) -> bool {
         match &self.marks {
-            Marks::Delete | Marks::Commerce { .. } => true,
-            Marks::PublishedAt { .. } | Marks::Gcx { .. } | Marks::Sqlgarden { .. } => self.delete,
+            RowStatus::Delete | RowStatus::Commerce { .. } => true,
+            RowStatus::PublishedAt { .. } | RowStatus::Gcx { .. } | RowStatus::Sqlgarden { .. } => {
+                self.delete
+            }
         }
     }
 
-    /// Whether claims find rows that have expired, and mark them.
+    /// Whether claims find expired rows and set their status.
     pub fn expires(&self) -> bool {
-        matches!(self.marks, Marks::Gcx { .. })
+        matches!(self.marks, RowStatus::Gcx { .. })
     }
 
-    /// Where rows that have failed for good are moved.
+    /// The table to which rows are moved that have failed for good.
     pub fn dlq(&self) -> Option<&TableName> {
         match &self.marks {
-            Marks::Commerce { dlq, .. } => Some(dlq),
-            Marks::Delete
-            | Marks::PublishedAt { .. }
-            | Marks::Gcx { .. }
-            | Marks::Sqlgarden { .. } => None,
+            RowStatus::Commerce { dlq, .. } => Some(dlq),
+            RowStatus::Delete
+            | RowStatus::PublishedAt { .. }
+            | RowStatus::Gcx { .. }
+            | RowStatus::Sqlgarden { .. } => None,
         }
     }
 
-    /// The columns that an `UPDATE` of a mark writes.
+    /// The columns that a status `UPDATE` writes.
     pub(crate) fn written(&self) -> Vec<&str> {
         let columns: [Option<&String>; 5] = match &self.marks {
-            Marks::Delete => [None; 5],
-            Marks::PublishedAt { published_at } => {
+            RowStatus::Delete => [None; 5],
+            RowStatus::PublishedAt { published_at } => {
                 [Some(published_at).filter(|_| !self.delete), None, None, None, None]
             }
-            Marks::Commerce { processed_at, attempts, available_at, last_error, dlq: _ } => [
+            RowStatus::Commerce { processed_at, attempts, available_at, last_error, dlq: _ } => [
                 Some(processed_at).filter(|_| !self.delete),
                 Some(attempts),
                 Some(available_at),
                 Some(last_error),
                 None,
             ],
-            Marks::Gcx { status, retry_count, published_at, max_retries: _, expires_at: _ } => [
-                Some(status),
-                Some(retry_count),
-                Some(published_at).filter(|_| !self.delete),
-                None,
-                None,
-            ],
-            Marks::Sqlgarden { status, attempt_count, last_attempt_at } => {
+            RowStatus::Gcx { status, retry_count, published_at, max_retries: _, expires_at: _ } => {
+                [
+                    Some(status),
+                    Some(retry_count),
+                    Some(published_at).filter(|_| !self.delete),
+                    None,
+                    None,
+                ]
+            }
+            RowStatus::Sqlgarden { status, attempt_count, last_attempt_at } => {
                 [Some(status), Some(attempt_count), Some(last_attempt_at), None, None]
             }
         };

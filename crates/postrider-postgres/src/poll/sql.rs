@@ -5,10 +5,10 @@
 //! round trip. It is planned anew each time, on purpose: a plan made while the outbox was empty is the wrong one for
 //! a backlog.
 
-use super::claim::{Claim, Place, Settled};
+use super::claim::{Claim, Place, RowOutcome};
 use super::order::{age_column, before, order, source};
-use super::spec::{Marks, PollSpec};
-use super::table::{Shape, TableColumn};
+use super::spec::{PollSpec, RowStatus};
+use super::table::{TableColumn, TableShape};
 use crate::names::{ident, literal};
 use crate::statement::{Statement, StatementError};
 use crate::times::TimeType;
@@ -20,36 +20,37 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use tokio_postgres::Client;
 
-/// Most bytes of the rows of one claim, by the sizes of their values; one row is always taken.
+/// Most bytes of the rows of one claim, by the sizes of their values; at least one row is claimed.
 pub const CLAIM_BYTES_MAX: usize = 8 << 20;
 
 /// Most bytes of one row's values, as text. A larger row is parked without its large values: about six copies of a
-/// value exist while it is published, and the service is to run in 512 MB.
+/// value exist while it is published, and the service must run in 512 MB.
 pub const ROW_BYTES_MAX: usize = 64 << 20;
 
-/// Values of such a row that are not larger are read.
+/// Values up to this size are read even of a row that is too large.
 const KEPT_BYTES_MAX: usize = 64 << 10;
 
-/// What one claim asks for.
-pub(super) struct Ask<'a> {
+/// The parameters of one claim.
+pub(super) struct ClaimQuery<'a> {
     pub(super) limit: usize,
-    /// Only rows that this snapshot sees, and rows that polling has tried before.
+    /// Only rows that this snapshot sees, and rows for which polling has made an attempt before.
     pub(super) visible_in: Option<&'a str>,
     /// Aggregates to leave out.
     pub(super) without: Vec<&'a str>,
-    /// Also rows that are delayed, or have failed: nothing waits for another row.
+    /// Include rows that are delayed or have failed: no row waits for another one.
     pub(super) unready: bool,
 }
 
-/// Begins the transaction, claims, and reads the clock and the OID of the table that has the name now.
+/// Begins the transaction, claims rows, and reads the clock and the OID of the table that has the name now.
 ///
-/// Each row of the claim is: its place in the order, by which whoever reads them sorts; the aggregate's key; OID and
-/// place of the row; whether it has expired; how many rows were looked at; whether it was had, and is locked by us;
-/// the transaction that wrote it; whether it is larger than [`ROW_BYTES_MAX`]; and the table's columns. A row that
-/// could not be had is locked, has an unready one before it, or has gone meanwhile.
+/// A row of the answer has these columns: its number in the order, by which the reader sorts; the aggregate's key; OID
+/// and place of the row; whether it has expired; how many rows were considered; whether it could be locked; the
+/// transaction that wrote it; whether it is larger than [`ROW_BYTES_MAX`]; and the table's columns. A row that could
+/// not be locked is locked by another session, has an unready row before it, or was deleted meanwhile.
 ///
-/// `NOT IN` and no join, since the planner underrates how many rows are locked, and would compare each with each.
-pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
+/// `NOT IN` and no join, because the planner underestimates how many rows are locked, and would compare every row with
+/// every other one.
+pub(super) fn claim(spec: &PollSpec, shape: &TableShape, ask: &ClaimQuery<'_>) -> String {
     let table = &spec.table;
     let ready = if ask.unready { unpublished(spec, shape, "o") } else { ready(spec, shape, "o") };
     let order = order(spec, shape);
@@ -115,7 +116,7 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
     )
 }
 
-/// An aggregate as one text, as [`super::claim::Claim`] remembers it.
+/// An aggregate as one text, as in [`super::claim::Claim`].
 pub(super) fn key(spec: &PollSpec, row: &str) -> String {
     format!(
         "concat({row}.{}, chr(31), {row}.{})",
@@ -124,22 +125,22 @@ pub(super) fn key(spec: &PollSpec, row: &str) -> String {
     )
 }
 
-/// Rows that may be published now, were there no other rows.
-pub(super) fn ready(spec: &PollSpec, shape: &Shape, row: &str) -> String {
+/// The condition for rows that may be published now, regardless of other rows.
+pub(super) fn ready(spec: &PollSpec, shape: &TableShape, row: &str) -> String {
     let column = |name: &str| format!("{row}.{}", ident(name));
     match &spec.marks {
-        Marks::Delete => "true".to_owned(),
-        Marks::PublishedAt { published_at } => format!("{} IS NULL", column(published_at)),
-        Marks::Commerce { processed_at, available_at, .. } => format!(
+        RowStatus::Delete => "true".to_owned(),
+        RowStatus::PublishedAt { published_at } => format!("{} IS NULL", column(published_at)),
+        RowStatus::Commerce { processed_at, available_at, .. } => format!(
             "{} IS NULL AND coalesce({} <= now(), true)",
             column(processed_at),
-            instant(shape, spec.zone.as_ref(), row, available_at, Twice::Earlier)
+            instant(shape, spec.zone.as_ref(), row, available_at, AmbiguousTime::Earlier)
         ),
-        Marks::Gcx { status, .. } => format!("{} = 'pending'", column(status)),
-        Marks::Sqlgarden { status, .. } => {
+        RowStatus::Gcx { status, .. } => format!("{} = 'pending'", column(status)),
+        RowStatus::Sqlgarden { status, .. } => {
             let status = column(status);
             let again = sqlgarden_again(spec, shape, row);
-            // The first condition is the partial index's of `sql/layouts`.
+            // The first condition is that of the partial index in `sql/layouts`.
             format!(
                 "{status} <> 'PUBLISHED' AND ({status} IN ('PENDING', 'PUBLISHING') OR {status} = 'FAILED' AND {again})"
             )
@@ -147,26 +148,27 @@ pub(super) fn ready(spec: &PollSpec, shape: &Shape, row: &str) -> String {
     }
 }
 
-/// Rows that are not published, whatever keeps them from it. What expired stays as it is.
-pub(super) fn unpublished(spec: &PollSpec, shape: &Shape, row: &str) -> String {
+/// The condition for rows that are not published, for whatever reason. An expired row is not included.
+pub(super) fn unpublished(spec: &PollSpec, shape: &TableShape, row: &str) -> String {
     let column = |name: &str| format!("{row}.{}", ident(name));
     match &spec.marks {
-        Marks::Delete | Marks::PublishedAt { .. } => ready(spec, shape, row),
-        Marks::Commerce { processed_at, .. } => format!("{} IS NULL", column(processed_at)),
-        Marks::Gcx { status, expires_at, .. } => {
+        RowStatus::Delete | RowStatus::PublishedAt { .. } => ready(spec, shape, row),
+        RowStatus::Commerce { processed_at, .. } => format!("{} IS NULL", column(processed_at)),
+        RowStatus::Gcx { status, expires_at, .. } => {
             let status = column(status);
-            let expires_at = instant(shape, spec.zone.as_ref(), row, expires_at, Twice::Later);
+            let expires_at =
+                instant(shape, spec.zone.as_ref(), row, expires_at, AmbiguousTime::Later);
             format!(
                 "({status} = 'pending' OR {status} = 'failed' AND coalesce({expires_at} > now(), true))"
             )
         }
-        Marks::Sqlgarden { status, .. } => format!("{} <> 'PUBLISHED'", column(status)),
+        RowStatus::Sqlgarden { status, .. } => format!("{} <> 'PUBLISHED'", column(status)),
     }
 }
 
-/// Rows (`o`) that are still to be published: not published, and not expired. A stream skips an event that has expired,
-/// and polling marks its row as failed.
-pub(super) fn to_publish(spec: &PollSpec, shape: &Shape) -> String {
+/// The condition for rows (`o`) that are still to be published: neither published nor expired. A stream skips an
+/// expired event, and polling sets its row's status to failed.
+pub(super) fn to_publish(spec: &PollSpec, shape: &TableShape) -> String {
     let unpublished = unpublished(spec, shape, "o");
     match expired(spec, shape) {
         Some(expired) => format!("{unpublished} AND NOT {expired}"),
@@ -174,24 +176,25 @@ pub(super) fn to_publish(spec: &PollSpec, shape: &Shape) -> String {
     }
 }
 
-/// Whether a failed row of `sqlgarden` is due again.
-fn sqlgarden_again(spec: &PollSpec, shape: &Shape, row: &str) -> String {
-    let Marks::Sqlgarden { attempt_count, last_attempt_at, .. } = &spec.marks else {
+/// Whether a failed row of `sqlgarden` is due for another attempt.
+fn sqlgarden_again(spec: &PollSpec, shape: &TableShape, row: &str) -> String {
+    let RowStatus::Sqlgarden { attempt_count, last_attempt_at, .. } = &spec.marks else {
         return "false".to_owned();
     };
     let count = ident(attempt_count);
-    let last = instant(shape, spec.zone.as_ref(), row, last_attempt_at, Twice::Earlier);
+    let last = instant(shape, spec.zone.as_ref(), row, last_attempt_at, AmbiguousTime::Earlier);
     let pause = spec.backoff.sql(&format!("{row}.{count}"));
     format!("({row}.{count} < {} AND coalesce({last} + {pause} <= now(), true))", spec.attempts_max)
 }
 
-/// Rows that are not published, are not ready, and hold back later ones of their aggregate (those of `f`).
-fn blocker(spec: &PollSpec, shape: &Shape) -> Option<String> {
+/// A query for rows that are not published, are not ready, and hold back the later rows of the same aggregate (that of
+/// `f`).
+fn blocker(spec: &PollSpec, shape: &TableShape) -> Option<String> {
     let column = |name: &str| format!("b.{}", ident(name));
     let unready = match &spec.marks {
-        Marks::Delete | Marks::PublishedAt { .. } => return None,
-        // A delay that no failure caused counts even where failures do not.
-        Marks::Commerce { processed_at, available_at, attempts, .. } => {
+        RowStatus::Delete | RowStatus::PublishedAt { .. } => return None,
+        // A delay that no failure has caused counts even if failures do not hold back other rows.
+        RowStatus::Commerce { processed_at, available_at, attempts, .. } => {
             let failed_too = if spec.block_key {
                 String::new()
             } else {
@@ -200,18 +203,18 @@ fn blocker(spec: &PollSpec, shape: &Shape) -> Option<String> {
             format!(
                 "{} IS NULL AND {} > now(){failed_too}",
                 column(processed_at),
-                instant(shape, spec.zone.as_ref(), "b", available_at, Twice::Earlier)
+                instant(shape, spec.zone.as_ref(), "b", available_at, AmbiguousTime::Earlier)
             )
         }
-        Marks::Gcx { .. } | Marks::Sqlgarden { .. } if !spec.block_key => return None,
-        Marks::Gcx { status, expires_at, .. } => {
+        RowStatus::Gcx { .. } | RowStatus::Sqlgarden { .. } if !spec.block_key => return None,
+        RowStatus::Gcx { status, expires_at, .. } => {
             format!(
                 "{} = 'failed' AND coalesce({} > now(), true)",
                 column(status),
-                instant(shape, spec.zone.as_ref(), "b", expires_at, Twice::Later)
+                instant(shape, spec.zone.as_ref(), "b", expires_at, AmbiguousTime::Later)
             )
         }
-        Marks::Sqlgarden { status, .. } => {
+        RowStatus::Sqlgarden { status, .. } => {
             let again = sqlgarden_again(spec, shape, "b");
             format!(
                 "{status} <> 'PUBLISHED' AND {status} = 'FAILED' AND NOT {again}",
@@ -228,23 +231,24 @@ fn blocker(spec: &PollSpec, shape: &Shape) -> Option<String> {
     ))
 }
 
-/// Rows whose time has passed: their layout gives up on them.
-fn expired(spec: &PollSpec, shape: &Shape) -> Option<String> {
+/// The condition for expired rows, which their layout does not publish any more.
+fn expired(spec: &PollSpec, shape: &TableShape) -> Option<String> {
     match &spec.marks {
-        Marks::Gcx { expires_at, .. } => Some(format!(
+        RowStatus::Gcx { expires_at, .. } => Some(format!(
             "coalesce({} <= now(), false)",
-            instant(shape, spec.zone.as_ref(), "o", expires_at, Twice::Later)
+            instant(shape, spec.zone.as_ref(), "o", expires_at, AmbiguousTime::Later)
         )),
-        Marks::Delete
-        | Marks::PublishedAt { .. }
-        | Marks::Commerce { .. }
-        | Marks::Sqlgarden { .. } => None,
+        RowStatus::Delete
+        | RowStatus::PublishedAt { .. }
+        | RowStatus::Commerce { .. }
+        | RowStatus::Sqlgarden { .. } => None,
     }
 }
 
-/// Rows that a snapshot sees, by the transaction that wrote them, whose epoch is the one that makes it past.
+/// The condition for rows that a snapshot sees, by the transaction that wrote them, with the epoch that puts it in the
+/// past.
 ///
-/// A row that polling marked as failed was written anew; it was polling's before, and stays so.
+/// A row that polling marked as failed has a new version; it belonged to polling before, and still does.
 fn visible(spec: &PollSpec, snapshot: &str) -> String {
     let past = "(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8)";
     let seen = format!(
@@ -258,8 +262,9 @@ fn visible(spec: &PollSpec, snapshot: &str) -> String {
     }
 }
 
-/// Bytes of a row's values as text. What is compressed is read for it, except `text`, whose size its header has.
-pub(super) fn size(shape: &Shape) -> String {
+/// The size of a row's values as text. A compressed value is read for this, except `text`, whose size is in its header.
+/// Unit: bytes.
+pub(super) fn size(shape: &TableShape) -> String {
     let fixed: usize = 8 * shape.columns.len();
     let varying = shape.columns.iter().filter(|column| column.varies);
     let sizes = varying.map(|column| format!(" + coalesce({}, 0)", size_of(column)));
@@ -277,7 +282,7 @@ fn size_of(column: &TableColumn) -> String {
     )
 }
 
-/// A value, or NULL where the row is too large and the value is not small.
+/// A value, or NULL if the row is too large and the value is not small.
 pub(super) fn value(column: &TableColumn, huge: &str) -> String {
     let name = ident(&column.name);
     if !column.varies {
@@ -289,8 +294,8 @@ pub(super) fn value(column: &TableColumn, huge: &str) -> String {
     )
 }
 
-/// Bytes that a row's values take as they are stored, which is known without reading them.
-pub(super) fn stored(shape: &Shape) -> String {
+/// The stored size of a row's values, which is known without reading them. Unit: bytes.
+pub(super) fn stored(shape: &TableShape) -> String {
     let fixed: usize = 8 * shape.columns.len();
     let names = shape.columns.iter().filter(|c| c.varies).map(|c| ident(&c.name));
     let sizes: Vec<String> =
@@ -298,10 +303,10 @@ pub(super) fn stored(shape: &Shape) -> String {
     format!("({fixed}::int8{})", sizes.concat())
 }
 
-/// Of each row, in the order of window `w`: `stored`, what its values take as they are stored, which is no more than
-/// their size; `total` of it so far, without rows that are not read whole; and whether a value is compressed. None
-/// of it reads a value that is stored outside of its row.
-pub(super) fn sizes(shape: &Shape) -> String {
+/// For each row, in the order of window `w`: `stored`, the stored size of its values, which is not above their size;
+/// `total`, the sum of it so far, without rows that are not read whole; and `packed`, whether a value is compressed.
+/// None of these reads a value that is stored outside of its row.
+pub(super) fn sizes(shape: &TableShape) -> String {
     let stored = stored(shape);
     let names = shape.columns.iter().filter(|c| c.varies).map(|c| ident(&c.name));
     let packed: Vec<String> =
@@ -317,12 +322,11 @@ pub(super) fn sizes(shape: &Shape) -> String {
 pub(super) const HUGE: &str =
     "(f.stored > (SELECT most FROM bound) OR f.n = ANY ((SELECT huge FROM bound)::int8[]))";
 
-/// Which rows of `first` fit into [`CLAIM_BYTES_MAX`], as `last`, and those that are too large. The size of a value
-/// that is compressed is known only when it is read: so, where there is one, rows are looked at one by one, and no
-/// further than the bound.
+/// Which rows of `first` fit into [`CLAIM_BYTES_MAX`], as `last`, and which are too large. The size of a compressed
+/// value is known only when the value is read; if there is one, rows are measured one by one, up to the bound.
 ///
-/// Its rows are found by their places in arrays: a join by number would compare each with each.
-pub(super) fn bound(table: &str, shape: &Shape) -> String {
+/// The rows are found by their places in arrays: a join by number would compare every row with every other one.
+pub(super) fn bound(table: &str, shape: &TableShape) -> String {
     format!(
         "lines AS MATERIALIZED (\n  \
            SELECT array_agg(f.oid ORDER BY f.n) AS oids, array_agg(f.tid ORDER BY f.n) AS tids, max(f.n) AS last,\n    \
@@ -347,8 +351,8 @@ pub(super) fn bound(table: &str, shape: &Shape) -> String {
     )
 }
 
-/// Locks the rows of a claim again, in a transaction of its own. Each row that was had is: OID, place, and the
-/// transaction that wrote it.
+/// Locks the rows of a claim again, in a new transaction. For each row that could be locked, the answer has its OID,
+/// its place, and the transaction that wrote it.
 pub(super) fn lock_again(spec: &PollSpec, rows: &[Place]) -> String {
     let mut by_table: BTreeMap<u32, Vec<Place>> = BTreeMap::new();
     for place in rows {
@@ -379,39 +383,36 @@ pub(super) fn places(places: &[Place]) -> String {
     text
 }
 
-// The marks as SQL: what each outcome writes, as the layouts' own statements do.
-//
-// `now()` is the time of the claim; `statement_timestamp()` that of settling, which is after the acknowledgement.
-
-/// Longest text of an error that is kept in a row. Unit: characters.
+/// Longest error text that is stored in a row. Unit: characters.
 pub const ERROR_CHARS_MAX: usize = 500;
 
-/// Statements, and how many rows they must touch.
+/// Statements that set the status of rows, and how many rows they must change. `now()` is the time of the claim;
+/// `statement_timestamp()` is the time of settling, after the acknowledgement.
 #[derive(Default, Debug)]
-pub(super) struct Marked {
+pub(super) struct StatusUpdate {
     pub(super) sql: String,
     pub(super) rows: u64,
 }
 
-/// Everything that the outcomes of one claim write, without the commit.
+/// Everything that the outcomes of one claim write, without the commit, as the layouts' own statements do.
 pub(super) fn settle(
     spec: &PollSpec,
-    shape: &Shape,
+    shape: &TableShape,
     rows: &[Place],
-    outcomes: &[Settled],
-) -> Marked {
-    let mut marked = Marked::default();
+    outcomes: &[RowOutcome],
+) -> StatusUpdate {
+    let mut marked = StatusUpdate::default();
     let mut published: BTreeMap<u32, Vec<Place>> = BTreeMap::new();
     let mut failed: BTreeMap<u32, Vec<(Place, String)>> = BTreeMap::new();
     for (place, outcome) in rows.iter().zip(outcomes) {
         match outcome {
-            Settled::Published | Settled::Moved => {
+            RowOutcome::Published | RowOutcome::Moved => {
                 published.entry(place.oid).or_default().push(*place);
             }
-            Settled::Failed { error, code } => {
+            RowOutcome::Failed { error, code } => {
                 failed.entry(place.oid).or_default().push((*place, words(code, error)));
             }
-            Settled::Held => continue,
+            RowOutcome::Held => continue,
         }
         marked.rows += 1;
     }
@@ -430,35 +431,36 @@ pub(super) fn settle(
 }
 
 /// `UPDATE` or `DELETE` of published rows, without its `WHERE`.
-pub(super) fn success(spec: &PollSpec, shape: &Shape, now: &str) -> String {
+pub(super) fn success(spec: &PollSpec, shape: &TableShape, now: &str) -> String {
     let table = &spec.table;
     let stored = |column: &str, at: &str| stored_time(shape, spec.zone.as_ref(), column, at);
     if spec.delete {
         return format!("DELETE FROM {table} AS o");
     }
     match &spec.marks {
-        Marks::Delete => format!("DELETE FROM {table} AS o"),
-        Marks::PublishedAt { published_at } => {
+        RowStatus::Delete => format!("DELETE FROM {table} AS o"),
+        RowStatus::PublishedAt { published_at } => {
             format!(
                 "UPDATE {table} AS o SET {} = {}",
                 ident(published_at),
                 stored(published_at, now)
             )
         }
-        Marks::Commerce { processed_at, .. } => {
+        RowStatus::Commerce { processed_at, .. } => {
             format!(
                 "UPDATE {table} AS o SET {} = {}",
                 ident(processed_at),
                 stored(processed_at, now)
             )
         }
-        Marks::Gcx { status, published_at, .. } => {
+        RowStatus::Gcx { status, published_at, .. } => {
             let now = stored(published_at, now);
             let (status, published_at) = (ident(status), ident(published_at));
             format!("UPDATE {table} AS o SET {status} = 'published', {published_at} = {now}")
         }
-        Marks::Sqlgarden { status, attempt_count, last_attempt_at } => {
-            // PUBLISHING, and the count of the attempt, are of this transaction too: nobody else sees them alone.
+        RowStatus::Sqlgarden { status, attempt_count, last_attempt_at } => {
+            // PUBLISHING, and the count of the attempt, would be written by this same transaction, so no other session
+            // could see them.
             let now = stored(last_attempt_at, "now()");
             let (status, count, last) =
                 (ident(status), ident(attempt_count), ident(last_attempt_at));
@@ -469,14 +471,14 @@ pub(super) fn success(spec: &PollSpec, shape: &Shape, now: &str) -> String {
     }
 }
 
-fn failure(spec: &PollSpec, shape: &Shape, oid: u32, rows: &[(Place, String)]) -> String {
+fn failure(spec: &PollSpec, shape: &TableShape, oid: u32, rows: &[(Place, String)]) -> String {
     let table = &spec.table;
     let all: Vec<Place> = rows.iter().map(|(place, _)| *place).collect();
     let these = format!("o.tableoid = {oid} AND o.ctid = ANY ({})", places(&all));
     match &spec.marks {
-        Marks::Delete | Marks::PublishedAt { .. } => String::new(),
-        Marks::Commerce { .. } => commerce_failure(spec, shape, oid, rows),
-        Marks::Gcx { status, retry_count, max_retries, .. } => {
+        RowStatus::Delete | RowStatus::PublishedAt { .. } => String::new(),
+        RowStatus::Commerce { .. } => commerce_failure(spec, shape, oid, rows),
+        RowStatus::Gcx { status, retry_count, max_retries, .. } => {
             let (status, count, max) = (ident(status), ident(retry_count), ident(max_retries));
             format!(
                 "UPDATE {table} AS o SET {count} = o.{count} + 1,\n  \
@@ -484,7 +486,7 @@ fn failure(spec: &PollSpec, shape: &Shape, oid: u32, rows: &[(Place, String)]) -
                  WHERE {these};\n"
             )
         }
-        Marks::Sqlgarden { status, attempt_count, last_attempt_at } => {
+        RowStatus::Sqlgarden { status, attempt_count, last_attempt_at } => {
             let now = stored_time(shape, spec.zone.as_ref(), last_attempt_at, "now()");
             let (status, count, last) =
                 (ident(status), ident(attempt_count), ident(last_attempt_at));
@@ -496,8 +498,13 @@ fn failure(spec: &PollSpec, shape: &Shape, oid: u32, rows: &[(Place, String)]) -
     }
 }
 
-fn commerce_failure(spec: &PollSpec, shape: &Shape, oid: u32, rows: &[(Place, String)]) -> String {
-    let Marks::Commerce { attempts, available_at, last_error, dlq, .. } = &spec.marks else {
+fn commerce_failure(
+    spec: &PollSpec,
+    shape: &TableShape,
+    oid: u32,
+    rows: &[(Place, String)],
+) -> String {
+    let RowStatus::Commerce { attempts, available_at, last_error, dlq, .. } = &spec.marks else {
         return String::new();
     };
     let table = &spec.table;
@@ -524,7 +531,7 @@ fn commerce_failure(spec: &PollSpec, shape: &Shape, oid: u32, rows: &[(Place, St
     );
     let Some(columns) = &shape.dlq else { return format!("{update};\n") };
     let names: Vec<String> = columns.iter().map(|name| ident(name)).collect();
-    // As the row would be after the update; a row cannot be updated and deleted by one statement.
+    // The row as it would be after the update; one statement cannot update and delete the same row.
     let moved: Vec<String> = names
         .iter()
         .map(|name| match name {
@@ -544,10 +551,10 @@ fn commerce_failure(spec: &PollSpec, shape: &Shape, oid: u32, rows: &[(Place, St
     )
 }
 
-/// Rows whose time has passed get the state that nobody looks at again.
-pub(super) fn expire(spec: &PollSpec, rows: &[Place]) -> Marked {
-    let mut marked = Marked::default();
-    let Marks::Gcx { status, .. } = &spec.marks else { return marked };
+/// Gives expired rows their final status.
+pub(super) fn expire(spec: &PollSpec, rows: &[Place]) -> StatusUpdate {
+    let mut marked = StatusUpdate::default();
+    let RowStatus::Gcx { status, .. } = &spec.marks else { return marked };
     let mut by_table: BTreeMap<u32, Vec<Place>> = BTreeMap::new();
     for place in rows {
         by_table.entry(place.oid).or_default().push(*place);
@@ -565,61 +572,58 @@ pub(super) fn expire(spec: &PollSpec, rows: &[Place]) -> Marked {
     marked
 }
 
-/// One line, of bounded length, that a text column takes.
+/// The error as one line of bounded length that a text column accepts.
 fn words(code: &str, error: &str) -> String {
     let clean = |c: char| if c.is_control() { ' ' } else { c };
     format!("{code}: {error}").chars().map(clean).take(ERROR_CHARS_MAX).collect()
 }
 
-// Whether one more failure is a row's last, as its layout counts: what [`super::settle`] writes then is for good.
-
-/// The failures of a row, as it was claimed, and one more, where it is dead with that.
-pub(super) fn dies(spec: &PollSpec, shape: &Shape, row: &[u8]) -> Option<u32> {
+/// The failures of a claimed row plus one more, if that failure is its last one by the rules of its layout: [`settle`]
+/// then writes the final status.
+pub(super) fn dies(spec: &PollSpec, shape: &TableShape, row: &[u8]) -> Option<u32> {
     let failures = number(shape, row, spec.marks.failures()?)?.saturating_add(1);
     let dead = match &spec.marks {
-        Marks::Delete | Marks::PublishedAt { .. } => false,
-        // Over so many, and only where there is a table to move it to.
-        Marks::Commerce { .. } => shape.dlq.is_some() && failures > spec.attempts_max,
-        Marks::Gcx { max_retries, .. } => {
+        RowStatus::Delete | RowStatus::PublishedAt { .. } => false,
+        // More failures than allowed, and there is a table to move the row to.
+        RowStatus::Commerce { .. } => shape.dlq.is_some() && failures > spec.attempts_max,
+        RowStatus::Gcx { max_retries, .. } => {
             number(shape, row, max_retries).is_some_and(|max| failures >= max)
         }
-        Marks::Sqlgarden { .. } => failures >= spec.attempts_max,
+        RowStatus::Sqlgarden { .. } => failures >= spec.attempts_max,
     };
     dead.then_some(failures)
 }
 
-/// The number that a column of the row has.
-fn number(shape: &Shape, row: &[u8], name: &str) -> Option<u32> {
+/// The number in a column of the row.
+fn number(shape: &TableShape, row: &[u8], name: &str) -> Option<u32> {
     let at = shape.columns.iter().position(|column| column.name == name)?;
     let Ok(Message::Insert(insert)) = pgoutput::decode(row) else { return None };
     let Some(pgoutput::Column::Text(text)) = insert.new.get(at) else { return None };
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-// Rows that are too large to be read: the server copies the payload of one into the parked table by itself.
-
-/// Which payload is to be kept, and where.
+/// A payload that the server copies into the parked table, because its row is too large to be read.
 #[derive(Clone, Copy, Debug)]
-pub struct Keep<'a> {
+pub struct PayloadCopy<'a> {
     /// The claim that has the row.
     pub claim: &'a Claim,
-    /// Which row of it.
+    /// The index of the row in the claim.
     pub row: usize,
     /// The column of the payload.
     pub payload: &'a str,
-    /// The pipeline, and the position of the parked event.
+    /// The pipeline of the parked event.
     pub pipeline: &'a str,
-    /// The same.
+    /// The position of the parked event.
     pub position: Position,
 }
 
-impl Keep<'_> {
-    /// Copies it, in the claim's transaction. What is parked is the payload alone, as a person may want to read it.
+impl PayloadCopy<'_> {
+    /// Copies the payload in the claim's transaction. Only the payload is kept, for an operator who wants to read it.
     pub(super) async fn run(
         &self,
         client: &Client,
         spec: &PollSpec,
-        shape: &Shape,
+        shape: &TableShape,
     ) -> Result<(), SourceError> {
         let doing = || format!("keep the payload of a large row of table {}", spec.table);
         let Some(place) = self.claim.places.get(self.row) else { return Ok(()) };
@@ -645,27 +649,25 @@ impl Keep<'_> {
         let failed = |error| SourceError::control(doing(), error).of(Statement::Settle);
         match client.execute(&sql, &[]).await.map_err(failed)? {
             1 => Ok(()),
-            // A repair locks no rows: the row was changed, or deleted. It is read again.
+            // A repair locks no rows: the row was changed or deleted, and is read again.
             _ => Err(SourceError::new(SourceErrorKind::Closed, doing())),
         }
     }
 }
 
-// The index from which a claim reads the unpublished rows in the order in which they are published. Without it each
-// claim reads, and sorts, all rows that are unpublished, or passes over all that are published.
-
-/// What the table has of it.
+/// The index from which a claim reads the unpublished rows in the order of publishing. Without it each claim reads and
+/// sorts all unpublished rows, or reads all published rows as well.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ClaimIndex {
-    /// The statement that makes it.
+    /// The statement that creates it.
     pub(crate) create: String,
-    /// There is one.
+    /// Such an index exists.
     pub(crate) exists: bool,
 }
 
-/// The order is that of the id where it is a number, else that of the time; `kind` is what the table is. An index
-/// serves whose first column is the order's, or the mark's and then the order's; and which has the unpublished rows
-/// alone, by its condition or by the mark's column in front, where published rows stay.
+/// The order is that of the id if it is a number, else that of the time; `kind` is the kind of the table. An index is
+/// suitable if its first column is the order's, or the status column followed by the order's, and if, where published
+/// rows stay in the table, it contains only unpublished rows by its condition, or has the status column first.
 const SQL: &str = "\
 WITH o AS ( \
   SELECT CASE WHEN CASE WHEN t.typbasetype <> 0 THEN t.typbasetype ELSE t.oid END IN (20, 21, 23, 1700) \
@@ -683,62 +685,62 @@ SELECT o.name, o.partitioned, EXISTS ( \
           ELSE i.indkey[0] = m.attnum OR strpos(pg_get_expr(i.indpred, i.indrelid), m.attname) > 0 END) \
 FROM o WHERE o.name IS NOT NULL";
 
-/// Reads whether the table with this OID has it; `None` where there is no order that an index could have (the id is no
-/// number, and no time is named).
+/// Reads whether the table with this OID has such an index; `None` if no index could have the order (the id is not a
+/// number, and no time is configured).
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub(crate) async fn read(
     client: &Client,
     oid: u32,
     spec: &PollSpec,
 ) -> Result<Option<ClaimIndex>, SourceError> {
-    let failed = |e| SourceError::control("look for the index of claims", e);
+    let failed = |e| SourceError::control("read the index of claims", e);
     let (mark, condition) = unpublished_rows(spec).unzip();
     let mark = mark.as_deref();
     let row = client.query_opt(SQL, &[&oid, &spec.id, &spec.time, &mark]).await.map_err(failed)?;
     let Some(row) = row else { return Ok(None) };
     let (order, partitioned): (String, bool) =
         (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
-    // A partitioned table takes no CONCURRENTLY.
+    // A partitioned table does not allow CONCURRENTLY.
     let how = if partitioned { "" } else { " CONCURRENTLY" };
     let condition = condition.map_or_else(String::new, |condition| format!(" WHERE {condition}"));
     let create = format!("CREATE INDEX{how} ON {} ({}){condition};", spec.table, ident(&order));
     Ok(Some(ClaimIndex { create, exists: row.try_get(2).map_err(failed)? }))
 }
 
-/// The column that says whether a row is published, and the condition under which it is not; `None` where published
-/// rows go.
+/// The column that tells whether a row is published, and the condition under which it is not; `None` if published rows
+/// are deleted.
 fn unpublished_rows(spec: &PollSpec) -> Option<(String, String)> {
     if spec.delete {
         return None;
     }
     let (column, is_so) = match &spec.marks {
-        Marks::Delete => return None,
-        Marks::PublishedAt { published_at } => (published_at, "IS NULL"),
-        Marks::Commerce { processed_at, .. } => (processed_at, "IS NULL"),
-        Marks::Gcx { status, .. } => (status, "= 'pending'"),
-        Marks::Sqlgarden { status, .. } => (status, "<> 'PUBLISHED'"),
+        RowStatus::Delete => return None,
+        RowStatus::PublishedAt { published_at } => (published_at, "IS NULL"),
+        RowStatus::Commerce { processed_at, .. } => (processed_at, "IS NULL"),
+        RowStatus::Gcx { status, .. } => (status, "= 'pending'"),
+        RowStatus::Sqlgarden { status, .. } => (status, "<> 'PUBLISHED'"),
     };
     Some((column.clone(), format!("{} {is_so}", ident(column))))
 }
 
-// Times of columns as SQL: points in time out of columns without a zone, and back.
+// Times in columns as SQL: points in time from columns without a zone, and the reverse.
 //
-// The server computes what the stream's mapper computes (`zone`, `outbox::time`): of a local time that comes twice the
-// later instant is an expiry, the earlier one a delay; one that does not exist is read with the offset from before the
-// change. `AT TIME ZONE` gives the later of two, and has the same rule for what does not exist.
+// The server computes what the stream's mapper computes (`zone`, `outbox::time`): of an ambiguous local time the later
+// instant is an expiry, the earlier one a delay; a local time that does not exist is read with the offset from before
+// the change. `AT TIME ZONE` gives the later of two instants, and has the same rule for local times that do not exist.
 
-/// Which of two instants is meant where a local time comes twice.
+/// Which of two instants an ambiguous local time means (when clocks are set back, local times occur twice).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Twice {
+pub enum AmbiguousTime {
     /// The earlier one.
     Earlier,
     /// The later one.
     Later,
 }
 
-/// A day of the years 1 to 9999 that exists. As `outbox::time::is_plain`.
+/// An existing day of the years 1 to 9999, as in `outbox::time::is_plain`.
 const DAY: &str = "(?!0000)([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)\
                    |02-(0[1-9]|1[0-9]|2[0-8]))\
                    |([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)";
@@ -747,19 +749,24 @@ const TIME: &str = "[ T]([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,6})?
 /// An offset.
 const OFFSET: &str = "(Z|[+-](0[0-9]|1[0-5])(:[0-5][0-9]){0,2})";
 
-/// The point in time of `column`; NULL where a text holds none, which the mapper then refuses.
+/// The point in time of `column`; NULL if a text is no time, which the mapper then refuses.
 pub(crate) fn instant(
-    shape: &Shape,
+    shape: &TableShape,
     zone: Option<&Zone>,
     row: &str,
     column: &str,
-    twice: Twice,
+    twice: AmbiguousTime,
 ) -> String {
     instant_sql(shape.time_type(column), zone, &format!("{row}.{}", ident(column)), twice)
 }
 
-/// The same of any expression of such a type.
-pub fn instant_sql(kind: TimeType, zone: Option<&Zone>, value: &str, twice: Twice) -> String {
+/// As [`instant`], for any expression of such a type.
+pub fn instant_sql(
+    kind: TimeType,
+    zone: Option<&Zone>,
+    value: &str,
+    twice: AmbiguousTime,
+) -> String {
     match kind {
         TimeType::Absolute | TimeType::Other => value.to_owned(),
         TimeType::Local => local(&format!("{value}::timestamp"), zone, twice),
@@ -775,19 +782,19 @@ pub fn instant_sql(kind: TimeType, zone: Option<&Zone>, value: &str, twice: Twic
     }
 }
 
-/// Without a zone it is UTC: nothing is decided by such a column then.
-fn local(value: &str, zone: Option<&Zone>, twice: Twice) -> String {
+/// Without a configured zone, UTC: then no such column decides anything.
+fn local(value: &str, zone: Option<&Zone>, twice: AmbiguousTime) -> String {
     let Some(zone) = zone else { return format!("({value} AT TIME ZONE 'UTC')") };
     let zone = literal(zone.name());
-    // Beyond these, and for infinity, as UTC: `zone::Zone` has the same bounds.
+    // Outside of these bounds, and for infinity, UTC: `zone::Zone` has the same bounds.
     let has_rules = "l.at >= timestamp '0001-01-02' AND l.at < timestamp '9999-12-01'";
     match twice {
-        Twice::Later => format!(
+        AmbiguousTime::Later => format!(
             "(SELECT CASE WHEN {has_rules} THEN l.at AT TIME ZONE {zone} ELSE l.at AT TIME ZONE 'UTC' END \
              FROM (SELECT {value} AS at) AS l)"
         ),
-        // Where the time comes twice, its other instant has the offset of a day before.
-        Twice::Earlier => format!(
+        // The other instant of an ambiguous time has the offset of the day before.
+        AmbiguousTime::Earlier => format!(
             "(SELECT CASE WHEN e.at < l.later AND e.at AT TIME ZONE {zone} = l.at THEN e.at \
              ELSE coalesce(l.later, l.at AT TIME ZONE 'UTC') END \
              FROM (SELECT l.at, CASE WHEN {has_rules} THEN l.at AT TIME ZONE {zone} END AS later \
@@ -798,9 +805,9 @@ fn local(value: &str, zone: Option<&Zone>, twice: Twice) -> String {
     }
 }
 
-/// What is written into `column` for a point in time.
+/// The value to write into `column` for a point in time.
 pub(super) fn stored_time(
-    shape: &Shape,
+    shape: &TableShape,
     zone: Option<&Zone>,
     column: &str,
     instant: &str,

@@ -1,6 +1,6 @@
 //! The outbox as the catalog has it when polling begins: its columns, and the description that pgoutput would send.
 
-use super::spec::{Marks, PollSpec};
+use super::spec::{PollSpec, RowStatus};
 use crate::catalog::BASE_TYPE_SQL;
 use crate::names::{TableName, ident};
 use crate::times::TimeType;
@@ -8,14 +8,14 @@ use bytes::{BufMut, Bytes, BytesMut};
 use pg_replication::error::{ServerReport, SourceError, SqlState};
 use tokio_postgres::Client;
 
-/// What polling knows of the table.
+/// The definition of the table, as far as polling needs it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct TableShape {
     /// Its OID.
     pub(crate) oid: u32,
     /// Its columns, in order.
     pub(crate) columns: Vec<TableColumn>,
-    /// The columns that the dead-letter table has as well; `None` where there is no such table.
+    /// The columns that the dead-letter table has too; `None` if there is no such table.
     pub(super) dlq: Option<Vec<String>>,
 }
 
@@ -74,7 +74,7 @@ WHERE s.nspname = $1::text AND c.relname = $2::text AND c.relkind IN ('r', 'p') 
 ///
 /// # Errors
 /// 42P01 where there is no such table, 42703 where it lacks a column, as the server would say.
-pub(super) async fn read(client: &Client, spec: &PollSpec) -> Result<Shape, SourceError> {
+pub(super) async fn read(client: &Client, spec: &PollSpec) -> Result<TableShape, SourceError> {
     let table = &spec.table;
     let (oid, columns) = columns(client, table).await?;
     if columns.is_empty() {
@@ -85,20 +85,21 @@ pub(super) async fn read(client: &Client, spec: &PollSpec) -> Result<Shape, Sour
         return Err(refused(table, "42703", format!("it has no column \"{missing}\"")));
     }
     let dlq = match &spec.marks {
-        Marks::Commerce { dlq, .. } => {
+        RowStatus::Commerce { dlq, .. } => {
             let (_, letters) = self::columns(client, dlq).await?;
             let shared = columns.iter().map(|column| column.name.clone());
             let shared = shared.filter(|name| letters.iter().any(|letter| letter.name == *name));
             Some(shared.collect::<Vec<_>>()).filter(|shared| !shared.is_empty())
         }
-        Marks::Delete | Marks::PublishedAt { .. } | Marks::Gcx { .. } | Marks::Sqlgarden { .. } => {
-            None
-        }
+        RowStatus::Delete
+        | RowStatus::PublishedAt { .. }
+        | RowStatus::Gcx { .. }
+        | RowStatus::Sqlgarden { .. } => None,
     };
-    Ok(Shape { oid, columns, dlq })
+    Ok(TableShape { oid, columns, dlq })
 }
 
-/// The same for whoever only reads the table: of its columns `id` alone has to be there.
+/// As [`read`], for a caller that only reads the table: only the column `id` must exist.
 ///
 /// # Errors
 /// As [`read`].
@@ -106,12 +107,12 @@ pub(crate) async fn shape(
     client: &Client,
     table: &TableName,
     id: &str,
-) -> Result<Shape, SourceError> {
+) -> Result<TableShape, SourceError> {
     let (oid, columns) = columns(client, table).await?;
     if columns.is_empty() {
         return Err(refused(table, "42P01", format!("table {table} does not exist")));
     }
-    let shape = Shape { oid, columns, dlq: None };
+    let shape = TableShape { oid, columns, dlq: None };
     shape.id(table, id)?;
     Ok(shape)
 }
@@ -204,7 +205,7 @@ impl TableColumn {
     }
 }
 
-impl Shape {
+impl TableShape {
     /// The column of this name; [`read`] has seen that every name of the spec is one.
     pub(crate) fn column(&self, name: &str) -> Option<&TableColumn> {
         self.columns.iter().find(|column| column.name == name)

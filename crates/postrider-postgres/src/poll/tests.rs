@@ -1,18 +1,19 @@
 //! The SQL as text, with names that need their quotes.
 
-use super::claim::{Place, Settled};
-use super::marks;
-use super::spec::{Backoff, Marks, PollSpec};
-use super::sql::{self, Ask, claim};
-use super::table::Shape;
+use super::claim::{Place, RowOutcome};
+use super::row_status;
+use super::spec::{Backoff, PollSpec, RowStatus};
+use super::sql::{self, ClaimQuery, claim};
+use super::table::TableShape;
 use crate::names::TableName;
 use expect_test::{expect, expect_file};
 use pg_replication::pgoutput::{Message, decode};
 use std::time::Duration;
 
-const ASK: Ask<'_> = Ask { limit: 100, visible_in: None, without: Vec::new(), unready: false };
+const ASK: ClaimQuery<'_> =
+    ClaimQuery { limit: 100, visible_in: None, without: Vec::new(), unready: false };
 
-fn spec(marks: Marks) -> PollSpec {
+fn spec(marks: RowStatus) -> PollSpec {
     PollSpec {
         pipeline: "orders".to_owned(),
         table: TableName::new("public", "outbox"),
@@ -30,10 +31,10 @@ fn spec(marks: Marks) -> PollSpec {
     }
 }
 
-fn shape(id: &str) -> Shape {
+fn shape(id: &str) -> TableShape {
     let columns =
         [("id", id), ("aggregate_type", "text"), ("aggregate_id", "text"), ("payload", "jsonb")];
-    Shape::of(&columns)
+    TableShape::of(&columns)
 }
 
 fn place(line: u16) -> Place {
@@ -42,32 +43,32 @@ fn place(line: u16) -> Place {
 
 #[test]
 fn a_number_is_the_order() {
-    let sql = claim(&spec(Marks::Delete), &shape("bigint"), &ASK);
+    let sql = claim(&spec(RowStatus::Delete), &shape("bigint"), &ASK);
     expect_file!["snapshots/delete.sql"].assert_eq(&sql);
 }
 
 #[test]
 fn a_random_id_is_ordered_by_its_time_and_what_is_unready_blocks() {
-    let ask = Ask {
+    let ask = ClaimQuery {
         limit: 5,
         visible_in: Some("10:20:10,14"),
         without: vec!["order\u{1f}it's"],
         unready: false,
     };
-    let shape = Shape::of(&[
+    let shape = TableShape::of(&[
         ("id", "uuid"),
         ("aggregate_type", "text"),
         ("aggregate_id", "text"),
         ("payload", "jsonb"),
         ("created_at", "timestamp with time zone"),
     ]);
-    let sql = claim(&spec(Marks::gcx()), &shape, &ask);
+    let sql = claim(&spec(RowStatus::gcx()), &shape, &ask);
     expect_file!["snapshots/gcx.sql"].assert_eq(&sql);
 }
 
 #[test]
-fn names_are_quoted_wherever_they_stand() {
-    let mut spec = spec(Marks::Commerce {
+fn names_are_quoted_everywhere() {
+    let mut spec = spec(RowStatus::Commerce {
         processed_at: "Done \"at\"".to_owned(),
         attempts: "Versüche".to_owned(),
         available_at: "not' before".to_owned(),
@@ -77,7 +78,7 @@ fn names_are_quoted_wherever_they_stand() {
     spec.table = TableName::new("my schema", "out\"box");
     spec.id = "Id\\".to_owned();
     spec.aggregate_id = "номер".to_owned();
-    let mut shape = Shape::of(&[
+    let mut shape = TableShape::of(&[
         ("Id\\", "bigint"),
         ("aggregate_type", "text"),
         ("номер", "text"),
@@ -85,22 +86,22 @@ fn names_are_quoted_wherever_they_stand() {
         ("select", "text"),
     ]);
     shape.dlq = Some(["Id\\", "Versüche", "select"].map(str::to_owned).into());
-    let failed = Settled::Failed { error: "it's 'too' large\n".to_owned(), code: "too_large" };
-    let outcomes = [Settled::Published, failed, Settled::Held, Settled::Moved];
+    let failed = RowOutcome::Failed { error: "it's 'too' large\n".to_owned(), code: "too_large" };
+    let outcomes = [RowOutcome::Published, failed, RowOutcome::Held, RowOutcome::Moved];
     let places = [place(1), place(2), place(3), Place { oid: 16_385, ..place(4) }];
     let marked = sql::settle(&spec, &shape, &places, &outcomes);
     assert_eq!(marked.rows, 3);
-    let all = [claim(&spec, &shape, &ASK), marked.sql, marks::sql(&spec, &shape).unwrap()];
+    let all = [claim(&spec, &shape, &ASK), marked.sql, row_status::sql(&spec, &shape).unwrap()];
     expect_file!["snapshots/names.sql"].assert_eq(&all.join("\n\n"));
 }
 
 #[test]
 fn each_layout_has_its_marks() {
     let mut all = String::new();
-    for marks in [Marks::Delete, Marks::adr30(), Marks::gcx(), Marks::sqlgarden()] {
+    for marks in [RowStatus::Delete, RowStatus::adr30(), RowStatus::gcx(), RowStatus::sqlgarden()] {
         let spec = spec(marks);
-        let failed = Settled::Failed { error: String::new(), code: "x" };
-        let outcomes = [Settled::Published, failed];
+        let failed = RowOutcome::Failed { error: String::new(), code: "x" };
+        let outcomes = [RowOutcome::Published, failed];
         let outcomes = if spec.keeps_failures() { &outcomes[..] } else { &outcomes[..1] };
         let marked = sql::settle(&spec, &shape("uuid"), &[place(1), place(2)], outcomes);
         all.push_str(&marked.sql);
@@ -112,7 +113,7 @@ fn each_layout_has_its_marks() {
 
 #[test]
 fn rows_of_the_stream_are_marked_by_their_id() {
-    let spec = PollSpec { delete: true, ..spec(Marks::sqlgarden()) };
+    let spec = PollSpec { delete: true, ..spec(RowStatus::sqlgarden()) };
     expect![[r#"
         WITH e AS MATERIALIZED (
           SELECT w.id, w.xid, w.at, w.ms, w.visible
@@ -144,14 +145,14 @@ fn rows_of_the_stream_are_marked_by_their_id() {
           RETURNING 1
         )
         SELECT (SELECT count(*) FROM k), (SELECT count(*) FROM m), ARRAY(SELECT l.id FROM l)"#]]
-    .assert_eq(&marks::sql(&spec, &shape("bigint")).unwrap());
+    .assert_eq(&row_status::sql(&spec, &shape("bigint")).unwrap());
 }
 
 #[test]
 fn an_error_is_kept_short_and_in_one_line() {
-    let spec = spec(Marks::commerce(&TableName::new("public", "outbox")));
+    let spec = spec(RowStatus::commerce(&TableName::new("public", "outbox")));
     let error = format!("zero\0 line\n{}", "x".repeat(10_000));
-    let failed = Settled::Failed { error, code: "refused" };
+    let failed = RowOutcome::Failed { error, code: "refused" };
     let marked = sql::settle(&spec, &shape("bigint"), &[place(1)], &[failed]);
     assert!(marked.sql.contains("'refused: zero  line xxx"), "{}", marked.sql);
     assert!(marked.sql.len() < sql::ERROR_CHARS_MAX + 500, "{}", marked.sql.len());
@@ -159,7 +160,7 @@ fn an_error_is_kept_short_and_in_one_line() {
 
 #[test]
 fn failures_that_block_nothing_leave_their_aggregate_alone() {
-    for marks in [Marks::gcx(), Marks::sqlgarden()] {
+    for marks in [RowStatus::gcx(), RowStatus::sqlgarden()] {
         let spec = PollSpec { block_key: false, ..spec(marks) };
         assert!(!claim(&spec, &shape("uuid"), &ASK).contains("NOT EXISTS"));
     }

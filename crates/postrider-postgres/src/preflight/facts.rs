@@ -1,17 +1,17 @@
-//! What only `check` asks the server: settings, use of slots and walsenders, the roles, what stands around the table.
+//! Facts that only `check` reads: settings, slots and walsenders, roles, and the objects related to the outbox table.
 //!
-//! Only reads, each statement a read-only transaction of its own, so that one that is refused spoils no other. What a
-//! fact means is said by the rules beside this file.
+//! Every statement is a read-only transaction of its own, so that one that is refused does not affect the others. The
+//! rules in the other files of this module interpret the facts.
 
 use crate::names::TableName;
 use pg_replication::error::SourceError;
 use std::collections::BTreeMap;
 use tokio_postgres::{Client, Row};
 
-/// What can go wrong with a statement here.
+/// The result of a statement here.
 type Read<T> = Result<T, SourceError>;
 
-/// Settings of the server that decide something, by name; values in their base units.
+/// The relevant settings of the server, by name; values in their base units.
 const SETTINGS: &[&str] = &[
     "hot_standby_feedback",
     "idle_replication_slot_timeout",
@@ -38,7 +38,7 @@ pub(super) async fn settings(client: &Client) -> Read<BTreeMap<String, String>> 
         .map_err(failed)
 }
 
-/// A slot, ours or another's.
+/// A slot of any kind.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct AnySlot {
     pub(super) name: String,
@@ -46,7 +46,7 @@ pub(super) struct AnySlot {
     pub(super) active: bool,
     /// It has an `xmin`: its standby sends feedback.
     pub(super) feedback: bool,
-    /// WAL it holds back, in bytes; `None` on a standby and where nothing is reserved.
+    /// WAL that it retains, in bytes; `None` on a standby, and if nothing is reserved.
     pub(super) retained: Option<i64>,
 }
 
@@ -70,14 +70,14 @@ pub(super) async fn slots(client: &Client) -> Read<Vec<AnySlot>> {
     rows.iter().map(slot).collect::<Result<_, _>>().map_err(failed)
 }
 
-/// What the server's lists say of sessions, transactions, time and ourselves.
+/// Facts about sessions, transactions, the clock, and this session.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Sessions {
-    /// Walsenders at work.
+    /// Active walsenders.
     pub(super) walsenders: i64,
-    /// Those of standbys that we may see, by `application_name`. One that only logged in is none yet.
+    /// Walsenders of standbys that the role may see, by `application_name`. One that only logged in does not count yet.
     pub(super) standbys: Vec<String>,
-    /// TLS of this session: its version.
+    /// The TLS version of this session.
     pub(super) tls: Option<String>,
     /// The server's clock, in seconds since 1970.
     pub(super) clock: f64,
@@ -85,7 +85,7 @@ pub(super) struct Sessions {
     pub(super) prepared: Vec<(String, String)>,
     /// Backends that have been writing in one transaction for more than an hour.
     pub(super) long: Vec<i32>,
-    /// Functions that write logical messages and may be called by anybody, as SQL names them.
+    /// Functions that write logical messages and may be executed by PUBLIC, as SQL names them.
     pub(super) emit: Vec<String>,
 }
 
@@ -125,25 +125,25 @@ pub(super) async fn sessions(client: &Client) -> Read<Sessions> {
     read().map_err(failed)
 }
 
-/// A role, and what it may.
+/// A role and its attributes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "attributes of a role")]
 pub(super) struct RoleFacts {
     pub(super) name: String,
     pub(super) superuser: bool,
-    /// Made by `initdb`: it can't be anything but a superuser.
+    /// Created by `initdb`: it cannot be made an ordinary role.
     pub(super) bootstrap: bool,
-    /// REPLICATION, superuser, or what a managed service has in its place.
+    /// REPLICATION, superuser, or the equivalent of a managed service.
     pub(super) replication: bool,
     pub(super) can_login: bool,
     pub(super) bypasses_rls: bool,
-    /// Sessions it may have; negative for any number.
+    /// Its connection limit; negative for none.
     pub(super) connections: i32,
     pub(super) valid_until: Option<String>,
     pub(super) expired: bool,
     pub(super) expires_soon: bool,
     pub(super) may_connect: bool,
-    /// May make schemas and publications in the database.
+    /// May create schemas and publications in the database.
     pub(super) may_create: bool,
     /// The service has the role `rds_replication`.
     pub(super) rds: bool,
@@ -151,7 +151,7 @@ pub(super) struct RoleFacts {
     pub(super) read_only: bool,
 }
 
-/// The role `name`; `None` where there is none.
+/// The role `name`; `None` if it does not exist.
 pub(super) async fn role(client: &Client, name: &str) -> Read<Option<RoleFacts>> {
     let failed = |e| SourceError::control(format!("read the rights of role {name:?}"), e);
     let sql = "SELECT r.rolsuper, r.oid = 10, \
@@ -193,53 +193,53 @@ pub(super) async fn role(client: &Client, name: &str) -> Read<Option<RoleFacts>>
     row.map(facts).transpose().map_err(failed)
 }
 
-/// What stands around the outbox table.
+/// Objects and rights related to the outbox table.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "facts of a table")]
-pub(super) struct Around {
-    /// What it is: `table`, `view` …, as people call it.
+pub(super) struct TableSurroundings {
+    /// The kind of relation: `table`, `view` …
     pub(super) kind: String,
     /// Row level security is on.
     pub(super) rls: bool,
-    /// A policy lets our role read everything.
+    /// A policy lets the relay's role read every row.
     pub(super) rls_open: bool,
     /// DELETE and UPDATE can be published.
     pub(super) has_identity: bool,
-    /// The partitioned table it is a partition of, whole way up.
+    /// The root of the partitioned table that it is a partition of.
     pub(super) root: Option<TableName>,
     /// Tables that inherit from it, and are not partitions.
     pub(super) children: Vec<TableName>,
-    /// Triggers BEFORE INSERT on each row that are on, without those of partitions.
+    /// Enabled BEFORE INSERT row triggers, without those of partitions.
     pub(super) triggers: Vec<String>,
     /// Rules ON INSERT DO INSTEAD.
     pub(super) rules: Vec<String>,
-    /// Our role may read it.
+    /// The role may read it.
     pub(super) readable: bool,
-    /// Our role may mark its rows, and delete them.
+    /// The role may set the status of its rows, and delete them.
     pub(super) markable: bool,
     pub(super) deletable: bool,
-    /// It may move rows to the table of dead letters; `None` where there is none.
+    /// The role may insert into the dead-letter table; `None` if there is none.
     pub(super) buriable: Option<bool>,
-    /// The role that looks owns it.
+    /// The role of the session owns it.
     pub(super) owned: bool,
-    /// The table a view is made of, where it is one alone.
+    /// The table of a view, if the view has only one.
     pub(super) beneath: Option<TableName>,
 }
 
-/// Reads [`Around`] for the table with this OID, as `role` (which exists) sees it.
+/// Reads [`TableSurroundings`] for the table with this OID, as `role` (which exists) sees it.
 pub(super) async fn around(
     client: &Client,
     oid: u32,
     role: &str,
     dlq: Option<&TableName>,
-) -> Read<Around> {
-    let failed = |e| SourceError::control("read what stands around the outbox table", e);
+) -> Read<TableSurroundings> {
+    let failed = |e| SourceError::control("read the objects related to the outbox table", e);
     let dlq = dlq.map(ToString::to_string);
     let row = client.query_one(AROUND, &[&oid, &role, &dlq]).await.map_err(failed)?;
     let pair = |schema: Option<String>, name: Option<String>| Some(TableName::new(schema?, name?));
     let read = || {
         let (schemas, names): (Vec<String>, Vec<String>) = (row.try_get(6)?, row.try_get(7)?);
-        Ok(Around {
+        Ok(TableSurroundings {
             kind: row.try_get(0)?,
             rls: row.try_get(1)?,
             rls_open: row.try_get(2)?,
@@ -298,7 +298,7 @@ WHERE c.oid = $1";
 
 /// Tables and partitioned tables of this name in other schemas.
 pub(super) async fn namesakes(client: &Client, table: &TableName) -> Read<Vec<TableName>> {
-    let failed = |e| SourceError::control(format!("look for tables called {:?}", table.name), e);
+    let failed = |e| SourceError::control(format!("find tables named {:?}", table.name), e);
     let sql = "SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c \
                JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
                WHERE lower(c.relname) = lower($1) AND c.relkind IN ('r', 'p') AND NOT c.relispartition \
@@ -320,7 +320,7 @@ pub(super) async fn owns_schema(client: &Client, role: &str) -> Read<bool> {
     row.try_get(0).map_err(failed)
 }
 
-/// Whether `role` (which exists) can use the tables of schema `postrider`, which stand.
+/// Whether `role` (which exists) can use the tables of schema `postrider` (which exist).
 pub(super) async fn cursor_usable(client: &Client, role: &str) -> Read<bool> {
     let failed = |e| SourceError::control("read the rights on schema \"postrider\"", e);
     let sql = "SELECT has_schema_privilege($1::name, n.oid, 'USAGE') AND \
@@ -334,9 +334,9 @@ pub(super) async fn cursor_usable(client: &Client, role: &str) -> Read<bool> {
     Ok(usable.flatten().unwrap_or(true))
 }
 
-/// Who a backend is: `"app" of role x from 10.0.0.1`; less where we may not see it.
+/// The client of a backend: `"app" of role x from 10.0.0.1`; less if the role may not see it.
 pub(super) async fn who(client: &Client, pid: u32) -> Read<(String, String)> {
-    let failed = |e| SourceError::control("see who holds the slot", e);
+    let failed = |e| SourceError::control("read who holds the slot", e);
     let sql = "SELECT coalesce(application_name, ''), concat_ws(' ', 'role ' || usename, \
                  'from ' || coalesce(host(client_addr), 'this machine')) \
                FROM pg_catalog.pg_stat_activity WHERE pid = $1";
@@ -345,9 +345,9 @@ pub(super) async fn who(client: &Client, pid: u32) -> Read<(String, String)> {
         .map_err(failed)
 }
 
-/// Whether the server's list of sessions has this backend.
+/// Whether the server's list of sessions contains this backend.
 pub(super) async fn has_backend(client: &Client, pid: u32) -> Read<bool> {
-    let failed = |e| SourceError::control("look for our own session", e);
+    let failed = |e| SourceError::control("find our own session", e);
     let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_activity WHERE pid = $1)";
     let row = client.query_one(sql, &[&pid.cast_signed()]).await.map_err(failed)?;
     row.try_get(0).map_err(failed)

@@ -1,9 +1,10 @@
-//! The read-only look that `postrider check` takes at the database: everything that bites later, with what mends it.
+//! The read-only checks of `postrider check` in the database: each problem that would occur later, with its
+//! remediation.
 //!
-//! Changes nothing and holds nothing up: every statement is a read-only transaction of its own with a time-out, so that
-//! one that is refused spoils no other. Reads the same facts as `fence` where they are the same, and more; rules are
-//! functions of the facts, in the order in which their mending lines can be executed one after the other. What a layout
-//! needs of columns is not known here: the table's facts are handed on.
+//! Every statement is a read-only transaction of its own with a time-out, so no other session is blocked, and a
+//! statement that is refused does not affect the others. Reads the facts of the start check and more. Rules are
+//! functions of these facts, in the order in which their remediation can be executed. The columns that a layout needs
+//! are checked elsewhere: the table's facts are part of the report.
 
 mod facts;
 mod remediation;
@@ -15,80 +16,80 @@ mod tests;
 
 pub use table::TopicPart;
 
-use crate::catalog::{PublicationFacts, ServerFacts, Since, SlotRow, TableFacts};
+use crate::catalog::{ChangesSince, PublicationFacts, ServerFacts, SlotRow, TableFacts};
 use crate::conninfo::{Conninfo, SslMode};
 use crate::control::Control;
 use crate::error::SourceError;
 use crate::names::{Names, TableName, ident, literal};
-use crate::ownership::{self, Acting, Ownership};
 use crate::poll::PollSpec;
 use crate::poll::order::{self, Unrecorded};
 use crate::poll::sql::{self, ClaimIndex};
 use crate::schema::SchemaState;
+use crate::schema_owner::{self, SessionRights, UntrustedSchema};
 use crate::start;
 use crate::store::bookmark::{self, Bookmark};
 use crate::store::cursor::Cursor;
 use crate::stream::WalConnection;
 use crate::times::{self, TimesFacts};
-use facts::{AnySlot, Around, RoleFacts, Sessions};
+use facts::{AnySlot, RoleFacts, Sessions, TableSurroundings};
 use pg_replication::error::{ServerReport, SourceErrorKind};
 use postrider_core::error::Chain;
 use postrider_core::finding::{Finding, Severity};
-use remediation::{ADMIN, Lines, first_host, host_flags, uri};
+use remediation::{ADMIN, Remediation, first_host, host_flags, uri};
 use std::collections::BTreeMap;
 use tokio_postgres::Client;
 
-/// What the server knows the sessions by.
+/// The `application_name` of the sessions.
 const APPLICATION_NAME: &str = "postrider check";
 
-/// On top of what every control session pins: nothing is written, and nobody is held up.
+/// In addition to the settings of every control session: nothing is written, and no other session is blocked.
 const READ_ONLY: &str = "SET default_transaction_read_only = on; SET statement_timeout = '10s'; \
                          SET lock_timeout = '2s'";
 
-/// What to look at.
+/// The settings of the pipeline that the checks depend on.
 #[expect(clippy::struct_excessive_bools, reason = "settings of the pipeline")]
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
+pub struct PreflightQuery<'a> {
     /// The objects of the pipeline.
     pub names: &'a Names,
     /// The relay's login.
     pub conninfo: &'a Conninfo,
-    /// Another login to look by (`--url`).
+    /// Another login for the checks (`--url`).
     pub login: Option<&'a Conninfo>,
-    /// The columns the layout can't do without.
+    /// The columns that the layout requires.
     pub columns: &'a [String],
-    /// Whether the log is streamed; else the table is polled alone.
+    /// Whether WAL is streamed; otherwise the table is only polled.
     pub streams: bool,
-    /// How the table's rows are marked, where they are: by polling, or behind the stream.
+    /// How the table's rows get their status, if they do: by polling, or after streaming.
     pub poll: Option<&'a PollSpec>,
     /// Whether the table is polled, or may be.
     pub polls: bool,
-    /// The table as whatever reads it sorts its rows, in every mode: polling, a repair, a replay.
+    /// How rows are sorted when the table is read, in every mode: by polling, a repair, or a replay.
     pub reads: Option<&'a PollSpec>,
     /// Whether logical messages are events.
     pub messages: bool,
-    /// Whether a failover slot is wanted where the server has them.
+    /// Whether the slot should be a failover slot, if the server supports them.
     pub failover: bool,
-    /// Bytes of WAL that bookmarks may hold back together.
+    /// Bytes of WAL that all bookmarks together may retain.
     pub bookmarks_retain_max: u64,
-    /// How a topic is made from a row, where it is made from columns alone.
+    /// How a topic is made from a row, if it is made from columns only.
     pub topic: Option<&'a [TopicPart]>,
 }
 
-/// What was seen.
+/// The result of the checks.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
-    /// In the order in which they can be mended.
+pub struct PreflightReport {
+    /// In the order in which they can be fixed.
     pub findings: Vec<Finding>,
-    /// The outbox table, where it could be looked at.
+    /// The outbox table, if it could be read.
     pub table: Option<TableFacts>,
-    /// `server_version_num`, where the server answered.
+    /// `server_version_num`, if the server could be reached.
     pub version: Option<u32>,
-    /// The database's encoding, where it did.
+    /// The database's encoding, if it could be read.
     pub encoding: Option<String>,
-    /// The columns that the publication publishes of it.
+    /// The columns of the table that the publication publishes.
     pub published: Option<Vec<String>>,
-    /// Topics that rows of the outbox go to; `None` where they could not be looked for.
+    /// Topics to which rows of the outbox go; `None` if they could not be determined.
     pub topics: Option<Vec<String>>,
 }
 
@@ -97,7 +98,7 @@ pub fn login_uri(conninfo: &Conninfo, user: &str) -> String {
     remediation::uri(conninfo, user, &[])
 }
 
-/// What the configuration says of the connection, without a look at the server.
+/// Checks the connection settings, without connecting to the server.
 pub fn settings(names: &Names, conninfo: &Conninfo) -> Vec<Finding> {
     let mode = conninfo.ssl_mode();
     if remediation::is_local(conninfo) || mode == SslMode::VerifyFull {
@@ -120,22 +121,22 @@ pub fn settings(names: &Names, conninfo: &Conninfo) -> Vec<Finding> {
     ]
 }
 
-/// Looks. Whatever fails is a finding.
-pub async fn look(ask: &Ask<'_>) -> Seen {
-    let mut seen = Seen::default();
+/// Runs the checks. Every failure is a finding.
+pub async fn run(ask: &PreflightQuery<'_>) -> PreflightReport {
+    let mut seen = PreflightReport::default();
     if let Some(login) = ask.login {
-        // The relay's own login is tried all the same.
+        // The relay's own login is tried as well.
         if let Err(error) = Control::connect(ask.conninfo, APPLICATION_NAME).await {
             seen.findings.push(finding(&error, ask.conninfo, Connection::Control));
         }
-        look_by(ask, login, &mut seen).await;
+        run_as(ask, login, &mut seen).await;
     } else {
-        look_by(ask, ask.conninfo, &mut seen).await;
+        run_as(ask, ask.conninfo, &mut seen).await;
     }
     seen
 }
 
-async fn look_by(ask: &Ask<'_>, login: &Conninfo, seen: &mut Seen) {
+async fn run_as(ask: &PreflightQuery<'_>, login: &Conninfo, seen: &mut PreflightReport) {
     let control = match Control::connect(login, APPLICATION_NAME).await {
         Ok(control) => control,
         Err(error) => {
@@ -146,7 +147,7 @@ async fn look_by(ask: &Ask<'_>, login: &Conninfo, seen: &mut Seen) {
     let client = control.client();
     let looked = async {
         let pinned = client.batch_execute(READ_ONLY).await;
-        pinned.map_err(|e| SourceError::control("make the session read-only", e))?;
+        pinned.map_err(|e| SourceError::control("set the session to read only", e))?;
         at_server(ask, client, seen).await
     };
     if let Err(error) = looked.await {
@@ -154,14 +155,18 @@ async fn look_by(ask: &Ask<'_>, login: &Conninfo, seen: &mut Seen) {
     }
 }
 
-/// A statement of ours that failed.
+/// A statement that failed.
 fn unread(error: &SourceError) -> Finding {
     Finding::error("unread", Chain(error).to_string()).why(
         "it could not be read: another session holds a lock on it, or the session ended; check again",
     )
 }
 
-async fn at_server(ask: &Ask<'_>, client: &Client, seen: &mut Seen) -> Result<(), SourceError> {
+async fn at_server(
+    ask: &PreflightQuery<'_>,
+    client: &Client,
+    seen: &mut PreflightReport,
+) -> Result<(), SourceError> {
     let server = super::catalog::read_server(client).await?;
     seen.version = Some(server.version);
     seen.encoding = Some(server.encoding.clone());
@@ -173,70 +178,73 @@ async fn at_server(ask: &Ask<'_>, client: &Client, seen: &mut Seen) -> Result<()
         seen.findings.push(standby(ask, client).await);
         return Ok(());
     }
-    let scene = read(ask, client, server).await?;
-    // Behind the look, in whose lists it would stand.
+    let snapshot = read(ask, client, server).await?;
+    // After the facts are read, because the walsender would be in the lists of sessions.
     let replication = if ask.streams { replication(ask, client).await } else { None };
     let mut out = Vec::new();
-    rules(&scene, &mut out);
+    rules(&snapshot, &mut out);
     if let Some(finding) = replication
-        && !is_told(&finding, &out)
+        && !is_reported(&finding, &out)
     {
         out.insert(0, finding);
     }
     if ask.streams && ask.polls {
-        out.iter_mut().filter(|finding| is_of_the_log(finding.id)).for_each(polled_meanwhile);
+        out.iter_mut()
+            .filter(|finding| is_about_streaming(finding.id))
+            .for_each(as_warning_while_polling);
     }
     seen.findings.append(&mut out);
-    seen.topics = table::seen(ask, &scene, client).await;
-    seen.published = scene.publication.and_then(|publication| publication.table).map(|t| t.columns);
-    seen.table = scene.table;
+    seen.topics = table::seen(ask, &snapshot, client).await;
+    seen.published =
+        snapshot.publication.and_then(|publication| publication.table).map(|t| t.columns);
+    seen.table = snapshot.table;
     Ok(())
 }
 
-/// Whether `mode = "auto"` polls the table while there is this finding. Where the slot was moved, or the publication is
-/// missing or does not fit, it halts: rows may be in no stream.
-fn is_of_the_log(id: &str) -> bool {
+/// Whether `mode = "auto"` polls the table while this finding exists. If the slot was moved, or the publication is
+/// missing or unsuitable, that mode halts, because rows may be in no stream.
+fn is_about_streaming(id: &str) -> bool {
     ["wal_level", "max_replication_slots", "max_wal_senders", "role_replication"].contains(&id)
         || id.starts_with("slot_") && id != "slot_moved"
 }
 
-/// `mode = "auto"` polls where it can't stream.
-fn polled_meanwhile(finding: &mut Finding) {
+/// `mode = "auto"` polls if it cannot stream: the error becomes a warning.
+fn as_warning_while_polling(finding: &mut Finding) {
     if finding.severity == Severity::Error {
         finding.severity = Severity::Warning;
         finding.why.push_str("; until it is mended the table is polled (mode = \"auto\")");
     }
 }
 
-fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let streams = scene.ask.streams;
-    server::rules(scene, out);
+fn rules(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let streams = snapshot.ask.streams;
+    server::rules(snapshot, out);
     if streams {
-        server::decoding(scene, out);
+        server::decoding(snapshot, out);
     }
-    server::role_rules(scene, out);
-    table::rules(scene, out);
-    table::time_rules(scene, out);
-    table::polling_rules(scene, out);
-    table::order(scene, out);
+    server::role_rules(snapshot, out);
+    table::rules(snapshot, out);
+    table::time_rules(snapshot, out);
+    table::polling_rules(snapshot, out);
+    table::order(snapshot, out);
     if streams {
-        table::publication_rules(scene, out);
-        slot::standby_rules(scene, out);
-        // From here on `setup` is what mends, and it wants what is above to be well.
-        slot::rules(scene, out);
-        slot::failover(scene, out);
-        backfill(scene, out);
+        table::publication_rules(snapshot, out);
+        slot::standby_rules(snapshot, out);
+        // From here on the remediation is `setup`, which requires the rules above to pass.
+        slot::rules(snapshot, out);
+        slot::failover(snapshot, out);
+        backfill(snapshot, out);
     }
-    slot::cursor_rules(scene, out);
-    slot::bookmark_rules(scene, out);
-    server::rights(scene, out);
-    server::superuser(scene, out);
+    slot::cursor_rules(snapshot, out);
+    slot::bookmark_rules(snapshot, out);
+    server::rights(snapshot, out);
+    server::superuser(snapshot, out);
 }
 
-/// Rows of a table or partition that is unlogged before there is a slot are in no stream: the `setup` that creates the
-/// slot publishes them first. Once it has run, another one can't.
-fn backfill(scene: &Scene<'_>, out: &mut [Finding]) {
-    if !scene.is_fresh() {
+/// Rows of a table or partition that is unlogged before a slot exists are in no stream: the `setup` that creates the
+/// slot publishes them first. A second `setup` cannot do that.
+fn backfill(snapshot: &FactSnapshot<'_>, out: &mut [Finding]) {
+    if !snapshot.is_fresh() {
         return;
     }
     let ids = ["table_unlogged", "table_partition_unlogged"];
@@ -245,7 +253,7 @@ fn backfill(scene: &Scene<'_>, out: &mut [Finding]) {
     let mut is_first = true;
     for finding in behind {
         finding.fix.retain_mut(|mend| {
-            if mend.line != scene.lines.setup {
+            if mend.line != snapshot.lines.setup {
                 return true;
             }
             mend.line.push_str(" --backfill all");
@@ -254,8 +262,8 @@ fn backfill(scene: &Scene<'_>, out: &mut [Finding]) {
     }
 }
 
-/// Logs in as a stream would, and out again. Nothing is started.
-async fn replication(ask: &Ask<'_>, client: &Client) -> Option<Finding> {
+/// Logs in as a stream would, and closes the connection. Nothing is started.
+async fn replication(ask: &PreflightQuery<'_>, client: &Client) -> Option<Finding> {
     let refused = |error: SourceError| Some(finding(&error, ask.conninfo, Connection::Replication));
     let mut wal = match WalConnection::connect(ask.conninfo, APPLICATION_NAME).await {
         Ok(wal) => wal,
@@ -267,7 +275,7 @@ async fn replication(ask: &Ask<'_>, client: &Client) -> Option<Finding> {
     };
     let same =
         super::catalog::read_server(client).await.ok()?.system_identifier == identity.system_id;
-    // A backend that is none of this server's: somebody in between made the number up. The connection is still open.
+    // A backend that is not of this server: a pooler in between invented the number. The connection is still open.
     let known = facts::has_backend(client, wal.backend_pid()).await.ok()?;
     let other = Finding::error("pooler", "the two connections reach two servers").why(
         "source.url leads to a pooler or a balancer: the stream and the cursor must be of one server, so point it at \
@@ -276,17 +284,17 @@ async fn replication(ask: &Ask<'_>, client: &Client) -> Option<Finding> {
     (!same || !known).then_some(other)
 }
 
-/// A refusal that the rules have told the reason of is not told twice.
-fn is_told(finding: &Finding, told: &[Finding]) -> bool {
-    told.iter().any(|known| {
+/// Whether a rule has already reported the reason for this refusal.
+fn is_reported(finding: &Finding, reported: &[Finding]) -> bool {
+    reported.iter().any(|known| {
         known.severity == Severity::Error
             && (known.id == finding.id
                 || finding.id == "max_wal_senders" && known.id == "role_connections")
     })
 }
 
-/// The server is a standby: what its primary is, where we may see it.
-async fn standby(ask: &Ask<'_>, client: &Client) -> Finding {
+/// The finding for a standby; names its primary if the role may see it.
+async fn standby(ask: &PreflightQuery<'_>, client: &Client) -> Finding {
     let sql = "SELECT sender_host, sender_port FROM pg_catalog.pg_stat_wal_receiver \
                WHERE sender_host IS NOT NULL AND sender_host NOT LIKE '/%'";
     let row = client.query_opt(sql, &[]).await.ok().flatten();
@@ -311,12 +319,10 @@ async fn standby(ask: &Ask<'_>, client: &Client) -> Finding {
     }
 }
 
-// Everything the rules are functions of, and how it is asked for.
-
-/// Everything the rules are functions of.
-struct Scene<'a> {
-    ask: Ask<'a>,
-    lines: Lines,
+/// The snapshot of facts that the rules are functions of.
+struct FactSnapshot<'a> {
+    ask: PreflightQuery<'a>,
+    lines: Remediation,
     server: ServerFacts,
     settings: BTreeMap<String, String>,
     sessions: Sessions,
@@ -329,52 +335,52 @@ struct Scene<'a> {
     times: TimesFacts,
     /// The zones that sessions have by settings of roles and databases.
     session_zones: Vec<String>,
-    around: Option<Around>,
+    around: Option<TableSurroundings>,
     namesakes: Vec<TableName>,
     claim_index: Option<ClaimIndex>,
     /// Why the table does not record the order of events of one transaction.
     unrecorded: Option<Unrecorded>,
     publication: Option<PublicationFacts>,
-    /// Whether it may have left out rows that are not known to be published.
-    since: Since,
+    /// Whether the publication may have left out rows that are not known to be published.
+    since: ChangesSince,
     slot: Option<SlotRow>,
-    /// Who reads the slot: application, and role and address.
+    /// Who reads the slot: application, and role with address.
     holder: Option<(String, String)>,
-    /// `None` where it may not be read.
+    /// `None` if it may not be read.
     schema: Option<SchemaState>,
-    /// Why it was not read, where that is so.
-    ownership: Option<Ownership>,
-    /// The relay's role, which is no superuser, owns it.
+    /// Why the schema was not read, if it was not.
+    untrusted: Option<UntrustedSchema>,
+    /// The relay's role owns the schema and is not a superuser.
     relay_owns: bool,
     cursor: Option<Cursor>,
     cursor_usable: bool,
-    marks: Option<start::MarkFacts>,
+    marks: Option<start::RowStatusFacts>,
     bookmarks: Vec<Bookmark>,
 }
 
-impl Scene<'_> {
+impl FactSnapshot<'_> {
     fn setting(&self, name: &str) -> &str {
         self.settings.get(name).map_or("", String::as_str)
     }
 
-    /// A setting as a number; 0 where the version has none of that name.
+    /// A setting as a number; 0 if this version has no such setting.
     fn number(&self, name: &str) -> i64 {
         self.setting(name).parse().unwrap_or(0)
     }
 
-    /// What `run` would decide on; `None` where the schema can't be read.
+    /// The facts of the start check; `None` if the schema cannot be read.
     fn fence(&self) -> Option<start::Facts> {
         self.schema.map(|schema| self.fence_with(schema))
     }
 
-    /// The same where the schema does not matter.
+    /// As [`Self::fence`], with a given state of the schema.
     fn fence_with(&self, schema: SchemaState) -> start::Facts {
         start::Facts {
             names: self.ask.names.clone(),
             identity: None,
             server: self.server.clone(),
             schema,
-            ownership: self.ownership.clone(),
+            untrusted: self.untrusted.clone(),
             slot: self.slot.clone(),
             cursor: self.cursor.clone(),
             publication: self.publication.clone(),
@@ -389,52 +395,54 @@ impl Scene<'_> {
     }
 }
 
-impl Scene<'_> {
-    /// The pipeline was not set up yet: nothing that is in the table comes by a slot.
+impl FactSnapshot<'_> {
+    /// The pipeline was not set up yet: no slot will send the rows of the table.
     fn is_fresh(&self) -> bool {
         self.slot.is_none() && self.cursor.is_none()
     }
 }
 
-/// Asks everything that the rules want to know.
+/// Reads all facts that the rules need.
 ///
-/// The order matters as in [`control::facts`](crate::control::facts): slot, then cursor, then end of WAL. A
-/// relay may be at work meanwhile, and what it confirmed is not ahead of a server whose end was read before.
+/// The order matters as in [`control::facts`](crate::control::facts): slot, then cursor, then end of WAL. A relay may
+/// be running meanwhile, and a position that it confirmed must not appear to be ahead of an end of WAL that was read
+/// before.
 async fn read<'a>(
-    ask: &Ask<'a>,
+    ask: &PreflightQuery<'a>,
     client: &Client,
     server: ServerFacts,
-) -> Result<Scene<'a>, SourceError> {
+) -> Result<FactSnapshot<'a>, SourceError> {
     let (names, user) = (ask.names, ask.conninfo.user());
     let settings = facts::settings(client).await?;
     let sessions = facts::sessions(client).await?;
     let our_clock = server::our_clock();
     let slots = facts::slots(client).await?;
     let role = facts::role(client, user).await?;
-    let looks = facts::role(client, &server.role).await?;
+    let session_role = facts::role(client, &server.role).await?;
     let slot = crate::catalog::read_slot(client, server.version, &names.slot).await?;
     let holder = match slot.as_ref().and_then(|slot| slot.active_pid) {
         Some(pid) => Some(facts::who(client, pid).await?),
         None => None,
     };
-    let Own { schema, ownership, relay_owns, cursor, bookmarks } = own(ask, client).await?;
+    let SchemaContents { schema, untrusted, relay_owns, cursor, bookmarks } =
+        own(ask, client).await?;
     let server = crate::catalog::read_server(client).await?;
     let viewer = role.as_ref().map_or(server.role.as_str(), |role| role.name.as_str());
-    let Outbox { table, around, namesakes, claims, unrecorded, marks } =
+    let OutboxFacts { table, around, namesakes, claims, unrecorded, marks } =
         outbox(ask, client, viewer).await?;
     let publication =
         crate::catalog::read_publication(client, &names.publication, names.table.as_ref()).await?;
     let oid = table.as_ref().map(|table| table.oid);
     let since = match (&cursor, &publication) {
         (Some(_), Some(_)) => changed(client, names, oid).await,
-        _ => Since::default(),
+        _ => ChangesSince::default(),
     };
     let (times, session_zones) = zones(client, names, oid).await?;
     let owned = around.as_ref().is_none_or(|around| around.owned);
-    let able = looks.is_some_and(|r| r.superuser || r.may_create && r.replication && owned);
-    Ok(Scene {
+    let able = session_role.is_some_and(|r| r.superuser || r.may_create && r.replication && owned);
+    Ok(FactSnapshot {
         ask: *ask,
-        lines: Lines::new(ask, able, cursor.is_some()),
+        lines: Remediation::new(ask, able, cursor.is_some()),
         settings,
         sessions,
         our_clock,
@@ -459,53 +467,54 @@ async fn read<'a>(
         holder,
         bookmarks,
         schema,
-        ownership,
+        untrusted,
         cursor,
         marks,
         server,
     })
 }
 
-/// Schema `postrider`, and what is read of it.
-struct Own {
+/// Schema `postrider` and its contents.
+struct SchemaContents {
     schema: Option<SchemaState>,
-    ownership: Option<Ownership>,
+    untrusted: Option<UntrustedSchema>,
     relay_owns: bool,
     cursor: Option<Cursor>,
     bookmarks: Vec<Bookmark>,
 }
 
-/// Reads [`Own`]: the tables only where nobody could run code by that.
-async fn own(ask: &Ask<'_>, client: &Client) -> Result<Own, SourceError> {
+/// Reads [`SchemaContents`]: the tables only if no other role could run code through them.
+async fn own(ask: &PreflightQuery<'_>, client: &Client) -> Result<SchemaContents, SourceError> {
     let (pipeline, user) = (&ask.names.pipeline, ask.conninfo.user());
     let acting = match ask.login {
-        Some(login) if login.user() != user => Acting::Administrator,
-        Some(_) | None => Acting::OwnLogin,
+        Some(login) if login.user() != user => SessionRights::Administrator,
+        Some(_) | None => SessionRights::OwnLogin,
     };
-    let ownership = ownership::read(client, acting).await?;
-    let schema = match &ownership {
+    let untrusted = schema_owner::read(client, acting).await?;
+    let schema = match &untrusted {
         Some(_) => Some(SchemaState::Untrusted),
-        // A schema that may not be read is a finding, and no failure.
+        // A schema that may not be read is a finding, not an error.
         None => crate::schema::read_trusted(client).await.ok(),
     };
     let relay_owns = facts::owns_schema(client, user).await?;
     let (mut cursor, mut bookmarks) = (None, Vec::new());
     if schema == Some(SchemaState::Version(crate::schema::VERSION)) {
-        // Rows that may not be read are told by the rights.
+        // Rows that may not be read are reported by the rules about rights.
         cursor = crate::store::cursor::read(client, pipeline).await.ok().flatten();
         bookmarks = bookmark::list(client, pipeline).await.unwrap_or_default();
     }
-    Ok(Own { schema, ownership, relay_owns, cursor, bookmarks })
+    Ok(SchemaContents { schema, untrusted, relay_owns, cursor, bookmarks })
 }
 
-/// What was changed since what is known to be published; a cursor row that may not be read is a finding of the rights.
-async fn changed(client: &Client, names: &Names, table: Option<u32>) -> Since {
+/// What was changed since what is known to be published; a cursor row that may not be read is reported by the rules
+/// about rights.
+async fn changed(client: &Client, names: &Names, table: Option<u32>) -> ChangesSince {
     let (pipeline, publication) = (&names.pipeline, &names.publication);
     let changed = crate::catalog::changed_since(client, pipeline, publication, table).await;
     changed.unwrap_or_default()
 }
 
-/// The table's columns that hold times, and the zones that sessions have where they matter.
+/// The table's columns that hold times, and the time zones of sessions if they matter.
 async fn zones(
     client: &Client,
     names: &Names,
@@ -521,20 +530,24 @@ async fn zones(
     Ok((times, zones))
 }
 
-/// The outbox table and what is around it.
+/// The outbox table and related objects.
 #[derive(Default)]
-struct Outbox {
+struct OutboxFacts {
     table: Option<TableFacts>,
-    around: Option<Around>,
+    around: Option<TableSurroundings>,
     namesakes: Vec<TableName>,
     claims: Option<ClaimIndex>,
     unrecorded: Option<Unrecorded>,
-    marks: Option<start::MarkFacts>,
+    marks: Option<start::RowStatusFacts>,
 }
 
-/// Reads [`Outbox`]; rights are those of the role `viewer`.
-async fn outbox(ask: &Ask<'_>, client: &Client, viewer: &str) -> Result<Outbox, SourceError> {
-    let mut outbox = Outbox::default();
+/// Reads [`OutboxFacts`]; rights are those of the role `viewer`.
+async fn outbox(
+    ask: &PreflightQuery<'_>,
+    client: &Client,
+    viewer: &str,
+) -> Result<OutboxFacts, SourceError> {
+    let mut outbox = OutboxFacts::default();
     if let Some(spec) = ask.poll {
         outbox.marks = Some(crate::control::marks(client, spec, ask.polls).await?);
     }
@@ -556,9 +569,7 @@ async fn outbox(ask: &Ask<'_>, client: &Client, viewer: &str) -> Result<Outbox, 
     Ok(outbox)
 }
 
-// A connection that did not come to be, as a finding: by the kind of the error and its SQLSTATE, never by its text.
-
-/// Which of the two connections it was.
+/// Which connection failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Connection {
     /// The one for statements.
@@ -570,7 +581,8 @@ enum Connection {
 const NOTHING: &str =
     "nothing can be read from it; what is committed meanwhile waits in the slot, if there is one";
 
-/// What a refused or failed connection says.
+/// The finding for a connection that was refused or failed: by the kind of the error and its SQLSTATE, never by its
+/// text.
 fn finding(error: &SourceError, conninfo: &Conninfo, which: Connection) -> Finding {
     let what = Chain(error).to_string();
     match error.kind() {
@@ -674,7 +686,7 @@ fn by_sqlstate(
     }
 }
 
-/// No walsender is left for us.
+/// No walsender is free.
 fn senders_full(what: String) -> Finding {
     Finding::error("max_wal_senders", what)
         .why(
@@ -684,7 +696,7 @@ fn senders_full(what: String) -> Finding {
         .sql_and_restart("ALTER SYSTEM SET max_wal_senders = 20;")
 }
 
-/// The role may not stream.
+/// The role may not replicate.
 fn replication_refused(user: &str, rds: bool) -> Finding {
     let user_ident = ident(user);
     Finding::error("role_replication", format!("role {user:?} has no right to replication"))

@@ -1,25 +1,25 @@
-//! Mending lines that more than one rule writes: how `setup` is called, a login as a URI, what gives a gap up.
-//!
-//! Never puts a password into a line.
+//! Remediation that more than one rule prints: the call of `setup`, a login as a URI, and the statements that accept a
+//! gap. No password is ever part of it.
 
-use super::Ask;
+use super::PreflightQuery;
 use crate::names::literal;
 use pg_replication::conninfo::{Conninfo, Host, HostAddress, Root, SslMode};
 use postrider_core::finding::Finding;
 use std::fmt::Write as _;
 
-/// Stands for an administrator's name.
+/// Placeholder for an administrator's role.
 pub(super) const ADMIN: &str = "ADMIN";
 
-/// The calls and lines of one pipeline.
+/// The commands and statements for one pipeline.
 #[derive(Clone, Debug)]
-pub(super) struct Lines {
+pub(super) struct Remediation {
     pub(super) pipeline: String,
-    /// What publishes the rows that no slot brings: `postrider repair -p NAME`, or the run itself in mode `auto`.
+    /// The command that publishes the rows that no slot sends: `postrider repair -p NAME`, or the run itself in mode
+    /// `auto`.
     pub(super) repair: String,
-    /// `postrider setup -p NAME`, with `--url` where the role that looks may not make what is missing.
+    /// `postrider setup -p NAME`, with `--url` if the role of the session may not create what is missing.
     pub(super) setup: String,
-    /// Somebody who may make things, as a URI.
+    /// The login of a role that may create objects, as a URI.
     pub(super) admin: String,
     slot: String,
     has_cursor: bool,
@@ -27,10 +27,10 @@ pub(super) struct Lines {
     polls: bool,
 }
 
-impl Lines {
-    /// `able`: whether the role of the look may make things itself. Who may, is the reader's to know: a superuser of
-    /// the cluster may be the provider's own.
-    pub(super) fn new(ask: &Ask<'_>, able: bool, has_cursor: bool) -> Self {
+impl Remediation {
+    /// `able`: whether the role of the session may create objects itself. Which other role may is unknown here: a
+    /// superuser of the cluster may belong to the provider.
+    pub(super) fn new(ask: &PreflightQuery<'_>, able: bool, has_cursor: bool) -> Self {
         let pipeline = ask.names.pipeline.clone();
         let mut setup = format!("postrider setup -p {pipeline}");
         let login = ask.login.unwrap_or(ask.conninfo);
@@ -55,29 +55,29 @@ impl Lines {
         }
     }
 
-    /// A key of the pipeline with a text as its value.
+    /// A configuration line for a key of the pipeline with a text value.
     pub(super) fn config(&self, key: &str, value: &str) -> String {
         config(&self.pipeline, key, value)
     }
 
-    /// Forgets the cursor row, where there is one: whoever does it accepts what was left out.
+    /// Deletes the cursor row, if there is one: whoever executes it accepts the gap.
     pub(super) fn forget(&self) -> Option<String> {
         let pipeline = literal(&self.pipeline);
         self.has_cursor
             .then(|| format!("DELETE FROM postrider.cursor WHERE pipeline = {pipeline};"))
     }
 
-    /// After a change of the publication: publishes what it left out. `slot`: there is one, which could be used.
+    /// After a change of the publication: publishes the rows that it left out. `slot`: there is a usable slot.
     pub(super) fn left_out(&self, finding: Finding, slot: bool) -> Finding {
         match (self.has_cursor && slot, self.polls) {
             (false, _) => finding,
             (true, false) => finding.shell(format!("{} --from-table", self.repair)),
-            // It polls the table while there is no slot, and begins a new one.
+            // The run polls the table while there is no slot, and creates a new one.
             (true, true) => finding.sql(self.drop_slot()).shell(self.repair.clone()),
         }
     }
 
-    /// Begins over and publishes every row of the table: where the cursor row says nothing of this server.
+    /// Starts again and publishes every row of the table: for a cursor row that says nothing about this server.
     pub(super) fn every_row(&self, finding: Finding, slot: bool) -> Finding {
         let finding = if slot { finding.sql(self.drop_slot()) } else { finding };
         let finding = match self.forget() {
@@ -97,23 +97,23 @@ impl Lines {
     }
 }
 
-/// A key of a pipeline with a text as its value, as TOML.
+/// A configuration line in TOML for a key of a pipeline with a text value.
 pub(super) fn config(pipeline: &str, key: &str, value: &str) -> String {
     let value = value.replace('\\', "\\\\").replace('"', "\\\"");
     format!("pipelines.{pipeline}.{key} = \"{value}\"")
 }
 
-/// The connection as a URI with another user, and with other parameters for its own; never with a password.
+/// The connection as a URI with another user and with changed parameters; never with a password.
 pub(super) fn uri(conninfo: &Conninfo, user: &str, more: &[(&str, &str)]) -> String {
     uri_of(conninfo, user, &authorities(conninfo), more)
 }
 
-/// The hosts as a URI has them.
+/// The hosts in URI syntax.
 pub(super) fn authorities(conninfo: &Conninfo) -> String {
     conninfo.host_list().iter().map(authority).collect::<Vec<_>>().join(",")
 }
 
-/// What to say of a line that holds [`uri`], where the login has a password.
+/// The note for a line that contains [`uri`], if the login has a password.
 pub(super) const fn password_note(conninfo: &Conninfo) -> &'static str {
     if conninfo.has_password() {
         ". The line does not show the password: write it to a file, and set source.password_file"
@@ -122,7 +122,7 @@ pub(super) const fn password_note(conninfo: &Conninfo) -> &'static str {
     }
 }
 
-/// As [`uri`], with hosts already written.
+/// As [`uri`], with given hosts.
 pub(super) fn uri_of(
     conninfo: &Conninfo,
     user: &str,
@@ -169,7 +169,7 @@ fn authority(host: &Host) -> String {
     format!("{name}:{}", host.port)
 }
 
-/// Percent-encoding: what is not a letter, a digit or one of `-._~`.
+/// Percent-encoding of every byte that is not a letter, a digit or one of `-._~`.
 fn encoded(text: &str) -> String {
     let mut out = String::new();
     for byte in text.bytes() {
@@ -182,7 +182,7 @@ fn encoded(text: &str) -> String {
     out
 }
 
-/// Whether every host is this machine, so that nothing goes over a network.
+/// Whether every host is this machine, so that no network is used.
 pub(super) fn is_local(conninfo: &Conninfo) -> bool {
     conninfo.host_list().iter().all(|host| match &host.address {
         HostAddress::Socket(_) => true,

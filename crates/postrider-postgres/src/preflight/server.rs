@@ -1,8 +1,9 @@
-//! Rules about the server as a whole: version, settings, room for a slot and a stream, clocks, TLS, encoding.
+//! Rules about the server as a whole: version, settings, free slots and walsenders, clocks, TLS, encoding, and the
+//! relay's role.
 
 use super::facts::RoleFacts;
 use super::remediation::{ADMIN, is_local, password_note, uri};
-use super::{Scene, replication_refused, senders_full};
+use super::{FactSnapshot, replication_refused, senders_full};
 use crate::names::{ident, literal};
 use crate::schema::SchemaState;
 use crate::start;
@@ -10,17 +11,17 @@ use pg_replication::conninfo::Conninfo;
 use postrider_core::finding::Finding;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A clock that is further off than this is told. Unit: seconds.
+/// A larger clock difference is reported. Unit: seconds.
 const SKEW_MAX: f64 = 2.0;
 
-/// What older minors get wrong, from the release notes: the first release of 15, 16, 17 and 18 without it, and what
-/// it is. A major that never had it has its first release here.
+/// Bugs of older minor releases, from the release notes: the first release of 15, 16, 17 and 18 without the bug, and
+/// the bug. For a major version that never had it, the first release.
 const BUGS: &[([u32; 4], &str)] = &[
-    ([150_018, 160_014, 170_010, 180_004], "a fast shutdown may wait for the stream for ever"),
-    ([150_016, 160_012, 170_008, 180_002], "a slot just made can be invalidated by a checkpoint"),
+    ([150_018, 160_014, 170_010, 180_004], "a fast shutdown may wait for the stream without end"),
+    ([150_016, 160_012, 170_008, 180_002], "a new slot can be invalidated by a checkpoint"),
     (
         [150_014, 160_010, 170_006, 180_000],
-        "after a crash decoding can wait for ever, and WAL be removed too early",
+        "after a crash decoding can wait without end, and WAL can be removed too early",
     ),
     ([150_011, 160_007, 170_003, 180_000], "the walsender leaks memory"),
     ([150_010, 160_006, 170_002, 180_000], "a slot's restart_lsn can go backwards"),
@@ -30,26 +31,26 @@ const BUGS: &[([u32; 4], &str)] = &[
     ),
 ];
 
-pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    version(scene, out);
-    tls(scene, out);
-    encoding(scene, out);
-    clock(scene, out);
+pub(super) fn rules(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    version(snapshot, out);
+    tls(snapshot, out);
+    encoding(snapshot, out);
+    clock(snapshot, out);
 }
 
-/// What logical decoding wants.
-pub(super) fn decoding(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    wal_level(scene, out);
-    slots(scene, out);
-    senders(scene, out);
-    slot_limits(scene, out);
-    informative(scene, out);
-    synchronous(scene, out);
-    transactions(scene, out);
+/// What logical decoding requires.
+pub(super) fn decoding(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    wal_level(snapshot, out);
+    slots(snapshot, out);
+    senders(snapshot, out);
+    slot_limits(snapshot, out);
+    informative(snapshot, out);
+    synchronous(snapshot, out);
+    transactions(snapshot, out);
 }
 
-fn version(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let version = scene.server.version;
+fn version(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let version = snapshot.server.version;
     let (major, minor) = (version / 10_000, version % 10_000);
     let place = usize::try_from(major).unwrap_or(0).checked_sub(15);
     let fixed_in =
@@ -72,31 +73,31 @@ fn version(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     });
 }
 
-fn wal_level(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let (level, needed) = (&scene.server.wal_level, scene.server.wal_level_needed());
+fn wal_level(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let (level, needed) = (&snapshot.server.wal_level, snapshot.server.wal_level_needed());
     out.push(if level == "logical" {
         Finding::ok("wal_level", "logical")
-    } else if scene.server.decodes() {
-        // Making the first slot asks for a checkpoint, and waits for it.
+    } else if snapshot.server.decodes() {
+        // The creation of the first slot requests a checkpoint, and waits for it.
         Finding::ok("wal_level", format!("{level}: the first logical slot raises it to logical"))
     } else {
         Finding::error("wal_level", format!("wal_level is {level:?}, logical decoding needs {needed:?}"))
             .why(
-                "no slot can be made, and WAL written until it is changed can't be decoded (RDS: parameter \
+                "no slot can be created, and WAL written until it is changed can't be decoded (RDS: parameter \
                  rds.logical_replication = 1; Cloud SQL: flag cloudsql.logical_decoding = on)",
             )
             .sql_and_restart(format!("ALTER SYSTEM SET wal_level = '{needed}';"))
     });
 }
 
-fn slots(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let max = scene.number("max_replication_slots");
-    let used = i64::try_from(scene.slots.len()).unwrap_or(i64::MAX);
-    if scene.slot.is_some() {
+fn slots(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let max = snapshot.number("max_replication_slots");
+    let used = i64::try_from(snapshot.slots.len()).unwrap_or(i64::MAX);
+    if snapshot.slot.is_some() {
         return;
     }
     let idle: Vec<&str> =
-        scene.slots.iter().filter(|s| !s.active).map(|s| s.name.as_str()).collect();
+        snapshot.slots.iter().filter(|s| !s.active).map(|s| s.name.as_str()).collect();
     out.push(if used < max {
         Finding::ok("max_replication_slots", format!("{used} of {max} replication slots are taken"))
     } else {
@@ -104,19 +105,19 @@ fn slots(scene: &Scene<'_>, out: &mut Vec<Finding>) {
             String::new()
         } else {
             format!(
-                "; nobody reads {} at the moment: dropping one that is left over would do too",
+                "; no process reads {} at the moment: dropping one that is no longer needed is enough too",
                 idle.join(", ")
             )
         };
         Finding::error("max_replication_slots", format!("all {max} replication slots are taken"))
-            .why(format!("the pipeline's own can't be made{unused}"))
+            .why(format!("the pipeline's own can't be created{unused}"))
             .sql_and_restart(format!("ALTER SYSTEM SET max_replication_slots = {};", max + 10))
     });
 }
 
-fn senders(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let (max, used) = (scene.number("max_wal_senders"), scene.sessions.walsenders);
-    let ours = scene.slot.as_ref().is_some_and(|slot| slot.active_pid.is_some());
+fn senders(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let (max, used) = (snapshot.number("max_wal_senders"), snapshot.sessions.walsenders);
+    let ours = snapshot.slot.as_ref().is_some_and(|slot| slot.active_pid.is_some());
     if used < max || ours {
         out.push(Finding::ok("max_wal_senders", format!("{used} of {max} walsenders are at work")));
     } else {
@@ -124,8 +125,8 @@ fn senders(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     }
 }
 
-fn slot_limits(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let keep = scene.number("max_slot_wal_keep_size");
+fn slot_limits(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let keep = snapshot.number("max_slot_wal_keep_size");
     out.push(match keep {
         ..0 => Finding::warning("max_slot_wal_keep_size", "a slot may retain WAL without a limit")
             .why(
@@ -144,12 +145,12 @@ fn slot_limits(scene: &Scene<'_>, out: &mut Vec<Finding>) {
         .sql("SELECT pg_reload_conf();"),
         _ => Finding::ok("max_slot_wal_keep_size", format!("{} GB", keep / 1024)),
     });
-    let idle = scene.number("idle_replication_slot_timeout");
+    let idle = snapshot.number("idle_replication_slot_timeout");
     if idle > 0 {
         out.push(
             Finding::warning(
                 "idle_replication_slot_timeout",
-                format!("a slot that nobody reads is given up after {idle} s"),
+                format!("a slot without a reader is invalidated after {idle} s"),
             )
             .why("a stop of the relay that lasts longer loses the slot, and events with it (PR001)")
             .sql("ALTER SYSTEM SET idle_replication_slot_timeout = 0;")
@@ -158,14 +159,14 @@ fn slot_limits(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     }
 }
 
-/// Settings that the relay does not depend on, for whoever looks for the reason of something else.
-fn informative(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let timeout = scene.number("wal_sender_timeout");
+/// Settings that the relay does not depend on; they help to explain other problems.
+fn informative(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let timeout = snapshot.number("wal_sender_timeout");
     out.push(Finding::ok(
         "wal_sender_timeout",
         format!("{} s; the relay's own session has 15 s whatever it is", timeout / 1000),
     ));
-    let memory = scene.number("logical_decoding_work_mem");
+    let memory = snapshot.number("logical_decoding_work_mem");
     out.push(if memory < 16 * 1024 {
         Finding::info(
             "logical_decoding_work_mem",
@@ -179,14 +180,14 @@ fn informative(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     });
 }
 
-/// The stream must not be what commits wait for.
-fn synchronous(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let names = scene.setting("synchronous_standby_names");
-    let ours = format!("postrider {}", scene.ask.names.pipeline);
+/// Commits must not wait for the stream.
+fn synchronous(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let names = snapshot.setting("synchronous_standby_names");
+    let ours = format!("postrider {}", snapshot.ask.names.pipeline);
     if !names.contains('*') && !names.contains(&ours) {
         return;
     }
-    let standbys: Vec<String> = scene
+    let standbys: Vec<String> = snapshot
         .sessions
         .standbys
         .iter()
@@ -209,10 +210,10 @@ fn synchronous(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     );
 }
 
-/// What holds back the making of a slot, and then WAL.
-fn transactions(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let why = "a slot is made only when every transaction that runs has ended, and WAL is kept since the oldest";
-    for (gid, database) in &scene.sessions.prepared {
+/// What delays the creation of a slot, and later retains WAL.
+fn transactions(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let why = "a slot is created only after every running transaction has ended, and WAL is kept from the oldest one on";
+    for (gid, database) in &snapshot.sessions.prepared {
         out.push(
             Finding::warning(
                 "prepared_transaction",
@@ -222,7 +223,7 @@ fn transactions(scene: &Scene<'_>, out: &mut Vec<Finding>) {
             .sql(format!("ROLLBACK PREPARED {};", literal(gid))),
         );
     }
-    for pid in &scene.sessions.long {
+    for pid in &snapshot.sessions.long {
         out.push(
             Finding::warning(
                 "long_transaction",
@@ -234,9 +235,9 @@ fn transactions(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     }
 }
 
-fn tls(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let conninfo = scene.ask.conninfo;
-    if let Some(version) = &scene.sessions.tls {
+fn tls(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let conninfo = snapshot.ask.conninfo;
+    if let Some(version) = &snapshot.sessions.tls {
         out.push(Finding::ok("tls", version.clone()));
     } else if is_local(conninfo) {
         out.push(Finding::ok("tls", "none; the server is this machine"));
@@ -251,13 +252,13 @@ fn tls(scene: &Scene<'_>, out: &mut Vec<Finding>) {
                 ))
                 .sql("ALTER SYSTEM SET ssl = on;")
                 .sql("SELECT pg_reload_conf();")
-                .config(scene.lines.config("source.url", &uri(conninfo, conninfo.user(), &verified))),
+                .config(snapshot.lines.config("source.url", &uri(conninfo, conninfo.user(), &verified))),
         );
     }
 }
 
-fn encoding(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let (encoding, database) = (&scene.server.encoding, &scene.server.database);
+fn encoding(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let (encoding, database) = (&snapshot.server.encoding, &snapshot.server.database);
     out.push(if encoding == "SQL_ASCII" {
         Finding::warning("encoding", format!("database {database:?} has encoding SQL_ASCII"))
             .why(
@@ -273,9 +274,9 @@ fn encoding(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     });
 }
 
-fn clock(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let Some(ours) = scene.our_clock else { return };
-    let skew = scene.sessions.clock - ours;
+fn clock(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let Some(ours) = snapshot.our_clock else { return };
+    let skew = snapshot.sessions.clock - ours;
     out.push(if skew.abs() > SKEW_MAX {
         Finding::warning(
             "clock",
@@ -297,34 +298,32 @@ pub(super) fn our_clock() -> Option<f64> {
     SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs_f64())
 }
 
-/// A server that is too old for anything else to be asked.
+/// A server that is too old for any further check.
 pub(super) fn too_old(version: u32) -> Option<Finding> {
     (version < start::VERSION_MIN).then(|| {
         Finding::error(
             "server_version",
             format!("the server is PostgreSQL {}, 15 or later is needed", version / 10_000),
         )
-        .why("row filters, column lists and the views that tell of them are not there")
+        .why("row filters, column lists and the views that show them do not exist")
     })
 }
 
-// Rules about the relay's role: what it must be able to do, and what it should not.
-
-/// The name of a role that is proposed in place of a superuser.
+/// The role that is proposed instead of a superuser.
 const OWN_ROLE: &str = "postrider";
 
-/// Sessions a running pipeline has: stream and control, and a moment's third while it reconnects.
+/// Sessions of a running pipeline: stream and control, and briefly a third one while it reconnects.
 const SESSIONS: i32 = 3;
 
-pub(super) fn role_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let user = scene.ask.conninfo.user();
+pub(super) fn role_rules(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let user = snapshot.ask.conninfo.user();
     let name = ident(user);
-    let Some(role) = &scene.role else {
+    let Some(role) = &snapshot.role else {
         out.push(
             Finding::error("role_missing", format!("role {user:?} of source.url does not exist"))
                 .why("the relay logs in by it; setup then gives it what it needs, and nothing else")
                 .sql(format!("CREATE ROLE {name} LOGIN REPLICATION;"))
-                .shell(scene.lines.setup.clone()),
+                .shell(snapshot.lines.setup.clone()),
         );
         return;
     };
@@ -336,11 +335,11 @@ pub(super) fn role_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
                 .sql(format!("ALTER ROLE {name} LOGIN;")),
         );
     }
-    if !role.replication && scene.ask.streams {
+    if !role.replication && snapshot.ask.streams {
         found.push(replication_refused(user, role.rds));
     }
     if !role.may_connect {
-        let database = ident(&scene.server.database);
+        let database = ident(&snapshot.server.database);
         found.push(
             Finding::error(
                 "source_connect",
@@ -350,20 +349,20 @@ pub(super) fn role_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
             .sql(format!("GRANT CONNECT ON DATABASE {database} TO {name};")),
         );
     }
-    limits(scene, role, &name, &mut found);
+    limits(snapshot, role, &name, &mut found);
     if found.is_empty() {
         found.push(Finding::ok(
             "role",
             format!(
                 "role {user:?} may log in{}",
-                if scene.ask.streams { " and stream" } else { "" }
+                if snapshot.ask.streams { " and stream" } else { "" }
             ),
         ));
     }
     out.append(&mut found);
 }
 
-fn limits(scene: &Scene<'_>, role: &RoleFacts, name: &str, out: &mut Vec<Finding>) {
+fn limits(snapshot: &FactSnapshot<'_>, role: &RoleFacts, name: &str, out: &mut Vec<Finding>) {
     let user = &role.name;
     let until = role.valid_until.as_deref().unwrap_or_default();
     let forever = format!("ALTER ROLE {name} VALID UNTIL 'infinity';");
@@ -397,7 +396,7 @@ fn limits(scene: &Scene<'_>, role: &RoleFacts, name: &str, out: &mut Vec<Finding
         );
     }
     if role.read_only {
-        let database = ident(&scene.server.database);
+        let database = ident(&snapshot.server.database);
         out.push(
             Finding::error(
                 "read_only",
@@ -411,18 +410,21 @@ fn limits(scene: &Scene<'_>, role: &RoleFacts, name: &str, out: &mut Vec<Finding
     }
 }
 
-/// Comes late: its mending runs `setup`, which wants everything else to be well.
-pub(super) fn superuser(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let Some(role) = scene.role.as_ref().filter(|role| role.superuser) else { return };
+/// Late in the order: its remediation runs `setup`, which requires the other rules to pass.
+pub(super) fn superuser(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let Some(role) = snapshot.role.as_ref().filter(|role| role.superuser) else { return };
     let user = &role.name;
     let finding = Finding::warning("role_superuser", format!("role {user:?} is a superuser"))
-        .why("whoever has the relay's password has the whole cluster; it needs REPLICATION and four grants");
+        .why(
+            "the relay's password gives access to the whole cluster; the relay needs only REPLICATION and four \
+             grants",
+        );
     out.push(if role.bootstrap {
-        let conninfo = scene.ask.conninfo;
-        let verb = if scene.own_role_exists { "ALTER" } else { "CREATE" };
+        let conninfo = snapshot.ask.conninfo;
+        let verb = if snapshot.own_role_exists { "ALTER" } else { "CREATE" };
         let finding = finding
             .sql(format!("{verb} ROLE {OWN_ROLE} LOGIN REPLICATION;"))
-            .config(scene.lines.config("source.url", &uri(conninfo, OWN_ROLE, &[])));
+            .config(snapshot.lines.config("source.url", &uri(conninfo, OWN_ROLE, &[])));
         let finding = if conninfo.has_password() {
             finding.shell(format!("psql '{}' -c '\\password {OWN_ROLE}'", uri(conninfo, user, &[])))
         } else {
@@ -430,17 +432,17 @@ pub(super) fn superuser(scene: &Scene<'_>, out: &mut Vec<Finding>) {
         };
         finding.shell(format!(
             "postrider setup -p {} --url '{}'",
-            scene.lines.pipeline,
+            snapshot.lines.pipeline,
             uri(conninfo, user, &[])
         ))
     } else {
         finding.sql(format!("ALTER ROLE {} NOSUPERUSER LOGIN REPLICATION;", ident(user))).shell(
             format!(
                 "postrider setup -p {} --url '{}'",
-                scene.lines.pipeline,
+                snapshot.lines.pipeline,
                 uri(
-                    scene.ask.login.unwrap_or(scene.ask.conninfo),
-                    scene.ask.login.map_or(ADMIN, Conninfo::user),
+                    snapshot.ask.login.unwrap_or(snapshot.ask.conninfo),
+                    snapshot.ask.login.map_or(ADMIN, Conninfo::user),
                     &[]
                 )
             ),
@@ -448,17 +450,17 @@ pub(super) fn superuser(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     });
 }
 
-/// The name to look for.
+/// The name to search for.
 pub(super) const fn own_role() -> &'static str {
     OWN_ROLE
 }
 
 /// What the role must be able to read and write.
-pub(super) fn rights(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let Some(role) = &scene.role else { return };
+pub(super) fn rights(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let Some(role) = &snapshot.role else { return };
     let name = ident(&role.name);
     if let (Some(table), Some(around), Some(_)) =
-        (&scene.ask.names.table, &scene.around, &scene.table)
+        (&snapshot.ask.names.table, &snapshot.around, &snapshot.table)
     {
         if around.readable {
             out.push(Finding::ok("table_select", format!("role {:?} may read {table}", role.name)));
@@ -473,9 +475,9 @@ pub(super) fn rights(scene: &Scene<'_>, out: &mut Vec<Finding>) {
             );
         }
     }
-    if scene.relay_owns && scene.ownership.is_none() {
-        let login = scene.ask.login.unwrap_or(scene.ask.conninfo);
-        let admin = scene.ask.login.map_or(ADMIN, Conninfo::user);
+    if snapshot.relay_owns && snapshot.untrusted.is_none() {
+        let login = snapshot.ask.login.unwrap_or(snapshot.ask.conninfo);
+        let admin = snapshot.ask.login.map_or(ADMIN, Conninfo::user);
         out.push(
             Finding::warning(
                 "schema_owner",
@@ -488,13 +490,13 @@ pub(super) fn rights(scene: &Scene<'_>, out: &mut Vec<Finding>) {
             )
             .shell(format!(
                 "postrider setup -p {} --url '{}'",
-                scene.lines.pipeline,
+                snapshot.lines.pipeline,
                 uri(login, admin, &[])
             )),
         );
     }
-    let stands = !matches!(scene.schema, Some(SchemaState::Missing | SchemaState::Empty));
-    if stands && !scene.cursor_usable {
+    let stands = !matches!(snapshot.schema, Some(SchemaState::Missing | SchemaState::Empty));
+    if stands && !snapshot.cursor_usable {
         out.push(
             Finding::error(
                 "cursor_rights",

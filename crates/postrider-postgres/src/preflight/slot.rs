@@ -1,50 +1,51 @@
-//! Rules about the slot: that it is ours to read, that its WAL is there, who has it, and how much it holds.
+//! Rules about the slot (its kind, its WAL, its reader, and the WAL that it retains), the cursor row, failover, and
+//! bookmarks.
 
-use super::Scene;
+use super::FactSnapshot;
 use super::remediation::uri;
 use crate::catalog::SlotRow;
 use crate::names::{ident, literal};
 use crate::schema::{self, SchemaState};
 use crate::start;
-use crate::store::bookmark::{Bookmark, State};
+use crate::store::bookmark::{Bookmark, BookmarkState};
 use postrider_core::error::{Halt, HaltReason};
 use postrider_core::finding::Finding;
 
-/// A slot that nobody reads and that holds more than this is told, where the server has no limit. Unit: bytes.
+/// A slot without a reader that retains more than this is reported, if the server has no limit. Unit: bytes.
 const RETAINED_MAX: i64 = 8 << 30;
 
-pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let name = &scene.ask.names.slot;
-    let Some(slot) = &scene.slot else {
-        out.push(missing(scene));
+pub(super) fn rules(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let name = &snapshot.ask.names.slot;
+    let Some(slot) = &snapshot.slot else {
+        out.push(missing(snapshot));
         return;
     };
     let before = out.len();
-    if let Some(what) = unusable(scene, slot) {
+    if let Some(what) = unusable(snapshot, slot) {
         out.push(what);
         return;
     }
     if slot.lost() {
-        out.push(lost(scene, slot));
+        out.push(lost(snapshot, slot));
         return;
     }
     if slot.confirmed_flush_lsn.is_none() {
         out.push(
-            Finding::error("slot_unfinished", format!("slot {name:?} is still being made"))
+            Finding::error("slot_unfinished", format!("slot {name:?} is still being created"))
                 .why("it waits for every transaction that was running when it was begun")
                 .sql(
                     "SELECT pid, datname, state, xact_start FROM pg_stat_activity WHERE backend_xid IS NOT NULL \
                      ORDER BY xact_start;",
                 )
-                .shell(scene.lines.setup.clone()),
+                .shell(snapshot.lines.setup.clone()),
         );
     }
-    held(scene, slot, out);
-    active(scene, slot, out);
+    held(snapshot, slot, out);
+    active(snapshot, slot, out);
     if out.len() == before {
         let at = slot.confirmed_flush_lsn;
         let at = at.map_or_else(String::new, |at| format!(", confirmed up to {at}"));
-        let mib = retained(scene, slot) >> 20;
+        let mib = retained(snapshot, slot) >> 20;
         out.push(Finding::ok(
             "slot",
             format!("slot {name:?} is well{at}, and holds {mib} MiB of WAL"),
@@ -52,17 +53,17 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     }
 }
 
-fn missing(scene: &Scene<'_>) -> Finding {
-    let (lines, name) = (&scene.lines, &scene.ask.names.slot);
+fn missing(snapshot: &FactSnapshot<'_>) -> Finding {
+    let (lines, name) = (&snapshot.lines, &snapshot.ask.names.slot);
     let finding = Finding::error("slot_missing", format!("slot {name:?} does not exist"));
-    match (&scene.cursor, lines.forget()) {
+    match (&snapshot.cursor, lines.forget()) {
         (Some(cursor), Some(_)) => again(
-            scene,
+            snapshot,
             finding.why(format!(
                 "it was there before: events committed after {} that were not published are in no slot any more. After \
                  a failover go back to the server that has it; {}",
                 cursor.watermark,
-                remains(scene)
+                unpublished_events(snapshot)
             )),
             false,
         ),
@@ -72,19 +73,19 @@ fn missing(scene: &Scene<'_>) -> Finding {
     }
 }
 
-/// What is left of events that no slot brings.
-fn remains(scene: &Scene<'_>) -> &'static str {
-    if scene.ask.names.table.is_some() {
+/// Where the events are that no slot sends.
+fn unpublished_events(snapshot: &FactSnapshot<'_>) -> &'static str {
+    if snapshot.ask.names.table.is_some() {
         "otherwise their rows are published from the table, and a new slot is created (--dry-run counts them first)"
     } else {
         "otherwise they are lost, all of them: logical messages leave no row to publish from"
     }
 }
 
-/// A new slot, and before it what the old one would have brought.
-fn again(scene: &Scene<'_>, finding: Finding, drop_slot: bool) -> Finding {
-    let lines = &scene.lines;
-    if scene.ask.names.table.is_some() {
+/// Creates a new slot, after publishing what the old one would have sent.
+fn again(snapshot: &FactSnapshot<'_>, finding: Finding, drop_slot: bool) -> Finding {
+    let lines = &snapshot.lines;
+    if snapshot.ask.names.table.is_some() {
         return finding.shell(lines.repair.clone());
     }
     let finding = if drop_slot { finding.sql(lines.drop_slot()) } else { finding };
@@ -95,8 +96,8 @@ fn again(scene: &Scene<'_>, finding: Finding, drop_slot: bool) -> Finding {
     finding.shell(lines.setup.clone())
 }
 
-/// Another's slot under our name: ours gets another name.
-fn unusable(scene: &Scene<'_>, slot: &SlotRow) -> Option<Finding> {
+/// The slot of our name belongs to something else: the pipeline's slot gets another name.
+fn unusable(snapshot: &FactSnapshot<'_>, slot: &SlotRow) -> Option<Finding> {
     let name = &slot.name;
     let plugin = slot.plugin.as_deref().unwrap_or_default();
     let database = slot.database.as_deref().unwrap_or_default();
@@ -104,7 +105,7 @@ fn unusable(scene: &Scene<'_>, slot: &SlotRow) -> Option<Finding> {
         Some("a standby, or a receiver of WAL")
     } else if plugin != "pgoutput" {
         Some("another program")
-    } else if database != scene.server.database {
+    } else if database != snapshot.server.database {
         Some("a pipeline of that database, or another program")
     } else {
         None
@@ -113,7 +114,7 @@ fn unusable(scene: &Scene<'_>, slot: &SlotRow) -> Option<Finding> {
         ("slot_plugin", format!("slot {name:?} is a physical slot"))
     } else if plugin != "pgoutput" {
         ("slot_plugin", format!("slot {name:?} is of plugin {plugin:?}, not \"pgoutput\""))
-    } else if database != scene.server.database {
+    } else if database != snapshot.server.database {
         ("slot_database", format!("slot {name:?} belongs to database {database:?}"))
     } else if slot.temporary {
         ("slot_temporary", format!("slot {name:?} is temporary: it goes with its session"))
@@ -122,8 +123,9 @@ fn unusable(scene: &Scene<'_>, slot: &SlotRow) -> Option<Finding> {
     } else {
         return None;
     };
-    let free =
-        (2..100).map(|n| format!("{name}_{n}")).find(|n| scene.slots.iter().all(|s| s.name != *n));
+    let free = (2..100)
+        .map(|n| format!("{name}_{n}"))
+        .find(|n| snapshot.slots.iter().all(|s| s.name != *n));
     let mut finding = Finding::error(id, what)
         .why(whose.map_or_else(
             || {
@@ -138,42 +140,44 @@ fn unusable(scene: &Scene<'_>, slot: &SlotRow) -> Option<Finding> {
                 )
             },
         ))
-        .config(scene.lines.config("source.slot", &free.unwrap_or_default()));
-    finding = if scene.cursor.is_some() {
-        // Its own slot is gone.
-        again(scene, finding, false)
+        .config(snapshot.lines.config("source.slot", &free.unwrap_or_default()));
+    finding = if snapshot.cursor.is_some() {
+        // The pipeline's own slot was dropped.
+        again(snapshot, finding, false)
     } else {
-        finding.shell(scene.lines.setup.clone())
+        finding.shell(snapshot.lines.setup.clone())
     };
     Some(finding)
 }
 
-fn lost(scene: &Scene<'_>, slot: &SlotRow) -> Finding {
+fn lost(snapshot: &FactSnapshot<'_>, slot: &SlotRow) -> Finding {
     let unsaid = if slot.conflicting { "conflict with recovery" } else { "wal_removed" };
     let why = slot.invalidation_reason.as_deref().unwrap_or(unsaid);
     let after =
-        scene.cursor.as_ref().map_or_else(String::new, |c| format!(" after {}", c.watermark));
+        snapshot.cursor.as_ref().map_or_else(String::new, |c| format!(" after {}", c.watermark));
     let finding =
         Finding::error("slot_lost", format!("slot {:?} was invalidated ({why})", slot.name));
-    if scene.cursor.is_none() {
+    if snapshot.cursor.is_none() {
         let finding = finding.why(
-            "the WAL it needs is gone, and no cursor row says what was published: every row of the table is, then",
+            "the WAL that it needs no longer exists, and no cursor row records what was published: then every row of the \
+             table is",
         );
-        return scene.lines.every_row(finding, true);
+        return snapshot.lines.every_row(finding, true);
     }
     again(
-        scene,
+        snapshot,
         finding.why(format!(
-            "the WAL it needs is gone: events committed{after} that were not published can't be streamed any more; {}",
-            remains(scene)
+            "the WAL that it needs no longer exists: events committed{after} that were not published can't be streamed any \
+             more; {}",
+            unpublished_events(snapshot)
         )),
         true,
     )
 }
 
-/// WAL it holds back, in bytes.
-fn retained(scene: &Scene<'_>, slot: &SlotRow) -> i64 {
-    scene
+/// WAL that it retains, in bytes.
+fn retained(snapshot: &FactSnapshot<'_>, slot: &SlotRow) -> i64 {
+    snapshot
         .slots
         .iter()
         .find(|other| other.name == slot.name)
@@ -181,9 +185,9 @@ fn retained(scene: &Scene<'_>, slot: &SlotRow) -> i64 {
         .unwrap_or(0)
 }
 
-/// How much WAL it holds, and how near it is to its end.
-fn held(scene: &Scene<'_>, slot: &SlotRow, out: &mut Vec<Finding>) {
-    let retained = retained(scene, slot);
+/// How much WAL it retains, and how near that is to the limit.
+fn held(snapshot: &FactSnapshot<'_>, slot: &SlotRow, out: &mut Vec<Finding>) {
+    let retained = retained(snapshot, slot);
     let name = &slot.name;
     let near = slot.safe_wal_size.is_some_and(|safe| safe < retained);
     let unreserved = slot.wal_status.as_deref() == Some("unreserved");
@@ -203,7 +207,7 @@ fn held(scene: &Scene<'_>, slot: &SlotRow, out: &mut Vec<Finding>) {
         out.push(
             Finding::warning(
                 "slot_wal",
-                format!("slot {name:?} holds {mib} MiB of WAL, and nobody reads it"),
+                format!("slot {name:?} holds {mib} MiB of WAL, and no process reads it"),
             )
             .why("without a limit it fills the disk: start the relay, or drop the slot")
             .shell("postrider run"),
@@ -211,11 +215,11 @@ fn held(scene: &Scene<'_>, slot: &SlotRow, out: &mut Vec<Finding>) {
     }
 }
 
-fn active(scene: &Scene<'_>, slot: &SlotRow, out: &mut Vec<Finding>) {
-    let (Some(pid), Some((application, details))) = (slot.active_pid, &scene.holder) else {
+fn active(snapshot: &FactSnapshot<'_>, slot: &SlotRow, out: &mut Vec<Finding>) {
+    let (Some(pid), Some((application, details))) = (slot.active_pid, &snapshot.holder) else {
         return;
     };
-    let ours = format!("postrider {}", scene.ask.names.pipeline);
+    let ours = format!("postrider {}", snapshot.ask.names.pipeline);
     let name = &slot.name;
     if *application == ours {
         out.push(Finding::ok(
@@ -236,15 +240,15 @@ fn active(scene: &Scene<'_>, slot: &SlotRow, out: &mut Vec<Finding>) {
     }
 }
 
-/// Whether a standby will have it. PostgreSQL 17 and later.
-pub(super) fn failover(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let Some(slot) = scene.slot.as_ref().filter(|slot| slot.logical && !slot.lost()) else {
+/// Whether a standby will have the slot. PostgreSQL 17 and later.
+pub(super) fn failover(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let Some(slot) = snapshot.slot.as_ref().filter(|slot| slot.logical && !slot.lost()) else {
         return;
     };
-    if !scene.ask.failover || scene.server.version < 170_000 || slot.failover {
+    if !snapshot.ask.failover || snapshot.server.version < 170_000 || slot.failover {
         return;
     }
-    let login = scene.ask.login.unwrap_or(scene.ask.conninfo);
+    let login = snapshot.ask.login.unwrap_or(snapshot.ask.conninfo);
     let replication = uri(login, login.user(), &[("replication", "database")]);
     out.push(
         Finding::warning("slot_failover", format!("slot {:?} is not a failover slot", slot.name))
@@ -259,13 +263,11 @@ pub(super) fn failover(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     );
 }
 
-// Rules about Postrider's own schema and the cursor row, and whether row, slot and WAL belong together.
-
-pub(super) fn cursor_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let setup = scene.lines.setup.clone();
+pub(super) fn cursor_rules(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let setup = snapshot.lines.setup.clone();
     let known = schema::VERSION;
-    match scene.schema {
-        // It may not be read: `cursor_rights` says so.
+    match snapshot.schema {
+        // It may not be read; `cursor_rights` reports that.
         None => return,
         Some(SchemaState::Missing | SchemaState::Empty) => {
             out.push(
@@ -273,7 +275,7 @@ pub(super) fn cursor_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
                     "schema",
                     format!(
                         "schema \"postrider\" is missing in database {:?}",
-                        scene.server.database
+                        snapshot.server.database
                     ),
                 )
                 .why("Postrider cannot store its position")
@@ -282,7 +284,7 @@ pub(super) fn cursor_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
             return;
         }
         Some(SchemaState::Untrusted) => {
-            out.push(untrusted(scene));
+            out.push(untrusted(snapshot));
             return;
         }
         Some(SchemaState::Version(number)) if number < known => {
@@ -302,7 +304,7 @@ pub(super) fn cursor_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
                     "schema",
                     format!("schema \"postrider\" has version {number}, this program knows versions up to {known}"),
                 )
-                .why("a newer program made it: run that one"),
+                .why("a newer program created it: run that one"),
             );
             return;
         }
@@ -310,53 +312,53 @@ pub(super) fn cursor_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
             out.push(Finding::ok("schema", format!("schema \"postrider\", version {number}")));
         }
     }
-    // A slot that is lost or another's says nothing by its position.
+    // The position of a slot that is lost or not ours says nothing.
     let slot_is_bad =
         ["slot_lost", "slot_plugin", "slot_database", "slot_temporary", "slot_two_phase"];
-    if scene.ask.streams && !out.iter().any(|finding| slot_is_bad.contains(&finding.id)) {
-        positions(scene, out);
+    if snapshot.ask.streams && !out.iter().any(|finding| slot_is_bad.contains(&finding.id)) {
+        positions(snapshot, out);
     }
 }
 
-/// The schema was not read: code of others would run with the rights of this login.
-fn untrusted(scene: &Scene<'_>) -> Finding {
-    let Some(ownership) = &scene.ownership else {
-        return Finding::error("schema_untrusted", "schema \"postrider\" could not be looked at");
+/// The schema was not read: code of other roles would run with the rights of this login.
+fn untrusted(snapshot: &FactSnapshot<'_>) -> Finding {
+    let Some(untrusted) = &snapshot.untrusted else {
+        return Finding::error("schema_untrusted", "schema \"postrider\" could not be checked");
     };
     let code = HaltReason::SchemaUntrusted.code();
-    let finding = Finding::error("schema_untrusted", ownership.words());
-    if ownership.foreign.is_empty() {
+    let finding = Finding::error("schema_untrusted", untrusted.words());
+    if untrusted.foreign.is_empty() {
         return finding
             .why(format!(
-                "whoever owns these tables, or may add triggers to them, can have its code run with the rights of an \
-                 administrator who uses them ({code}); they were not read, and setup takes them over"
+                "a role that owns these tables, or may add triggers to them, can have its code run with the rights of \
+                 an administrator who uses them ({code}); they were not read, and setup takes them over"
             ))
-            .shell(scene.lines.setup.clone());
+            .shell(snapshot.lines.setup.clone());
     }
     let finding = finding.why(format!(
         "code in them would run with the rights of this login ({code}); nothing of it was run. Find out who made them, \
          and remove them as a superuser or as the owner"
     ));
-    ownership.removals().fold(finding, |finding, line| finding.sql(line.to_owned()))
+    untrusted.removals().fold(finding, |finding, line| finding.sql(line.to_owned()))
 }
 
-/// What `run` asks of positions before it starts, by the same rules.
-fn positions(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    if let Some(Err(halt)) = scene.fence().map(|facts| start::check_positions(&facts)) {
-        out.push(of_halt(scene, &halt));
-    } else if let Some(cursor) = &scene.cursor {
+/// The start check's rules about positions.
+fn positions(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    if let Some(Err(halt)) = snapshot.fence().map(|facts| start::check_positions(&facts)) {
+        out.push(of_halt(snapshot, &halt));
+    } else if let Some(cursor) = &snapshot.cursor {
         out.push(Finding::ok(
             "cursor",
             format!("everything below {} is published", cursor.watermark),
         ));
-    } else if scene.slot.as_ref().is_some_and(|slot| slot.confirmed_flush_lsn.is_some()) {
+    } else if snapshot.slot.as_ref().is_some_and(|slot| slot.confirmed_flush_lsn.is_some()) {
         out.push(Finding::info("cursor", "the slot has no cursor row yet").why(
-            "`postrider run` makes the cursor row, and begins at the slot's confirmed position",
+            "`postrider run` creates the cursor row, and begins at the slot's confirmed position",
         ));
     }
 }
 
-fn of_halt(scene: &Scene<'_>, halt: &Halt) -> Finding {
+fn of_halt(snapshot: &FactSnapshot<'_>, halt: &Halt) -> Finding {
     let id = match halt.reason {
         HaltReason::OtherHistory => "other_history",
         HaltReason::PositionAhead => "position_ahead",
@@ -385,37 +387,35 @@ fn of_halt(scene: &Scene<'_>, halt: &Halt) -> Finding {
     };
     let why = format!("{} ({}); {}", halt.meaning, halt.reason.code(), halt.hint);
     let finding = Finding::error(id, halt.message.clone()).why(why);
-    let (lines, slot) = (&scene.lines, scene.slot.is_some());
-    let Some(cursor) = &scene.cursor else { return finding };
-    let other_cluster = cursor.system_identifier != scene.server.system_identifier;
+    let (lines, slot) = (&snapshot.lines, snapshot.slot.is_some());
+    let Some(cursor) = &snapshot.cursor else { return finding };
+    let other_cluster = cursor.system_identifier != snapshot.server.system_identifier;
     let is = |reason| halt.reason == reason;
     if is(HaltReason::PositionAhead) || is(HaltReason::OtherHistory) && other_cluster {
         lines.every_row(finding, slot)
-    } else if is(HaltReason::OtherHistory) && scene.server.timeline < cursor.timeline {
-        // The old primary: nothing is to be done here but to leave it.
+    } else if is(HaltReason::OtherHistory) && snapshot.server.timeline < cursor.timeline {
+        // The old primary: nothing can be done here, except to use the new one.
         finding
-    } else if is(HaltReason::SlotMoved) && cursor.slot != scene.ask.names.slot {
+    } else if is(HaltReason::SlotMoved) && cursor.slot != snapshot.ask.names.slot {
         finding.config(lines.config("source.slot", &cursor.slot))
-    } else if scene.ask.names.table.is_none() {
+    } else if snapshot.ask.names.table.is_none() {
         lines.every_row(finding, slot)
-    } else if scene.ask.names.auto && slot {
+    } else if snapshot.ask.names.auto && slot {
         finding.sql(lines.drop_slot()).shell(lines.repair.clone())
     } else {
         finding.shell(lines.repair.clone())
     }
 }
 
-// Rules about failover: whether the standbys that are there would have the slot, and whether they hold the stream up.
-
-pub(super) fn standby_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
+pub(super) fn standby_rules(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
     let before = out.len();
-    stalled(scene, out);
+    stalled(snapshot, out);
     let physical: Vec<&str> =
-        scene.slots.iter().filter(|s| !s.logical && s.active).map(|s| s.name.as_str()).collect();
-    if scene.sessions.standbys.is_empty() && physical.is_empty() {
+        snapshot.slots.iter().filter(|s| !s.logical && s.active).map(|s| s.name.as_str()).collect();
+    if snapshot.sessions.standbys.is_empty() && physical.is_empty() {
         return;
     }
-    if scene.server.version < 170_000 {
+    if snapshot.server.version < 170_000 {
         out.push(
             Finding::info("failover", "there are standbys, and PostgreSQL before 17 carries no slot over to them").why(
                 "after a failover the slot is missing (PR002), unless Patroni (permanent slots), pg_failover_slots or \
@@ -424,8 +424,8 @@ pub(super) fn standby_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
         );
         return;
     }
-    if scene.ask.failover {
-        carried_over(scene, &physical, out);
+    if snapshot.ask.failover {
+        carried_over(snapshot, &physical, out);
         if out.len() == before {
             out.push(Finding::ok(
                 "failover",
@@ -435,11 +435,11 @@ pub(super) fn standby_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     }
 }
 
-/// Names in `synchronized_standby_slots` that nobody answers to hold all decoding up.
-fn stalled(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let names: Vec<String> = listed(scene);
+/// Names in `synchronized_standby_slots` without an active standby block all decoding.
+fn stalled(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let names: Vec<String> = listed(snapshot);
     let is_active =
-        |name: &String| scene.slots.iter().any(|s| s.name == *name && !s.logical && s.active);
+        |name: &String| snapshot.slots.iter().any(|s| s.name == *name && !s.logical && s.active);
     let (active, absent): (Vec<String>, Vec<String>) = names.into_iter().partition(is_active);
     if absent.is_empty() {
         return;
@@ -449,21 +449,21 @@ fn stalled(scene: &Scene<'_>, out: &mut Vec<Finding>) {
             "synchronized_standby_slots",
             format!("synchronized_standby_slots names {}, which no standby is using", absent.join(", ")),
         )
-        .why("the stream of a failover slot waits for these standbys, for ever: nothing is published")
+        .why("the stream of a failover slot waits for these standbys without a time-out: nothing is published")
         .sql(format!("ALTER SYSTEM SET synchronized_standby_slots = {};", literal(&active.join(", "))))
         .sql("SELECT pg_reload_conf();"),
     );
 }
 
 /// The names in `synchronized_standby_slots`.
-fn listed(scene: &Scene<'_>) -> Vec<String> {
-    let list = scene.setting("synchronized_standby_slots");
+fn listed(snapshot: &FactSnapshot<'_>) -> Vec<String> {
+    let list = snapshot.setting("synchronized_standby_slots");
     let names = list.split(',').map(|name| name.trim().trim_matches('"').to_owned());
     names.filter(|name| !name.is_empty()).collect()
 }
 
-fn carried_over(scene: &Scene<'_>, physical: &[&str], out: &mut Vec<Finding>) {
-    if listed(scene).is_empty() && !physical.is_empty() {
+fn carried_over(snapshot: &FactSnapshot<'_>, physical: &[&str], out: &mut Vec<Finding>) {
+    if listed(snapshot).is_empty() && !physical.is_empty() {
         out.push(
             Finding::warning(
                 "synchronized_standby_slots",
@@ -480,7 +480,7 @@ fn carried_over(scene: &Scene<'_>, physical: &[&str], out: &mut Vec<Finding>) {
             .sql("SELECT pg_reload_conf();"),
         );
     }
-    let silent: Vec<&str> = scene
+    let silent: Vec<&str> = snapshot
         .slots
         .iter()
         .filter(|slot| !slot.logical && slot.active && !slot.feedback)
@@ -497,7 +497,7 @@ fn carried_over(scene: &Scene<'_>, physical: &[&str], out: &mut Vec<Finding>) {
             .sql("SELECT pg_reload_conf();"),
         );
     }
-    if scene.setting("sync_replication_slots") != "on" {
+    if snapshot.setting("sync_replication_slots") != "on" {
         out.push(
             Finding::info("sync_replication_slots", "sync_replication_slots is off on this server")
                 .why(
@@ -510,16 +510,14 @@ fn carried_over(scene: &Scene<'_>, physical: &[&str], out: &mut Vec<Finding>) {
     }
 }
 
-// Rules about bookmarks: what they hold back, and which of them can't be replayed from any more.
-
-pub(super) fn bookmark_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let standing = |bookmark: &&Bookmark| !matches!(bookmark.state, State::Dropped { .. });
-    let standing: Vec<&Bookmark> = scene.bookmarks.iter().filter(standing).collect();
+pub(super) fn bookmark_rules(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let standing = |bookmark: &&Bookmark| !matches!(bookmark.state, BookmarkState::Dropped { .. });
+    let standing: Vec<&Bookmark> = snapshot.bookmarks.iter().filter(standing).collect();
     if standing.is_empty() {
         return;
     }
     let before = out.len();
-    held_by_bookmarks(scene, &standing, out);
+    held_by_bookmarks(snapshot, &standing, out);
     for bookmark in standing.iter().filter(|bookmark| !bookmark.state.usable()) {
         out.push(
             Finding::warning(
@@ -527,7 +525,7 @@ pub(super) fn bookmark_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
                 format!("bookmark {:?} can't be replayed from", bookmark.name),
             )
             .why(bookmark.state.to_string())
-            .shell(drop_line(scene, bookmark)),
+            .shell(drop_line(snapshot, bookmark)),
         );
     }
     if out.len() == before {
@@ -541,9 +539,9 @@ pub(super) fn bookmark_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     }
 }
 
-/// They hold back as much as the oldest alone, since WAL is kept from it on.
-fn held_by_bookmarks(scene: &Scene<'_>, standing: &[&Bookmark], out: &mut Vec<Finding>) {
-    let max = scene.ask.bookmarks_retain_max;
+/// All bookmarks together retain as much as the oldest one, because WAL is kept from its position on.
+fn held_by_bookmarks(snapshot: &FactSnapshot<'_>, standing: &[&Bookmark], out: &mut Vec<Finding>) {
+    let max = snapshot.ask.bookmarks_retain_max;
     let oldest = standing.iter().max_by_key(|bookmark| bookmark.held_bytes);
     let Some(oldest) = oldest.filter(|oldest| oldest.held_bytes > max) else { return };
     let (held, max) = (oldest.held_bytes >> 20, max >> 20);
@@ -556,10 +554,10 @@ fn held_by_bookmarks(scene: &Scene<'_>, standing: &[&Bookmark], out: &mut Vec<Fi
             "the running relay drops the oldest, {:?}, within a minute; while no relay runs the disk may fill",
             oldest.name
         ))
-        .shell(drop_line(scene, oldest)),
+        .shell(drop_line(snapshot, oldest)),
     );
 }
 
-fn drop_line(scene: &Scene<'_>, bookmark: &Bookmark) -> String {
-    format!("postrider bookmark drop {} -p {}", bookmark.name, scene.ask.names.pipeline)
+fn drop_line(snapshot: &FactSnapshot<'_>, bookmark: &Bookmark) -> String {
+    format!("postrider bookmark drop {} -p {}", bookmark.name, snapshot.ask.names.pipeline)
 }

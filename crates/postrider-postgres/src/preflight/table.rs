@@ -1,7 +1,8 @@
-//! Rules about the outbox table, but for its columns: those are the layout's, which this layer does not know.
+//! Rules about the outbox table, the publication, polling, and time zones. The table's columns are checked by the
+//! layout's own rules.
 
-use super::facts::Around;
-use super::{Ask, Scene};
+use super::facts::TableSurroundings;
+use super::{FactSnapshot, PreflightQuery};
 use crate::catalog::{
     Persistence, PublicationFacts, PublishedTable, RelationKind, TableFacts, UnfitLeaf,
     UnfitLeafKind,
@@ -15,21 +16,21 @@ use crate::times::{ServerZone, TimeType, with_zone};
 use postrider_core::finding::{Finding, Severity};
 use tokio_postgres::Client;
 
-pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let Some(name) = &scene.ask.names.table else {
-        messages(scene, out);
+pub(super) fn rules(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let Some(name) = &snapshot.ask.names.table else {
+        messages(snapshot, out);
         return;
     };
-    let Some(table) = &scene.table else {
-        out.push(missing(scene, name));
+    let Some(table) = &snapshot.table else {
+        out.push(missing(snapshot, name));
         return;
     };
     let before = out.len();
-    let around = scene.around.clone().unwrap_or_default();
-    kind(scene, name, table, &around, out);
-    partitions(scene, name, table, out);
+    let around = snapshot.around.clone().unwrap_or_default();
+    kind(snapshot, name, table, &around, out);
+    partitions(snapshot, name, table, out);
     swallowed(name, &around, out);
-    row_security(scene, name, &around, out);
+    row_security(snapshot, name, &around, out);
     if out.len() == before {
         let kind = match table.kind {
             RelationKind::Partitioned => "partitioned table",
@@ -37,28 +38,28 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
         };
         out.push(Finding::ok("table", format!("{kind} {name}, {} columns", table.columns.len())));
     }
-    messages(scene, out);
+    messages(snapshot, out);
 }
 
-fn missing(scene: &Scene<'_>, name: &TableName) -> Finding {
+fn missing(snapshot: &FactSnapshot<'_>, name: &TableName) -> Finding {
     let finding = Finding::error(
         "table_missing",
-        format!("table {name} does not exist in database {:?}", scene.server.database),
+        format!("table {name} does not exist in database {:?}", snapshot.server.database),
     )
     .why("there is nothing to read events from");
-    match scene.namesakes.as_slice() {
-        [other] => finding.config(scene.lines.config("outbox.table", &configured(other))),
-        _ => made(scene, finding, name),
+    match snapshot.namesakes.as_slice() {
+        [other] => finding.config(snapshot.lines.config("outbox.table", &configured(other))),
+        _ => made(snapshot, finding, name),
     }
 }
 
-/// `setup` makes the table, but touches no publication that stands.
-fn made(scene: &Scene<'_>, finding: Finding, name: &TableName) -> Finding {
-    let lines = &scene.lines;
+/// `setup` creates the table, but does not change an existing publication.
+fn made(snapshot: &FactSnapshot<'_>, finding: Finding, name: &TableName) -> Finding {
+    let lines = &snapshot.lines;
     let create = format!("{} --create-table", lines.setup);
-    match &scene.publication {
+    match &snapshot.publication {
         Some(publication) if !publication.all_tables => {
-            let publication = ident(&scene.ask.names.publication);
+            let publication = ident(&snapshot.ask.names.publication);
             finding
                 .shell(format!(
                     "{create} --print-sql | psql -X -q -v ON_ERROR_STOP=1 '{}'",
@@ -70,7 +71,7 @@ fn made(scene: &Scene<'_>, finding: Finding, name: &TableName) -> Finding {
     }
 }
 
-/// A table's name as `outbox.table` takes it.
+/// A table's name in the syntax of `outbox.table`.
 fn configured(table: &TableName) -> String {
     let plain = |name: &str| {
         let first = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_');
@@ -81,10 +82,10 @@ fn configured(table: &TableName) -> String {
 }
 
 fn kind(
-    scene: &Scene<'_>,
+    snapshot: &FactSnapshot<'_>,
     name: &TableName,
     table: &TableFacts,
-    around: &Around,
+    around: &TableSurroundings,
     out: &mut Vec<Finding>,
 ) {
     if table.kind == RelationKind::Other {
@@ -92,8 +93,8 @@ fn kind(
             .why("WAL has no rows of it; the table beneath it has");
         out.push(match &around.beneath {
             Some(beneath) => publish_instead(
-                scene,
-                finding.config(scene.lines.config("outbox.table", &configured(beneath))),
+                snapshot,
+                finding.config(snapshot.lines.config("outbox.table", &configured(beneath))),
                 beneath,
             ),
             None => finding,
@@ -107,28 +108,28 @@ fn kind(
                  without UNLOGGED in its place, and attach the partitions to it",
             ),
         ),
-        Persistence::Unlogged => out.push(scene.lines.left_out(
+        Persistence::Unlogged => out.push(snapshot.lines.left_out(
             Finding::error("table_unlogged", format!("table {name} is unlogged"))
                 .why(
                     "WAL has no rows of it: no event is ever seen. The statement rewrites the table, under a lock; \
                      the rows that it has are published from the table",
                 )
                 .sql(format!("ALTER TABLE {name} SET LOGGED;")),
-            // Without it in the publication, that is mended next, and has the same line.
-            scene.slot.is_some()
-                && scene.publication.as_ref().is_some_and(|publication| publication.table.is_some()),
+            // If the publication lacks the table, that is fixed next, by the same command.
+            snapshot.slot.is_some()
+                && snapshot.publication.as_ref().is_some_and(|publication| publication.table.is_some()),
         )),
         Persistence::Temporary => out.push(
             Finding::error("table_unlogged", format!("table {name} is temporary"))
                 .why("WAL has no rows of it: no event is ever seen")
-                .shell(format!("{} --create-table", scene.lines.setup)),
+                .shell(format!("{} --create-table", snapshot.lines.setup)),
         ),
     }
     if let Some(root) = &around.root {
         let finding = Finding::error("table_partition", format!("{name} is a partition of {root}"))
             .why("rows of the other partitions are not events then; rows come under the name of the whole")
-            .config(scene.lines.config("outbox.table", &configured(root)));
-        out.push(publish_instead(scene, finding, root));
+            .config(snapshot.lines.config("outbox.table", &configured(root)));
+        out.push(publish_instead(snapshot, finding, root));
     }
     for child in &around.children {
         out.push(
@@ -139,12 +140,17 @@ fn kind(
     }
 }
 
-/// Partitions whose rows are in no stream, or are not safe where they are polled.
-fn partitions(scene: &Scene<'_>, name: &TableName, table: &TableFacts, out: &mut Vec<Finding>) {
-    let streams = scene.ask.streams;
+/// Partitions whose rows are in no stream, or are not safe to be polled.
+fn partitions(
+    snapshot: &FactSnapshot<'_>,
+    name: &TableName,
+    table: &TableFacts,
+    out: &mut Vec<Finding>,
+) {
+    let streams = snapshot.ask.streams;
     for UnfitLeaf { name: leaf, kind } in &table.partitions.unfit {
         out.push(match kind {
-            UnfitLeafKind::Unlogged if streams && scene.is_fresh() => {
+            UnfitLeafKind::Unlogged if streams && snapshot.is_fresh() => {
                 Finding::error("table_partition_unlogged", format!("partition {leaf} of {name} is unlogged"))
                     .why(
                         "rows inserted into it are in no stream, and a crash of the server empties it. What is in the \
@@ -153,7 +159,7 @@ fn partitions(scene: &Scene<'_>, name: &TableName, table: &TableFacts, out: &mut
                     .sql(format!("ALTER TABLE {leaf} SET LOGGED;"))
             }
             UnfitLeafKind::Unlogged if streams => {
-                let repeats = if scene.ask.poll.is_some() {
+                let repeats = if snapshot.ask.poll.is_some() {
                     ""
                 } else {
                     ", also those that were streamed before"
@@ -164,7 +170,7 @@ fn partitions(scene: &Scene<'_>, name: &TableName, table: &TableFacts, out: &mut
                          the partition again, under a lock, and inserts its rows again{repeats}: they come \
                          behind later events of their aggregate"
                     ))
-                    .sql(start::log_leaf(scene.ask.poll, table, name, leaf))
+                    .sql(start::log_leaf(snapshot.ask.poll, table, name, leaf))
             }
             UnfitLeafKind::Unlogged => {
                 Finding::error("table_partition_unlogged", format!("partition {leaf} of {name} is unlogged"))
@@ -185,25 +191,25 @@ fn partitions(scene: &Scene<'_>, name: &TableName, table: &TableFacts, out: &mut
     }
 }
 
-/// A publication that stands has to publish the table that the configuration names from now on.
-fn publish_instead(scene: &Scene<'_>, finding: Finding, table: &TableName) -> Finding {
-    match &scene.publication {
+/// An existing publication must publish the table that the configuration names from now on.
+fn publish_instead(snapshot: &FactSnapshot<'_>, finding: Finding, table: &TableName) -> Finding {
+    match &snapshot.publication {
         Some(publication) if !publication.all_tables => {
-            let publication = ident(&scene.ask.names.publication);
+            let publication = ident(&snapshot.ask.names.publication);
             let finding = finding
                 .sql(format!("ALTER PUBLICATION {publication} SET TABLE {table};"))
                 .sql(format!(
                     "ALTER PUBLICATION {publication} SET (publish = '{}', publish_via_partition_root = true);",
-                    scene.ask.names.published()
+                    snapshot.ask.names.published()
                 ));
-            scene.lines.left_out(finding, scene.slot.is_some())
+            snapshot.lines.left_out(finding, snapshot.slot.is_some())
         }
         Some(_) | None => finding,
     }
 }
 
 /// Inserts that leave no row.
-fn swallowed(name: &TableName, around: &Around, out: &mut Vec<Finding>) {
+fn swallowed(name: &TableName, around: &TableSurroundings, out: &mut Vec<Finding>) {
     if !around.triggers.is_empty() {
         let list = around.triggers.join(", ");
         let mut finding = Finding::warning(
@@ -233,8 +239,13 @@ fn swallowed(name: &TableName, around: &Around, out: &mut Vec<Finding>) {
     }
 }
 
-fn row_security(scene: &Scene<'_>, name: &TableName, around: &Around, out: &mut Vec<Finding>) {
-    let Some(role) = &scene.role else { return };
+fn row_security(
+    snapshot: &FactSnapshot<'_>,
+    name: &TableName,
+    around: &TableSurroundings,
+    out: &mut Vec<Finding>,
+) {
+    let Some(role) = &snapshot.role else { return };
     if around.rls && !around.rls_open && !role.bypasses_rls {
         out.push(
             Finding::warning("table_rls", format!("row security of {name} hides its rows from role {:?}", role.name))
@@ -244,9 +255,9 @@ fn row_security(scene: &Scene<'_>, name: &TableName, around: &Around, out: &mut 
     }
 }
 
-/// Logical messages, where they are events.
-fn messages(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    if scene.ask.messages && scene.ask.streams && scene.ask.polls {
+/// Logical messages, if they are events.
+fn messages(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    if snapshot.ask.messages && snapshot.ask.streams && snapshot.ask.polls {
         out.push(
             Finding::warning(
                 "messages_only_in_wal",
@@ -258,39 +269,37 @@ fn messages(scene: &Scene<'_>, out: &mut Vec<Finding>) {
             ),
         );
     }
-    if !scene.ask.messages || scene.sessions.emit.is_empty() {
+    if !snapshot.ask.messages || snapshot.sessions.emit.is_empty() {
         return;
     }
     let mut finding = Finding::warning("messages_public", "every role may write logical messages")
-        .why("any role of the database can make events with your prefix; GRANT it to the application's role again");
-    for function in &scene.sessions.emit {
+        .why("any role of the database can write events with your prefix; GRANT it to the application's role again");
+    for function in &snapshot.sessions.emit {
         finding =
             finding.sql(format!("REVOKE EXECUTE ON FUNCTION pg_catalog.{function} FROM PUBLIC;"));
     }
     out.push(finding);
 }
 
-// Rules about the publication: that it publishes every insert of the outbox, whole, and not much else.
-
 const LEFT_OUT: &str = "PostgreSQL skips rows that it does not publish, without an error";
 
-pub(super) fn publication_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let name = &scene.ask.names.publication;
-    let Some(publication) = &scene.publication else {
-        out.push(missing_publication(scene));
+pub(super) fn publication_rules(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let name = &snapshot.ask.names.publication;
+    let Some(publication) = &snapshot.publication else {
+        out.push(missing_publication(snapshot));
         return;
     };
     let before = out.len();
-    events(scene, publication, out);
+    events(snapshot, publication, out);
     if publication.all_tables {
-        out.push(all_tables(scene));
+        out.push(all_tables(snapshot));
     }
-    if let (Some(table_name), Some(table)) = (&scene.ask.names.table, &scene.table) {
-        of_table(scene, publication, table_name, table, out);
+    if let (Some(table_name), Some(table)) = (&snapshot.ask.names.table, &snapshot.table) {
+        of_table(snapshot, publication, table_name, table, out);
     }
-    // An error's own lines end with the same.
+    // The remediation of an error ends with the same command.
     if !out.iter().skip(before).any(|finding| finding.severity == Severity::Error) {
-        changed(scene, out);
+        changed(snapshot, out);
     }
     if out.len() == before {
         out.push(Finding::ok(
@@ -300,15 +309,16 @@ pub(super) fn publication_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     }
 }
 
-/// WAL is decoded with the publication as it was at the time: one that is made now does not help a slot that stands.
-fn missing_publication(scene: &Scene<'_>) -> Finding {
-    let lines = &scene.lines;
+/// WAL is decoded with the publication as it was at the time: a publication that is created now does not help an
+/// existing slot.
+fn missing_publication(snapshot: &FactSnapshot<'_>) -> Finding {
+    let lines = &snapshot.lines;
     let what = format!(
         "publication {:?} does not exist in database {:?}",
-        scene.ask.names.publication, scene.server.database
+        snapshot.ask.names.publication, snapshot.server.database
     );
     let finding = Finding::error("publication_missing", what);
-    if scene.slot.is_none() {
+    if snapshot.slot.is_none() {
         return finding
             .why("Without the publication PostgreSQL sends no events")
             .shell(lines.setup.clone());
@@ -318,70 +328,71 @@ fn missing_publication(scene: &Scene<'_>) -> Finding {
          skipped (18) or stop the stream (15 to 17), even if it is created again. Those rows are published from the \
          table, and a new slot begins behind the new publication; logical messages of that time are lost",
     );
-    if scene.cursor.is_none() || scene.ask.names.table.is_none() {
+    if snapshot.cursor.is_none() || snapshot.ask.names.table.is_none() {
         return lines.every_row(finding, true);
     }
-    lines.left_out(finding.sql(create(scene, &scene.ask.names.publication)), true)
+    lines.left_out(finding.sql(create(snapshot, &snapshot.ask.names.publication)), true)
 }
 
-fn create(scene: &Scene<'_>, name: &str) -> String {
-    let table = scene.ask.names.table.as_ref();
+fn create(snapshot: &FactSnapshot<'_>, name: &str) -> String {
+    let table = snapshot.ask.names.table.as_ref();
     let table = table.map_or_else(String::new, |table| format!(" FOR TABLE {table}"));
     format!(
         "CREATE PUBLICATION {}{table} WITH (publish = '{}', publish_via_partition_root = true);",
         ident(name),
-        scene.ask.names.published()
+        snapshot.ask.names.published()
     )
 }
 
-/// After a mending statement: what the publication has left out until then.
-fn left_out(scene: &Scene<'_>, finding: Finding) -> Finding {
-    let (slot, cursor) = (scene.slot.is_some(), scene.cursor.is_some());
-    match (&scene.ask.names.table, &scene.table) {
-        (Some(name), Some(table)) if slot && cursor && scene.since.table => {
+/// After the statement that fixes the publication: the rows that it has left out until then.
+fn left_out(snapshot: &FactSnapshot<'_>, finding: Finding) -> Finding {
+    let (slot, cursor) = (snapshot.slot.is_some(), snapshot.cursor.is_some());
+    match (&snapshot.ask.names.table, &snapshot.table) {
+        (Some(name), Some(table)) if slot && cursor && snapshot.since.table => {
             let why = format!(
                 "{}. The table was created after what is known to be published, and only the slot has the events of \
                  one that was dropped: start again with this slot, and do not repair. The statements write the new \
                  table's rows again, so that the slot brings them behind those; rows that it brings already come twice",
                 finding.why
             );
-            let marks = scene.marks.as_ref().map(|marks| &marks.spec);
+            let marks = snapshot.marks.as_ref().map(|marks| &marks.spec);
             finding.why(why).sql(start::insert_again(marks, table, name))
         }
-        _ => scene.lines.left_out(finding, slot),
+        _ => snapshot.lines.left_out(finding, slot),
     }
 }
 
-/// It may have left out rows before it became as it is.
-fn changed(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let Some(gap) = scene.fence().as_ref().and_then(start::publication_gap) else { return };
+/// The publication may have left out rows before its current state.
+fn changed(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let Some(gap) = snapshot.fence().as_ref().and_then(start::publication_gap) else { return };
     let why = "the server decodes with the publication as it was at each commit. Harmless where nothing was committed, \
                or where the change left out no row; otherwise those rows are published from the table (--dry-run \
                counts them)";
-    // The slot can be used: what only the slot has must not go with it.
-    let first = if scene.slot.is_some() && !scene.since.table {
+    // The slot can be used: what only the slot has must not be lost with it.
+    let first = if snapshot.slot.is_some() && !snapshot.since.table {
         ". Before that let postrider run reach a lag of 0, and stop it: the line below drops the slot, and with it the \
          events of rows that were deleted since, and logical messages, that were not published"
     } else {
         ""
     };
     let finding = Finding::warning("publication_changed", gap).why(format!("{why}{first}"));
-    out.push(if scene.ask.poll.is_some() || scene.since.table {
-        left_out(scene, finding)
+    out.push(if snapshot.ask.poll.is_some() || snapshot.since.table {
+        left_out(snapshot, finding)
     } else {
-        finding.shell(scene.lines.repair.clone())
+        finding.shell(snapshot.lines.repair.clone())
     });
 }
 
-fn alter(scene: &Scene<'_>) -> String {
-    format!("ALTER PUBLICATION {}", ident(&scene.ask.names.publication))
+fn alter(snapshot: &FactSnapshot<'_>) -> String {
+    format!("ALTER PUBLICATION {}", ident(&snapshot.ask.names.publication))
 }
 
-/// Which statements it publishes.
-fn events(scene: &Scene<'_>, publication: &PublicationFacts, out: &mut Vec<Finding>) {
-    let name = &scene.ask.names.publication;
-    let updates = scene.ask.names.updates;
-    let inserts = format!("{} SET (publish = '{}');", alter(scene), scene.ask.names.published());
+/// Which statements the publication publishes.
+fn events(snapshot: &FactSnapshot<'_>, publication: &PublicationFacts, out: &mut Vec<Finding>) {
+    let name = &snapshot.ask.names.publication;
+    let updates = snapshot.ask.names.updates;
+    let inserts =
+        format!("{} SET (publish = '{}');", alter(snapshot), snapshot.ask.names.published());
     if !publication.insert {
         out.push(
             Finding::error(
@@ -391,12 +402,12 @@ fn events(scene: &Scene<'_>, publication: &PublicationFacts, out: &mut Vec<Findi
             .why(format!("no event is ever seen: {LEFT_OUT}"))
             .sql(inserts),
         );
-        // Whoever follows the lines publishes what it left out.
-        let last = out.pop().map(|finding| left_out(scene, finding));
+        // Following the remediation publishes the rows that were left out.
+        let last = out.pop().map(|finding| left_out(snapshot, finding));
         out.extend(last);
         return;
     }
-    let identity = scene.around.as_ref().is_none_or(|around| around.has_identity);
+    let identity = snapshot.around.as_ref().is_none_or(|around| around.has_identity);
     if updates && !publication.update {
         out.push(
             Finding::error(
@@ -408,7 +419,7 @@ fn events(scene: &Scene<'_>, publication: &PublicationFacts, out: &mut Vec<Findi
         );
     } else if publication.more_than_needed(updates) {
         let what =
-            format!("publication {name:?} publishes more than {}s", scene.ask.names.published());
+            format!("publication {name:?} publishes more than {}s", snapshot.ask.names.published());
         out.push(if identity {
             Finding::warning("publication_more", what)
                 .why("deleted rows are decoded and sent, and then skipped")
@@ -421,9 +432,9 @@ fn events(scene: &Scene<'_>, publication: &PublicationFacts, out: &mut Vec<Findi
     }
 }
 
-/// FOR ALL TABLES can't be altered: another publication takes its place, and a slot behind it.
-fn all_tables(scene: &Scene<'_>) -> Finding {
-    let (names, lines) = (&scene.ask.names, &scene.lines);
+/// FOR ALL TABLES cannot be altered: another publication takes its place, with a new slot.
+fn all_tables(snapshot: &FactSnapshot<'_>) -> Finding {
+    let (names, lines) = (&snapshot.ask.names, &snapshot.lines);
     let name = &names.publication;
     let finding = Finding::warning("publication_all_tables", format!("publication {name:?} is FOR ALL TABLES"))
         .why(
@@ -436,32 +447,32 @@ fn all_tables(scene: &Scene<'_>) -> Finding {
     }
     let other = format!("{name}_outbox");
     let finding =
-        finding.config(lines.config("source.publication", &other)).sql(create(scene, &other));
-    match (&scene.slot, &scene.cursor) {
-        (Some(_), Some(_)) => left_out(scene, finding),
+        finding.config(lines.config("source.publication", &other)).sql(create(snapshot, &other));
+    match (&snapshot.slot, &snapshot.cursor) {
+        (Some(_), Some(_)) => left_out(snapshot, finding),
         (Some(_), None) => lines.every_row(finding, true),
         (None, _) => finding.shell(lines.setup.clone()),
     }
 }
 
 fn of_table(
-    scene: &Scene<'_>,
+    snapshot: &FactSnapshot<'_>,
     publication: &PublicationFacts,
     name: &TableName,
     table: &TableFacts,
     out: &mut Vec<Finding>,
 ) {
-    let called = format!("publication {:?}", scene.ask.names.publication);
-    let alter = alter(scene);
-    // A view and a partition have a finding of their own, which mends the publication too.
+    let called = format!("publication {:?}", snapshot.ask.names.publication);
+    let alter = alter(snapshot);
+    // A view and a partition have findings of their own, which fix the publication too.
     let other = table.kind == RelationKind::Other
         || table.persistence == Persistence::Temporary
-        || scene.around.as_ref().is_some_and(|around| around.root.is_some());
+        || snapshot.around.as_ref().is_some_and(|around| around.root.is_some());
     match &publication.table {
-        Some(published) => whole(scene, published, name, table, out),
+        Some(published) => whole(snapshot, published, name, table, out),
         None if other => return,
         None => out.push(left_out(
-            scene,
+            snapshot,
             Finding::error("publication_table", format!("{called} does not publish table {name}"))
                 .why(format!(
                     "no event is ever seen: {LEFT_OUT}. The lock waits for open writers, whose earlier rows would \
@@ -472,7 +483,7 @@ fn of_table(
     }
     if table.kind == RelationKind::Partitioned && !publication.via_root {
         out.push(left_out(
-            scene,
+            snapshot,
             Finding::error(
                 "publication_via_root",
                 format!("{called} publishes partitions of {name} under their own names"),
@@ -492,22 +503,22 @@ fn of_table(
     }
 }
 
-/// Every row of the table, and every column that is needed.
+/// Every row of the table and every required column is published.
 fn whole(
-    scene: &Scene<'_>,
+    snapshot: &FactSnapshot<'_>,
     published: &PublishedTable,
     name: &TableName,
     table: &TableFacts,
     out: &mut Vec<Finding>,
 ) {
-    let called = format!("publication {:?}", scene.ask.names.publication);
-    let alter = alter(scene);
+    let called = format!("publication {:?}", snapshot.ask.names.publication);
+    let alter = alter(snapshot);
     let again = format!(
         "BEGIN; LOCK TABLE {name} IN SHARE MODE; {alter} DROP TABLE {name}; {alter} ADD TABLE {name}; COMMIT;"
     );
     if published.row_filter.is_some() {
         out.push(left_out(
-            scene,
+            snapshot,
             Finding::error(
                 "publication_row_filter",
                 format!("{called} has a row filter on table {name}"),
@@ -519,7 +530,7 @@ fn whole(
     let streamed = |column: &&String| {
         table.columns.iter().any(|have| have.name == **column && !have.generated)
     };
-    let needed = scene.ask.columns.iter().filter(streamed);
+    let needed = snapshot.ask.columns.iter().filter(streamed);
     let hidden: Vec<String> = needed
         .filter(|column| !published.columns.contains(column))
         .map(|column| ident(column))
@@ -527,7 +538,7 @@ fn whole(
     if !hidden.is_empty() {
         let list = hidden.join(", ");
         out.push(left_out(
-            scene,
+            snapshot,
             Finding::error(
                 "publication_columns",
                 format!("{called} hides column {list} of table {name}"),
@@ -538,15 +549,13 @@ fn whole(
     }
 }
 
-// Rules about a table that is polled: the columns of its marks, the right to write them, and what wakes the relay.
-
-pub(super) fn polling_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let (Some(poll), Some(table)) = (scene.ask.poll, &scene.table) else { return };
+pub(super) fn polling_rules(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let (Some(poll), Some(table)) = (snapshot.ask.poll, &snapshot.table) else { return };
     let before = out.len();
     let missing: Vec<&str> = poll
         .columns()
         .into_iter()
-        .filter(|wanted| !scene.ask.columns.iter().any(|needed| needed == wanted))
+        .filter(|wanted| !snapshot.ask.columns.iter().any(|needed| needed == wanted))
         .filter(|wanted| table.columns.iter().all(|have| have.name != *wanted))
         .collect();
     if !missing.is_empty() {
@@ -569,33 +578,33 @@ pub(super) fn polling_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
         }
         out.push(finding);
     }
-    if scene.ask.polls {
-        dead_letters(scene, poll, out);
+    if snapshot.ask.polls {
+        dead_letters(snapshot, poll, out);
     }
-    let facts = scene.fence_with(SchemaState::Missing);
-    if let Err(halt) = start::check_marks(&facts, scene.ask.streams) {
+    let facts = snapshot.fence_with(SchemaState::Missing);
+    if let Err(halt) = start::check_marks(&facts, snapshot.ask.streams) {
         let why = format!("{}. {}", halt.meaning, halt.hint);
         out.push(Finding::error("marks_unfit", halt.message).why(why));
     }
-    rights(scene, poll, out);
-    if out.len() > before || !scene.ask.polls {
+    rights(snapshot, poll, out);
+    if out.len() > before || !snapshot.ask.polls {
         return;
     }
-    index(scene, poll, out);
+    index(snapshot, poll, out);
     if table.notifies {
         out.push(Finding::ok("poll", "an insert wakes the polling relay"));
     } else {
         out.push(
             Finding::info("poll", format!("no insert into {} wakes the polling relay", poll.table))
                 .why("an event waits for the next poll, at most poll.interval")
-                .shell(format!("{} --notify", scene.lines.setup)),
+                .shell(format!("{} --notify", snapshot.lines.setup)),
         );
     }
 }
 
-/// The application's table of dead letters, where the layout has one.
-fn dead_letters(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
-    let absent = scene.marks.as_ref().is_some_and(|marks| marks.dlq.is_none());
+/// The application's dead-letter table, if the layout has one.
+fn dead_letters(snapshot: &FactSnapshot<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
+    let absent = snapshot.marks.as_ref().is_some_and(|marks| marks.dlq.is_none());
     let Some(dlq) = poll.dlq().filter(|_| absent) else { return };
     let finding = Finding::warning("poll_dlq", format!("table {dlq} does not exist"))
         .why("a row that fails stays in the outbox and is retried without a limit, before later rows of its aggregate")
@@ -603,15 +612,15 @@ fn dead_letters(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
             "CREATE TABLE {dlq} (LIKE {} INCLUDING DEFAULTS INCLUDING CONSTRAINTS);",
             poll.table
         ));
-    out.push(match &scene.role {
+    out.push(match &snapshot.role {
         Some(role) => finding.sql(format!("GRANT INSERT ON TABLE {dlq} TO {};", ident(&role.name))),
         None => finding,
     });
 }
 
-/// Behind a backlog a claim without its index costs as much as the whole backlog.
-fn index(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
-    let Some(index) = scene.claim_index.as_ref().filter(|index| !index.exists) else { return };
+/// With a backlog, a claim without its index costs as much as the whole backlog.
+fn index(snapshot: &FactSnapshot<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
+    let Some(index) = snapshot.claim_index.as_ref().filter(|index| !index.exists) else { return };
     out.push(
         Finding::warning(
             "poll_index",
@@ -625,12 +634,13 @@ fn index(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
     );
 }
 
-/// Events of one transaction that the table can't tell apart by time are in the order of their insertion, which
-/// PostgreSQL records in part. That concerns every mode: a repair and a replay read the table as well.
-pub(super) fn order(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let (Some(unrecorded), Some(spec)) = (&scene.unrecorded, scene.ask.reads) else { return };
+/// Events of one transaction that the table cannot distinguish by time are in the order of their insertion, of which
+/// PostgreSQL records only a part. That concerns every mode: a repair and a replay read the table as well.
+pub(super) fn order(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let (Some(unrecorded), Some(spec)) = (&snapshot.unrecorded, snapshot.ask.reads) else { return };
     let table = &spec.table;
-    let readers = if scene.ask.polls { "polling, repair and replay" } else { "repair and replay" };
+    let readers =
+        if snapshot.ask.polls { "polling, repair and replay" } else { "repair and replay" };
     let why = |savepoints: &str| {
         format!(
             "{readers} put such events in the order in which their rows were inserted, as far as PostgreSQL records \
@@ -669,13 +679,13 @@ pub(super) fn order(scene: &Scene<'_>, out: &mut Vec<Finding>) {
         .sql(format!(
             "ALTER TABLE {table} ADD COLUMN IF NOT EXISTS created_at timestamptz NOT NULL DEFAULT clock_timestamp();"
         ))
-        .config(scene.lines.config("outbox.columns.time", "created_at")),
+        .config(snapshot.lines.config("outbox.columns.time", "created_at")),
     });
 }
 
-/// Rows are locked while they are on their way, and then marked or deleted.
-fn rights(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
-    let (Some(role), Some(around)) = (&scene.role, &scene.around) else { return };
+/// Rows are locked while they are being published, and then updated or deleted.
+fn rights(snapshot: &FactSnapshot<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
+    let (Some(role), Some(around)) = (&snapshot.role, &snapshot.around) else { return };
     let deletes = poll.deletes();
     let name = ident(&role.name);
     if around.buriable == Some(false)
@@ -708,27 +718,30 @@ fn rights(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
     );
 }
 
-// Which topics the rows that are in the outbox go to, where topics are made from columns.
-//
-// Looks at a bounded number of rows, and never at payloads.
+// The topics of the rows that are in the outbox, if topics are made from columns. Reads a bounded number of rows, and
+// never payloads.
 
-/// Rows that are looked at.
+/// Most rows that are read.
 const ROWS_MAX: u32 = 10_000;
-/// Topics that are told.
+/// Most topics that are reported.
 const TOPICS_MAX: u32 = 50;
 
-/// A piece of a topic's template.
+/// A part of a topic's template.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum TopicPart {
-    /// Text as it is.
+    /// Literal text.
     Text(String),
     /// The first of these columns that is not NULL.
     Columns(Vec<String>),
 }
 
-/// The topics of the rows that are there; `None` where they can't be told by SQL or may not be read.
-pub(super) async fn seen(ask: &Ask<'_>, scene: &Scene<'_>, client: &Client) -> Option<Vec<String>> {
-    let (parts, name, table) = (ask.topic?, ask.names.table.as_ref()?, scene.table.as_ref()?);
+/// The topics of the existing rows; `None` if SQL cannot compute them, or the rows may not be read.
+pub(super) async fn seen(
+    ask: &PreflightQuery<'_>,
+    snapshot: &FactSnapshot<'_>,
+    client: &Client,
+) -> Option<Vec<String>> {
+    let (parts, name, table) = (ask.topic?, ask.names.table.as_ref()?, snapshot.table.as_ref()?);
     let used = || {
         parts.iter().flat_map(|part| match part {
             TopicPart::Text(_) => &[][..],
@@ -771,20 +784,17 @@ fn expression(part: &TopicPart) -> String {
     }
 }
 
-// Rules about columns without a time zone: where one decides when an event is published, `source.time_zone` must say
-// which zone its values are of.
-
-/// A zone's name that no server has: a line with it is refused until somebody fills it in.
+/// A time zone that no server has: a statement with it is refused until it is replaced.
 const ANY_ZONE: &str = "Area/City";
 
-pub(super) fn time_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let names = scene.ask.names;
+pub(super) fn time_rules(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let names = snapshot.ask.names;
     let (Some(table), times) = (&names.table, &names.times) else { return };
-    zone(scene, out);
+    zone(snapshot, out);
     if times.zone.is_some() {
         return;
     }
-    let known = scene.session_zones.as_slice();
+    let known = snapshot.session_zones.as_slice();
     let (proposed, asked) = match known {
         [only] => (
             only.as_str(),
@@ -799,9 +809,9 @@ pub(super) fn time_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
             ),
         ),
     };
-    for column in scene.times.columns.iter().filter(|column| column.kind.lacks_zone()) {
+    for column in snapshot.times.columns.iter().filter(|column| column.kind.lacks_zone()) {
         let (name, kind) = (ident(&column.name), &column.type_name);
-        let line = scene.lines.config("source.time_zone", proposed);
+        let line = snapshot.lines.config("source.time_zone", proposed);
         if let Some(deciding) = times.deciding.iter().find(|d| d.column == column.name) {
             let alter = match column.kind {
                 TimeType::Local => format!(
@@ -837,9 +847,9 @@ pub(super) fn time_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     }
 }
 
-fn zone(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let name = scene.ask.names.times.zone.as_ref().map_or("", |zone| zone.name());
-    match &scene.times.zone {
+fn zone(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+    let name = snapshot.ask.names.times.zone.as_ref().map_or("", |zone| zone.name());
+    match &snapshot.times.zone {
         ServerZone::None | ServerZone::Same => {}
         ServerZone::Unknown => out.push(
             Finding::error("time_zone_unknown", format!("the server has no time zone {name:?}"))

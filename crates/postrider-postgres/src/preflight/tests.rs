@@ -1,9 +1,9 @@
-//! Rules whose cause can't be had on a server in a test: each from one change to a scene that is well.
+//! Rules whose cause can't be had on a server in a test: each from one change to a snapshot that is well.
 
-use super::facts::{AnySlot, Around, RoleFacts, Sessions};
-use super::remediation::Lines;
-use super::{Scene, *};
-use crate::catalog::Since;
+use super::facts::{AnySlot, RoleFacts, Sessions, TableSurroundings};
+use super::remediation::Remediation;
+use super::{FactSnapshot, *};
+use crate::catalog::ChangesSince;
 use crate::start;
 use crate::start::tests::good;
 use expect_test::{Expect, expect};
@@ -11,10 +11,10 @@ use expect_test::{Expect, expect};
 const URL: &str = "postgresql://postrider@127.0.0.1/shop";
 
 /// What is found, after `change`.
-fn found(url: &str, change: impl FnOnce(&mut Scene<'_>)) -> Vec<Finding> {
+fn found(url: &str, change: impl FnOnce(&mut FactSnapshot<'_>)) -> Vec<Finding> {
     let facts = good();
     let conninfo = Conninfo::parse(url, &|_| None).unwrap();
-    let ask = Ask {
+    let ask = PreflightQuery {
         names: &facts.names,
         conninfo: &conninfo,
         login: None,
@@ -28,15 +28,15 @@ fn found(url: &str, change: impl FnOnce(&mut Scene<'_>)) -> Vec<Finding> {
         bookmarks_retain_max: 10 << 30,
         topic: None,
     };
-    let mut scene = well(ask, &facts);
-    change(&mut scene);
+    let mut snapshot = healthy(ask, &facts);
+    change(&mut snapshot);
     let mut found = Vec::new();
-    rules(&scene, &mut found);
+    rules(&snapshot, &mut found);
     found
 }
 
 /// What is told beside what is well, after `change`.
-fn told(url: &str, change: impl FnOnce(&mut Scene<'_>), expected: &Expect) {
+fn findings_are(url: &str, change: impl FnOnce(&mut FactSnapshot<'_>), expected: &Expect) {
     let mut found = found(url, change);
     found.retain(|finding| finding.severity != Severity::Ok);
     let text: Vec<String> = found.iter().map(shown).collect();
@@ -49,7 +49,8 @@ fn shown(finding: &Finding) -> String {
     format!("{} {}: {}{}", finding.severity.name(), finding.id, finding.what, mends.concat())
 }
 
-fn well<'a>(ask: Ask<'a>, facts: &start::Facts) -> Scene<'a> {
+#[expect(clippy::too_many_lines, reason = "a field for each fact")]
+fn healthy<'a>(ask: PreflightQuery<'a>, facts: &start::Facts) -> FactSnapshot<'a> {
     let settings = [
         ("max_replication_slots", "10"),
         ("max_wal_senders", "10"),
@@ -66,8 +67,8 @@ fn well<'a>(ask: Ask<'a>, facts: &start::Facts) -> Scene<'a> {
         feedback: true,
         retained: Some(1 << 20),
     };
-    Scene {
-        lines: Lines::new(&ask, true, true),
+    FactSnapshot {
+        lines: Remediation::new(&ask, true, true),
         settings: settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
         sessions: Sessions {
             walsenders: 1,
@@ -100,16 +101,20 @@ fn well<'a>(ask: Ask<'a>, facts: &start::Facts) -> Scene<'a> {
         table: facts.table.clone(),
         times: facts.times.clone(),
         session_zones: Vec::new(),
-        around: Some(Around { readable: true, has_identity: true, ..Around::default() }),
+        around: Some(TableSurroundings {
+            readable: true,
+            has_identity: true,
+            ..TableSurroundings::default()
+        }),
         namesakes: Vec::new(),
         claim_index: None,
         unrecorded: None,
         publication: facts.publication.clone(),
-        since: Since::default(),
+        since: ChangesSince::default(),
         slot: facts.slot.clone(),
         holder: None,
         schema: Some(facts.schema),
-        ownership: None,
+        untrusted: None,
         relay_owns: false,
         cursor: facts.cursor.clone(),
         cursor_usable: true,
@@ -121,20 +126,20 @@ fn well<'a>(ask: Ask<'a>, facts: &start::Facts) -> Scene<'a> {
 }
 
 #[test]
-fn a_scene_that_is_well_has_nothing_to_tell() {
-    told(URL, |_| {}, &expect![""]);
+fn healthy_pipeline_has_no_findings() {
+    findings_are(URL, |_| {}, &expect![""]);
 }
 
 #[test]
-fn old_minors_are_told_with_their_bugs() {
-    told(
+fn old_minors_are_reported_with_their_bugs() {
+    findings_are(
         URL,
-        |scene| scene.server.version = 170_007,
+        |snapshot| snapshot.server.version = 170_007,
         &expect![[r#"
         warning server_version: PostgreSQL 17.7 has bugs in logical decoding that 17.10 has not
           shell apt-get install --only-upgrade postgresql-17"#]],
     );
-    told(URL, |scene| scene.server.version = 160_014, &expect![""]);
+    findings_are(URL, |snapshot| snapshot.server.version = 160_014, &expect![""]);
 }
 
 /// From 19 on `wal_level` is a floor, which the first logical slot raises.
@@ -150,8 +155,8 @@ fn the_wal_level_is_asked_for_by_the_servers_version() {
         (190_001, "minimal", Some("replica")),
         (200_000, "replica", None),
     ] {
-        let change = |scene: &mut Scene<'_>| {
-            (scene.server.version, scene.server.wal_level) = (version, level.to_owned());
+        let change = |snapshot: &mut FactSnapshot<'_>| {
+            (snapshot.server.version, snapshot.server.wal_level) = (version, level.to_owned());
         };
         let found = found(URL, change);
         let found = found.iter().find(|finding| finding.id == "wal_level").unwrap();
@@ -163,12 +168,12 @@ fn the_wal_level_is_asked_for_by_the_servers_version() {
 }
 
 #[test]
-fn transactions_that_hold_everything_back_are_told() {
-    let change = |scene: &mut Scene<'_>| {
-        scene.sessions.prepared = vec![("it's".to_owned(), "other".to_owned())];
-        scene.sessions.long = vec![4711];
+fn long_transactions_are_reported() {
+    let change = |snapshot: &mut FactSnapshot<'_>| {
+        snapshot.sessions.prepared = vec![("it's".to_owned(), "other".to_owned())];
+        snapshot.sessions.long = vec![4711];
     };
-    told(
+    findings_are(
         URL,
         change,
         &expect![[r#"
@@ -180,10 +185,10 @@ fn transactions_that_hold_everything_back_are_told() {
 }
 
 #[test]
-fn clocks_that_differ_are_told() {
-    told(
+fn clocks_that_differ_are_reported() {
+    findings_are(
         URL,
-        |scene| scene.sessions.clock += 90.0,
+        |snapshot| snapshot.sessions.clock += 90.0,
         &expect![[r#"
         warning clock: the server's clock is 90 s ahead of this machine's
           shell timedatectl set-ntp true"#]],
@@ -191,8 +196,8 @@ fn clocks_that_differ_are_told() {
 }
 
 #[test]
-fn a_network_without_tls_is_told() {
-    told(
+fn a_network_without_tls_is_reported() {
+    findings_are(
         "postgresql://postrider@db.internal/shop",
         |_| {},
         &expect![[r#"
@@ -204,12 +209,12 @@ fn a_network_without_tls_is_told() {
 }
 
 #[test]
-fn a_slot_near_its_end_is_told() {
-    let near = |scene: &mut Scene<'_>| {
-        scene.slots[0].retained = Some(6 << 30);
-        scene.slot.as_mut().unwrap().safe_wal_size = Some(1 << 30);
+fn a_slot_near_its_limit_is_reported() {
+    let near = |snapshot: &mut FactSnapshot<'_>| {
+        snapshot.slots[0].retained = Some(6 << 30);
+        snapshot.slot.as_mut().unwrap().safe_wal_size = Some(1 << 30);
     };
-    told(
+    findings_are(
         URL,
         near,
         &expect![[r#"
@@ -217,26 +222,26 @@ fn a_slot_near_its_end_is_told() {
           sql ALTER SYSTEM SET max_slot_wal_keep_size = -1;
           sql SELECT pg_reload_conf();"#]],
     );
-    let full = |scene: &mut Scene<'_>| scene.slots[0].retained = Some(90 << 30);
-    told(
+    let full = |snapshot: &mut FactSnapshot<'_>| snapshot.slots[0].retained = Some(90 << 30);
+    findings_are(
         URL,
         full,
         &expect![[r#"
-        warning slot_wal: slot "postrider_orders" holds 92160 MiB of WAL, and nobody reads it
+        warning slot_wal: slot "postrider_orders" holds 92160 MiB of WAL, and no process reads it
           shell postrider run"#]],
     );
 }
 
 #[test]
-fn standbys_that_would_not_have_the_slot_are_told() {
-    let change = |scene: &mut Scene<'_>| {
-        scene.sessions.standbys = vec!["walreceiver".to_owned()];
-        scene.settings.insert("sync_replication_slots".to_owned(), "off".to_owned());
+fn standbys_that_would_not_have_the_slot_are_reported() {
+    let change = |snapshot: &mut FactSnapshot<'_>| {
+        snapshot.sessions.standbys = vec!["walreceiver".to_owned()];
+        snapshot.settings.insert("sync_replication_slots".to_owned(), "off".to_owned());
         let standby =
-            AnySlot { logical: false, active: true, feedback: false, ..scene.slots[0].clone() };
-        scene.slots.push(AnySlot { name: "standby_1".to_owned(), ..standby });
+            AnySlot { logical: false, active: true, feedback: false, ..snapshot.slots[0].clone() };
+        snapshot.slots.push(AnySlot { name: "standby_1".to_owned(), ..standby });
     };
-    told(
+    findings_are(
         URL,
         change,
         &expect![[r#"
@@ -250,11 +255,11 @@ fn standbys_that_would_not_have_the_slot_are_told() {
           sql ALTER SYSTEM SET sync_replication_slots = on;
           sql SELECT pg_reload_conf();"#]],
     );
-    let old = |scene: &mut Scene<'_>| {
-        change(scene);
-        scene.server.version = 150_018;
+    let old = |snapshot: &mut FactSnapshot<'_>| {
+        change(snapshot);
+        snapshot.server.version = 150_018;
     };
-    told(
+    findings_are(
         URL,
         old,
         &expect![
@@ -264,10 +269,10 @@ fn standbys_that_would_not_have_the_slot_are_told() {
 }
 
 #[test]
-fn walsenders_that_are_used_up_are_told() {
-    told(
+fn a_lack_of_walsenders_is_reported() {
+    findings_are(
         URL,
-        |scene| scene.sessions.walsenders = 10,
+        |snapshot| snapshot.sessions.walsenders = 10,
         &expect![[r#"
         error max_wal_senders: all 10 walsenders are at work
           sql ALTER SYSTEM SET max_wal_senders = 20;"#]],

@@ -1,16 +1,16 @@
-//! The new slot, and the list of rows that its snapshot sees.
+//! Creates the new slot and the list of rows that its snapshot sees.
 //!
-//! The slot's exported snapshot and its stream part history: a row whose transaction committed before the consistent
-//! point is in the snapshot, any other comes by the stream. The list is made inside that snapshot, by a transaction
-//! that takes it over, so the server's own visibility decides, with savepoints and all.
+//! The slot's exported snapshot and its stream divide all transactions: a row whose transaction committed before the
+//! consistent point is in the snapshot, any other row is in the stream. The list is made inside that snapshot, by a
+//! transaction that imports it, so the server's own visibility rules decide, savepoints included.
 
-use super::list::{Method, survey};
+use super::list::{Method, summarize};
 use super::reader::PAGE_ROWS;
-use super::row::{Kind, Row, Selection};
+use super::row::{RepairKind, RepairRow, Selection};
 use crate::catalog::{self, pg_lsn};
 use crate::control::Control;
 use crate::names::{Names, literal};
-use crate::poll::claim::Table;
+use crate::poll::claim::OutboxTable;
 use crate::setup::Blocker;
 use crate::setup::apply::blockers;
 use pg_replication::conninfo::Conninfo;
@@ -20,89 +20,89 @@ use std::time::{Duration, SystemTime};
 use tokio::time::{Instant, interval_at};
 use tokio_postgres::Client;
 
-/// How often the wait for running transactions is looked at.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the wait for running transactions is checked.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is to be made.
+/// A repair to begin.
 #[derive(Clone, Debug)]
-pub struct Ask<'a> {
-    /// The login that may make slots.
+pub struct NewRepair<'a> {
+    /// The login that may create slots.
     pub conninfo: &'a Conninfo,
-    /// What the server's lists show us as.
+    /// The `application_name` of the sessions.
     pub application_name: &'a str,
     /// The pipeline's objects.
     pub names: &'a Names,
-    /// A failover slot.
+    /// Whether to create a failover slot.
     pub failover: bool,
-    /// Why.
-    pub kind: Kind,
-    /// Which rows.
+    /// The reason.
+    pub kind: RepairKind,
+    /// Which rows to publish.
     pub selection: Selection,
     /// A snapshot whose transactions are resolved.
     pub known: Option<String>,
     /// Until when a relay may have published.
     pub known_at: Option<SystemTime>,
-    /// What an interrupted one has left: its list goes on.
-    pub before: Option<&'a Row>,
-    /// The slot stands, and is to go.
+    /// The row of an interrupted repair, whose list is continued.
+    pub before: Option<&'a RepairRow>,
+    /// The slot exists and must be dropped.
     pub drop_slot: bool,
 }
 
-/// What is being told while it runs.
+/// Progress, reported while the repair begins.
 #[derive(Debug)]
-pub enum Told<'a> {
-    /// The slot waits for transactions that were running when it was begun.
+pub enum RepairProgress<'a> {
+    /// The slot waits for transactions that were running when its creation began.
     Waiting(&'a [Blocker]),
-    /// The slot stands, at this position; the list is being made.
+    /// The slot was created at this position; the list is being made.
     Listing(pg_replication::lsn::Lsn),
 }
 
-/// Makes the slot and the list. Killed anywhere, it is begun again by the same call.
+/// Creates the slot and the list. If the process is killed, the same call begins again.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn begin(
     control: &Control,
-    table: &Table,
-    ask: &Ask<'_>,
-    told: &mut (dyn FnMut(Told<'_>) + Send),
+    table: &OutboxTable,
+    repair: &NewRepair<'_>,
+    progress: &mut (dyn FnMut(RepairProgress<'_>) + Send),
 ) -> Result<(), SourceError> {
-    note(control.client(), ask).await?;
-    if ask.drop_slot {
+    note(control.client(), repair).await?;
+    if repair.drop_slot {
         let failed = |e| SourceError::control("drop the slot that can't be used", e);
         let sql = "SELECT pg_catalog.pg_drop_replication_slot($1)";
-        control.client().execute(sql, &[&ask.names.slot]).await.map_err(failed)?;
+        control.client().execute(sql, &[&repair.names.slot]).await.map_err(failed)?;
     }
-    let mut wal = WalConnection::connect(ask.conninfo, ask.application_name).await?;
-    // The slot of another server would be in nobody's sight, and keep WAL.
+    let mut wal = WalConnection::connect(repair.conninfo, repair.application_name).await?;
+    // A slot on another server would not be noticed there, and would retain WAL.
     if !catalog::has_backend(control.client(), wal.backend_pid()).await? {
         return Err(elsewhere(catalog::TWO_SERVERS));
     }
-    let created = slot(&mut wal, control.client(), ask, told).await?;
-    told(Told::Listing(created.consistent_point));
-    let listing = Control::connect(ask.conninfo, ask.application_name).await?;
+    let created = slot(&mut wal, control.client(), repair, progress).await?;
+    progress(RepairProgress::Listing(created.consistent_point));
+    let listing = Control::connect(repair.conninfo, repair.application_name).await?;
     let one = catalog::instance(control.client()).await?;
     if let Some(differs) = one.differs(&catalog::instance(listing.client()).await?) {
         return Err(elsewhere(&differs));
     }
-    let listed = list(listing.client(), table, ask, &created).await;
-    // The snapshot lives as long as its connection.
+    let listed = list(listing.client(), table, repair, &created).await;
+    // The snapshot exists as long as its connection.
     drop(wal);
     listed
 }
 
 fn elsewhere(what: &str) -> SourceError {
-    SourceError::new(SourceErrorKind::SessionAttrs, format!("make the repair's slot: {what}"))
+    SourceError::new(SourceErrorKind::SessionAttrs, format!("create the repair's slot: {what}"))
 }
 
-/// Writes down what is known to be resolved, before anything changes.
-async fn note(client: &Client, ask: &Ask<'_>) -> Result<(), SourceError> {
-    let failed = |e| SourceError::control("note the repair", e);
-    let pipeline = &ask.names.pipeline;
-    // What was listed before stays listed, also where a slot was being made for the rest of it.
-    let goes_on = ask.before.is_some_and(Row::unfinished);
-    let pages = if goes_on { "number < 0" } else { "true" };
-    // The list's positions lie between the last of the old slot and the first of the new: some WAL of our own makes
+/// Records what is known to be resolved, before anything changes.
+async fn note(client: &Client, repair: &NewRepair<'_>) -> Result<(), SourceError> {
+    let failed = |e| SourceError::control("record the repair", e);
+    let pipeline = &repair.names.pipeline;
+    // Rows that were listed before stay listed, also if a slot was being created for the rest of them.
+    let continues = repair.before.is_some_and(RepairRow::unfinished);
+    let pages = if continues { "number < 0" } else { "true" };
+    // The list's positions lie between the last of the old slot and the first of the new one: some WAL of our own makes
     // room for them.
     let sql = format!(
         "BEGIN;\n\
@@ -110,22 +110,22 @@ async fn note(client: &Client, ask: &Ask<'_>) -> Result<(), SourceError> {
          SELECT {pipeline}, {kind}, 'making', {selection}, {known}, {known_at}, {slot} \
          ON CONFLICT (pipeline) DO UPDATE SET state = 'making', slot = excluded.slot, \
            slot_created_lsn = NULL, snapshot = NULL, kind = excluded.kind, selection = excluded.selection, \
-           ledger = excluded.ledger, ledger_at = excluded.ledger_at{anew};\n\
+           ledger = excluded.ledger, ledger_at = excluded.ledger_at{reset};\n\
          DELETE FROM postrider.repair_page WHERE pipeline = {pipeline} AND {pages};\n\
          INSERT INTO postrider.repair_page (pipeline, number, ids) \
            SELECT {pipeline}, -n, ARRAY[repeat('.', 1000)] FROM generate_series(1, 256) AS n;\n\
          DELETE FROM postrider.repair_page WHERE pipeline = {pipeline} AND number < 0;\n\
          COMMIT",
         pipeline = literal(pipeline),
-        kind = literal(ask.kind.word()),
-        selection = literal(ask.selection.word()),
-        known = ask
+        kind = literal(repair.kind.word()),
+        selection = literal(repair.selection.word()),
+        known = repair
             .known
             .as_deref()
             .map_or("NULL".to_owned(), |s| format!("{}::pg_snapshot", literal(s))),
-        known_at = ask.known_at.map_or("NULL::timestamptz".to_owned(), micros),
-        slot = literal(&ask.names.slot),
-        anew = if goes_on {
+        known_at = repair.known_at.map_or("NULL::timestamptz".to_owned(), micros),
+        slot = literal(&repair.names.slot),
+        reset = if continues {
             ""
         } else {
             ", rows_total = 0, rows_published = 0, rows_uncertain = 0, rows_gone = 0, ids_missing = NULL, \
@@ -145,29 +145,29 @@ fn micros(at: SystemTime) -> String {
 async fn slot(
     wal: &mut WalConnection,
     watch: &Client,
-    ask: &Ask<'_>,
-    told: &mut (dyn FnMut(Told<'_>) + Send),
+    repair: &NewRepair<'_>,
+    progress: &mut (dyn FnMut(RepairProgress<'_>) + Send),
 ) -> Result<CreatedSlot, SourceError> {
     let pid = i32::try_from(wal.backend_pid()).unwrap_or_default();
-    let creation = wal.create_slot(&ask.names.slot, ask.failover);
+    let creation = wal.create_slot(&repair.names.slot, repair.failover);
     tokio::pin!(creation);
-    let mut looks = interval_at(Instant::now() + LOOK_INTERVAL, LOOK_INTERVAL);
+    let mut checks = interval_at(Instant::now() + CHECK_INTERVAL, CHECK_INTERVAL);
     loop {
         tokio::select! {
             created = &mut creation => return created,
-            _ = looks.tick() => {
-                // Not seeing what it waits for is no reason not to wait.
-                told(Told::Waiting(&blockers(watch, pid).await.unwrap_or_default()));
+            _ = checks.tick() => {
+                // If the blockers cannot be read, the wait continues.
+                progress(RepairProgress::Waiting(&blockers(watch, pid).await.unwrap_or_default()));
             }
         }
     }
 }
 
-/// Lists the rows inside the slot's snapshot, and says that they are listed, in one transaction.
+/// Lists the rows inside the slot's snapshot and records the new state, in one transaction.
 async fn list(
     client: &Client,
-    table: &Table,
-    ask: &Ask<'_>,
+    table: &OutboxTable,
+    repair: &NewRepair<'_>,
     created: &CreatedSlot,
 ) -> Result<(), SourceError> {
     let failed = |e| SourceError::control("list the rows to publish", e);
@@ -177,9 +177,9 @@ async fn list(
         literal(&created.snapshot)
     );
     client.batch_execute(&sql).await.map_err(failed)?;
-    let method = Method::of(client, ask.selection, ask.known.as_deref()).await?;
-    let survey = survey(client, table, &method, ask.known_at).await?;
-    let pipeline = &ask.names.pipeline;
+    let method = Method::of(client, repair.selection, repair.known.as_deref()).await?;
+    let survey = summarize(client, table, &method, repair.known_at).await?;
+    let pipeline = &repair.names.pipeline;
     let sql = format!(
         "INSERT INTO postrider.repair_page (pipeline, number, ids) \
          SELECT $1, b.first + (l.n - 1) / {PAGE_ROWS}, array_agg(l.id ORDER BY l.n) \
@@ -193,8 +193,8 @@ async fn list(
         source = table.source(&method.rows(table)),
     );
     client.execute(&sql, &[pipeline]).await.map_err(failed)?;
-    // The snapshot of a slot may have an xmax below its xmin, and PostgreSQL does not read back what it wrote of it
-    // then. Everything below xmin is seen, and nothing else.
+    // The snapshot of a slot may have an xmax below its xmin, and PostgreSQL cannot read the text that it wrote of such
+    // a snapshot. Everything below xmin is visible in it, and nothing else.
     let sql = "UPDATE postrider.repair SET state = 'publishing', slot_created_lsn = $2, \
                  snapshot = (SELECT CASE WHEN pg_snapshot_xmin(s)::text::numeric > pg_snapshot_xmax(s)::text::numeric \
                    THEN concat(pg_snapshot_xmin(s), ':', pg_snapshot_xmin(s), ':')::pg_snapshot ELSE s END \
@@ -202,7 +202,7 @@ async fn list(
                  method = $3, rows_total = rows_total + $4, \
                  rows_uncertain = rows_uncertain + $5, ids_missing = coalesce($6, ids_missing) \
                WHERE pipeline = $1 AND state = 'making'";
-    let missing = (ask.kind == Kind::Repair).then_some(survey.missing).flatten();
+    let missing = (repair.kind == RepairKind::Repair).then_some(survey.missing).flatten();
     let (rows, uncertain) = (survey.rows.cast_signed(), survey.uncertain.cast_signed());
     let missing = missing.map(u64::cast_signed);
     let at = pg_lsn(created.consistent_point);

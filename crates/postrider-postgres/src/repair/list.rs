@@ -1,17 +1,18 @@
-//! Which rows are unpublished, and in which order they go: SQL as text, and the same in words.
+//! Which rows are unpublished, and in which order they are published: as SQL, and in words.
 //!
-//! The stream's position can't be looked up in a table: a row does not know where its transaction committed. What the
-//! row knows is its transaction (`xmin`), and the cursor row keeps a snapshot whose transactions are all resolved. A
-//! transaction below the snapshot's `xmin` had ended when it was taken, whatever savepoints it had, and is resolved.
-//! One between `xmin` and `xmax` may be a savepoint's (its number is not among those in progress, though its
-//! transaction is): it counts as unresolved, unless commit times are kept, since a savepoint's is its transaction's.
+//! A row does not record where its transaction committed, so the stream's position cannot be used to select rows. A row
+//! records its transaction (`xmin`), and the cursor row keeps a snapshot whose transactions are all resolved. A
+//! transaction below the snapshot's `xmin` had ended when the snapshot was taken, whatever savepoints it had, and is
+//! resolved. A number between `xmin` and `xmax` may be a savepoint's: such a number is not among those in progress,
+//! although its transaction is. It counts as unresolved, unless the server keeps commit times, because a savepoint has
+//! the commit time of its transaction.
 //!
-//! An update makes a row its updater's: it counts as unresolved then. Nothing here takes a row for published that was
-//! not.
+//! An update gives a row the number of the updating transaction, so the row counts as unresolved. No unpublished row is
+//! ever counted as published.
 
-use super::row::{Row, Selection};
+use super::row::{RepairRow, Selection};
 use crate::names::{TableName, ident, literal};
-use crate::poll::claim::Table;
+use crate::poll::claim::OutboxTable;
 use crate::statement::{Statement, StatementError};
 use crate::store::requeue;
 use pg_replication::error::SourceError;
@@ -19,7 +20,7 @@ use std::fmt::Write as _;
 use std::time::SystemTime;
 use tokio_postgres::Client;
 
-/// How rows are chosen and ordered.
+/// How rows are selected and ordered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Method {
     /// Which rows.
@@ -50,32 +51,32 @@ impl<'a> Snapshot<'a> {
     }
 }
 
-/// The transaction that wrote a row (`o`), with its epoch: the one that makes it past.
+/// The number of the transaction that wrote a row (`o`), with the epoch that puts it in the past.
 const XID: &str = "((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) \
                     - (((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - o.xmin::text::int8) \
                        & 4294967295))";
 
-/// Rows that polling would publish.
+/// Counts of rows that polling would publish.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Unmarked {
+pub struct UnmarkedRows {
     /// All of them.
     pub all: u64,
-    /// Those that the stream is known to have published; `None` where nothing is known of transactions. Where `before`
-    /// is not known, rows of before the slot was made are among them.
+    /// Those that the stream is known to have published; `None` if nothing is known about transactions. If `before` is
+    /// not known, rows from before the slot was created are among them.
     pub passed: Option<u64>,
-    /// Those that may be from before the slot was made; `None` where that is not known.
+    /// Those that may be from before the slot was created; `None` if that is not known.
     pub before: Option<u64>,
-    /// Those that the slot may not bring: from before it was made, or known to be published.
+    /// Those that the slot may not send: from before it was created, or known to be published.
     pub not_streamed: Option<u64>,
 }
 
-/// Whether a snapshot sees a row (`o`). A row that was written in a savepoint may seem to be seen though it is not.
+/// Whether a snapshot sees a row (`o`). The result may be wrong (true) for a row that was written in a savepoint.
 fn seen(snapshot: &str) -> String {
     format!("pg_visible_in_snapshot({XID}::text::xid8, {}::pg_snapshot)", literal(snapshot))
 }
 
-/// Rows (`o`) whose events are not parked. A row under the id of a parked event may be another event.
-fn not_parked(table: &Table) -> String {
+/// Rows (`o`) whose events are not parked. A row with the id of a parked event may be another event.
+fn not_parked(table: &OutboxTable) -> String {
     format!(
         "NOT EXISTS (SELECT FROM postrider.parked AS p \
          WHERE p.pipeline = {pipeline} AND p.event_id = {id} AND NOT {another})",
@@ -85,7 +86,7 @@ fn not_parked(table: &Table) -> String {
     )
 }
 
-/// Counts rows (`o`) of the table: up to `most`.
+/// Counts rows (`o`) of the table, at most `most`.
 async fn count(
     client: &Client,
     name: &TableName,
@@ -101,16 +102,16 @@ async fn count(
 }
 
 impl Method {
-    /// Asks the server what it keeps.
+    /// Reads whether the server keeps commit times.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub async fn of(
         client: &Client,
         selection: Selection,
         known: Option<&str>,
     ) -> Result<Self, SourceError> {
-        let failed = |e| SourceError::control("look at track_commit_timestamp", e);
+        let failed = |e| SourceError::control("read track_commit_timestamp", e);
         let sql = "SELECT pg_catalog.current_setting('track_commit_timestamp') = 'on'";
         let commit_times = client.query_one(sql, &[]).await.and_then(|row| row.try_get(0));
         Ok(Self {
@@ -120,11 +121,12 @@ impl Method {
         })
     }
 
-    /// The rows (`o`) to publish: what the selection says, and of what is parked only what is to be parked again, in
-    /// its place among the rows of its aggregate. That is what no later parked event stays behind. An event that is
-    /// published, skipped, or holds nothing back takes a row off the list only where the row is certainly that event.
-    /// Rows are listed by their ids, so a row without one is not among them: [`Self::without_id_sql`].
-    pub(super) fn rows(&self, table: &Table) -> String {
+    /// The rows (`o`) to publish: those of the selection, and of the parked events only those that are requeued at
+    /// their place among the rows of their aggregate. An event is requeued if no later event of its aggregate stays
+    /// parked. An event that is published, skipped, or blocks no other removes a row from the list only if the row is
+    /// certainly that event. Rows are listed by their ids, so a row without an id is not among them:
+    /// [`Self::without_id_sql`].
+    pub(super) fn rows(&self, table: &OutboxTable) -> String {
         let spec = table.spec();
         let (pipeline, id) = (literal(&spec.pipeline), table.id());
         let selected = self.selected(table);
@@ -146,9 +148,10 @@ impl Method {
         )
     }
 
-    /// Whether a row (`o`) may be an event that is published or skipped, which can't be determined. `once`: of those
-    /// that are not published once more, and are parked instead ([`listed`](crate::store::parked::listed)).
-    pub(super) fn doubtful(&self, table: &Table, once: bool) -> String {
+    /// Whether a row (`o`) may be an event that is published or skipped, if that cannot be determined. `once`: of the
+    /// events that must not be published a second time, and are parked instead
+    /// ([`listed`](crate::store::requeue::listed)).
+    pub(super) fn doubtful(&self, table: &OutboxTable, once: bool) -> String {
         let of = match (self.selection.by_marks(), once) {
             (true, true) => "p.state IN ('done', 'skipped')".to_owned(),
             (true, false) => "false".to_owned(),
@@ -166,9 +169,9 @@ impl Method {
         )
     }
 
-    /// Counts rows of the selection whose id is NULL, where a snapshot is given those that it sees: a list of ids can't
-    /// hold them.
-    pub(super) fn without_id_sql(&self, table: &Table, snapshot: Option<&str>) -> String {
+    /// Counts the rows of the selection whose id is NULL, because a list of ids cannot hold them. With a snapshot, only
+    /// rows that it sees.
+    pub(super) fn without_id_sql(&self, table: &OutboxTable, snapshot: Option<&str>) -> String {
         let seen = snapshot.map_or_else(|| "true".to_owned(), seen);
         let spec = table.spec();
         format!(
@@ -179,9 +182,9 @@ impl Method {
         )
     }
 
-    /// Counts rows of the table that are unpublished by this method, where `unmarked` says so only those without a
-    /// mark: those that the list of this snapshot was made of, and those that were written after it.
-    pub(super) fn left_sql(&self, table: &Table, snapshot: &str, unmarked: bool) -> String {
+    /// Counts the rows of the table that are unpublished by this method (with `unmarked`, only those without a status):
+    /// those that the snapshot of the list sees, and those that were written later.
+    pub(super) fn left_sql(&self, table: &OutboxTable, snapshot: &str, unmarked: bool) -> String {
         let filter = if unmarked { table.unmarked() } else { "true".to_owned() };
         format!(
             "SELECT count(*) FILTER (WHERE r.seen), count(*) FILTER (WHERE NOT r.seen) FROM ( \
@@ -193,15 +196,15 @@ impl Method {
         )
     }
 
-    /// Counts rows that polling would publish though their transactions are known to be resolved: up to `most`. Parked
-    /// and expired rows are not among them. `None` where nothing is known of transactions.
+    /// Counts rows that polling would publish although their transactions are known to be resolved, at most `most`.
+    /// Parked and expired rows are not counted. `None` if nothing is known about transactions.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub async fn count_passed(
         &self,
         client: &Client,
-        table: &Table,
+        table: &OutboxTable,
         most: u32,
     ) -> Result<Option<u64>, SourceError> {
         let Some(unresolved) = self.known.as_deref().and_then(|known| self.unresolved(known))
@@ -229,30 +232,30 @@ impl Method {
         Ok(Some(count.unsigned_abs()))
     }
 
-    /// Counts rows that have their mark: up to `most`.
+    /// Counts rows with the status of success, at most `most`.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub async fn count_marked(
         client: &Client,
-        table: &Table,
+        table: &OutboxTable,
         most: u32,
     ) -> Result<u64, SourceError> {
         count(client, &table.spec().table, &format!("NOT ({})", table.unmarked()), most).await
     }
 
-    /// Counts rows that polling would publish: without a mark, not expired, and not parked. Each is counted up to
-    /// `most`. `before`: a snapshot; rows that it sees may be from before the slot was made.
+    /// Counts rows that polling would publish: without a status, not expired, and not parked. Each count is at most
+    /// `most`. `before`: a snapshot; rows that it sees may be from before the slot was created.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub async fn count_unmarked(
         &self,
         client: &Client,
-        table: &Table,
+        table: &OutboxTable,
         before: Option<&str>,
         most: u32,
-    ) -> Result<Unmarked, SourceError> {
+    ) -> Result<UnmarkedRows, SourceError> {
         let name = &table.spec().table;
         let unmarked = format!("({}) AND {}", table.to_publish(), not_parked(table));
         let resolved = self.known.as_deref().and_then(|known| self.resolved(known));
@@ -277,14 +280,14 @@ impl Method {
             None => (None, None),
         };
         let all = count(client, name, &unmarked, most).await?;
-        Ok(Unmarked { all, passed, before, not_streamed })
+        Ok(UnmarkedRows { all, passed, before, not_streamed })
     }
 
-    /// Counts rows of a table whose transactions are not known to be resolved: up to `most`. `None` where nothing is
-    /// known of transactions.
+    /// Counts rows of a table whose transactions are not known to be resolved, at most `most`. `None` if nothing is
+    /// known about transactions.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub async fn count_unresolved(
         &self,
         client: &Client,
@@ -298,14 +301,15 @@ impl Method {
         count(client, table, &unresolved, most).await.map(Some)
     }
 
-    /// The statement that gives the [`passed`](Unmarked::passed) rows their mark, for a person. Its last condition
-    /// leaves out rows that may be from before the slot was made. `None` where nothing is known of transactions.
-    pub fn mark_passed_sql(&self, table: &Table, before: &str) -> Option<String> {
+    /// The statement with which an operator sets the status of the [`passed`](UnmarkedRows::passed) rows. Its last
+    /// condition leaves out rows that may be from before the slot was created. `None` if nothing is known about
+    /// transactions.
+    pub fn mark_passed_sql(&self, table: &OutboxTable, before: &str) -> Option<String> {
         let resolved = self.resolved(self.known.as_deref()?)?;
         Some(format!(
             "{success} WHERE {unmarked}({resolved}) AND {not_parked} AND NOT {before}",
             success = table.success_sql(),
-            // Where published rows are deleted, every row is without a mark.
+            // If published rows are deleted, no row has a status.
             unmarked = Some(table.to_publish())
                 .filter(|unmarked| unmarked != "true")
                 .map_or_else(String::new, |unmarked| format!("{unmarked} AND ")),
@@ -315,7 +319,7 @@ impl Method {
     }
 
     /// The rows (`o`) of the selection.
-    fn selected(&self, table: &Table) -> String {
+    fn selected(&self, table: &OutboxTable) -> String {
         let mut filter = "true".to_owned();
         let unresolved = || self.known.as_deref().and_then(|known| self.unresolved(known));
         let parts = match self.selection {
@@ -355,7 +359,7 @@ impl Method {
     }
 
     /// The order, first key first.
-    pub(super) fn order(&self, table: &Table) -> String {
+    pub(super) fn order(&self, table: &OutboxTable) -> String {
         let mut keys = table.order();
         if self.commit_times {
             keys.insert(0, "pg_xact_commit_timestamp(o.xmin) NULLS FIRST".to_owned());
@@ -363,8 +367,8 @@ impl Method {
         keys.join(", ")
     }
 
-    /// Both in words: which rows, and in which order; for a person.
-    pub fn words(&self, table: &Table) -> String {
+    /// Selection and order in words, for an operator.
+    pub fn words(&self, table: &OutboxTable) -> String {
         let known = self.known.as_deref().and_then(Snapshot::parse);
         let ledger = match (&known, self.commit_times) {
             (Some(known), true) => format!(
@@ -401,41 +405,38 @@ impl Method {
     }
 }
 
-// Looks before and while something is made: how many rows, which ids are missing, and who else is at work.
-
-/// What there is to publish, as the transaction of the look sees it.
+/// A summary of the rows to publish, as the current transaction sees them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Survey {
+pub struct RepairSummary {
     /// Rows.
     pub rows: u64,
     /// Their aggregates.
     pub aggregates: u64,
     /// Bytes of their values.
     pub bytes: u64,
-    /// Of the rows, those that were committed while the relay may have been at work: the ledger can't tell whether they
-    /// were published; and those that may be published parked events, whose ids they have.
+    /// Of the rows, those that were committed while the relay may have been running, so that it is not known whether
+    /// they were published; and those that may be published parked events with the same ids.
     pub uncertain: u64,
-    /// Of the rows, those that may be events that were skipped or published before, whose ids they have: they are
-    /// parked, not published.
+    /// Of the rows, those that may be skipped or published events with the same ids: they are parked, not published.
     pub undecided: u64,
-    /// The first and the last id, where there are rows and ids are numbers.
+    /// The first and the last id, if there are rows and ids are numbers.
     pub ids: Option<(String, String)>,
-    /// Numbers in between (and from the row before on) that no row has; `None` where ids are no numbers.
+    /// Numbers in between (and after the preceding row) that no row has; `None` if ids are not numbers.
     pub missing: Option<u64>,
-    /// Rows that are chosen and have no id: they are not among [`Self::rows`], since a list of ids can't hold them.
+    /// Selected rows without an id: they are not among [`Self::rows`], because a list of ids cannot hold them.
     pub without_id: u64,
 }
 
-/// Looks at the rows that `method` chooses. `ledger_at`: until when the relay before may have published.
+/// Summarizes the rows that `method` selects. `ledger_at`: until when the previous relay may have published.
 ///
 /// # Errors
-/// What the server says.
-pub async fn survey(
+/// An error of the server or of the connection.
+pub async fn summarize(
     client: &Client,
-    table: &Table,
+    table: &OutboxTable,
     method: &Method,
     ledger_at: Option<SystemTime>,
-) -> Result<Survey, SourceError> {
+) -> Result<RepairSummary, SourceError> {
     let failed = |e| SourceError::control("count the rows to publish", e);
     let committed = match (method.commit_times, table.time()) {
         (true, _) => "coalesce(pg_xact_commit_timestamp(o.xmin) <= $1, true)".to_owned(),
@@ -472,7 +473,7 @@ pub async fn survey(
     };
     let sql = method.without_id_sql(table, None);
     let without_id = client.query_one(&sql, &[]).await.and_then(|row| row.try_get::<_, i64>(0));
-    Ok(Survey {
+    Ok(RepairSummary {
         rows: count(0)?,
         aggregates: count(1)?,
         bytes: count(2)?,
@@ -484,11 +485,15 @@ pub async fn survey(
     })
 }
 
-/// Rows that the list of `repair` should have and could not, since their id is NULL: those that are in the table now.
+/// Counts the rows in the table now that the list of `repair` should have and cannot, because their id is NULL.
 ///
 /// # Errors
-/// What the server says.
-pub async fn without_id(client: &Client, table: &Table, repair: &Row) -> Result<u64, SourceError> {
+/// An error of the server or of the connection.
+pub async fn without_id(
+    client: &Client,
+    table: &OutboxTable,
+    repair: &RepairRow,
+) -> Result<u64, SourceError> {
     let failed = |e| SourceError::control("count the rows without an id", e);
     let Some(snapshot) = &repair.snapshot else { return Ok(0) };
     let method = Method::of(client, repair.selection, repair.ledger.as_deref()).await?;
@@ -497,8 +502,8 @@ pub async fn without_id(client: &Client, table: &Table, repair: &Row) -> Result<
     row.try_get::<_, i64>(0).map(i64::cast_unsigned).map_err(failed)
 }
 
-/// Numbers that no row has, from behind the row before `first` to the highest of the table.
-async fn missing(client: &Client, table: &Table, first: &str) -> Result<u64, SourceError> {
+/// Counts numbers that no row has, from the row before `first` to the highest of the table.
+async fn missing(client: &Client, table: &OutboxTable, first: &str) -> Result<u64, SourceError> {
     let failed = |e| SourceError::control("count the missing ids", e);
     let spec = table.spec();
     let (id, name) = (ident(&spec.id), &spec.table);
@@ -512,12 +517,12 @@ async fn missing(client: &Client, table: &Table, first: &str) -> Result<u64, Sou
     Ok(missing.unwrap_or_default().cast_unsigned())
 }
 
-/// Backends of relays of the pipeline, by the name they give the server; those that our role may see.
+/// Backends of relays of the pipeline, by their `application_name`, as far as our role may see them.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn relays(client: &Client, application_name: &str) -> Result<Vec<u32>, SourceError> {
-    let failed = |e| SourceError::control("look for other relays", e);
+    let failed = |e| SourceError::control("check for other relays", e);
     let sql = "SELECT pid FROM pg_catalog.pg_stat_activity WHERE application_name = $1 \
                  AND datname = pg_catalog.current_database() AND pid <> pg_catalog.pg_backend_pid()";
     let rows = client.query(sql, &[&application_name]).await.map_err(failed)?;
@@ -525,29 +530,30 @@ pub async fn relays(client: &Client, application_name: &str) -> Result<Vec<u32>,
     pids.collect::<Result<_, _>>().map_err(failed)
 }
 
-/// Rows that were parked since they have ids of events that were parked before: nobody has decided on them.
+/// Counts rows that were parked because they have the ids of events that were parked before, and that no operator has
+/// decided on.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn undecided(client: &Client, pipeline: &str) -> Result<u64, SourceError> {
     let sql = "SELECT count(*) FROM postrider.parked \
                WHERE pipeline = $1 AND error_code = 'id_used_before' AND state NOT IN ('done', 'skipped')";
     number(client, sql, pipeline).await
 }
 
-/// Rows still on the list.
+/// Counts the rows that are still on the list.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn left(client: &Client, pipeline: &str) -> Result<u64, SourceError> {
     let sql = "SELECT coalesce(sum(cardinality(ids)), 0)::int8 FROM postrider.repair_page WHERE pipeline = $1";
     number(client, sql, pipeline).await
 }
 
-/// Aggregates whose rows wait behind a parked event.
+/// Counts the aggregates whose rows wait for a parked event.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn parked_aggregates(client: &Client, pipeline: &str) -> Result<u64, SourceError> {
     let sql = "SELECT count(DISTINCT (aggregate_type, aggregate_id)) FROM postrider.parked \
                WHERE pipeline = $1 AND blocks AND state NOT IN ('done', 'skipped')";
@@ -555,7 +561,7 @@ pub async fn parked_aggregates(client: &Client, pipeline: &str) -> Result<u64, S
 }
 
 async fn number(client: &Client, sql: &str, pipeline: &str) -> Result<u64, SourceError> {
-    let failed = |e| SourceError::control("look at the repair", e);
+    let failed = |e| SourceError::control("read the state of the repair", e);
     let row = client.query_one(sql, &[&pipeline]).await.map_err(failed)?;
     row.try_get::<_, i64>(0).map(i64::cast_unsigned).map_err(failed)
 }
@@ -575,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_a_savepoints_is_unresolved_unless_commit_times_tell() {
+    fn possible_savepoints_are_unresolved_without_commit_times() {
         let known = Some("10:20:10,14".to_owned());
         let method = |commit_times| Method {
             selection: Selection::Unresolved,

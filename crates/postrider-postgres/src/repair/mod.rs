@@ -1,56 +1,58 @@
-//! A new slot for a pipeline whose slot is gone, or that begins on a table which has rows: what the stream won't bring
-//! is listed, published from the table, and only then does the cursor stand at the new slot.
+//! Creates a new slot for a pipeline whose slot was lost, or whose first slot is created on a table that has rows. The
+//! rows that the stream will not send are listed and published from the table, and only then is the cursor set to the
+//! new slot.
 //!
-//! Owns the two tables of it (`postrider.repair`, `postrider.repair_page`), the question which rows are unpublished,
-//! and the moment at which snapshot and stream part. Knows nothing of records and brokers: rows leave as pgoutput
-//! Insert messages, and the driver publishes them as it publishes polled ones.
+//! Owns the tables `postrider.repair` and `postrider.repair_page`, the rule for which rows are unpublished, and the
+//! point that divides snapshot and stream. Rows leave as pgoutput Insert messages, and the pipeline publishes them as
+//! it publishes polled ones.
 //!
 //! ```text
-//! making      what was resolved is noted ─▶ the old slot goes ─▶ new slot, with its snapshot
+//! making      the resolved transactions are recorded ─▶ the old slot is dropped ─▶ new slot, with its snapshot
 //! publishing  ids of the rows that the snapshot sees and that are not resolved, in order, page by page
-//! done        cursor := the slot's consistent point, in the transaction that says so
+//! done        cursor := the slot's consistent point, in the transaction that records the state
 //! ```
 //!
-//! Each state is committed before the next begins, so it may be killed anywhere. Until the last one the cursor row
-//! stands where it stood: nothing streams from the new slot.
+//! Each state is committed before the next begins, so the process may be killed at any time. Until the last state the
+//! cursor row is unchanged: nothing streams from the new slot.
 
 mod begin;
 mod list;
 mod reader;
 mod row;
 
-pub use begin::{Ask, Told, begin};
+pub use begin::{NewRepair, RepairProgress, begin};
 pub use list::{
-    Method, Survey, Unmarked, left, parked_aggregates, relays, survey, undecided, without_id,
+    Method, RepairSummary, UnmarkedRows, left, parked_aggregates, relays, summarize, undecided,
+    without_id,
 };
-pub use reader::{Finished, PAGE_ROWS, Reader};
-pub use row::{Kind, Ledger, Row, Selection, State, ledger, read};
+pub use reader::{PAGE_ROWS, RepairOutcome, RepairReader};
+pub use row::{
+    RepairKind, RepairRow, RepairState, ResolvedBaseline, Selection, read, resolved_baseline,
+};
 
 use crate::names::{admin_url, ident};
 use crate::setup::plan::standby;
 use crate::start::{self, Facts};
 use postrider_core::error::{Halt, HaltReason};
 
-// Whether there is something to repair, and whether it can be done: pure.
-
-/// What is the matter.
+/// Whether a repair is needed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// The slot stands, and the cursor is its own.
-    Sound,
-    /// A repair or a backfill was begun: its slot stands, and its list is what is left.
-    GoesOn,
-    /// A new slot is needed, since: a fragment.
+    /// The slot can be used, and the cursor belongs to it.
+    NotNeeded,
+    /// A repair or a backfill was begun: its slot exists, and the rest of its list has to be published.
+    Unfinished,
+    /// A new slot is needed; the reason, as a fragment.
     NewSlot(String),
 }
 
-/// Judges. `row` is the pipeline's repair, where there is one. `from_table`: a person asks for a repair also where the
-/// slot can be used.
+/// Decides whether a repair is needed and possible; a pure function. `row` is the pipeline's repair, if there is one.
+/// `from_table`: a person requests a repair even if the slot can be used.
 ///
 /// # Errors
-/// It can't be repaired as it is, or by us: the hint says what is possible.
-pub fn judge(facts: &Facts, row: Option<&Row>, from_table: bool) -> Result<Verdict, Halt> {
-    fit(facts)?;
+/// No repair is possible in this state, or not by Postrider: the hint says what is possible.
+pub fn assess(facts: &Facts, row: Option<&RepairRow>, from_table: bool) -> Result<Verdict, Halt> {
+    check_server(facts)?;
     let name = &facts.names.slot;
     if facts.names.table.is_none() {
         return Err(Halt {
@@ -70,7 +72,7 @@ pub fn judge(facts: &Facts, row: Option<&Row>, from_table: bool) -> Result<Verdi
         return Err(no_publication(facts));
     }
     if let Some(pid) = facts.slot.as_ref().and_then(|slot| slot.active_pid) {
-        return Err(live(&format!("slot {name:?} is in use by backend {pid}")));
+        return Err(relay_running(&format!("slot {name:?} is in use by backend {pid}")));
     }
     let unfinished = row.filter(|row| row.unfinished());
     if let Some(row) = unfinished {
@@ -80,10 +82,10 @@ pub fn judge(facts: &Facts, row: Option<&Row>, from_table: bool) -> Result<Verdi
                 && slot.confirmed_flush_lsn == row.slot_created_lsn
         });
         return Ok(match row.state {
-            State::Publishing if stands => Verdict::GoesOn,
-            State::Publishing => Verdict::NewSlot(format!("slot {name:?} is lost again")),
-            State::Making | State::Done => {
-                Verdict::NewSlot("a repair ended before its slot was made".to_owned())
+            RepairState::Publishing if stands => Verdict::Unfinished,
+            RepairState::Publishing => Verdict::NewSlot(format!("slot {name:?} is lost again")),
+            RepairState::Making | RepairState::Done => {
+                Verdict::NewSlot("a repair ended before its slot was created".to_owned())
             }
         });
     }
@@ -112,21 +114,22 @@ pub fn judge(facts: &Facts, row: Option<&Row>, from_table: bool) -> Result<Verdi
             "--from-table: slot {name:?} is dropped and created again"
         )));
     }
-    Ok(Verdict::Sound)
+    Ok(Verdict::NotNeeded)
 }
 
-/// What comes before any look at our tables: a primary, our cluster, our schema, and objects of our kind.
+/// What is checked before Postrider's tables are read: a primary, the right cluster, the right schema, and objects of
+/// the right kind.
 ///
 /// # Errors
-/// A human must act.
-pub fn fit(facts: &Facts) -> Result<(), Halt> {
+/// An operator must act.
+pub fn check_server(facts: &Facts) -> Result<(), Halt> {
     if facts.server.in_recovery {
         return Err(standby());
     }
     start::check_repair(facts).map_err(|halt| of_another_cluster(facts, halt))
 }
 
-/// The row tells nothing of this cluster; which of its rows are to be published is a person's to say.
+/// The cursor row says nothing about this cluster, so an operator has to decide which rows are to be published.
 fn of_another_cluster(facts: &Facts, halt: Halt) -> Halt {
     let ours = &facts.server.system_identifier;
     let other = facts.cursor.as_ref().is_some_and(|cursor| cursor.system_identifier != *ours);
@@ -141,8 +144,8 @@ fn of_another_cluster(facts: &Facts, halt: Halt) -> Halt {
     Halt { hint, ..halt }
 }
 
-/// Another relay of the pipeline is at work.
-pub fn live(what: &str) -> Halt {
+/// The halt for another running relay of the pipeline.
+pub fn relay_running(what: &str) -> Halt {
     Halt {
         reason: HaltReason::RelayRunning,
         message: format!("another relay of this pipeline is live: {what}"),
@@ -153,7 +156,7 @@ pub fn live(what: &str) -> Halt {
     }
 }
 
-/// The slot can be used, and may be all that has the events of a table that was dropped.
+/// The slot can be used, and may be the only place that has the events of a dropped table.
 fn table_created(facts: &Facts) -> Halt {
     let pipeline = &facts.names.pipeline;
     let table = facts.names.table.as_ref().map_or_else(String::new, ToString::to_string);
@@ -192,12 +195,12 @@ fn no_cursor(facts: &Facts) -> Halt {
     let pipeline = &facts.names.pipeline;
     let (meaning, hint) = if facts.slot.is_some() {
         (
-            "the slot stands, and nobody has streamed from it",
+            "the slot exists, and no relay has streamed from it",
             format!("postrider setup -p {pipeline}"),
         )
     } else {
         (
-            "nothing in the database tells which rows were published",
+            "nothing in the database records which rows were published",
             format!(
                 "choose which rows of the table are to be published before the new slot's: postrider setup -p \
                  {pipeline} --backfill none, or unpublished (rows without their layout's mark), or all"

@@ -1,17 +1,18 @@
-//! The session that reads the list: one page at a time, which goes when its rows are published or parked.
+//! The session that reads the list of a repair, one page at a time. A page is removed when its rows are published or
+//! parked.
 //!
-//! It looks to the driver as a poller does: a claim is a transaction, open until its rows have their outcomes, and what
-//! is parked is written in it.
+//! The pipeline uses it like a poller: a claim is a transaction, open until its rows have their outcomes, and parked
+//! rows are written in that transaction.
 
 use super::list::Method;
-use super::row::{self, Row};
+use super::row::{self, RepairRow};
 use crate::catalog::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn};
 use crate::control::Control;
 use crate::names::Names;
-use crate::pipeline_lock::{Locked, lock};
-use crate::poll::claim::{By, Page, Table};
-use crate::poll::marks::{Marker, ToMark, Written};
-use crate::poll::{Claim, PollSpec, Settled};
+use crate::pipeline_lock::{PipelineLock, lock};
+use crate::poll::claim::{FetchedPage, IdLookup, OutboxTable};
+use crate::poll::row_status::{PublishedRow, StatusWriter, WritingTransaction};
+use crate::poll::{Claim, PollSpec, RowOutcome};
 use crate::store::cursor::NOTHING_BEFORE;
 use bytes::Bytes;
 use pg_replication::conninfo::Conninfo;
@@ -26,70 +27,70 @@ use tokio_postgres::types::PgLsn;
 /// Rows of one page of the list.
 pub const PAGE_ROWS: usize = 1_000;
 
-/// Beside [`Control`]'s: rows that are looked for by the text of their ids are looked for in the whole table.
+/// In addition to the settings of [`Control`]: a search for rows by the text of their ids reads the whole table.
 const PINNED: &str = "SET statement_timeout = '10min'";
 
-/// Fewer rows that are gone are believed to be deleted, however short the list.
+/// Below this number of missing rows it is assumed that they were deleted, however short the list is.
 const GONE_ROWS_MIN: u64 = 10;
 
-/// How long published rows that another session has locked are waited for before the page is given up, as long as any
-/// statement waits for a lock; and the pause between two tries.
+/// How long the session waits for published rows that another session has locked, before the page is given up (as long
+/// as any statement waits for a lock); and the pause between two attempts.
 const LOCKED_MAX: Duration = Duration::from_secs(5);
 const LOCKED_PAUSE: Duration = Duration::from_millis(100);
 
-/// How it ended.
+/// How a repair ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Finished {
-    /// The cursor stands at the slot.
-    Yes(Box<Row>),
-    /// The slot is not what it was when the list was made: another one is needed.
-    SlotGone,
-    /// Another process has taken the pipeline over.
+pub enum RepairOutcome {
+    /// The cursor is at the new slot's position.
+    Done(Box<RepairRow>),
+    /// The slot has changed since the list was made: another one is needed.
+    SlotChanged,
+    /// Another process owns the pipeline now.
     TakenOver,
-    /// Most of the list was found in no row, and the table has unpublished rows that may be those.
+    /// Most ids of the list have no row, and the table has unpublished rows that may be the missing ones.
     Unexplained {
         /// The repair.
-        row: Box<Row>,
-        /// Unpublished rows of the table that may be those.
+        row: Box<RepairRow>,
+        /// The number of those unpublished rows.
         left: u64,
     },
 }
 
-/// The session. Dropping it frees the pipeline's lock; an open claim comes again.
+/// The session. Dropping it releases the pipeline's lock; an open claim is repeated by the next session.
 #[derive(Debug)]
-pub struct Reader {
+pub struct RepairReader {
     control: Control,
-    table: Table,
-    marker: Option<Marker>,
+    table: OutboxTable,
+    marker: Option<StatusWriter>,
     pipeline: String,
-    page: Option<Listed>,
+    page: Option<ListPage>,
     open: bool,
     drained: bool,
-    by: By,
-    /// Rows that were not found by value were looked for by text once.
-    looked_again: bool,
+    by: IdLookup,
+    /// Rows that were not found by value were searched for by text once.
+    searched_by_text: bool,
 }
 
-/// The page at hand.
+/// The current page.
 #[derive(Debug)]
-struct Listed {
+struct ListPage {
     number: i64,
     ids: Vec<String>,
-    /// Which id each row of the claim has.
+    /// For each row of the claim, the index of its id.
     places: Vec<usize>,
     looked_at: usize,
-    /// Rows that are settled already, and whether ids that no row has are off the list.
+    /// Rows that are settled already, and whether the ids without a row were removed from the list.
     settled: BTreeSet<usize>,
     gone_done: bool,
 }
 
-impl Listed {
+impl ListPage {
     fn new((number, ids): (i64, Vec<String>), places: Vec<usize>, looked_at: usize) -> Self {
         let settled = BTreeSet::new();
         Self { number, ids, places, looked_at, settled, gone_done: false }
     }
 
-    /// Ids that are done with: every row that has one is settled.
+    /// Indexes of the ids that are finished: every row with such an id is settled.
     fn done(&self) -> BTreeSet<usize> {
         let rows = || self.places.iter().enumerate();
         let open: BTreeSet<usize> = rows()
@@ -99,11 +100,12 @@ impl Listed {
         rows().map(|(_, place)| *place).filter(|place| !open.contains(place)).collect()
     }
 
-    /// Takes the outcomes of rows. Gives the ids that are done with now and were not before, and how many ids of the
-    /// page no row has, once.
-    fn settle(&mut self, outcomes: &[Settled]) -> (Vec<String>, usize) {
+    /// Takes the outcomes of rows. Returns the ids that this call has finished, and once the number of ids of the page
+    /// that have no row.
+    fn settle(&mut self, outcomes: &[RowOutcome]) -> (Vec<String>, usize) {
         let before = self.done();
-        let settled = |outcome: &Settled| matches!(outcome, Settled::Published | Settled::Moved);
+        let settled =
+            |outcome: &RowOutcome| matches!(outcome, RowOutcome::Published | RowOutcome::Moved);
         let rows = outcomes.iter().enumerate().filter(|(_, outcome)| settled(outcome));
         self.settled.extend(rows.map(|(row, _)| row));
         let new = self.done().into_iter().filter(|place| !before.contains(place));
@@ -124,14 +126,14 @@ impl Listed {
     }
 }
 
-impl Reader {
-    /// Opens the session, reads the table, and takes the pipeline's lock. `marks`: published rows get their layout's
-    /// mark.
+impl RepairReader {
+    /// Opens the session, reads the table's definition, and takes the pipeline's lock. `marks`: published rows get
+    /// their status.
     ///
-    /// `Err` of the inner result: the backend that has the lock, where it is known.
+    /// `Err` of the inner result: the backend that has the lock, if it is known.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub async fn open(
         conninfo: &Conninfo,
         application_name: &str,
@@ -143,10 +145,10 @@ impl Reader {
         let failed = |e| SourceError::control("set up the session that reads the list", e);
         control.client().batch_execute(PINNED).await.map_err(failed)?;
         let marker =
-            if marks { Some(Marker::prepare(control.client(), &spec).await?) } else { None };
-        let table = Table::read(control.client(), spec).await?;
-        // Last, as the poller's.
-        if let Locked::By { pid } = lock(control.client(), &pipeline).await? {
+            if marks { Some(StatusWriter::prepare(control.client(), &spec).await?) } else { None };
+        let table = OutboxTable::read(control.client(), spec).await?;
+        // Last, as in the poller.
+        if let PipelineLock::HeldBy { pid } = lock(control.client(), &pipeline).await? {
             return Ok(Err(pid));
         }
         Ok(Ok(Self {
@@ -157,22 +159,22 @@ impl Reader {
             page: None,
             open: false,
             drained: false,
-            by: By::Value,
-            looked_again: false,
+            by: IdLookup::Value,
+            searched_by_text: false,
         }))
     }
 
     /// The table's columns, as pgoutput would describe them, and its OID.
-    pub fn table(&self) -> &Table {
+    pub fn table(&self) -> &OutboxTable {
         &self.table
     }
 
-    /// As [`Table::relation`].
+    /// As [`OutboxTable::relation`].
     pub fn relation(&self) -> Bytes {
         self.table.relation()
     }
 
-    /// The session's client: while a claim is open, of its transaction.
+    /// The session's client. While a claim is open, its statements belong to the claim's transaction.
     pub fn client(&self) -> &Client {
         self.control.client()
     }
@@ -187,12 +189,12 @@ impl Reader {
         self.drained
     }
 
-    /// The first position that a claim may have: behind everything of the old slot that is in the tables.
+    /// The first position that a claim may have: after everything of the old slot that is in the tables.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub async fn start(&self) -> Result<Lsn, SourceError> {
-        let failed = |e| SourceError::control("look where positions begin", e);
+        let failed = |e| SourceError::control("read where positions begin", e);
         let sql = "SELECT greatest(\
                      (SELECT max(p.commit_lsn) FROM postrider.parked p WHERE p.pipeline = r.pipeline \
                         AND p.commit_lsn < r.slot_created_lsn), \
@@ -201,53 +203,53 @@ impl Reader {
                    FROM postrider.repair r WHERE r.pipeline = $1";
         let row = self.client().query_one(sql, &[&self.pipeline]).await.map_err(failed)?;
         let last: PgLsn = row.try_get(0).map_err(failed)?;
-        // No position of the server's: any number above will do, and the new slot's are higher still.
+        // This is no position of the server: any higher number will do, and the new slot's positions are higher still.
         Ok(Lsn::from_wire(lsn(last).to_wire() + 1))
     }
 
-    /// The next rows of the list, in a transaction that stays open until they are settled. Without rows there is none,
-    /// and the list is at its end.
+    /// Reads the next rows of the list, in a transaction that stays open until they are settled. Without rows there is
+    /// no transaction, and the list is finished.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub async fn claim(&mut self) -> Result<Claim, SourceError> {
         self.abandon().await?;
         loop {
             let Some(next) = self.next_page().await? else {
                 self.drained = true;
-                return Ok(self.table.fetch(self.client(), &[], By::Value).await?.claim);
+                return Ok(self.table.fetch(self.client(), &[], IdLookup::Value).await?.claim);
             };
-            let Page { claim, places, looked_at } = self.look(&next.1).await?;
+            let FetchedPage { claim, places, looked_at } = self.fetch_page(&next.1).await?;
             let nothing = places.is_empty();
-            self.page = Some(Listed::new(next, places, looked_at));
+            self.page = Some(ListPage::new(next, places, looked_at));
             if !nothing {
                 self.run("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await?;
                 self.open = true;
                 return Ok(claim);
             }
-            // Every row of the page is gone.
+            // No row of the page exists any more.
             self.keep(&[]).await?;
             self.page = None;
         }
     }
 
-    /// The rows of a page. That a row is gone is not believed at once: the first time, and wherever most of a page is
-    /// gone, rows are looked for by the text of their ids too, and from then on if that finds one.
-    async fn look(&mut self, ids: &[String]) -> Result<Page, SourceError> {
+    /// The rows of a page. A missing row is verified: the first time, and whenever most rows of a page are missing, the
+    /// ids are also searched for by their text. If that finds a row, all later pages are read by text.
+    async fn fetch_page(&mut self, ids: &[String]) -> Result<FetchedPage, SourceError> {
         let page = self.table.fetch(self.client(), ids, self.by).await?;
         let found: BTreeSet<usize> = page.places.iter().copied().collect();
         let gone = page.looked_at.saturating_sub(found.len());
-        let doubtful = gone > 0 && (!self.looked_again || gone * 2 > page.looked_at);
-        if !doubtful || self.by == By::Text {
+        let doubtful = gone > 0 && (!self.searched_by_text || gone * 2 > page.looked_at);
+        if !doubtful || self.by == IdLookup::Text {
             return Ok(page);
         }
-        self.looked_again = true;
-        let again = self.table.fetch(self.client(), ids, By::Text).await?;
+        self.searched_by_text = true;
+        let again = self.table.fetch(self.client(), ids, IdLookup::Text).await?;
         let missed = |place: &usize| *place < page.looked_at && !found.contains(place);
         if !again.places.iter().any(missed) {
             return Ok(page);
         }
-        self.by = By::Text;
+        self.by = IdLookup::Text;
         Ok(again)
     }
 
@@ -258,14 +260,19 @@ impl Reader {
         row.map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).transpose().map_err(failed)
     }
 
-    /// Takes the rows that are published or parked off the list, marks them where that is asked for, and commits.
+    /// Removes the rows that are published or parked from the list, sets their status if that is configured, and
+    /// commits.
     ///
     /// # Errors
-    /// What the server says: then nothing is taken off, and all of it comes again.
+    /// An error of the server or of the connection. Then nothing is removed, and the whole page is repeated.
     ///
     /// # Panics
-    /// Where the outcomes are not as many as the rows.
-    pub async fn settle(&mut self, claim: &Claim, outcomes: &[Settled]) -> Result<(), SourceError> {
+    /// If there are not as many outcomes as rows.
+    pub async fn settle(
+        &mut self,
+        claim: &Claim,
+        outcomes: &[RowOutcome],
+    ) -> Result<(), SourceError> {
         assert_eq!(claim.rows.len(), outcomes.len(), "one outcome a row");
         if !self.open {
             return Ok(());
@@ -277,18 +284,18 @@ impl Reader {
         Ok(())
     }
 
-    /// As [`Self::settle`], and the claim stays open with its other rows. Nothing of the table was locked, so nothing
-    /// can have been lost of them.
+    /// As [`Self::settle`], but the claim stays open with its other rows. No row of the table was locked, so the claim
+    /// cannot have lost any.
     ///
     /// # Errors
-    /// What the server says: then nothing is taken off, and all of it comes again.
+    /// An error of the server or of the connection. Then nothing is removed, and the whole page is repeated.
     ///
     /// # Panics
-    /// Where the outcomes are not as many as the rows.
+    /// If there are not as many outcomes as rows.
     pub async fn settle_part(
         &mut self,
         claim: &Claim,
-        outcomes: &[Settled],
+        outcomes: &[RowOutcome],
     ) -> Result<(), SourceError> {
         assert_eq!(claim.rows.len(), outcomes.len(), "one outcome a row");
         if self.open {
@@ -298,16 +305,16 @@ impl Reader {
         Ok(())
     }
 
-    /// Has the server see that the claim's transaction is not forgotten: it ends one that is idle for too long.
+    /// Sends a statement, because the server ends a transaction that is idle for too long.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub async fn keep_open(&self) -> Result<(), SourceError> {
         if self.open { self.run("SELECT").await } else { Ok(()) }
     }
 
-    /// Shortens the page at hand by what is done with.
-    async fn keep(&mut self, outcomes: &[Settled]) -> Result<(), SourceError> {
+    /// Removes what is finished from the current page.
+    async fn keep(&mut self, outcomes: &[RowOutcome]) -> Result<(), SourceError> {
         let failed = |e| SourceError::control("take rows off the list", e);
         let Some(mut page) = self.page.take() else { return Ok(()) };
         let (ids, gone) = page.settle(outcomes);
@@ -330,17 +337,17 @@ impl Reader {
         Ok(())
     }
 
-    /// Marks published rows. A row that another session has locked is waited for: its mark and the shorter list are
-    /// committed together.
-    async fn mark(&self, marker: &Marker, ids: &[String]) -> Result<(), SourceError> {
-        let to_mark = |id: &String| ToMark {
+    /// Sets the status of published rows. It waits for a row that another session has locked, because its status and
+    /// the shorter list are committed together.
+    async fn mark(&self, marker: &StatusWriter, ids: &[String]) -> Result<(), SourceError> {
+        let to_mark = |id: &String| PublishedRow {
             position: Position::default(),
             lane: None,
             id: id.clone(),
-            written: Written::default(),
+            written: WritingTransaction::default(),
             visible: true,
         };
-        let mut rows: Vec<ToMark> = ids.iter().map(to_mark).collect();
+        let mut rows: Vec<PublishedRow> = ids.iter().map(to_mark).collect();
         let since = Instant::now();
         loop {
             let left = marker.mark(self.client(), &rows, &HashSet::new()).await?;
@@ -356,10 +363,10 @@ impl Reader {
         }
     }
 
-    /// Gives the claim up: nothing is taken off the list. Does nothing where there is none.
+    /// Abandons the claim: nothing is removed from the list. Does nothing if no claim is open.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub async fn abandon(&mut self) -> Result<(), SourceError> {
         self.page = None;
         if self.open {
@@ -374,16 +381,17 @@ impl Reader {
         ended.map_err(|error| SourceError::control("begin or end a page of the list", error))
     }
 
-    /// Where most of the list was found gone: unpublished rows of the table that may be those, if there are any.
+    /// If most ids of the list had no row: the unpublished rows of the table that may be the missing ones, if there are
+    /// any.
     ///
-    /// Each row that was listed is published or parked, or gone; so of the rows that the list was made of no more can
-    /// be left than were published. A row that was written after it may be a new one, which the stream brings, or one
-    /// of the list whose id was changed, which it does not.
-    async fn unexplained(&self) -> Result<Option<(Row, u64)>, SourceError> {
+    /// Each listed row is published, parked, or missing, so of the rows that the list was made of, no more can be left
+    /// than were published. A row that was written after the list may be a new one, which the stream sends, or a listed
+    /// one whose id was changed, which the stream does not send.
+    async fn unexplained(&self) -> Result<Option<(RepairRow, u64)>, SourceError> {
         let client = self.client();
         let row = row::read(client, &self.pipeline).await?;
         let doubtful =
-            |row: &Row| row.rows_gone >= GONE_ROWS_MIN && row.rows_gone > row.rows_total / 2;
+            |row: &RepairRow| row.rows_gone >= GONE_ROWS_MIN && row.rows_gone > row.rows_total / 2;
         let Some(row) = row.filter(doubtful) else { return Ok(None) };
         let Some(snapshot) = &row.snapshot else { return Ok(None) };
         let method = Method::of(client, row.selection, row.ledger.as_deref()).await?;
@@ -396,27 +404,27 @@ impl Reader {
         Ok((left > 0).then_some((row, left)))
     }
 
-    /// Rows that the list of `repair` should have and could not, since their id is NULL.
+    /// Counts the rows that the list of `repair` should have and cannot, because their id is NULL.
     ///
     /// # Errors
-    /// What the server says.
-    pub async fn without_id(&self, repair: &Row) -> Result<u64, SourceError> {
+    /// An error of the server or of the connection.
+    pub async fn without_id(&self, repair: &RepairRow) -> Result<u64, SourceError> {
         super::list::without_id(self.client(), &self.table, repair).await
     }
 
-    /// Sets the cursor row to the new slot, if the list is empty and the slot is what it was. `epoch`: the owner's.
+    /// Sets the cursor row to the new slot, if the list is empty and the slot is unchanged. `epoch`: the owner's.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub async fn finish(
         &self,
         names: &Names,
         messages: bool,
         epoch: i64,
-    ) -> Result<Finished, SourceError> {
+    ) -> Result<RepairOutcome, SourceError> {
         let failed = |e| SourceError::control("set the cursor to the new slot", e);
         if let Some((row, left)) = self.unexplained().await? {
-            return Ok(Finished::Unexplained { row: Box::new(row), left });
+            return Ok(RepairOutcome::Unexplained { row: Box::new(row), left });
         }
         let sql = format!(
             "WITH ours AS (SELECT FROM postrider.cursor WHERE pipeline = $1 AND owner_epoch = $4 FOR UPDATE), \
@@ -441,14 +449,16 @@ impl Reader {
             [&names.pipeline, &names.publication, &messages, &epoch];
         let answer = self.client().query_one(&sql, &parameters).await.map_err(failed)?;
         if !answer.try_get::<_, bool>(1).map_err(failed)? {
-            return Ok(Finished::TakenOver);
+            return Ok(RepairOutcome::TakenOver);
         }
         let bound: bool = answer.try_get(0).map_err(failed)?;
         let row = row::read(self.client(), &names.pipeline).await?;
-        Ok(row.filter(|_| bound).map_or(Finished::SlotGone, |row| Finished::Yes(Box::new(row))))
+        Ok(row
+            .filter(|_| bound)
+            .map_or(RepairOutcome::SlotChanged, |row| RepairOutcome::Done(Box::new(row))))
     }
 
-    /// Waits until the session ends and says why. Cancel-safe.
+    /// Waits until the session ends, and returns why. Cancel-safe.
     pub async fn closed(&mut self) -> SourceError {
         self.control.closed().await
     }
@@ -461,16 +471,16 @@ fn count(rows: usize) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Settled::{Held, Published};
+    use RowOutcome::{Held, Published};
 
-    /// Ids 0 to 3 were looked at: 1 has two rows, 2 none.
+    /// Ids 0 to 3 were searched for: 1 has two rows, 2 has none.
     #[test]
     fn id_stays_on_the_list_until_each_of_its_rows_is_settled() {
         let ids: Vec<String> = (0..6).map(|id| id.to_string()).collect();
-        let mut page = Listed::new((1, ids), vec![0, 1, 1, 3], 4);
+        let mut page = ListPage::new((1, ids), vec![0, 1, 1, 3], 4);
         assert_eq!(page.settle(&[Published, Published, Held, Held]), (vec!["0".into()], 1));
         assert_eq!(page.left(), ["1", "3", "4", "5"]);
-        // What was settled before is among the rows that are held now.
+        // Rows that were settled before are among the held rows now.
         assert_eq!(page.settle(&[Held, Held, Published, Held]), (vec!["1".into()], 0));
         assert_eq!(page.settle(&[Held, Held, Held, Held]), (vec![], 0));
         assert_eq!(page.left(), ["3", "4", "5"]);

@@ -1,4 +1,4 @@
-//! The row of a repair: how far it has got, in the database it repairs.
+//! The row of a repair: its progress, stored in the database that is repaired.
 
 use crate::catalog::lsn;
 use pg_replication::error::SourceError;
@@ -14,7 +14,7 @@ macro_rules! words {
         pub enum $name { $($(#[$of])* $variant,)* }
 
         impl $name {
-            /// As the table has it.
+            /// The name in the table.
             pub const fn word(self) -> &'static str {
                 match self { $(Self::$variant => $word,)* }
             }
@@ -28,7 +28,7 @@ macro_rules! words {
 
 words! {
     /// Why rows are published from the table.
-    Kind {
+    RepairKind {
         /// The slot was lost.
         Repair = "repair",
         /// The pipeline's first slot, on a table that has rows.
@@ -37,25 +37,25 @@ words! {
 }
 
 words! {
-    /// How far it is.
-    State {
-        /// The slot and the list are being made.
+    /// The state of a repair.
+    RepairState {
+        /// The slot and the list are being created.
         Making = "making",
         /// The list is being published.
         Publishing = "publishing",
-        /// The cursor stands at the slot.
+        /// The cursor is at the slot's position.
         Done = "done",
     }
 }
 
 words! {
-    /// Which rows.
+    /// Which rows are published.
     Selection {
-        /// Those of transactions that the cursor row does not know to be resolved.
+        /// Rows of transactions that the cursor row does not know to be resolved.
         Unresolved = "unresolved",
-        /// Those without their layout's mark.
+        /// Rows without their layout's status of success.
         Unmarked = "unmarked",
-        /// Those that are both.
+        /// Rows to which both apply.
         Both = "both",
         /// Every row.
         All = "all",
@@ -63,34 +63,34 @@ words! {
 }
 
 impl Selection {
-    /// Whether it asks for marks.
+    /// Whether rows are selected by their status.
     pub const fn by_marks(self) -> bool {
         matches!(self, Self::Unmarked | Self::Both)
     }
 }
 
-/// What stands in `postrider.repair`.
+/// A row of `postrider.repair`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Row {
-    /// Why.
-    pub kind: Kind,
-    /// How far.
-    pub state: State,
+pub struct RepairRow {
+    /// The reason.
+    pub kind: RepairKind,
+    /// The state.
+    pub state: RepairState,
     /// Which rows.
     pub selection: Selection,
-    /// A `pg_snapshot` all of whose transactions were resolved before; `None` where there is none.
+    /// A `pg_snapshot` whose transactions were all resolved before the repair; `None` if there is none.
     pub ledger: Option<String>,
-    /// Until when the relay before may have published.
+    /// Until when the previous relay may have published.
     pub ledger_at: Option<SystemTime>,
     /// The new slot.
     pub slot: String,
-    /// Where it begins; `None` while it is being made.
+    /// Where it begins; `None` while it is being created.
     pub slot_created_lsn: Option<Lsn>,
-    /// What its snapshot sees.
+    /// The slot's snapshot.
     pub snapshot: Option<String>,
-    /// How rows were told apart and ordered.
+    /// How rows were selected and ordered, in words.
     pub method: String,
-    /// Rows of the list, ever.
+    /// Rows that were ever on the list.
     pub rows_total: u64,
     /// Of them, published or parked.
     pub rows_published: u64,
@@ -102,23 +102,23 @@ pub struct Row {
     pub ids_missing: Option<u64>,
 }
 
-impl Row {
-    /// Whether there is something left to do.
+impl RepairRow {
+    /// Whether the repair is not finished.
     pub fn unfinished(&self) -> bool {
-        self.state != State::Done
+        self.state != RepairState::Done
     }
 
-    /// What a new list is measured against: everything the snapshot before saw is listed already, or resolved.
+    /// The snapshot that a new list is compared with: everything that it sees is listed already, or resolved.
     pub fn known(&self) -> Option<&str> {
         self.snapshot.as_deref().or(self.ledger.as_deref())
     }
 }
 
-/// The row of `pipeline`.
+/// Reads the row of `pipeline`.
 ///
 /// # Errors
-/// What the server says; 42P01 where the schema is older.
-pub async fn read(client: &Client, pipeline: &str) -> Result<Option<Row>, SourceError> {
+/// An error of the server or of the connection; 42P01 if the schema is older.
+pub async fn read(client: &Client, pipeline: &str) -> Result<Option<RepairRow>, SourceError> {
     let failed = |e| SourceError::control(format!("read the repair of pipeline {pipeline:?}"), e);
     let sql = "SELECT kind, state, selection, ledger::pg_catalog.text, ledger_at, slot, slot_created_lsn, \
                  snapshot::pg_catalog.text, method, rows_total, rows_published, rows_uncertain, rows_gone, \
@@ -128,9 +128,9 @@ pub async fn read(client: &Client, pipeline: &str) -> Result<Option<Row>, Source
     };
     let count = |at: usize| row.try_get::<_, i64>(at).map(i64::cast_unsigned);
     let facts = || {
-        Ok(Row {
-            kind: Kind::parse(row.try_get(0)?).unwrap_or(Kind::Repair),
-            state: State::parse(row.try_get(1)?).unwrap_or(State::Making),
+        Ok(RepairRow {
+            kind: RepairKind::parse(row.try_get(0)?).unwrap_or(RepairKind::Repair),
+            state: RepairState::parse(row.try_get(1)?).unwrap_or(RepairState::Making),
             selection: Selection::parse(row.try_get(2)?).unwrap_or(Selection::All),
             ledger: row.try_get(3)?,
             ledger_at: row.try_get(4)?,
@@ -148,28 +148,28 @@ pub async fn read(client: &Client, pipeline: &str) -> Result<Option<Row>, Source
     facts().map(Some).map_err(failed)
 }
 
-/// What is known to be resolved, before a list is made.
+/// What is known to be resolved before a list is made.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Ledger {
+pub struct ResolvedBaseline {
     /// A `pg_snapshot` all of whose transactions are resolved, or listed already.
     pub known: Option<String>,
-    /// Until when a relay may have published; `None` where nobody ever did.
+    /// Until when a relay may have published; `None` if none ever did.
     pub at: Option<SystemTime>,
 }
 
-/// What an unfinished repair has noted, or what the cursor row says. A relay that delivers writes the row once a
-/// `cursor_interval`: two of them after the last one it had ended, or had nothing to deliver.
+/// Reads what an unfinished repair has recorded, or else what the cursor row says. A relay that delivers writes the row
+/// once per `cursor_interval`, so two intervals after the last write the relay had ended, or had nothing to deliver.
 ///
 /// # Errors
-/// What the server says.
-pub async fn ledger(
+/// An error of the server or of the connection.
+pub async fn resolved_baseline(
     client: &Client,
     pipeline: &str,
-    row: Option<&Row>,
+    row: Option<&RepairRow>,
     cursor_interval: Duration,
-) -> Result<Ledger, SourceError> {
+) -> Result<ResolvedBaseline, SourceError> {
     if let Some(row) = row.filter(|row| row.unfinished()) {
-        return Ok(Ledger { known: row.known().map(str::to_owned), at: row.ledger_at });
+        return Ok(ResolvedBaseline { known: row.known().map(str::to_owned), at: row.ledger_at });
     }
     let failed = |e| SourceError::control(format!("read the cursor of pipeline {pipeline:?}"), e);
     let sql = "SELECT (CASE WHEN pending_lsn <= watermark THEN pending_snapshot ELSE resolved_snapshot \
@@ -177,7 +177,7 @@ pub async fn ledger(
     let found = client.query_opt(sql, &[&pipeline]).await.map_err(failed)?;
     let ledger = |row: &tokio_postgres::Row| {
         let at: SystemTime = row.try_get(1)?;
-        Ok(Ledger { known: row.try_get(0)?, at: Some(at + cursor_interval * 2) })
+        Ok(ResolvedBaseline { known: row.try_get(0)?, at: Some(at + cursor_interval * 2) })
     };
-    found.as_ref().map_or(Ok(Ledger::default()), ledger).map_err(failed)
+    found.as_ref().map_or(Ok(ResolvedBaseline::default()), ledger).map_err(failed)
 }

@@ -1,12 +1,9 @@
-//! What a replay needs of the database: its row, the lock that lets one run at a time, and the outbox table's rows in
-//! order.
-//!
-//! Writes nothing but `postrider.replay`. The log is read through a bookmark's slot by [`super::wal`]; what is replayed
-//! is the service's to decide.
+//! The database side of a replay: its row in `postrider.replay` (the only table that is written), the lock that allows
+//! one replay at a time, and the outbox table's rows in order. WAL is read through a bookmark's slot by [`super::wal`].
 
 mod table;
 
-pub use table::{Rows, Select, TableRow, order_in_words, time_without_zone};
+pub use table::{OutboxRows, RowSelection, TableRow, order_in_words, time_without_zone};
 
 use crate::catalog::{lsn, pg_lsn};
 use crate::error::SourceError;
@@ -18,7 +15,7 @@ use std::future::Future;
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Row};
 
-/// One replay of a pipeline at a time: held by the session, gone with it.
+/// Only one replay of a pipeline at a time: the session holds the lock until it ends.
 const LOCK: &str =
     "SELECT pg_try_advisory_lock(hashtextextended('postrider replay ' || $1::text, 0))";
 
@@ -28,11 +25,11 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 \
   AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()) \
   AND l.classid::int8 = (k.key >> 32) & 4294967295 AND l.objid::int8 = k.key & 4294967295";
 
-/// Takes the lock of the pipeline's replays for this session. The backend that has it, where that is another; 0 where
-/// it has just gone.
+/// Takes the lock of the pipeline's replays for this session. Returns the backend that has it if that is another; 0 if
+/// that backend has just ended.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn lock(client: &Client, pipeline: &str) -> Result<Option<u32>, SourceError> {
     let failed = |e| SourceError::control("take the lock of replays", e);
     let row = client.query_one(LOCK, &[&pipeline]).await.map_err(failed)?;
@@ -44,10 +41,10 @@ pub async fn lock(client: &Client, pipeline: &str) -> Result<Option<u32>, Source
     Ok(Some(pid.unwrap_or_default().cast_unsigned()))
 }
 
-/// The server's time for a name: `20260301T040000`, UTC.
+/// The server's time as part of a name: `20260301T040000`, UTC.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn stamp(client: &Client) -> Result<String, SourceError> {
     let sql =
         "SELECT pg_catalog.to_char(pg_catalog.now() AT TIME ZONE 'UTC', 'YYYYMMDD\"T\"HH24MISS')";
@@ -55,11 +52,11 @@ pub async fn stamp(client: &Client) -> Result<String, SourceError> {
     row.and_then(|row| row.try_get(0)).map_err(|e| SourceError::control("read the time", e))
 }
 
-/// A time as PostgreSQL reads it; where it names no zone, as one of `zone`, or of UTC without one. `None` where it is
-/// none. Of a time that comes twice: `later` or the earlier instant.
+/// Parses a time as PostgreSQL does. A time without a zone is read as one of `zone`, or of UTC without a zone. Returns
+/// `None` if the text is no time. Of an ambiguous local time, `later` selects the later instant.
 ///
 /// # Errors
-/// What the server says otherwise.
+/// Any other error of the server or of the connection.
 pub async fn time(
     client: &Client,
     text: &str,
@@ -68,11 +65,11 @@ pub async fn time(
 ) -> Result<Option<PgTime>, SourceError> {
     let Some(at) = read_in(client, text, "UTC").await? else { return Ok(None) };
     let Some(zone) = zone else { return Ok(Some(at)) };
-    // Written with a zone, it is the same wherever it is read.
+    // Written with a zone, the text means the same time in every session zone.
     if read_in(client, text, "Etc/GMT+11").await? == Some(at) {
         return Ok(Some(at));
     }
-    // Through the zone, so that "today" is the day it is there.
+    // In the zone, so that "today" is the current day there.
     let sql = "SELECT (pg_catalog.date_part('epoch', $1::text::timestamptz AT TIME ZONE $2::text) * 1e6)::int8";
     let local: Result<i64, SourceError> = in_zone(client, zone.name(), async {
         let row = client.query_one(sql, &[&text, &zone.name()]).await;
@@ -84,7 +81,7 @@ pub async fn time(
     Ok(Some(PgTime { micros: unix.saturating_sub(PgTime::UNIX_OFFSET_MICROS) }))
 }
 
-/// As the server reads it in sessions of `zone`.
+/// Parses the text in a session with time zone `zone`.
 async fn read_in(client: &Client, text: &str, zone: &str) -> Result<Option<PgTime>, SourceError> {
     let sql = "SELECT (pg_catalog.date_part('epoch', $1::text::timestamptz) * 1e6)::int8 - 946684800000000";
     let read = in_zone(client, zone, async {
@@ -95,14 +92,14 @@ async fn read_in(client: &Client, text: &str, zone: &str) -> Result<Option<PgTim
         Ok(micros) => Ok(Some(PgTime { micros })),
         Err(error) => {
             let error = SourceError::control("read a time", error);
-            // Data exceptions: not a time, or one that has no number, as infinity.
+            // Data exceptions: no time, or a time that has no number, such as infinity.
             let wrong = error.sqlstate().is_some_and(|state| state.class() == "22");
             if wrong { Ok(None) } else { Err(error) }
         }
     }
 }
 
-/// Runs something in a session of another zone than the usual one, which is UTC.
+/// Runs something while the session has another time zone than UTC.
 async fn in_zone<T>(
     client: &Client,
     zone: &str,
@@ -118,62 +115,60 @@ async fn in_zone<T>(
     Ok(done)
 }
 
-// The rows of `postrider.replay`: what was asked for, and how far it has got.
-
-/// A replay as its row has it.
+/// A row of `postrider.replay`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Replay {
     /// Its name.
     pub name: String,
-    /// What was asked for, as JSON.
+    /// The request, as JSON.
     pub request: String,
-    /// The bookmark whose slot is read; `None` where the table is.
+    /// The bookmark whose slot is read; `None` if the table is read.
     pub bookmark: Option<String>,
-    /// Of the log: what commits at it or later is not replayed.
+    /// WAL: transactions that commit at this position or later are not replayed.
     pub until: Option<Lsn>,
-    /// Of the log: where it began.
+    /// WAL: the start position.
     pub from: Option<Lsn>,
-    /// Of the log: the first position that is not done.
+    /// WAL: the first position that is not done.
     pub next: Option<Position>,
-    /// Of the table: the id of the last row that is done.
+    /// Table: the id of the last row that is done.
     pub last_id: Option<String>,
-    /// Of the ids that were asked for, those that were met.
+    /// The requested ids that were found.
     pub found: Vec<String>,
     /// Events that the broker has acknowledged.
     pub published: u64,
-    /// Events that were not published, and why stands in the report alone.
+    /// Events that were not published; only the report says why.
     pub refused: u64,
-    /// Whether it is at its end.
+    /// Whether it is finished.
     pub finished: bool,
 }
 
-/// A replay that begins.
+/// A replay to begin.
 #[derive(Clone, Copy, Debug)]
-pub struct New<'a> {
+pub struct NewReplay<'a> {
     /// Its name.
     pub name: &'a str,
-    /// What was asked for, as JSON.
+    /// The request, as JSON.
     pub request: &'a str,
-    /// The bookmark whose slot is read; `None` where the table is.
+    /// The bookmark whose slot is read; `None` if the table is read.
     pub bookmark: Option<&'a str>,
-    /// Of the log: where it begins.
+    /// WAL: the start position.
     pub from: Option<Position>,
-    /// Of the log: where it ends, where that is before the end of WAL.
+    /// WAL: the end position, if it is before the end of WAL.
     pub until: Option<Lsn>,
 }
 
-/// How far a replay has got.
+/// The progress of a replay.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Done {
-    /// In the log: the first position that is not done.
+pub enum SavedPosition {
+    /// WAL: the first position that is not done.
     Upto(Position),
-    /// In the table: the last row that is done.
+    /// Table: the last row that is done.
     Row(Option<String>),
 }
 
-/// What is counted of a replay.
+/// The counters of a replay.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Met {
+pub struct ReplayCounts {
     /// See [`Replay::published`].
     pub published: u64,
     /// See [`Replay::refused`].
@@ -185,25 +180,25 @@ pub struct Met {
 const COLUMNS: &str = "name, request, bookmark, from_lsn, until_lsn, next_lsn, next_ordinal, last_id, found, \
                        published, refused, finished_at IS NOT NULL";
 
-/// The row, `None` where there is none of that name.
+/// Reads the row; `None` if there is none of that name.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn find(
     client: &Client,
     pipeline: &str,
     name: &str,
 ) -> Result<Option<Replay>, SourceError> {
-    let failed = |e| SourceError::control(format!("read how far replay {name:?} is"), e);
+    let failed = |e| SourceError::control(format!("read the progress of replay {name:?}"), e);
     let sql = format!("SELECT {COLUMNS} FROM postrider.replay WHERE pipeline = $1 AND name = $2");
     let row = client.query_opt(&sql, &[&pipeline, &name]).await.map_err(failed)?;
     row.map(|row| from_row(&row).map_err(failed)).transpose()
 }
 
-/// The replays that are not at their end, the newest first.
+/// Lists the unfinished replays, the newest first.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn names(client: &Client, pipeline: &str) -> Result<Vec<String>, SourceError> {
     let failed = |e| SourceError::control("list the replays", e);
     let sql = "SELECT name FROM postrider.replay WHERE pipeline = $1 AND finished_at IS NULL \
@@ -212,17 +207,17 @@ pub async fn names(client: &Client, pipeline: &str) -> Result<Vec<String>, Sourc
     rows.iter().map(|row| row.try_get(0).map_err(failed)).collect()
 }
 
-/// Writes the row of a replay that begins, and fixes its end: the WAL that is written by now. The row's own commit
-/// comes behind it, so the stream passes the end also where nobody writes. `None` where the name is taken.
+/// Writes the row of a replay and fixes its end: the current end of WAL. The row's own commit comes after it, so the
+/// stream reaches the end even if nothing else is written. `None` if the name exists already.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn insert(
     client: &Client,
     pipeline: &str,
-    new: &New<'_>,
+    new: &NewReplay<'_>,
 ) -> Result<Option<Replay>, SourceError> {
-    let failed = |e| SourceError::control(format!("note replay {:?}", new.name), e);
+    let failed = |e| SourceError::control(format!("record replay {:?}", new.name), e);
     let sql = format!(
         "INSERT INTO postrider.replay (pipeline, name, request, source, bookmark, from_lsn, until_lsn, next_lsn, \
            next_ordinal) \
@@ -244,21 +239,21 @@ pub async fn insert(
     row.map(|row| from_row(&row).map_err(failed)).transpose()
 }
 
-/// Writes how far it has got. Returns when that is on the server's disk.
+/// Stores the progress. Returns when it is on the server's disk.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn save(
     client: &Client,
     pipeline: &str,
     name: &str,
-    done: &Done,
-    met: &Met,
+    done: &SavedPosition,
+    met: &ReplayCounts,
 ) -> Result<(), SourceError> {
-    let failed = |e| SourceError::control(format!("note how far replay {name:?} is"), e);
+    let failed = |e| SourceError::control(format!("record the progress of replay {name:?}"), e);
     let (next, last_id) = match done {
-        Done::Upto(next) => (Some(*next), None),
-        Done::Row(id) => (None, id.as_deref()),
+        SavedPosition::Upto(next) => (Some(*next), None),
+        SavedPosition::Row(id) => (None, id.as_deref()),
     };
     let lsn = next.map(|next| pg_lsn(next.commit_lsn));
     let ordinal = next.map(|next| next.ordinal.cast_signed());
@@ -275,12 +270,12 @@ pub async fn save(
         .map(|_rows| ())
 }
 
-/// Says that it is at its end.
+/// Records that the replay is finished.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn finish(client: &Client, pipeline: &str, name: &str) -> Result<(), SourceError> {
-    let failed = |e| SourceError::control(format!("note the end of replay {name:?}"), e);
+    let failed = |e| SourceError::control(format!("record the end of replay {name:?}"), e);
     let sql = "UPDATE postrider.replay SET finished_at = pg_catalog.now(), updated_at = pg_catalog.now() \
                WHERE pipeline = $1 AND name = $2";
     client.execute(sql, &[&pipeline, &name]).await.map_err(failed).map(|_rows| ())

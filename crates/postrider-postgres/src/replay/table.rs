@@ -1,12 +1,14 @@
 //! The outbox table's rows, in the order of the layout's key, as the stream would send them.
 //!
-//! The server sorts them once and keeps the result (a cursor `WITH HOLD`), so that no snapshot stays open for longer
-//! than one answer, however slowly all are taken, and nothing that comes later is among them. No row is locked or
-//! changed.
+//! The server sorts them once and keeps the result (a cursor `WITH HOLD`), so no snapshot stays open for longer than
+//! one answer, however slowly the rows are read, and no later row is among them. No row is locked or changed.
 
 use crate::control::Control;
 use crate::names::{ident, literal};
-use crate::poll::{PollSpec, Shape, Twice, instant, order, shape, source};
+use crate::poll::order::{order, source};
+use crate::poll::sql::instant;
+use crate::poll::table::{TableShape, shape};
+use crate::poll::{AmbiguousTime, PollSpec};
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::TryStreamExt;
 use pg_replication::conninfo::Conninfo;
@@ -16,18 +18,18 @@ use std::fmt;
 use std::pin::Pin;
 use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
 
-/// Bytes of rows that are taken at a time, and one row more. So many are asked for too, by the size of those before:
-/// where they are larger, the server waits in the middle of its answer.
+/// Bytes of rows that are read at a time, plus at most one row. The number of rows to fetch is computed from the size
+/// of the previous rows; if the next rows are larger, the server waits in the middle of its answer.
 const FETCH_BYTES: usize = 4 << 20;
 
-/// Rows that are asked for at a time at most, and first, when no size is known.
+/// Most rows of one fetch, and the rows of the first fetch, when no size is known.
 const FETCH_ROWS_MAX: usize = 1000;
 const FETCH_ROWS_FIRST: usize = 20;
 
-/// Which rows.
+/// Selects rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Select<'a> {
-    /// Of these ids; empty for any.
+pub struct RowSelection<'a> {
+    /// With these ids; empty for any.
     pub ids: &'a [String],
     /// Of this aggregate, type and id.
     pub aggregate: Option<&'a (String, String)>,
@@ -35,7 +37,7 @@ pub struct Select<'a> {
     pub since: Option<PgTime>,
     /// Older than this.
     pub until: Option<PgTime>,
-    /// Behind the row of this id.
+    /// After the row with this id.
     pub after: Option<&'a str>,
 }
 
@@ -54,42 +56,42 @@ impl fmt::Debug for TableRow {
     }
 }
 
-/// The rows that were there. Dropping it ends the session.
-pub struct Rows {
+/// The selected rows. Dropping it ends the session.
+pub struct OutboxRows {
     control: Control,
-    shape: Shape,
+    shape: TableShape,
     relation: Bytes,
-    /// Rows to ask for next.
+    /// Rows to fetch next.
     count: usize,
-    /// An answer that was not taken to its end, and whether it had rows.
+    /// An answer that was not read to its end, and whether it had rows.
     answer: Option<(Pin<Box<SimpleQueryStream>>, bool)>,
-    /// Rows up to and with this id are passed over: the table's order has no place to begin at.
+    /// Rows up to and including this id are skipped, because the query cannot start after a given row.
     skip_to: Option<String>,
 }
 
-impl fmt::Debug for Rows {
+impl fmt::Debug for OutboxRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rows").field("count", &self.count).finish_non_exhaustive()
+        f.debug_struct("OutboxRows").field("count", &self.count).finish_non_exhaustive()
     }
 }
 
-impl Rows {
-    /// Opens a session, and has the server gather the rows.
+impl OutboxRows {
+    /// Opens a session and lets the server sort the rows.
     ///
     /// # Errors
-    /// What the server says; a table that is not there.
+    /// An error of the server or of the connection; the table does not exist.
     pub async fn open(
         conninfo: &Conninfo,
         application_name: &str,
         spec: &PollSpec,
-        select: &Select<'_>,
+        select: &RowSelection<'_>,
     ) -> Result<Self, SourceError> {
         let failed = |e| SourceError::control(format!("read table {}", spec.table), e);
         let control = Control::connect(conninfo, application_name).await?;
         let client = control.client();
         let shape = shape(client, &spec.table, &spec.id).await?;
-        // Sorting a large table takes its time, and holds up nobody; an answer may be taken as slowly (PostgreSQL 17
-        // has a limit for that).
+        // Sorting a large table takes long and blocks no other session; reading the answer may take long too
+        // (PostgreSQL 17 has a time-out for that).
         let pinned = "SET statement_timeout = 0; SET default_transaction_read_only = on; \
                       SELECT set_config(name, '0', false) FROM pg_settings \
                       WHERE name = 'transaction_timeout'";
@@ -111,10 +113,10 @@ impl Rows {
         self.shape.oid
     }
 
-    /// The next rows; none at the end.
+    /// Returns the next rows; none at the end.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub async fn next(&mut self) -> Result<Vec<TableRow>, SourceError> {
         loop {
             let mut rows = self.take().await?;
@@ -133,7 +135,7 @@ impl Rows {
         }
     }
 
-    /// What is left of an answer, or the next one, up to [`FETCH_BYTES`]; none at the end.
+    /// The rest of an answer, or the next one, up to [`FETCH_BYTES`]; none at the end.
     async fn take(&mut self) -> Result<Vec<TableRow>, SourceError> {
         let failed = |e| SourceError::control("fetch rows of the outbox table", e);
         let (mut rows, mut bytes) = (Vec::new(), 0);
@@ -156,7 +158,7 @@ impl Rows {
             if !rows.is_empty() {
                 self.count = (FETCH_BYTES * rows.len() / bytes.max(1)).clamp(1, FETCH_ROWS_MAX);
             }
-            // An answer whose rows were all taken before says nothing of the end.
+            // An answer whose rows were all read before does not mean the end.
             if !rows.is_empty() || !has_rows {
                 return Ok(rows);
             }
@@ -168,8 +170,7 @@ impl Rows {
         Ok(Box::pin(self.control.client().simple_query_raw(&sql).await?))
     }
 
-    /// Whether the row behind which it was to begin was never met: it is gone, and everything before it was passed over
-    /// too.
+    /// Whether the row after which the rows were to begin was not found: it was deleted, and all rows were skipped.
     pub fn lost_its_place(&self) -> bool {
         self.skip_to.is_some()
     }
@@ -198,7 +199,7 @@ impl Rows {
 /// The order of the rows in words.
 ///
 /// # Errors
-/// What the server says; a table that is not there.
+/// An error of the server or of the connection; the table does not exist.
 pub async fn order_in_words(client: &Client, spec: &PollSpec) -> Result<String, SourceError> {
     let shape = shape(client, &spec.table, &spec.id).await?;
     let is_number = shape.column(&spec.id).is_some_and(|column| column.number);
@@ -209,17 +210,17 @@ pub async fn order_in_words(client: &Client, spec: &PollSpec) -> Result<String, 
     })
 }
 
-/// Whether a text is one of those that were asked for; blanks that fill a `char(n)` up need not be asked for.
+/// Whether a text is one of the requested texts; the trailing blanks of a `char(n)` may be left out of the request.
 fn asked(text: &str, texts: &[&str]) -> String {
     let list: Vec<String> = texts.iter().map(|text| literal(text)).collect();
     let list = list.join(", ");
     format!("({text} IN ({list}) OR rtrim({text}) IN ({list}))")
 }
 
-/// The row's time column and its type, where it has no zone and none is configured.
+/// The row's time column, if it has no zone and none is configured.
 ///
 /// # Errors
-/// What the server says; a table that is not there.
+/// An error of the server or of the connection; the table does not exist.
 pub async fn time_without_zone(
     client: &Client,
     spec: &PollSpec,
@@ -229,10 +230,15 @@ pub async fn time_without_zone(
     Ok(time.filter(|time| shape.time_type(time).lacks_zone()).cloned())
 }
 
-fn declare(spec: &PollSpec, shape: &Shape, select: &Select<'_>, is_number: bool) -> String {
+fn declare(
+    spec: &PollSpec,
+    shape: &TableShape,
+    select: &RowSelection<'_>,
+    is_number: bool,
+) -> String {
     let column = |name: &str| format!("o.{}", ident(name));
     let columns: Vec<String> = shape.columns.iter().map(|c| column(&c.name)).collect();
-    // As the stream has it: a cast to text differs for some types.
+    // As the stream has the value: a cast to text differs for some types.
     let text = |name: &str| format!("concat({})", column(name));
     let id = text(&spec.id);
     let mut filter = Vec::new();
@@ -245,9 +251,9 @@ fn declare(spec: &PollSpec, shape: &Shape, select: &Select<'_>, is_number: bool)
             filter.push(asked(&text(name), &[value]));
         }
     }
-    // Of a time that comes twice the instant counts by which the row belongs: rather one row too many.
+    // Of an ambiguous local time the instant counts by which the row is selected: better one row too many.
     for (bound, sign, twice) in
-        [(select.since, ">=", Twice::Later), (select.until, "<", Twice::Earlier)]
+        [(select.since, ">=", AmbiguousTime::Later), (select.until, "<", AmbiguousTime::Earlier)]
     {
         if let (Some(bound), Some(time)) = (bound, &spec.time) {
             let micros = bound.unix_micros();

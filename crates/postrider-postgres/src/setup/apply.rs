@@ -1,25 +1,25 @@
-//! Runs the steps, and says what it waits for.
+//! Runs the steps of a setup and reports its progress; and replaces the slot of a pipeline in mode `auto`.
 
-use super::plan::{creation, plan, standing as standing_slot};
+use super::plan::{creation, existing_slot_sql, plan};
 use super::rights::{Right, wanted};
-use super::{Call, Options, RightsFacts, SetupPlan, Step, StepKind, read_rights};
+use super::{Options, RightsFacts, SetupCommand, SetupPlan, Step, StepKind, read_rights};
 use crate::catalog::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL};
-use crate::control::{Ask, Control};
+use crate::control::{Control, FactsQuery};
 use crate::names::{admin_url, literal};
-use crate::ownership::UNTRUSTED;
+use crate::schema_owner::UNTRUSTED;
 use crate::start::{self, Facts};
 use pg_replication::error::{SourceError, SqlState};
 use postrider_core::error::{Chain, Halt};
 use std::time::Duration;
 use tokio_postgres::Client;
 
-/// How often the wait for running transactions is looked at.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the wait for running transactions is checked.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Setup did not come to its end. Steps that were done stay done; running it again goes on.
+/// Setup did not finish. Completed steps are kept; running setup again continues.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// What stands does not fit, or a step would leave events out. Nothing was changed by the step that says so.
+    /// An existing object is unsuitable, or a step would leave events out. The failing step changed nothing.
     #[error("could not set the pipeline up")]
     Halt(#[source] Box<Halt>),
     /// A statement failed.
@@ -27,23 +27,23 @@ pub enum SetupError {
     Step {
         /// The step's title.
         step: String,
-        /// What the server said.
+        /// The server's error.
         #[source]
         error: SourceError,
     },
-    /// Steps were refused for a right that the login lacks; all others that could be done are done.
+    /// Steps were refused because the login lacks a right; all other possible steps are done.
     #[error("{}", .0.words())]
-    Refused(Box<Partial>),
+    Refused(Box<PartialSetup>),
     /// The login may not create the slot with its list of rows; the steps before are done.
     #[error("could not create the slot with the list of rows that are published first")]
     Backfill {
-        /// What the server said.
+        /// The server's error.
         #[source]
         error: SourceError,
-        /// Who may.
+        /// Who can do it.
         hint: String,
     },
-    /// A step was done, and is still missing.
+    /// A step was executed without an effect.
     #[error("could not {step}: it was done, and does not show")]
     NoEffect {
         /// The step's title.
@@ -54,30 +54,30 @@ pub enum SetupError {
     Source(#[from] SourceError),
 }
 
-/// How far setup came where the server refused steps.
+/// The result of a setup in which the server refused steps.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Partial {
-    /// What is done, and what was there.
+pub struct PartialSetup {
+    /// Completed steps, and existing objects.
     pub done: SetupPlan,
-    /// What was refused, in order.
-    pub refused: Vec<Refused>,
-    /// Titles of steps that were not begun, since they need one that was refused.
+    /// The refused steps, in order.
+    pub refused: Vec<RefusedStep>,
+    /// Titles of steps that were not begun, because they need a refused step.
     pub left: Vec<String>,
 }
 
 /// A step that was refused.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Refused {
+pub struct RefusedStep {
     kind: StepKind,
     /// The step's title.
     pub title: String,
-    /// What the server said, or which rights the role still lacks.
+    /// The server's error, or the rights that the role still lacks.
     pub why: String,
-    /// The lines that let it be done, or do it.
+    /// The commands or statements that allow it, or that do it.
     pub lines: Vec<String>,
 }
 
-impl Partial {
+impl PartialSetup {
     fn words(&self) -> String {
         let titles: Vec<String> = self
             .refused
@@ -94,25 +94,25 @@ impl From<Halt> for SetupError {
     }
 }
 
-/// What is being told while it runs.
+/// Progress of a setup.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Progress<'a> {
+pub enum SetupProgress<'a> {
     /// A step begins.
     Begin(&'a Step),
-    /// The slot waits for transactions that were running when it was begun.
+    /// The slot waits for transactions that were running when its creation began.
     Waiting(&'a [Blocker]),
     /// The step is done.
     Done(&'a Step),
 }
 
-/// A transaction that a slot in the making waits for.
+/// A transaction that the creation of a slot waits for.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Blocker {
     /// The transaction.
     pub xid: String,
     /// Its backend; `None` for a prepared transaction.
     pub pid: Option<u32>,
-    /// The prepared transaction's name, or the session's application; empty where our role may not see it.
+    /// The prepared transaction's name, or the session's application; empty if our role may not see it.
     pub name: String,
     /// `active`, `idle in transaction`, `prepared` …
     pub state: String,
@@ -120,20 +120,21 @@ pub struct Blocker {
     pub seconds: f64,
 }
 
-/// Makes what is missing. Reads the facts itself and again after each step, so that what somebody else made in
-/// between is adopted and not made twice. `watch` is a second session, which sees what the first one waits for.
+/// Creates what is missing. Reads the facts at the beginning and again after each step, so that an object that another
+/// session created in between is adopted and not created twice. `watch` is a second session, which reads what the first
+/// one waits for.
 ///
 /// # Errors
 /// See [`SetupError`].
 pub async fn apply(
     control: &Control,
     watch: &Control,
-    ask: &Ask<'_>,
+    ask: &FactsQuery<'_>,
     options: &Options<'_>,
-    progress: &mut (dyn FnMut(Progress<'_>) + Send),
+    progress: &mut (dyn FnMut(SetupProgress<'_>) + Send),
 ) -> Result<SetupPlan, SetupError> {
     let mut done = SetupPlan { steps: Vec::new(), adopted: Vec::new() };
-    let (mut tried, mut refused) = (Vec::new(), Vec::<Refused>::new());
+    let (mut tried, mut refused) = (Vec::new(), Vec::<RefusedStep>::new());
     let mut first = true;
     loop {
         let facts = control.facts(ask).await?;
@@ -148,13 +149,13 @@ pub async fn apply(
         let Some(step) = next.cloned() else {
             let left = plan.steps.iter().filter(|step| waits(step)).map(|step| step.title.clone());
             let left = left.collect();
-            let ended = ends(Partial { done, refused, left }, &plan, &facts, &options);
+            let ended = ends(PartialSetup { done, refused, left }, &plan, &facts, &options);
             return ended.map_err(SetupError::Refused);
         };
         if done.steps.iter().any(|earlier| earlier.title == step.title) {
             return Err(SetupError::NoEffect { step: step.title });
         }
-        progress(Progress::Begin(&step));
+        progress(SetupProgress::Begin(&step));
         let outcome = match step.kind {
             StepKind::Slot => waiting(control.client(), watch.client(), &step.sql, progress).await,
             StepKind::Table
@@ -172,7 +173,7 @@ pub async fn apply(
         }
         match outcome {
             Ok(()) => {
-                progress(Progress::Done(&step));
+                progress(SetupProgress::Done(&step));
                 done.steps.push(step);
             }
             Err(error) if error.report().is_some_and(|r| r.sqlstate.as_str() == UNTRUSTED) => {
@@ -188,7 +189,7 @@ pub async fn apply(
                 let why = error.report().map_or_else(String::new, |report| {
                     format!("{} (SQLSTATE {})", report.message, report.sqlstate)
                 });
-                refused.push(Refused {
+                refused.push(RefusedStep {
                     kind: step.kind,
                     title: step.title,
                     why,
@@ -199,12 +200,12 @@ pub async fn apply(
     }
 }
 
-/// A step found objects that are not ours, planted since the facts were read: they are read again, to be named.
-async fn untrusted(control: &Control, ask: &Ask<'_>, error: &SourceError) -> SetupError {
+/// A step found foreign objects that were created after the facts were read: they are read again, to be named.
+async fn untrusted(control: &Control, ask: &FactsQuery<'_>, error: &SourceError) -> SetupError {
     match control.facts(ask).await {
         Ok(facts) => {
             let mut halt = start::schema_untrusted(&facts);
-            if let (None, Some(report)) = (&facts.ownership, error.report()) {
+            if let (None, Some(report)) = (&facts.untrusted, error.report()) {
                 halt.message.clone_from(&report.message);
             }
             halt.into()
@@ -218,25 +219,27 @@ fn is_denied(error: &SourceError) -> bool {
     error.report().is_some_and(|report| report.sqlstate.as_str() == "42501")
 }
 
-/// The rights of the relay's role, and of who runs the steps.
+/// The rights of the relay's role, and of the role that runs the steps.
 async fn rights_of(
     control: &Control,
-    ask: &Ask<'_>,
+    ask: &FactsQuery<'_>,
     options: &Options<'_>,
 ) -> Result<Option<RightsFacts>, SourceError> {
     let Some(role) = options.role else { return Ok(None) };
     read_rights(control, role, ask.names.table.as_ref(), options.marks).await.map(Some)
 }
 
-/// What is true when no step is left that could be done. A step that gives rights counts as done where they are held.
+/// The result when no possible step is left. A step that grants rights counts as done if the role has them.
 fn ends(
-    mut partial: Partial,
+    mut partial: PartialSetup,
     plan: &SetupPlan,
     facts: &Facts,
     options: &Options<'_>,
-) -> Result<SetupPlan, Box<Partial>> {
-    let nowhere =
-        Call { command: format!("postrider setup -p {}", facts.names.pipeline), login: None };
+) -> Result<SetupPlan, Box<PartialSetup>> {
+    let nowhere = SetupCommand {
+        command: format!("postrider setup -p {}", facts.names.pipeline),
+        login: None,
+    };
     let call = options.call.unwrap_or(&nowhere);
     if let (Some(role), Some(rights)) = (options.role, options.rights) {
         for step in &mut partial.refused {
@@ -244,7 +247,7 @@ fn ends(
         }
         lacking(&mut partial, plan, facts, options, (role, rights), call);
     } else {
-        // The relay's own role is never given what setup needs: an administrator runs it.
+        // The relay's own role is never given the rights that setup needs: an administrator runs it.
         let line = format!("run setup as an administrator: {}", call.by("ADMIN"));
         for step in &mut partial.refused {
             step.lines = vec![line.clone()];
@@ -256,15 +259,15 @@ fn ends(
     Err(Box::new(partial))
 }
 
-/// Rights that the role still lacks, though the step that gives them was done or refused: that step is in the plan
-/// again.
+/// Adds the rights that the role still lacks after the step that grants them was done or refused: such a step is in the
+/// plan again.
 fn lacking(
-    partial: &mut Partial,
+    partial: &mut PartialSetup,
     plan: &SetupPlan,
     facts: &Facts,
     options: &Options<'_>,
     (role, rights): (&str, &RightsFacts),
-    call: &Call,
+    call: &SetupCommand,
 ) {
     let wanted = wanted(facts, role, options);
     let steps = plan.steps.iter().filter(|step| step.kind.gives_rights());
@@ -273,20 +276,20 @@ fn lacking(
             wanted.iter().filter(|right| right.step == step.kind && !right.held).collect();
         let what: Vec<&str> = missing.iter().map(|right| right.what.as_str()).collect();
         partial.done.steps.retain(|done| done.kind != step.kind);
-        partial.refused.push(Refused {
+        partial.refused.push(RefusedStep {
             kind: step.kind,
             title: step.title.clone(),
             why: format!("role {role:?} lacks {}", what.join(", ")),
             lines: rights.remedy(facts, role, &missing, call),
         });
     }
-    // The slot is the last step: who may make it follows from the others.
+    // The slot comes last: who may create it follows from the others.
     partial.refused.sort_by_key(|step| matches!(step.kind, StepKind::Slot | StepKind::Cursor));
 }
 
 pub(super) async fn run(client: &Client, sql: &str) -> Result<(), SourceError> {
     let Err(error) = client.batch_execute(sql).await else { return Ok(()) };
-    // The session is left in the failed transaction; whether this works is the next statement's to find out.
+    // The session is in a failed transaction; if the rollback does not work, the next statement fails.
     drop(client.batch_execute("ROLLBACK").await);
     Err(SourceError::control("run its statements", error))
 }
@@ -295,28 +298,28 @@ async fn waiting(
     client: &Client,
     watch: &Client,
     sql: &str,
-    progress: &mut (dyn FnMut(Progress<'_>) + Send),
+    progress: &mut (dyn FnMut(SetupProgress<'_>) + Send),
 ) -> Result<(), SourceError> {
-    let failed = |e| SourceError::control("look at the wait for running transactions", e);
+    let failed = |e| SourceError::control("check the wait for running transactions", e);
     let row = client.query_one("SELECT pg_catalog.pg_backend_pid()", &[]).await.map_err(failed)?;
     let pid: i32 = row.try_get(0).map_err(failed)?;
     let creation = run(client, sql);
     tokio::pin!(creation);
-    let mut looks =
-        tokio::time::interval_at(tokio::time::Instant::now() + LOOK_INTERVAL, LOOK_INTERVAL);
+    let mut checks =
+        tokio::time::interval_at(tokio::time::Instant::now() + CHECK_INTERVAL, CHECK_INTERVAL);
     loop {
         tokio::select! {
             outcome = &mut creation => return outcome,
-            _ = looks.tick() => {
-                // Not seeing what it waits for is no reason not to wait.
+            _ = checks.tick() => {
+                // If the blockers cannot be read, the wait continues.
                 let blockers = blockers(watch, pid).await.unwrap_or_default();
-                progress(Progress::Waiting(&blockers));
+                progress(SetupProgress::Waiting(&blockers));
             }
         }
     }
 }
 
-/// The transactions that the backend `pid` waits for: the lock it asks for is the transaction's own.
+/// The transactions that the backend `pid` waits for: it requests the locks on their transaction ids.
 pub(crate) async fn blockers(
     watch: &Client,
     pid: i32,
@@ -349,35 +352,37 @@ pub(crate) async fn blockers(
         .collect()
 }
 
-// A new slot for a pipeline that polls meanwhile (`mode = "auto"`), and its cursor.
-//
-// What was committed before the new slot's consistent point is polling's to publish, what is committed after it comes
-// by the stream: so polling goes on until it has seen the table empty once after the slot was made. Where that point
-// is, is all this says; who publishes what is the driver's.
-
-/// What came of it.
+/// The state of the slot of a pipeline in mode `auto` after an operation on it.
 #[derive(Debug)]
-pub enum Renewed {
-    /// A slot stands that can be streamed from.
-    Stands,
-    /// It can't be made now, and why.
+pub enum SlotOutcome {
+    /// There is a slot that can be streamed from.
+    Usable,
+    /// Not possible now, and why.
     NotYet(String),
-    /// It is gone, as asked for ([`super::let_go`]).
-    Gone,
-    /// It stands, and holds back so many bytes of WAL ([`super::held`]).
-    Holds(u64),
+    /// The slot was dropped ([`super::drop_slot`]).
+    Dropped,
+    /// The slot exists, and retains this many bytes of WAL ([`super::retained_wal`]).
+    Retains(u64),
 }
 
-/// Sees that a usable slot stands: drops a lost one of ours, makes a new one, and binds the cursor row to it. It has a
-/// session of its own, since a slot waits for every transaction that is running.
+/// Ensures that a usable slot exists for a pipeline that polls meanwhile (`mode = "auto"`): drops a lost slot of the
+/// pipeline, creates a new one, and binds the cursor row to it. Needs a session of its own, because the creation waits
+/// for every running transaction.
+///
+/// Events that were committed before the new slot's consistent point are published by polling, later ones by the
+/// stream. So polling continues until it has found the table empty once after the slot was created.
 ///
 /// # Errors
-/// What the server says; that the role may not make slots is [`Renewed::NotYet`].
-pub async fn renew(control: &Control, ask: &Ask<'_>, epoch: i64) -> Result<Renewed, SourceError> {
+/// An error of the server or of the connection; a missing right to create slots is [`SlotOutcome::NotYet`].
+pub async fn recreate_slot(
+    control: &Control,
+    ask: &FactsQuery<'_>,
+    epoch: i64,
+) -> Result<SlotOutcome, SourceError> {
     let facts = control.facts(ask).await?;
     if facts.publication.is_none() {
         let name = &facts.names.publication;
-        return Ok(Renewed::NotYet(format!(
+        return Ok(SlotOutcome::NotYet(format!(
             "publication {name:?} does not exist: postrider setup -p {} --url {}",
             facts.names.pipeline,
             admin_url(&facts.server.database)
@@ -385,31 +390,35 @@ pub async fn renew(control: &Control, ask: &Ask<'_>, epoch: i64) -> Result<Renew
     }
     let slot = facts.slot.as_ref();
     if slot.is_some_and(|slot| !slot.lost()) {
-        return standing(control, &facts, epoch).await;
+        return adopt_existing(control, &facts, epoch).await;
     }
     if slot
         .is_some_and(|slot| slot.active_pid.is_some() || slot.plugin.as_deref() != Some("pgoutput"))
     {
-        return Ok(Renewed::NotYet("the slot is lost, and not ours to drop".to_owned()));
+        return Ok(SlotOutcome::NotYet("the slot is lost, and not ours to drop".to_owned()));
     }
     match make(control, &facts, epoch).await {
-        Ok(()) => Ok(Renewed::Stands),
+        Ok(()) => Ok(SlotOutcome::Usable),
         Err(error) if error.sqlstate().is_some_and(refused) => {
-            Ok(Renewed::NotYet(Chain(&error).to_string()))
+            Ok(SlotOutcome::NotYet(Chain(&error).to_string()))
         }
         Err(error) => Err(error),
     }
 }
 
-/// A slot that somebody else made: it is ours where the row says so, and else it is bound now.
-async fn standing(control: &Control, facts: &Facts, epoch: i64) -> Result<Renewed, SourceError> {
+/// A slot that another session created: it is the pipeline's if the cursor row says so; otherwise it is bound now.
+async fn adopt_existing(
+    control: &Control,
+    facts: &Facts,
+    epoch: i64,
+) -> Result<SlotOutcome, SourceError> {
     if let Err(halt) = start::check_objects(facts) {
-        return Ok(Renewed::NotYet(halt.message));
+        return Ok(SlotOutcome::NotYet(halt.message));
     }
     if facts.cursor.is_some() && start::check_binding(facts).is_ok() {
-        return Ok(Renewed::Stands);
+        return Ok(SlotOutcome::Usable);
     }
-    run_on_control(control, &bind(facts, epoch)).await.map(|()| Renewed::Stands)
+    run_on_control(control, &bind(facts, epoch)).await.map(|()| SlotOutcome::Usable)
 }
 
 async fn make(control: &Control, facts: &Facts, epoch: i64) -> Result<(), SourceError> {
@@ -429,10 +438,10 @@ async fn make(control: &Control, facts: &Facts, epoch: i64) -> Result<(), Source
     .await
 }
 
-/// The row is the pipeline's own, under the owner's epoch: nobody else's is touched.
+/// Updates the pipeline's own row under the owner's epoch; the row of another owner is not changed.
 ///
-/// Rows that the table has now may be from before the slot. That is noted until polling has come to its end
-/// ([`crate::store::cursor::polled`]): a person may end it before that (`polls_on = false`), and then nobody has
+/// Rows that the table has now may be from before the slot. That is recorded until polling has finished
+/// ([`crate::store::cursor::polled`]): an operator may end polling earlier (`polls_on = false`), and then nobody has
 /// published them.
 fn bind(facts: &Facts, epoch: i64) -> String {
     let (pipeline, slot) = (literal(&facts.names.pipeline), &facts.names.slot);
@@ -446,7 +455,7 @@ fn bind(facts: &Facts, epoch: i64) -> String {
            before_slot = pg_catalog.pg_current_snapshot(), of_mode = 'auto' \
          FROM {} AND c.pipeline = {pipeline} AND c.owner_epoch = {epoch}",
         facts.messages,
-        standing_slot(slot)
+        existing_slot_sql(slot)
     )
 }
 
@@ -456,7 +465,7 @@ async fn run_on_control(control: &Control, sql: &str) -> Result<(), SourceError>
     Err(SourceError::control("recreate the slot", error))
 }
 
-/// No right to make slots, no logical decoding, no slot free.
+/// No right to create slots, no logical decoding, or no free slot.
 fn refused(sqlstate: SqlState) -> bool {
     [
         SqlState::INSUFFICIENT_PRIVILEGE,
@@ -466,37 +475,36 @@ fn refused(sqlstate: SqlState) -> bool {
     .contains(&sqlstate)
 }
 
-// Lets the slot of a pipeline go, so that the server may remove its WAL: only where the table is polled in its stead.
-
-/// Drops the slot, if it is one that could be ours and nobody uses it.
+/// Drops the pipeline's slot if it is inactive, so that the server can remove its WAL. Only for a pipeline that polls
+/// the table instead.
 ///
 /// # Errors
-/// What the server says; that it is in use is [`Renewed::NotYet`].
-pub async fn let_go(control: &Control, slot: &str) -> Result<Renewed, SourceError> {
+/// An error of the server or of the connection; a slot in use is [`SlotOutcome::NotYet`].
+pub async fn drop_slot(control: &Control, slot: &str) -> Result<SlotOutcome, SourceError> {
     let sql = "SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_catalog.pg_replication_slots \
                WHERE slot_name = $1::pg_catalog.text AND plugin = 'pgoutput' \
                  AND database = pg_catalog.current_database()";
     match control.client().execute(sql, &[&slot]).await {
-        Ok(_) => Ok(Renewed::Gone),
+        Ok(_) => Ok(SlotOutcome::Dropped),
         Err(error) => {
-            let error = SourceError::control("let the slot go", error);
+            let error = SourceError::control("drop the slot", error);
             if error.sqlstate() == Some(SqlState::OBJECT_IN_USE) {
-                return Ok(Renewed::NotYet(format!("slot {slot:?} is still in use")));
+                return Ok(SlotOutcome::NotYet(format!("slot {slot:?} is still in use")));
             }
             Err(error)
         }
     }
 }
 
-/// How much WAL the slot holds back.
+/// Reads how much WAL the slot retains.
 ///
 /// # Errors
-/// What the server says.
-pub async fn held(control: &Control, slot: &str) -> Result<Renewed, SourceError> {
+/// An error of the server or of the connection.
+pub async fn retained_wal(control: &Control, slot: &str) -> Result<SlotOutcome, SourceError> {
     let sql = "SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_flush_lsn(), restart_lsn)::pg_catalog.int8 \
                FROM pg_catalog.pg_replication_slots WHERE slot_name = $1::pg_catalog.text";
-    let failed = |error| SourceError::control("look at what the slot holds back", error);
+    let failed = |error| SourceError::control("check how much WAL the slot retains", error);
     let row = control.client().query_opt(sql, &[&slot]).await.map_err(failed)?;
     let bytes: Option<i64> = row.map(|row| row.try_get(0)).transpose().map_err(failed)?.flatten();
-    Ok(Renewed::Holds(bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0)))
+    Ok(SlotOutcome::Retains(bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0)))
 }

@@ -1,12 +1,12 @@
-//! Sets a pipeline up: what is missing is made, what stands is adopted if it fits.
+//! Sets a pipeline up: creates what is missing, and adopts existing objects if they are suitable.
 //!
-//! Owns the order, which is what keeps the first events: the publication is committed before the slot is made, since
-//! WAL is decoded with the publication of its own time; the cursor row is made by the statement that makes the slot,
-//! with the slot's own position. [`plan`] is pure and prints as SQL for a DBA; [`apply`] runs the same text, step by
-//! step.
+//! Owns the order of the steps, which keeps the first events: the publication is committed before the slot is created,
+//! because WAL is decoded with the publication of its own time; the cursor row is created by the statement that creates
+//! the slot, with the slot's own position. [`plan`] is pure and prints as SQL for a DBA; [`apply`] runs the same text,
+//! step by step.
 //!
-//! Setting up drops nothing ([`undo`] does, and says what is lost first). No slot is made where a cursor says that one
-//! was: that is a gap, and a human's to accept.
+//! Setup drops nothing ([`undo`] does, after it has printed what will be lost). No slot is created if a cursor row
+//! shows that there was one: that is a gap, and only an operator may accept it.
 
 pub(crate) mod apply;
 pub(crate) mod plan;
@@ -16,7 +16,8 @@ mod tests;
 pub mod undo;
 
 pub use apply::{
-    Blocker, Partial, Progress, Refused, Renewed, SetupError, apply, held, let_go, renew,
+    Blocker, PartialSetup, RefusedStep, SetupError, SetupProgress, SlotOutcome, apply, drop_slot,
+    recreate_slot, retained_wal,
 };
 pub(super) use plan::notify_function_sql;
 pub use plan::{
@@ -33,42 +34,42 @@ use super::names::ident;
 use super::poll::PollSpec;
 use super::preflight::login_uri;
 
-/// What is to be done, in order.
+/// The steps of a setup, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SetupPlan {
-    /// What is missing, each with its SQL.
+    /// Steps for what is missing, each with its SQL.
     pub steps: Vec<Step>,
-    /// What stands already and fits, one line each.
+    /// Existing objects that are suitable, one line each.
     pub adopted: Vec<String>,
 }
 
-/// One step: a text of statements that psql runs as well, a transaction of its own.
+/// One step: statements that psql can run too, as a transaction of its own.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
-    /// What it makes.
+    /// What it creates.
     pub kind: StepKind,
-    /// The same with the object's name: `create publication "postrider_orders"`.
+    /// Kind and name of the object: `create publication "postrider_orders"`.
     pub title: String,
-    /// Why, and why now: a sentence or two.
+    /// Why, and why at this point: a sentence or two.
     pub why: &'static str,
     /// The statements.
     pub sql: String,
 }
 
-/// What a step makes.
+/// What a step creates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StepKind {
     /// The outbox table.
     Table,
     /// The publication.
     Publication,
-    /// Who owns Postrider's schema: nobody but the role that runs the steps adds code to it.
+    /// The ownership of Postrider's schema: only the role that runs the steps can add code to it.
     Ownership,
-    /// Postrider's schema, or the next numbers of it.
+    /// Postrider's schema, or its next migrations.
     Schema,
     /// The slot, and the cursor row with its position.
     Slot,
-    /// The cursor row of a slot that stands already.
+    /// The cursor row for an existing slot.
     Cursor,
     /// The trigger that wakes a polling relay.
     Notify,
@@ -76,12 +77,12 @@ pub enum StepKind {
     Rights,
     /// Rights of the relay's role on the application's tables.
     TableRights,
-    /// The right to replicate. A transaction of its own: where it is refused, the other rights stay given.
+    /// The right to replicate. A transaction of its own: if it is refused, the other rights are kept.
     Replication,
 }
 
 impl StepKind {
-    /// The step that has to be done before this one.
+    /// Whether `earlier` must be done before this step.
     const fn needs(self, earlier: Self) -> bool {
         match self {
             Self::Table | Self::Ownership | Self::Replication => false,
@@ -94,50 +95,51 @@ impl StepKind {
         }
     }
 
-    /// A step whose success is read from the catalog; where it is refused the others go on.
+    /// A step whose success is read from the catalog; if it is refused, the other steps continue.
     const fn gives_rights(self) -> bool {
         matches!(self, Self::Rights | Self::TableRights | Self::Replication)
     }
 }
 
-/// What the operator asked for beside the facts.
+/// Options of the operator.
 #[expect(clippy::struct_excessive_bools, reason = "options of the command line")]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options<'a> {
     /// `--create-table`: the layout's SQL, already with the table's name in it. It may name the table without its
     /// schema.
     pub create_table: Option<&'a str>,
-    /// The role the relay will run as, where it is not the one that runs the steps: it is given what it needs.
+    /// The role that the relay will run as, if it is another one than the role that runs the steps: it is given what it
+    /// needs.
     pub role: Option<&'a str>,
     /// `--notify`: the trigger that wakes a polling relay.
     pub notify: bool,
-    /// Nothing but who owns schema `postrider`: what the other steps are is read afterwards.
+    /// Only the ownership of schema `postrider`: the other steps are determined afterwards.
     pub ownership_alone: bool,
     /// `mode = "poll"`: neither publication nor slot.
     pub polls: bool,
-    /// `--backfill`: the slot is made with its snapshot, by [`backfill`], after these steps.
+    /// `--backfill`: the slot is created with its snapshot, by [`backfill`], after these steps.
     pub backfill: bool,
-    /// Rows of the table are marked as this says: by polling, or behind the stream.
+    /// How rows of the table get their status: by polling, or after streaming.
     pub marks: Option<&'a PollSpec>,
-    /// How setup was called: what the lines that it prints call again.
-    pub call: Option<&'a Call>,
-    /// That role does not exist: nothing is begun ([`role_exists`]).
+    /// The command line of this setup, for the commands that it prints.
+    pub call: Option<&'a SetupCommand>,
+    /// That role does not exist: no step is begun ([`role_exists`]).
     pub role_missing: bool,
-    /// What that role may do already; without it every right is given.
+    /// The rights that the role already has; without them every right is granted.
     pub rights: Option<&'a RightsFacts>,
 }
 
 /// The command line of this setup, to be printed with another login.
 #[derive(Clone, Debug)]
-pub struct Call {
+pub struct SetupCommand {
     /// `postrider setup -p orders --create-table`, without `--url`.
     pub command: String,
-    /// The login, whose hosts, database and TLS another one shares; `None`: the reader fills them in.
+    /// The login, whose hosts, database and TLS settings another login shares; `None`: placeholders are printed.
     pub login: Option<Conninfo>,
 }
 
-impl Call {
-    /// The same command by the login of `user`. It has no password in it.
+impl SetupCommand {
+    /// The same command with the login of `user`, without a password.
     pub fn by(&self, user: &str) -> String {
         let url = match &self.login {
             Some(login) => login_uri(login, user),
@@ -150,15 +152,15 @@ impl Call {
 /// Whether the server has the role.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn role_exists(control: &Control, role: &str) -> Result<bool, SourceError> {
-    let failed = |e| SourceError::control("look for the role", e);
+    let failed = |e| SourceError::control("check whether the role exists", e);
     let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = $1)";
     let row = control.client().query_one(sql, &[&role]).await.map_err(failed)?;
     row.try_get(0).map_err(failed)
 }
 
-/// The statements that make the role; the password is for the reader to fill in.
+/// The statements that create the role; the password is a placeholder.
 pub fn role_sql(role: &str, polls: bool, kind: ServerKind) -> String {
     match (polls, kind) {
         (true, _) => format!("CREATE ROLE {} LOGIN PASSWORD '…';", ident(role)),
@@ -171,11 +173,11 @@ pub fn role_sql(role: &str, polls: bool, kind: ServerKind) -> String {
     }
 }
 
-/// Locks are waited for this long: setup never queues in front of the application for longer.
+/// How long setup waits for a lock: it never delays the application for longer.
 const LOCK_TIMEOUT: &str = "5s";
 
-/// Statements as a transaction of their own, with a bound on waiting for locks. psql runs them too, where the schemas
-/// of its `search_path` may have functions and operators of others.
+/// Statements as a transaction of their own, with a limit on waiting for locks. psql runs them too, in sessions where
+/// the schemas of the `search_path` may contain functions and operators of others.
 fn transaction(sql: &str) -> String {
     let sql = sql.trim_end();
     // On a line of its own: the text may end with a comment.

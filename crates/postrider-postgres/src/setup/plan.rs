@@ -1,4 +1,4 @@
-//! From facts to steps.
+//! The plan of a setup: the steps that the facts require; the backfill; the notification trigger; and the plan as SQL.
 
 use super::{
     Options, ServerKind, SetupPlan, Step, StepKind, UndoPlan, rights, role_sql, transaction,
@@ -6,25 +6,26 @@ use super::{
 use crate::catalog::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL};
 use crate::control::Control;
 use crate::names::{TableName, ident, literal};
-use crate::ownership::{self, Ownership};
 use crate::poll::{CHANNEL, PollSpec};
-use crate::repair::{self, Ask, Reader, Row, Told, Verdict};
+use crate::repair::{self, NewRepair, RepairProgress, RepairReader, RepairRow, Verdict};
 use crate::schema::{MIGRATION_TABLE, SchemaState, VERSION};
+use crate::schema_owner::{self, UntrustedSchema};
 use crate::start::{self, Facts};
 use crate::store::cursor::OVER_POLLING;
 use pg_replication::error::SourceError;
 use postrider_core::error::{Halt, HaltReason};
 use std::fmt;
 
-/// What is missing, in order.
+/// Plans the missing steps, in order.
 ///
 /// # Errors
-/// Something of the configured names stands and can't be used, or a step would leave events out.
+/// An existing object of a configured name cannot be used, or a step would leave events out.
 pub fn plan(facts: &Facts, options: &Options<'_>) -> Result<SetupPlan, Halt> {
     refuse_anything(facts, options)?;
     let mut plan = SetupPlan { steps: Vec::new(), adopted: Vec::new() };
-    if let Some(found) = &facts.ownership {
-        // Who prints the plan has read the schema as its owner, and whoever runs the SQL is refused by it.
+    if let Some(found) = &facts.untrusted {
+        // The role that prints the plan has read the schema as its owner; the SQL itself refuses any other role that
+        // runs it.
         if facts.schema == SchemaState::Untrusted && !found.foreign.is_empty() {
             return Err(start::schema_untrusted(facts));
         }
@@ -56,7 +57,7 @@ pub fn plan(facts: &Facts, options: &Options<'_>) -> Result<SetupPlan, Halt> {
     Ok(plan)
 }
 
-/// What makes any step impossible.
+/// Conditions that make any step impossible.
 fn refuse_anything(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
     if facts.server.in_recovery {
         return Err(standby());
@@ -79,7 +80,7 @@ fn refuse_anything(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
     Ok(())
 }
 
-/// What `check_objects` leaves open, since it concerns what is *not* there.
+/// Conditions that `check_objects` does not cover, because they are about missing objects.
 fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
     if let SchemaState::Version(number) = facts.schema
         && number > VERSION
@@ -91,9 +92,9 @@ fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
     }
     match (&facts.slot, &facts.cursor) {
         _ if options.polls || options.backfill => Ok(()),
-        // A slot was there, and is gone: making one again leaves out what came between.
+        // There was a slot, which was dropped: creating it again would leave out the events in between.
         (None, Some(_)) => Err(start::slot_missing(facts)),
-        // WAL from before the publication can't be used.
+        // WAL from before the publication cannot be used.
         (Some(_), _) if facts.publication.is_none() => Err(start::publication_missing(facts)),
         (Some(slot), _) if slot.confirmed_flush_lsn.is_none() => Err(half_made(&slot.name)),
         (Some(_), Some(_)) => start::check_binding(facts),
@@ -111,11 +112,12 @@ pub(crate) fn standby() -> Halt {
     }
 }
 
-/// Somebody creates it at this moment, or began to and went away: then it goes with the transaction it waits for.
+/// Another session is creating the slot now, or its creation was interrupted: then the slot disappears with the
+/// transaction that it waits for.
 fn half_made(slot: &str) -> Halt {
     Halt {
         reason: HaltReason::SlotUnusable,
-        message: format!("slot {slot:?} is still being created by somebody else"),
+        message: format!("slot {slot:?} is still being created by another session"),
         meaning: "nothing was changed".to_owned(),
         hint: "run setup again when the long transactions of the cluster have ended: SELECT pid, state, xact_start \
                FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start;"
@@ -130,7 +132,7 @@ fn table(facts: &Facts, options: &Options<'_>, plan: &mut SetupPlan) {
         (None, Some(sql)) => plan.steps.push(Step {
             kind: StepKind::Table,
             title: format!("create table {name}"),
-            why: "The outbox, as the layout has it.",
+            why: "The outbox table of the layout.",
             sql: transaction(&format!("SET LOCAL search_path = {};\n{sql}", ident(&name.schema))),
         }),
         (None, None) => {}
@@ -163,9 +165,9 @@ fn publication(facts: &Facts, plan: &mut SetupPlan) {
     });
 }
 
-/// Takes the schema from whoever could run code with the rights of the steps behind it. It comes first: what else is
-/// missing is read when nobody can do that any more.
-fn ownership(facts: &Facts, found: &Ownership, options: &Options<'_>, plan: &mut SetupPlan) {
+/// Takes the schema from every role that could run code with the rights of the following steps. It comes first: what
+/// else is missing is read when no such role is left.
+fn ownership(facts: &Facts, found: &UntrustedSchema, options: &Options<'_>, plan: &mut SetupPlan) {
     plan.steps.push(Step {
         kind: StepKind::Ownership,
         title: found.title(),
@@ -176,9 +178,9 @@ fn ownership(facts: &Facts, found: &Ownership, options: &Options<'_>, plan: &mut
     });
 }
 
-/// In front of statements that touch Postrider's tables with the rights of an administrator.
+/// The check in front of statements that use Postrider's tables with the rights of an administrator.
 fn guard(options: &Options<'_>) -> String {
-    if options.role.is_some() { ownership::guard() } else { String::new() }
+    if options.role.is_some() { schema_owner::guard() } else { String::new() }
 }
 
 fn schema(facts: &Facts, options: &Options<'_>, plan: &mut SetupPlan) {
@@ -207,10 +209,10 @@ fn schema(facts: &Facts, options: &Options<'_>, plan: &mut SetupPlan) {
         let row = format!("({}, {})", migration.number, literal(migration.name));
         sql.push_str("\nINSERT INTO postrider.migration (number, name) VALUES ");
         sql.push_str(&row);
-        // Its number stands there where a table of it was dropped.
+        // The number exists already if only a table of that migration was dropped.
         sql.push_str(" ON CONFLICT DO NOTHING;\n");
     }
-    // A table that somebody made meanwhile is not made again.
+    // A table that another session created meanwhile is not created again.
     if facts.schema != SchemaState::Missing {
         sql.push_str(&guard);
     }
@@ -229,12 +231,12 @@ fn schema(facts: &Facts, options: &Options<'_>, plan: &mut SetupPlan) {
 
 const WHY_SLOT: &str = "Events committed from here on are kept for the relay. It waits for every transaction that is \
     running now, in any database of the cluster, so it may take as long as the longest of them; no lock is held \
-    meanwhile. The row is made with the slot's own position.";
+    meanwhile. The cursor row is created with the slot's own position.";
 
-/// From PostgreSQL 19 on, where `wal_level` is a floor.
+/// From PostgreSQL 19 on, `wal_level` is a minimum.
 const WHY_FIRST_SLOT: &str = "Events committed from here on are kept for the relay. It waits for every transaction \
     that is running now, in any database of the cluster, so it may take as long as the longest of them; no lock is \
-    held meanwhile. The row is made with the slot's own position. Where the cluster has no other logical slot, this \
+    held meanwhile. The cursor row is created with the slot's own position. Where the cluster has no other logical slot, this \
     one raises the WAL level from replica to logical, and may wait for a checkpoint.";
 
 fn slot_and_cursor(facts: &Facts, options: &Options<'_>, plan: &mut SetupPlan) {
@@ -249,7 +251,12 @@ fn slot_and_cursor(facts: &Facts, options: &Options<'_>, plan: &mut SetupPlan) {
                 "BEGIN;\nSET LOCAL lock_timeout = 0;\nSET LOCAL statement_timeout = 0;\n\
                  SET LOCAL search_path = '';\n{guard}{BEFORE};\n{};\n{};\nCOMMIT;",
                 creation(facts),
-                insert_cursor(facts, "s.confirmed_flush_lsn", BEFORE_VALUE, &standing(name))
+                insert_cursor(
+                    facts,
+                    "s.confirmed_flush_lsn",
+                    BEFORE_VALUE,
+                    &existing_slot_sql(name)
+                )
             ),
         });
         return;
@@ -262,11 +269,11 @@ fn slot_and_cursor(facts: &Facts, options: &Options<'_>, plan: &mut SetupPlan) {
         plan.adopted.push(format!("the cursor of pipeline {:?}", facts.names.pipeline));
         return;
     }
-    let source = standing(name);
+    let source = existing_slot_sql(name);
     plan.steps.push(Step {
         kind: StepKind::Cursor,
-        title: format!("adopt slot {name:?}: make its cursor"),
-        why: "The slot stands already: the relay goes on from where it stands.",
+        title: format!("adopt slot {name:?}: create its cursor"),
+        why: "The slot already exists: the relay continues from its position.",
         sql: transaction(&format!(
             "{guard}{};",
             insert_cursor(facts, "s.confirmed_flush_lsn", "NULL", &source)
@@ -274,7 +281,7 @@ fn slot_and_cursor(facts: &Facts, options: &Options<'_>, plan: &mut SetupPlan) {
     });
 }
 
-/// Of any kind of relay, only one that polls listens.
+/// Only a relay that polls listens.
 fn notify(facts: &Facts, plan: &mut SetupPlan) {
     let Some(table) = &facts.names.table else { return };
     if facts.table.as_ref().is_some_and(|facts| facts.notifies) {
@@ -284,24 +291,26 @@ fn notify(facts: &Facts, plan: &mut SetupPlan) {
     plan.steps.push(Step {
         kind: StepKind::Notify,
         title: format!("let inserts into table {table} wake the polling relay"),
-        why: "Without it a polling relay looks once an interval. Each inserting statement queues a notification, and \
+        why: "Without it a polling relay queries the table once an interval. Each inserting statement queues a notification, and \
               its commit takes for a moment the one lock under which the cluster's notifications are queued. Creating \
               it waits, at most for the lock_timeout, until no transaction that wrote to the table is open.",
         sql: transaction(&notify_sql(table)),
     });
 }
 
-/// The slot, once it stands.
-pub(super) fn standing(slot: &str) -> String {
+/// The slot, after its creation.
+pub(super) fn existing_slot_sql(slot: &str) -> String {
     format!(
         "pg_catalog.pg_replication_slots AS s\nWHERE s.slot_name = {} AND s.confirmed_flush_lsn IS NOT NULL",
         literal(slot)
     )
 }
 
-/// A slot that outlives its session, decodes no prepared transactions, and where the server can follows to standbys.
+/// Creates a permanent slot that decodes no prepared transactions, and that is synchronised to standbys if the server
+/// supports that.
 ///
-/// In a statement of its own: in one that also uses a table it fails with `XX000` when the catalog changes meanwhile.
+/// A statement of its own: together with the use of a table it would fail with `XX000` if the catalog changes
+/// meanwhile.
 pub(super) fn creation(facts: &Facts) -> String {
     let failover = if facts.failover && facts.server.version >= 170_000 { ", true" } else { "" };
     format!(
@@ -310,7 +319,7 @@ pub(super) fn creation(facts: &Facts) -> String {
     )
 }
 
-/// What was committed before the slot was made is not the stream's, and nobody's to repair.
+/// Events that were committed before the slot was created are not in the stream, and no repair publishes them.
 const BEFORE: &str = "SELECT pg_catalog.set_config('postrider.before', \
                       pg_catalog.pg_current_snapshot()::pg_catalog.text, true)";
 const BEFORE_VALUE: &str = "pg_catalog.current_setting('postrider.before')::pg_catalog.pg_snapshot";
@@ -328,7 +337,7 @@ fn insert_cursor(facts: &Facts, lsn: &str, resolved: &str, source: &str) -> Stri
     )
 }
 
-/// What the relay's role lacks. It never owns what an administrator made.
+/// Grants what the relay's role lacks. The role never owns what an administrator created.
 fn rights(facts: &Facts, role: &str, options: &Options<'_>, plan: &mut SetupPlan) {
     let wanted = rights::wanted(facts, role, options);
     let lacking = |step: StepKind| {
@@ -354,7 +363,7 @@ fn rights(facts: &Facts, role: &str, options: &Options<'_>, plan: &mut SetupPlan
             kind: StepKind::TableRights,
             title: format!("give role {role:?} its rights on table {name}"),
             why: if options.marks.is_some() {
-                "It reads the outbox, locks rows while they are on their way, and then marks or deletes them."
+                "It reads the outbox, locks rows while they are being published, and then updates or deletes them."
             } else {
                 "Streaming needs none; repair, replay from the table and check read it."
             },
@@ -372,17 +381,17 @@ fn rights(facts: &Facts, role: &str, options: &Options<'_>, plan: &mut SetupPlan
     }
 }
 
-// `setup --backfill`: the first slot of a pipeline on a table that has rows, made together with the list of those that
-// are to be published before its stream.
+// `setup --backfill`: creates the first slot of a pipeline on a table that has rows, together with the list of rows
+// that are published before its stream.
 //
-// The work is `repair`'s: one snapshot, which the slot exports; what it sees is listed, what it does not see comes by
-// the stream. `postrider run` publishes the list first.
+// The work is done by `repair`: one snapshot, which the slot exports; the rows that it sees are listed, all others are
+// in the stream. `postrider run` publishes the list first.
 
-/// What came of it.
+/// The result of [`backfill`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Backfilled {
-    /// The slot stands, and this is the list.
-    Listed(Box<Row>),
+    /// The slot was created, with this list.
+    Listed(Box<RepairRow>),
     /// Another process has the pipeline's lock.
     Locked {
         /// Its backend, where it is known.
@@ -390,15 +399,16 @@ pub enum Backfilled {
     },
 }
 
-/// Whether a backfill can begin: nothing was ever streamed, or one was begun before. `row`: the pipeline's repair.
+/// Checks whether a backfill can begin: nothing was ever streamed, or a backfill was begun before. `row`: the
+/// pipeline's repair.
 ///
 /// # Errors
-/// The pipeline has begun already, or a slot stands from which the rows before it could not be told apart.
-pub fn check_backfill(facts: &Facts, row: Option<&Row>) -> Result<(), Halt> {
+/// The pipeline has begun already, or there is a slot for which the rows before it cannot be determined.
+pub fn check_backfill(facts: &Facts, row: Option<&RepairRow>) -> Result<(), Halt> {
     if facts.server.in_recovery {
         return Err(standby());
     }
-    if row.is_some_and(Row::unfinished) {
+    if row.is_some_and(RepairRow::unfinished) {
         return Ok(());
     }
     let (pipeline, slot) = (&facts.names.pipeline, &facts.names.slot);
@@ -410,14 +420,14 @@ pub fn check_backfill(facts: &Facts, row: Option<&Row>) -> Result<(), Halt> {
     };
     if facts.names.table.is_none() {
         let message = "there is no outbox table to backfill from".to_owned();
-        let (reason, hint) = (HaltReason::NotApplicable, "leave --backfill away".to_owned());
+        let (reason, hint) = (HaltReason::NotApplicable, "omit --backfill".to_owned());
         return Err(halt(reason, message, "nothing was changed", hint));
     }
     if facts.cursor.is_some() {
         return Err(halt(
             HaltReason::AlreadySetUp,
             format!("pipeline {pipeline:?} has begun already: its cursor row is there"),
-            "nothing was changed; --backfill is for the first start, and would publish rows twice",
+            "nothing was changed; --backfill is only for the first start; now it would publish rows twice",
             format!(
                 "if its slot was lost: postrider repair -p {pipeline}. To start over: postrider setup --undo -p \
                  {pipeline}"
@@ -427,10 +437,10 @@ pub fn check_backfill(facts: &Facts, row: Option<&Row>) -> Result<(), Halt> {
     if facts.slot.is_some() {
         return Err(halt(
             HaltReason::AlreadySetUp,
-            format!("slot {slot:?} stands already"),
-            "nothing was changed; which rows of the table it will bring can't be told any more",
+            format!("slot {slot:?} already exists"),
+            "nothing was changed; it can no longer be determined which rows of the table the slot will send",
             format!(
-                "if nothing reads it: SELECT pg_drop_replication_slot({}); then setup again",
+                "if no client reads it: SELECT pg_drop_replication_slot({}); then setup again",
                 literal(slot)
             ),
         ));
@@ -438,16 +448,16 @@ pub fn check_backfill(facts: &Facts, row: Option<&Row>) -> Result<(), Halt> {
     Ok(())
 }
 
-/// Rows that are counted at most.
+/// Most rows that are counted.
 pub const ROWS_COUNTED_MAX: u64 = 100_000;
 
-/// The role may not read the table, somebody holds a lock on it, or counting takes too long.
+/// The role may not read the table, another session holds a lock on it, or counting takes too long.
 const UNCOUNTED: [&str; 3] = ["42501", "55P03", "57014"];
 
-/// Rows of the table, up to one more than [`ROWS_COUNTED_MAX`]; `None` where they can't be counted now.
+/// Counts the rows of the table, up to one more than [`ROWS_COUNTED_MAX`]; `None` if they cannot be counted now.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn rows(control: &Control, table: &TableName) -> Result<Option<u64>, SourceError> {
     let most = ROWS_COUNTED_MAX + 1;
     let sql = format!("SELECT count(*) FROM (SELECT FROM {table} LIMIT {most}) AS counted");
@@ -462,19 +472,20 @@ pub async fn rows(control: &Control, table: &TableName) -> Result<Option<u64>, S
     }
 }
 
-/// Makes slot and list; publication and schema must stand. Killed, it goes on by the same call, or by `postrider run`.
+/// Creates slot and list; publication and schema must exist. If the process is killed, the same call or `postrider run`
+/// continues.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn backfill(
     control: &Control,
     facts: &Facts,
     table: PollSpec,
-    ask: Ask<'_>,
-    told: &mut (dyn FnMut(Told<'_>) + Send),
+    ask: NewRepair<'_>,
+    told: &mut (dyn FnMut(RepairProgress<'_>) + Send),
 ) -> Result<Backfilled, SourceError> {
     let name = &ask.names.pipeline;
-    let list = Reader::open(ask.conninfo, ask.application_name, table, false).await?;
+    let list = RepairReader::open(ask.conninfo, ask.application_name, table, false).await?;
     let list = match list {
         Ok(list) => list,
         Err(pid) => return Ok(Backfilled::Locked { pid }),
@@ -482,9 +493,9 @@ pub async fn backfill(
     let before = repair::read(control.client(), name).await?;
     let unfinished = before.as_ref().filter(|row| row.unfinished());
     let listed =
-        unfinished.is_some() && repair::judge(facts, unfinished, false) == Ok(Verdict::GoesOn);
+        unfinished.is_some() && repair::assess(facts, unfinished, false) == Ok(Verdict::Unfinished);
     if !listed {
-        let ask = Ask { before: unfinished, drop_slot: facts.slot.is_some(), ..ask };
+        let ask = NewRepair { before: unfinished, drop_slot: facts.slot.is_some(), ..ask };
         repair::begin(control, list.table(), &ask, told).await?;
     }
     let row = repair::read(control.client(), name).await?;
@@ -492,13 +503,12 @@ pub async fn backfill(
     row.map(|row| Backfilled::Listed(Box::new(row))).ok_or_else(none)
 }
 
-// The trigger that wakes a polling relay (`setup --notify`), and what takes it away.
-
-/// The trigger's name.
+/// The name of the trigger that wakes a polling relay (`setup --notify`).
 pub const TRIGGER: &str = "postrider_notify";
 
-/// Makes function and trigger, or makes them again. A statement that inserts pays for one notification, and its commit
-/// holds the lock that orders notifications (one for the whole cluster) for the moment it takes to queue it.
+/// Creates function and trigger, or replaces them. Each inserting statement pays for one notification, and its commit
+/// holds the lock that orders notifications (one for the whole cluster) for the moment it takes to queue the
+/// notification.
 pub fn notify_sql(table: &TableName) -> String {
     format!(
         "{}\nCREATE OR REPLACE TRIGGER {} AFTER INSERT ON {table}\n    \
@@ -508,7 +518,7 @@ pub fn notify_sql(table: &TableName) -> String {
     )
 }
 
-/// The function alone. It runs with the rights of who inserts.
+/// The function only. It runs with the rights of the inserting role.
 pub(crate) fn notify_function_sql() -> String {
     format!(
         "CREATE OR REPLACE FUNCTION postrider.notify_outbox() RETURNS trigger\n    \
@@ -520,14 +530,12 @@ pub(crate) fn notify_function_sql() -> String {
     )
 }
 
-/// Takes the trigger off. The function stays while other tables use it; it goes with schema `postrider`.
+/// Drops the trigger. The function is kept while other tables use it; it is dropped with schema `postrider`.
 pub fn notify_undo_sql(table: &TableName) -> String {
     format!("DROP TRIGGER IF EXISTS {} ON {table};", ident(TRIGGER))
 }
 
-// The plan as SQL that a DBA reads, and psql runs.
-
-/// Longest comment line. Unit: characters.
+/// Longest comment line of the plan as SQL for a DBA. Unit: characters.
 const WIDTH: usize = 100;
 
 const HOW: &str = "\

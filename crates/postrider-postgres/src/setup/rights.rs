@@ -1,9 +1,9 @@
-//! What the relay's role may do, as the catalog has it, and the statements that give it the rest.
+//! The rights of the relay's role, as the catalog has them, and the statements that grant the missing ones.
 //!
-//! `GRANT` by a role that may not grant is an error, or a mere warning where it holds another right of the same object.
-//! So what is true is read from the catalog before and afterwards, and never taken from a statement's success.
+//! `GRANT` by a role that may not grant is an error, or only a warning if it holds another right on the same object. So
+//! rights are read from the catalog before and afterwards; a statement's success proves nothing.
 
-use super::{Call, Options, StepKind};
+use super::{Options, SetupCommand, StepKind};
 use crate::control::Control;
 use crate::names::{TableName, ident, literal};
 use crate::poll::PollSpec;
@@ -13,10 +13,10 @@ use pg_replication::error::SourceError;
 /// The first server on which membership in a role can lack `INHERIT` and `SET`.
 const GRANT_OPTIONS_SINCE: u32 = 160_000;
 
-/// Who runs the server: what lets a role replicate there.
+/// The kind of server: it decides what lets a role replicate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ServerKind {
-    /// A server whose superuser somebody has.
+    /// A server with an available superuser.
     #[default]
     Own,
     /// Amazon RDS and Aurora.
@@ -38,7 +38,7 @@ impl ServerKind {
         }
     }
 
-    /// Who may let `role` replicate.
+    /// Who can let `role` replicate.
     fn who(self, role: &str, version: u32) -> String {
         let who = match self {
             Self::Rds => "as the master user",
@@ -56,27 +56,27 @@ impl ServerKind {
     }
 }
 
-/// The rights of a role, and of who asks.
+/// The rights of a role, and those of the session's role.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "rights")]
 pub struct RightsFacts {
-    /// Who runs the server.
+    /// The kind of server.
     pub kind: ServerKind,
     /// The role of the session.
     admin: String,
     /// It may use replication slots.
     admin_replicates: bool,
-    /// It may make schemas and publications.
+    /// It may create schemas and publications.
     admin_creates: bool,
     /// The role may replicate.
     replicates: bool,
     /// The role may connect, and use the tables of schema `postrider`.
     ours: bool,
-    /// Who owns schema `postrider`.
+    /// The owner of schema `postrider`.
     schema_owner: Option<Owner>,
-    /// The outbox table, where it exists.
+    /// The outbox table, if it exists.
     table: Option<OutboxRights>,
-    /// INSERT on the table of dead letters, where it exists.
+    /// INSERT on the dead-letter table, if it exists.
     dlq: Option<bool>,
 }
 
@@ -84,11 +84,11 @@ pub struct RightsFacts {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Owner {
     name: String,
-    /// The session's role is it, or acts for it.
+    /// The session's role is the owner, or a member of it.
     ours: bool,
-    /// A member of it would be as good as a superuser.
+    /// Membership would be equivalent to superuser rights.
     superuser: bool,
-    /// The session's role may grant membership in it.
+    /// The session's role may grant membership in the owner.
     grantable: bool,
 }
 
@@ -100,10 +100,10 @@ struct OutboxRights {
     delete: bool,
 }
 
-/// One right that the role needs.
+/// A right that the role needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Right {
-    /// The step that gives it.
+    /// The step that grants it.
     pub(super) step: StepKind,
     /// `SELECT on table "public"."outbox"`
     pub(super) what: String,
@@ -142,10 +142,10 @@ LEFT JOIN pg_roles po ON po.oid = p.nspowner LEFT JOIN pg_roles w ON w.oid = t.r
 LEFT JOIN pg_class q ON q.relnamespace = n.oid AND q.relname = $4 AND q.relkind IN ('r', 'p') \
 WHERE a.rolname = current_user";
 
-/// Reads them. Of a role that does not exist none is held.
+/// Reads the rights. A role that does not exist has none.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn read_rights(
     control: &Control,
     role: &str,
@@ -202,16 +202,17 @@ pub async fn read_rights(
     read().map_err(failed)
 }
 
-/// What the application's role needs to insert into a table that was just created; `APPLICATION` stands for its name.
+/// The statements that let the application's role insert into a table that was just created; `APPLICATION` stands for
+/// its name.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn insert_grants(
     control: &Control,
     table: &TableName,
 ) -> Result<Vec<String>, SourceError> {
     let failed = |e| SourceError::control(format!("read the sequences of table {table}"), e);
-    // An identity column needs no right on its sequence, a serial one does.
+    // An identity column needs no right on its sequence, a serial column does.
     let sql = "SELECT pg_catalog.format('%I.%I', n.nspname, s.relname) FROM pg_catalog.pg_depend d \
                JOIN pg_catalog.pg_class s ON s.oid = d.objid AND s.relkind = 'S' \
                JOIN pg_catalog.pg_namespace n ON n.oid = s.relnamespace \
@@ -268,7 +269,7 @@ pub(super) fn wanted(facts: &Facts, role: &str, options: &Options<'_>) -> Vec<Ri
                 format!("GRANT USAGE ON SCHEMA {} TO {to};\n{}", ident(&table.schema), first.sql);
         }
         if let Some(dlq) = options.marks.and_then(PollSpec::dlq) {
-            // The application's, and may not exist.
+            // The table is the application's, and may not exist yet.
             let is_to_come = options.create_table.is_some();
             rights.push(Right {
                 step: StepKind::TableRights,
@@ -294,9 +295,9 @@ pub(super) fn wanted(facts: &Facts, role: &str, options: &Options<'_>) -> Vec<Ri
 }
 
 impl RightsFacts {
-    /// What lets the session's role act for an owner; where the owner is a superuser, who runs setup in its place:
-    /// membership in a superuser makes one.
-    fn act_for(&self, owner: &Owner, version: u32, call: &Call) -> String {
+    /// What lets the session's role act for an owner. If the owner is a superuser: who has to run setup instead,
+    /// because membership in a superuser makes a superuser.
+    fn act_for(&self, owner: &Owner, version: u32, call: &SetupCommand) -> String {
         if owner.superuser {
             return format!(
                 "run setup as role {:?}, a superuser: {}",
@@ -319,13 +320,13 @@ impl RightsFacts {
         format!("{who}: GRANT {} TO {}{options};", ident(&owner.name), ident(&self.admin))
     }
 
-    /// What gives the rights of one step that are missing, a line for each way or right.
+    /// The statements that grant the missing rights of one step, a line for each alternative or right.
     pub(super) fn remedy(
         &self,
         facts: &Facts,
         role: &str,
         missing: &[&Right],
-        call: &Call,
+        call: &SetupCommand,
     ) -> Vec<String> {
         let version = facts.server.version;
         let (mut sql, mut lines) = (Vec::new(), Vec::new());
@@ -348,7 +349,7 @@ impl RightsFacts {
     }
 
     /// What lets the session's role do a step that was refused with SQLSTATE 42501; a line for each.
-    pub(super) fn denied(&self, facts: &Facts, step: StepKind, call: &Call) -> Vec<String> {
+    pub(super) fn denied(&self, facts: &Facts, step: StepKind, call: &SetupCommand) -> Vec<String> {
         let version = facts.server.version;
         let database = ident(&facts.server.database);
         let admin = ident(&self.admin);
@@ -376,8 +377,8 @@ impl RightsFacts {
                 lines.extend(owner.map(|owner| self.act_for(owner, version, call)));
             }
             StepKind::Ownership => {
-                lines.extend(facts.ownership.iter().flat_map(|ownership| {
-                    ownership.remedies(
+                lines.extend(facts.untrusted.iter().flat_map(|untrusted| {
+                    untrusted.remedies(
                         &self.admin,
                         &facts.server.database,
                         self.admin_creates,
@@ -392,7 +393,7 @@ impl RightsFacts {
             },
             StepKind::Slot | StepKind::Cursor => {
                 lines.push(format!(
-                    "{}run setup as the relay's role, which makes what is left: {} (without --url)",
+                    "{}run setup as the relay's role, which creates the rest: {} (without --url)",
                     if self.replicates && self.ours {
                         ""
                     } else {

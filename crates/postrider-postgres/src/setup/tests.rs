@@ -46,7 +46,7 @@ fn everything_missing_is_made_in_the_order_that_loses_nothing() {
 }
 
 #[test]
-fn a_slot_without_a_row_is_adopted_where_it_stands() {
+fn a_slot_without_a_row_is_adopted_at_its_position() {
     let mut facts = good();
     facts.cursor = None;
     facts.server.version = 150_018;
@@ -70,7 +70,7 @@ fn messages_alone_need_a_publication_without_tables() {
 }
 
 #[test]
-fn a_role_that_does_not_exist_is_told_before_anything_is_made() {
+fn a_role_that_does_not_exist_is_reported_before_the_first_step() {
     let options = Options { role: Some("rider"), role_missing: true, ..Options::default() };
     let halt = plan(&bare(), &options).unwrap_err();
     assert_eq!(halt.reason, HaltReason::AccessDenied);
@@ -154,10 +154,10 @@ fn rights_of_the_role_are_filled_in_whole() {
     assert!(!sql(StepKind::Rights).contains("REPLICATION"), "a transaction of its own");
 }
 
-fn holdings(others: bool) -> undo::Holdings {
+fn holdings(others: bool) -> undo::StoredRows {
     let rows = vec![("cursor".to_owned(), 1), ("parked".to_owned(), 3)];
     let bookmark_slots = vec!["postrider_bm_before_fix_000abc".to_owned()];
-    undo::Holdings { rows, bookmark_slots, others }
+    undo::StoredRows { rows, bookmark_slots, others }
 }
 
 #[test]

@@ -1,33 +1,33 @@
-//! Takes a pipeline out of the database again: slot, rows, publication; with the last pipeline the schema too.
+//! Removes a pipeline from the database: slot, rows, publication; with the last pipeline also the schema.
 //!
-//! [`plan`] is pure, says what is lost before anything is, and prints as SQL like the other plan. Never dropped: the
-//! outbox table, a role and its rights, a slot or a publication that somebody else uses too.
+//! [`plan`] is pure, lists what will be lost before anything is, and prints as SQL like the plan of a setup. Never
+//! dropped: the outbox table, a role and its rights, a slot or a publication that is also used by others.
 
 use super::apply::{SetupError, run};
 use super::{Step, StepKind, TRIGGER, notify_undo_sql, transaction};
 use crate::catalog::SlotRow;
-use crate::control::{Ask, Control};
+use crate::control::{Control, FactsQuery};
 use crate::names::{admin_url, ident, literal};
-use crate::ownership::{self, Acting};
 use crate::schema::SchemaState;
+use crate::schema_owner::{self, SessionRights};
 use crate::start::{self, Facts};
 use pg_replication::error::SourceError;
 use postrider_core::error::{Halt, HaltReason};
 
-/// What will be gone, how, and what will not.
+/// What will be dropped, how, and what is kept.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UndoPlan {
-    /// What is lost with it, one line each.
+    /// What is lost, one line each.
     pub lost: Vec<String>,
     /// The steps, in order.
     pub steps: Vec<Step>,
-    /// What is left alone, one line each.
+    /// What is kept, one line each.
     pub stays: Vec<String>,
 }
 
-/// What Postrider's tables hold.
+/// The contents of Postrider's tables.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Holdings {
+pub struct StoredRows {
     /// Rows of this pipeline: the table's name in schema `postrider`, and how many.
     pub rows: Vec<(String, i64)>,
     /// Slots of its bookmarks.
@@ -39,14 +39,14 @@ pub struct Holdings {
 /// Reads what is to be undone, and plans it.
 ///
 /// # Errors
-/// See [`SetupError`]: the server can't be read, or the slot is in use.
-pub async fn read(control: &Control, ask: &Ask<'_>) -> Result<UndoPlan, SetupError> {
+/// See [`SetupError`]: the server cannot be read, or the slot is in use.
+pub async fn read(control: &Control, ask: &FactsQuery<'_>) -> Result<UndoPlan, SetupError> {
     let facts = control.facts(ask).await?;
     if facts.schema == SchemaState::Untrusted {
         return Err(start::schema_untrusted(&facts).into());
     }
     let holdings = holdings(control, &facts).await?;
-    let is_guarded = matches!(ask.acting, Acting::Administrator | Acting::Printing);
+    let is_guarded = matches!(ask.acting, SessionRights::Administrator | SessionRights::Printing);
     let plan = plan(&facts, &holdings, is_guarded)?;
     if plan.steps.is_empty() {
         return Ok(plan);
@@ -57,9 +57,10 @@ pub async fn read(control: &Control, ask: &Ask<'_>) -> Result<UndoPlan, SetupErr
     }
 }
 
-/// What stands and the role may not drop: known before anything is, so that nothing stays half undone.
+/// An existing object that the role may not drop: checked before anything is dropped, so that nothing is left half
+/// undone.
 async fn denied(control: &Control, facts: &Facts) -> Result<Option<String>, SourceError> {
-    let failed = |e| SourceError::control("look who owns what is to be dropped", e);
+    let failed = |e| SourceError::control("check who owns the objects to be dropped", e);
     let sql = "SELECT 'publication ' || pg_catalog.quote_ident(pubname) FROM pg_catalog.pg_publication \
                  WHERE pubname = $1::pg_catalog.text AND NOT pg_catalog.pg_has_role(pubowner, 'USAGE') \
                UNION ALL SELECT 'the trigger on ' || c.oid::pg_catalog.regclass FROM pg_catalog.pg_trigger t \
@@ -91,10 +92,10 @@ fn not_ours(role: &str, object: &str, facts: &Facts) -> Halt {
     }
 }
 
-/// Every table of the schema that tells pipelines apart.
-async fn holdings(control: &Control, facts: &Facts) -> Result<Holdings, SourceError> {
+/// Counts the rows of every table of the schema that has a column `pipeline`.
+async fn holdings(control: &Control, facts: &Facts) -> Result<StoredRows, SourceError> {
     let failed = |e| SourceError::control("count the rows of schema \"postrider\"", e);
-    let mut holdings = Holdings::default();
+    let mut holdings = StoredRows::default();
     let sql = "SELECT c.relname::pg_catalog.text FROM pg_catalog.pg_class c \
                JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
                JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = 'pipeline' \
@@ -126,12 +127,16 @@ async fn holdings(control: &Control, facts: &Facts) -> Result<Holdings, SourceEr
     Ok(holdings)
 }
 
-/// What is to be dropped, in order: first what holds WAL back. `is_guarded`: an administrator drops it, whose rights
-/// nobody else's code is to have.
+/// Plans what to drop, in order: first what retains WAL. `is_guarded`: an administrator drops it, and no other role's
+/// code may run with those rights.
 ///
 /// # Errors
 /// The server is a standby, or the slot is in use.
-pub fn plan(facts: &Facts, holdings: &Holdings, is_guarded: bool) -> Result<UndoPlan, SetupError> {
+pub fn plan(
+    facts: &Facts,
+    holdings: &StoredRows,
+    is_guarded: bool,
+) -> Result<UndoPlan, SetupError> {
     if facts.server.in_recovery {
         return Err(super::plan::standby().into());
     }
@@ -168,21 +173,20 @@ fn slot(facts: &Facts, plan: &mut UndoPlan) -> Result<(), SetupError> {
     plan.steps.push(Step {
         kind: StepKind::Slot,
         title: format!("drop slot {:?}", slot.name),
-        why: "From here on the server keeps no WAL for this pipeline.",
+        why: "After this the server keeps no WAL for this pipeline.",
         sql: format!("SELECT pg_catalog.pg_drop_replication_slot({});", literal(&slot.name)),
     });
     Ok(())
 }
 
-/// The slots of the pipeline's bookmarks, which nobody would know of without their rows.
-fn bookmarks(holdings: &Holdings, plan: &mut UndoPlan) {
+/// The slots of the pipeline's bookmarks, which could not be found without their rows.
+fn bookmarks(holdings: &StoredRows, plan: &mut UndoPlan) {
     for slot in &holdings.bookmark_slots {
-        plan.lost
-            .push(format!("slot {slot:?}, a bookmark's: nothing is replayed from it any more"));
+        plan.lost.push(format!("slot {slot:?}, of a bookmark: it can no longer be replayed"));
         plan.steps.push(Step {
             kind: StepKind::Slot,
             title: format!("drop slot {slot:?}"),
-            why: "A bookmark's, which keeps WAL too.",
+            why: "The slot of a bookmark, which retains WAL too.",
             sql: format!("SELECT pg_catalog.pg_drop_replication_slot({});", literal(slot)),
         });
     }
@@ -209,7 +213,7 @@ fn in_use(slot: &str, pid: u32) -> Halt {
     }
 }
 
-/// The one thing of ours on somebody else's table.
+/// The only object of Postrider on another owner's table.
 fn trigger(facts: &Facts, plan: &mut UndoPlan) {
     let notifies = facts.table.as_ref().is_some_and(|table| table.notifies);
     let Some(name) = facts.names.table.as_ref().filter(|_| notifies) else { return };
@@ -217,24 +221,24 @@ fn trigger(facts: &Facts, plan: &mut UndoPlan) {
     plan.steps.push(Step {
         kind: StepKind::Notify,
         title: format!("drop trigger {TRIGGER:?} on table {name}"),
-        why: "Inserts wake nobody any more.",
+        why: "Inserts no longer wake a relay.",
         sql: transaction(&notify_undo_sql(name)),
     });
 }
 
-fn rows(facts: &Facts, holdings: &Holdings, is_guarded: bool, plan: &mut UndoPlan) {
-    let guard = if is_guarded { ownership::guard() } else { String::new() };
+fn rows(facts: &Facts, holdings: &StoredRows, is_guarded: bool, plan: &mut UndoPlan) {
+    let guard = if is_guarded { schema_owner::guard() } else { String::new() };
     if facts.schema == SchemaState::Missing {
         return;
     }
     let pipeline = &facts.names.pipeline;
     for (table, count) in &holdings.rows {
         let what = match table.as_str() {
-            "cursor" => "how far the pipeline has got, and in which history",
-            "parked" => "events that were set aside, and what is known of those published since",
+            "cursor" => "the pipeline's position and history",
+            "parked" => "parked events, and the records of those resolved since",
             "bookmark" => "saved positions",
-            "replay" => "replays, and how far each has got",
-            _ => "what Postrider noted there",
+            "replay" => "replays and their progress",
+            _ => "rows of Postrider",
         };
         plan.lost.push(format!("{count} row(s) of postrider.{table}: {what}"));
     }
@@ -279,7 +283,7 @@ fn publication(facts: &Facts, plan: &mut UndoPlan) {
     });
 }
 
-/// Runs the steps; what is done stays done, and planning again finds the rest.
+/// Runs the steps. Completed steps are kept, and a new plan has the rest.
 ///
 /// # Errors
 /// The step that failed.

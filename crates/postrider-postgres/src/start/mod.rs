@@ -1,10 +1,10 @@
-//! Whether a stream may start, and where: the one decision of every connect.
+//! The start check: whether a stream may start, and at which position. Every connect makes this decision once.
 //!
-//! Pure: [`decide`] takes what the control connection read and answers. It asks nothing, waits for nothing and changes
-//! nothing; the driver does what it says. A position ahead of what we hold is a halt, never a warning.
+//! [`decide`] is a pure function of what the control connection has read; the pipeline acts on the result. A position
+//! ahead of what the server holds is a halt, never a warning.
 //!
-//! The rules come in an order: who the server is, then what stands on it, then who holds the slot, then positions.
-//! The first that fails speaks, so that a wrong host is not told as a missing slot.
+//! The rules are checked in order: which server this is, which objects exist on it, who holds the slot, then the
+//! positions. The first rule that fails is reported, so that a wrong host is not reported as a missing slot.
 
 mod objects;
 #[cfg(test)]
@@ -13,11 +13,13 @@ pub(super) mod tests;
 pub(crate) use objects::begin_with_every_row;
 pub(super) use objects::{VERSION_MIN, insert_again, log_leaf, run_without_slot, via_root};
 
-use crate::catalog::{Concerned, PublicationFacts, ServerFacts, Since, SlotRow, TableFacts};
+use crate::catalog::{
+    AffectedRows, ChangesSince, PublicationFacts, ServerFacts, SlotRow, TableFacts,
+};
 use crate::names::{Names, admin_url, literal};
-use crate::ownership::Ownership;
 use crate::poll::PollSpec;
 use crate::schema::{SchemaState, VERSION};
+use crate::schema_owner::UntrustedSchema;
 use crate::store::cursor::Cursor;
 use crate::stream::SystemIdentity;
 use crate::times::TimesFacts;
@@ -28,14 +30,14 @@ use postrider_core::error::{Halt, HaltReason};
 use postrider_core::event::Position;
 use std::time::Duration;
 
-/// What `IDENTIFY_SYSTEM` said on the replication connection.
+/// The answer of `IDENTIFY_SYSTEM` on the replication connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
     /// The cluster's identity.
     pub system_identifier: String,
     /// The current timeline.
     pub timeline: u32,
-    /// The timelines before it, oldest first; empty where there is none or nothing is known of them.
+    /// The earlier timelines, oldest first; empty if there are none or they are not known.
     pub switches: Vec<TimelineSwitch>,
 }
 
@@ -49,10 +51,10 @@ impl From<&SystemIdentity> for Identity {
     }
 }
 
-/// Everything a decision is made of. [`super::control::facts`] reads it.
+/// The facts that a decision depends on. [`super::control::facts`] reads them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Facts {
-    /// What the configuration names.
+    /// The names from the configuration.
     pub names: Names,
     /// The server at the other end of the replication connection; `None` without one (`setup`, `check`).
     pub identity: Option<Identity>,
@@ -60,85 +62,85 @@ pub struct Facts {
     pub server: ServerFacts,
     /// Postrider's schema.
     pub schema: SchemaState,
-    /// Why the session keeps away from that schema, where it does ([`super::ownership`]).
-    pub ownership: Option<Ownership>,
+    /// Why the session does not use that schema, if it must not ([`super::schema_owner`]).
+    pub untrusted: Option<UntrustedSchema>,
     /// The slot.
     pub slot: Option<SlotRow>,
-    /// The cursor row; not read where the schema is newer than ours.
+    /// The cursor row; not read if the schema is newer than this program's.
     pub cursor: Option<Cursor>,
     /// The publication.
     pub publication: Option<PublicationFacts>,
     /// What was created or changed after what is known to be published ([`super::catalog::changed_since`]).
-    pub since: Since,
+    pub since: ChangesSince,
     /// The outbox table.
     pub table: Option<TableFacts>,
     /// The table's columns that hold times, and their zone.
     pub times: TimesFacts,
-    /// The columns the layout can't do without.
+    /// The columns that the layout requires.
     pub columns: Vec<String>,
-    /// Whether logical messages are asked for.
+    /// Whether logical messages are streamed.
     pub messages: bool,
-    /// Whether a failover slot is wanted where the server has them.
+    /// Whether the slot is to be a failover slot, if the server supports them.
     pub failover: bool,
-    /// How published rows are marked, where they are.
-    pub marks: Option<MarkFacts>,
+    /// How the rows of published events are marked, if they are.
+    pub marks: Option<RowStatusFacts>,
 }
 
-/// How rows are marked, and where those go that have failed for good.
+/// How rows are marked, and the columns of the dead-letter table.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct MarkFacts {
+pub struct RowStatusFacts {
     /// The columns, by name.
     pub spec: PollSpec,
-    /// The columns of the table of dead letters; `None` where there is no such table, or it is not written into.
+    /// The columns of the dead-letter table; `None` if there is no such table, or nothing is written into it.
     pub dlq: Option<Vec<String>>,
 }
 
-/// What to do now. The fourth answer is a [`Halt`].
+/// The result of [`decide`], unless it is a [`Halt`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Decision {
     /// Start the stream.
     Resume(Box<Resume>),
-    /// Another process holds the slot: try again when it is free.
+    /// Another process holds the slot: retry when the slot is free.
     StandBy {
         /// Its backend.
         pid: u32,
     },
-    /// Not now, but maybe later without anybody's help: try the whole handshake again, with back-off.
+    /// Not possible now, but possibly later without an operator: retry the whole handshake, with back-off.
     Wait {
-        /// What is in the way: a lowercase fragment.
+        /// The obstacle: a lowercase fragment.
         message: String,
     },
 }
 
-/// Where to start and what to know about it.
+/// The position at which the stream starts, and what applies to it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Resume {
-    /// The position to ask for.
+    /// The position to request.
     pub start: Watermark,
-    /// Changes of this transaction below this ordinal are resolved: pass them over.
+    /// Changes of this transaction below this ordinal are resolved and must be skipped.
     pub skip_before: Option<Position>,
-    /// The row as it stands, bound to this server's timeline and this stream's options: what later writes go on from.
+    /// The existing row, with this server's timeline and this stream's options: the base of later writes.
     pub cursor: Cursor,
-    /// There is no row yet: make it ([`super::cursor::create`]) before the stream starts.
+    /// There is no row yet: it must be created ([`super::cursor::create`]) before the stream starts.
     pub adopt: bool,
-    /// Things an operator should hear of once.
+    /// Notes for an operator, logged once per start.
     pub notes: Vec<Note>,
 }
 
-/// Something that is not wrong, but should be known.
+/// A condition that is no error, but that an operator should know of.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Note {
     /// A stable name.
     pub name: &'static str,
-    /// What it is, in a sentence without full stop.
+    /// The text: a sentence without full stop.
     pub message: String,
 }
 
 /// A rule: `None` when it holds.
 type Rule = fn(&Facts) -> Option<Halt>;
 
-/// What polling asks of the table. A mark that moves a row to another partition does no harm there: no stream brings
-/// the row again.
+/// What polling requires of the table. A status change that moves a row to another partition does no harm here, because
+/// no stream sends the row again.
 const POLLED: &[Rule] = &[
     objects::table,
     objects::polled_leaves,
@@ -147,10 +149,10 @@ const POLLED: &[Rule] = &[
     objects::dead_letters,
 ];
 
-/// Decides.
+/// Makes the decision.
 ///
 /// # Errors
-/// Going on could lose or reorder events, or would never work: a human must act.
+/// To continue could lose or reorder events, or can never work: an operator must act.
 pub fn decide(facts: &Facts) -> Result<Decision, Halt> {
     const IDENTITY: &[Rule] = &[objects::version, same, ancestor];
     const OBJECTS: &[Rule] = &[
@@ -188,19 +190,19 @@ pub fn decide(facts: &Facts) -> Result<Decision, Halt> {
     Ok(Decision::Resume(Box::new(resume(facts, slot, confirmed))))
 }
 
-/// Whether the publication has the table, whole.
+/// Checks that the publication publishes the table completely.
 ///
 /// # Errors
-/// Why not: rows that are inserted meanwhile come by no stream.
+/// Why it does not: rows that are inserted meanwhile are in no stream.
 pub fn check_publication(facts: &Facts) -> Result<(), Halt> {
     check(&[objects::exists, objects::rows, objects::published_columns], facts)
 }
 
-/// The objects of the pipeline alone, without positions and without who holds the slot: what `setup` asks of objects
-/// that stand already. Objects that don't exist are not looked at.
+/// Checks the objects of the pipeline, without positions and without the holder of the slot: what `setup` requires of
+/// existing objects. Objects that do not exist are not checked.
 ///
 /// # Errors
-/// An object of the configured name exists and can't be used.
+/// An object of the configured name exists and cannot be used.
 pub fn check_objects(facts: &Facts) -> Result<(), Halt> {
     const ALWAYS: &[Rule] = &[objects::version, same, objects::wal_level];
     check(ALWAYS, facts)?;
@@ -226,10 +228,11 @@ pub fn check_objects(facts: &Facts) -> Result<(), Halt> {
     Ok(())
 }
 
-/// What polling asks: a primary, our schema, and a table that is fit. `Some` where it is to be waited for.
+/// Checks what polling requires: a primary, the right schema, and a suitable table. `Some` if the obstacle may go away
+/// without an operator.
 ///
 /// # Errors
-/// A human must act.
+/// An operator must act.
 pub fn check_polling(facts: &Facts) -> Result<Option<String>, Halt> {
     check(&[objects::version], facts)?;
     if let Some(message) = objects::not_now(facts) {
@@ -240,20 +243,20 @@ pub fn check_polling(facts: &Facts) -> Result<Option<String>, Halt> {
     Ok(None)
 }
 
-/// The table of a pipeline that polls alone, where it exists: what `setup` asks.
+/// Checks the table of a pipeline that only polls, if the table exists: what `setup` requires.
 ///
 /// # Errors
-/// The table exists and can't be polled.
+/// The table exists and cannot be polled.
 pub fn check_polled_objects(facts: &Facts) -> Result<(), Halt> {
     check(&[objects::version], facts)?;
     if facts.table.is_some() { check(POLLED, facts) } else { Ok(()) }
 }
 
-/// What a new slot behind an old cursor asks: our cluster, our schema, a table and a publication that are fit, and
-/// where a slot of the name stands, one that is of our kind.
+/// Checks what a new slot for an existing cursor requires: the right cluster and schema, a suitable table and
+/// publication, and, if a slot of the name exists, a slot of the right kind.
 ///
 /// # Errors
-/// A human must act.
+/// An operator must act.
 pub(super) fn check_repair(facts: &Facts) -> Result<(), Halt> {
     const RULES: &[Rule] = &[
         objects::version,
@@ -273,32 +276,32 @@ pub(super) fn check_repair(facts: &Facts) -> Result<(), Halt> {
     check(RULES, facts)
 }
 
-/// Why the slot is not the one the cursor goes on from, where it is not: moved, made again, or a backup's.
+/// Why the cursor cannot continue with this slot, if so: the slot was moved, created again, or comes from a backup.
 pub(super) fn slot_moved(facts: &Facts) -> Option<Halt> {
     check(&[moved, promoted, restored], facts).err()
 }
 
-/// Why the slot may not bring everything that is unpublished, though it can be used: a fragment.
+/// Why a usable slot may not send everything that is unpublished: a fragment.
 pub(super) fn publication_gap(facts: &Facts) -> Option<String> {
     objects::gap(facts)
 }
 
-/// The halt of a publication that was changed while it was streamed, and may have left out rows. `interval`: how often
-/// it is looked at.
-pub fn left_out(facts: &Facts, concerned: Concerned, interval: Duration) -> Halt {
+/// The halt for a publication that was changed while it was streamed, and may have left out rows. `interval`: how often
+/// the publication is checked.
+pub fn left_out(facts: &Facts, concerned: AffectedRows, interval: Duration) -> Halt {
     objects::left_out(facts, concerned, interval)
 }
 
-/// The cursor row names the configured slot, and stands within the server's WAL.
+/// Checks that the cursor row names the configured slot, and that its position is within the server's WAL.
 pub(super) fn check_cursor(facts: &Facts) -> Result<(), Halt> {
     check(&[cursor_binding, ahead], facts)
 }
 
-/// What may be asked while a stream runs: the objects it reads through, without positions and without who holds the
+/// Checks, while a stream runs, the objects that it reads through, without positions and without the holder of the
 /// slot.
 ///
 /// # Errors
-/// The stream would pass over events from here on.
+/// The stream would leave out events from now on.
 pub fn check_running(facts: &Facts) -> Result<(), Halt> {
     const RULES: &[Rule] = &[
         objects::table,
@@ -313,43 +316,44 @@ pub fn check_running(facts: &Facts) -> Result<(), Halt> {
     check(RULES, facts)
 }
 
-/// The halt of a slot that is not there.
+/// The halt for a slot that does not exist.
 pub(super) fn slot_missing(facts: &Facts) -> Halt {
     objects::missing(facts)
 }
 
-/// The halt of a publication that is not there.
+/// The halt for a publication that does not exist.
 pub(super) fn publication_missing(facts: &Facts) -> Halt {
     objects::missing_publication(facts)
 }
 
-/// The halt of a schema that the session keeps away from.
+/// The halt for a schema that the session must not use.
 pub(super) fn schema_untrusted(facts: &Facts) -> Halt {
     objects::untrusted(facts)
 }
 
-/// The halt of a schema that is not ours.
+/// The halt for a schema of another version.
 pub(super) fn schema_unfit(facts: &Facts) -> Halt {
     objects::other_schema(facts)
 }
 
-/// The table exists and is fit.
+/// Checks that the table exists and is suitable.
 pub(super) fn check_table(facts: &Facts) -> Result<(), Halt> {
     check(&[objects::table], facts)
 }
 
-/// What the marks of published rows ask of the tables, where the columns exist.
+/// Checks what the status of published rows requires of the tables, if the columns exist.
 pub(super) fn check_marks(facts: &Facts, streams: bool) -> Result<(), Halt> {
     check(&[objects::dead_letters], facts)?;
     if streams { check(&[objects::partition_key], facts) } else { Ok(()) }
 }
 
-/// The cursor row belongs to the slot of the configured name.
+/// Checks that the cursor row belongs to the slot of the configured name.
 pub(super) fn check_binding(facts: &Facts) -> Result<(), Halt> {
     check(&[cursor_binding], facts)
 }
 
-/// Whose history the row belongs to, and whether row, slot and WAL fit together: what `check` asks beside the objects.
+/// Checks which history the row belongs to, and whether row, slot and WAL fit together: what the command `check`
+/// requires beside the objects.
 pub(super) fn check_positions(facts: &Facts) -> Result<(), Halt> {
     const RULES: &[Rule] = &[same, cursor_binding, ahead, moved, promoted, restored];
     check(RULES, facts)
@@ -360,23 +364,23 @@ fn check(rules: &[Rule], facts: &Facts) -> Result<(), Halt> {
 }
 
 impl Facts {
-    /// The system identifier both connections agree on.
+    /// The system identifier on which both connections agree.
     fn system_identifier(&self) -> &str {
         &self.server.system_identifier
     }
 
-    /// The slot's position, where it has one.
+    /// The slot's position, if it has one.
     fn confirmed(&self) -> Option<Lsn> {
         self.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn)
     }
 
-    /// A command of ours for this pipeline.
+    /// A `postrider` command for this pipeline.
     fn command(&self, rest: &str) -> String {
         format!("postrider {rest} -p {}", self.names.pipeline)
     }
 
-    /// `setup` for this pipeline, with these options, or none (""). Where the relay's role may not create what is
-    /// missing, it is an administrator's to run: the role is never to be given the rights for it.
+    /// The command `setup` for this pipeline, with options or with none (""). If the relay's role may not create what
+    /// is missing, an administrator has to run it, because the relay's role is never to get the rights for that.
     fn setup(&self, options: &str) -> String {
         let creates = self.schema != SchemaState::Version(VERSION)
             || self.publication.is_none()
@@ -393,13 +397,13 @@ impl Facts {
         line
     }
 
-    /// The same with options behind the pipeline.
+    /// As [`Self::command`], with options after the pipeline.
     fn command_with(&self, rest: &str, options: &str) -> String {
         format!("{} {options}", self.command(rest))
     }
 }
 
-/// A halt in the four parts that every reason has.
+/// A halt with its four parts.
 fn halt(
     reason: HaltReason,
     message: impl Into<String>,
@@ -411,11 +415,11 @@ fn halt(
 
 // Rules about positions: whether slot, cursor and WAL fit together, and where a stream starts.
 //
-// What they rest on: the row lives in the database it speaks of, so a row that can be read proves that this server's
-// WAL holds everything below its watermark, on this timeline; and no position above the row's `flush_limit` is ever
-// confirmed before the row says so.
+// The rules rest on two facts. The row is stored in the database that its position belongs to, so a row that can be
+// read proves that this server's WAL holds everything below its watermark, on this timeline. And no position above the
+// row's `flush_limit` is ever confirmed before the row is written with a higher one.
 
-/// The row is this slot's.
+/// The cursor row belongs to this slot.
 fn cursor_binding(facts: &Facts) -> Option<Halt> {
     let cursor = facts.cursor.as_ref()?;
     let slot = facts.slot.as_ref()?;
@@ -432,7 +436,7 @@ fn cursor_binding(facts: &Facts) -> Option<Halt> {
             ),
             format!(
                 "set source.slot back to {:?}; or, to move to another slot, set it to a name that no slot has, and \
-                 run {}: it publishes what no slot brings any more, and begins the new one",
+                 run {}: it publishes what no slot sends any more, and creates the new one",
                 cursor.slot,
                 if facts.names.auto { "postrider run".to_owned() } else { facts.command("repair") }
             ),
@@ -440,7 +444,7 @@ fn cursor_binding(facts: &Facts) -> Option<Halt> {
     })
 }
 
-/// Nothing is further on than the server's WAL.
+/// No position is ahead of the server's WAL.
 fn ahead(facts: &Facts) -> Option<Halt> {
     let end = facts.server.wal_end;
     let cursor = facts.cursor.as_ref().map(|c| (c.watermark.lsn(), "the cursor"));
@@ -449,7 +453,7 @@ fn ahead(facts: &Facts) -> Option<Halt> {
     Some(halt(
         HaltReason::PositionAhead,
         format!(
-            "{what} of pipeline {:?} stands at {at}, the server's WAL ends at {end}",
+            "{what} of pipeline {:?} is at {at}, the server's WAL ends at {end}",
             facts.names.pipeline
         ),
         "the server has lost WAL (restored, or a crash without fsync): events it commits below that position would \
@@ -461,9 +465,9 @@ fn ahead(facts: &Facts) -> Option<Halt> {
     ))
 }
 
-/// The slot is no further on than this pipeline ever confirmed.
+/// The slot is not ahead of what this pipeline ever confirmed.
 ///
-/// After a promotion the row can be older than a slot that was synchronised: [`promoted`] judges that.
+/// After a promotion the row can be older than a synchronised slot; [`promoted`] checks that case.
 fn moved(facts: &Facts) -> Option<Halt> {
     let cursor = facts.cursor.as_ref()?;
     let confirmed = facts.confirmed()?;
@@ -472,11 +476,11 @@ fn moved(facts: &Facts) -> Option<Halt> {
         halt(
             HaltReason::SlotMoved,
             format!(
-                "slot {:?} stands at {confirmed}, this pipeline confirmed up to {known} at most",
+                "slot {:?} is at {confirmed}, this pipeline confirmed up to {known} at most",
                 facts.names.slot
             ),
             format!(
-                "the slot was advanced, or dropped and made again, or read by somebody else: events between {} and \
+                "the slot was advanced, or dropped and created again, or read by another client: events between {} and \
                  {confirmed} may never have been published; {}",
                 cursor.watermark,
                 if facts.names.table.is_some() {
@@ -490,22 +494,23 @@ fn moved(facts: &Facts) -> Option<Halt> {
     })
 }
 
-/// Where to start, all rules having held.
+/// The position to start from, after all rules have passed.
 fn resume(facts: &Facts, slot: &SlotRow, confirmed: Lsn) -> Resume {
     let mut notes = all(facts, slot);
     let Some(row) = &facts.cursor else {
         notes.push(Note {
             name: "adopted",
             message: format!(
-                "slot {:?} has no cursor row: going on from where it stands",
+                "slot {:?} has no cursor row: continuing from its position",
                 slot.name
             ),
         });
         let cursor = adopted(facts, confirmed);
         return Resume { start: cursor.watermark, skip_before: None, cursor, adopt: true, notes };
     };
-    // Above the row's watermark the slot stands only by idle advance or after a promotion: nothing of ours lies
-    // between. Behind it the slot stands after every crash, since the server keeps its position in memory.
+    // The slot is ahead of the row's watermark only by idle advance or after a promotion, so none of our events lie
+    // between the two. The slot is behind the watermark after every crash, because the server keeps its position in
+    // memory.
     let start = Watermark::resumed(cursor_at(facts, row).max(confirmed));
     let same_stream = row.messages == facts.messages && row.publication == facts.names.publication;
     let skip_before =
@@ -518,7 +523,7 @@ fn resume(facts: &Facts, slot: &SlotRow, confirmed: Lsn) -> Resume {
                 .to_owned(),
         });
     }
-    // What an old primary was told says nothing of this one's slot.
+    // The confirmations that an old primary received say nothing about this server's slot.
     let promoted = facts.server.timeline > row.timeline;
     let limit = if promoted { start.lsn() } else { row.flush_limit.max(start.lsn()) };
     let cursor = Cursor {
@@ -533,7 +538,7 @@ fn resume(facts: &Facts, slot: &SlotRow, confirmed: Lsn) -> Resume {
     Resume { start, skip_before, cursor, adopt: false, notes }
 }
 
-/// The row of a slot that is taken over as it stands.
+/// The cursor row for an existing slot that is adopted.
 pub(crate) fn adopted(facts: &Facts, confirmed: Lsn) -> Cursor {
     Cursor {
         pipeline: facts.names.pipeline.clone(),
@@ -550,27 +555,29 @@ pub(crate) fn adopted(facts: &Facts, confirmed: Lsn) -> Cursor {
     }
 }
 
-/// What a second look at the slot says, once the stream has started and nobody else can move it.
+/// The result of [`check_after_start`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AfterStart {
-    /// It is ours, or was until the server ended the stream, and stands where we thought or before.
+    /// Our connection holds the slot, or held it until the server ended the stream, and its position is where we
+    /// expected it or lower.
     Held,
-    /// Somebody was at it between our look and our start: do the whole handshake again.
+    /// Another session used the slot between the check and the start: repeat the whole handshake.
     Again {
-        /// What is different: a lowercase fragment.
+        /// The difference: a lowercase fragment.
         message: String,
     },
 }
 
-/// Looks at the slot again. `pid` is the backend of our replication connection.
+/// Checks the slot again after the stream has started and no other session can move the slot. `pid` is the backend of
+/// the replication connection.
 ///
-/// The server forwards a start below the slot's position without a word, so only this look shows that another process
-/// confirmed something in between; a new handshake then reads that process' cursor.
+/// The server moves a start position below the slot's position forward without an error, so only this check shows that
+/// another process confirmed something in between; a new handshake then reads that process' cursor.
 pub fn check_after_start(slot: Option<&SlotRow>, pid: u32, resume: &Resume) -> AfterStart {
     let again = |message: String| AfterStart::Again { message };
-    let Some(slot) = slot else { return again("the slot is gone since the start".to_owned()) };
-    // Held by nobody: the server has ended the stream already, for instance with an error at its first change. What
-    // came before that is good, and the stream itself says how it ended.
+    let Some(slot) = slot else { return again("the slot was dropped since the start".to_owned()) };
+    // Held by nobody: the server has already ended the stream, for instance with an error at its first change.
+    // Everything before that is valid, and the stream itself reports how it ended.
     if slot.active_pid.is_some_and(|holder| holder != pid) {
         return again(format!("slot {:?} is not held by our connection", slot.name));
     }
@@ -583,13 +590,14 @@ pub fn check_after_start(slot: Option<&SlotRow>, pid: u32, resume: &Resume) -> A
     }
 }
 
-// Rules about histories: whether this server is the one the cursor was written on, or has it behind it.
+// Rules about histories: whether this server is the one on which the cursor was written, or a descendant of it.
 //
-// A timeline ends where a standby was promoted or a backup's recovery ended. What goes on by itself is a promoted
-// standby to which the slot was carried over: the server says so of its slots (`synced`), from PostgreSQL 17 on.
-// Whatever else has a higher timeline could be a restored backup, and is a person's to judge where that can be told.
+// A timeline ends where a standby was promoted or the recovery of a backup ended. Without an operator the pipeline
+// continues only on a promoted standby that has the synchronised slot; from PostgreSQL 17 on the server marks such
+// slots (`synced`). Any other server with a higher timeline could be a restored backup, and a person has to decide
+// where that can be recognised.
 
-/// The first server that carries slots over by itself, and says which ones came so.
+/// The first server version that synchronises slots to standbys, and marks the synchronised ones.
 const SYNCED_SINCE: u32 = 170_000;
 
 /// The cluster is the cursor's, and its timeline has not gone back.
@@ -625,8 +633,8 @@ fn same(facts: &Facts) -> Option<Halt> {
     })
 }
 
-/// The server has the cursor's timeline behind it. A higher number alone says little: a backup that is restored beside
-/// a standby that was promoted gets the next free one.
+/// The server's timeline descends from the cursor's. A higher number alone proves little: a backup that is restored
+/// beside a promoted standby gets the next free number.
 fn ancestor(facts: &Facts) -> Option<Halt> {
     let cursor = facts.cursor.as_ref()?;
     let switches = &facts.identity.as_ref()?.switches;
@@ -648,12 +656,12 @@ fn ancestor(facts: &Facts) -> Option<Halt> {
     })
 }
 
-/// After a promotion: the slot is the one that was there before it.
+/// After a promotion: the slot is the one that existed before it.
 ///
-/// The watermark is right on the new timeline, since the row that holds it was written below the switch. So a slot at
-/// or below it leaves nothing out. A slot above it must be a synchronised one, which can't have been made after the
-/// switch and stands no further than the old primary had confirmed, and so below the switch. Any other could have been
-/// made again by hand, with a gap before it.
+/// The watermark is valid on the new timeline, because the row that holds it was written below the switch point. So a
+/// slot at or below the watermark leaves nothing out. A slot above it must be a synchronised one: such a slot cannot
+/// have been created after the switch, and its position is not above what the old primary had confirmed, and so below
+/// the switch. Any other slot could have been created again by hand, with a gap before it.
 fn promoted(facts: &Facts) -> Option<Halt> {
     let cursor = facts.cursor.as_ref()?;
     let slot = facts.slot.as_ref()?;
@@ -670,27 +678,28 @@ fn promoted(facts: &Facts) -> Option<Halt> {
     Some(halt(
         HaltReason::OtherHistory,
         format!(
-            "the server went from timeline {from} to {to}, and slot {:?} stands at {confirmed}, beyond the cursor at \
+            "the server went from timeline {from} to {to}, and slot {:?} is at {confirmed}, beyond the cursor at \
              {watermark}{}",
             slot.name,
             if slot.synced { behind } else { String::new() }
         ),
         format!(
-            "nothing tells whether the slot was carried over or made again after the failover; made again, it leaves \
-             out events between {watermark} and {confirmed}"
+            "it is not known whether the slot was carried over or created again after the failover; created again, it \
+             leaves out events between {watermark} and {confirmed}"
         ),
         format!(
-            "carried over (Patroni, pg_failover_slots, block storage): {}; made again: {}",
+            "carried over (Patroni, pg_failover_slots, block storage): {}; created again: {}",
             take_as_it_is(facts, cursor, confirmed),
             repair(facts)
         ),
     ))
 }
 
-/// A server of a higher timeline is the other half of a pair, not a backup that somebody restored.
+/// A server with a higher timeline is the promoted standby of a pair, not a restored backup.
 ///
-/// Two things tell a backup: recovery that was told where to end, and a failover slot that nobody carried over, which
-/// means that its files came with the data directory. Before PostgreSQL 17 every slot that is carried over looks so.
+/// Two facts identify a backup: its recovery had a target, or it has a failover slot that was not synchronised, which
+/// means that the slot's files came with the data directory. Before PostgreSQL 17 every slot that is carried over looks
+/// like that.
 fn restored(facts: &Facts) -> Option<Halt> {
     let cursor = facts.cursor.as_ref()?;
     let slot = facts.slot.as_ref()?;
@@ -717,8 +726,8 @@ fn restored(facts: &Facts) -> Option<Halt> {
         "this looks like a restored backup or a copy: consumers have events that it does not have, and it may not be \
          the source that is meant; what it has and has not published is still in the slot",
         format!(
-            "if source.url is wrong, correct it. If this server is the source now, go on from where it stands: {}; or, \
-             where its slot is not to be trusted, {}",
+            "if source.url is wrong, correct it. If this server is the source now, continue from the slot's position: \
+             {}; or, if its slot is not to be trusted, {}",
             take_as_it_is(facts, cursor, history_start(facts, cursor, confirmed)),
             repair(facts)
         ),
@@ -727,7 +736,7 @@ fn restored(facts: &Facts) -> Option<Halt> {
 
 /// Where the cursor's events end in the server's history: `min(cursor, switch point)`.
 ///
-/// `min` is a safeguard: a row that was written before the promotion should never lie above the switch point.
+/// `min` is a safeguard: a row that was written before the promotion should never be above the switch point.
 fn cursor_at(facts: &Facts, cursor: &Cursor) -> Lsn {
     let at = cursor.watermark.lsn();
     if !rose(facts, cursor) {
@@ -750,7 +759,7 @@ fn switch<'a>(facts: &'a Facts, cursor: &Cursor) -> Option<&'a TimelineSwitch> {
     switches.iter().find(|switch| switch.timeline == cursor.timeline)
 }
 
-/// The statement with which a person vouches for the slot.
+/// The statement with which an operator declares the slot valid.
 fn take_as_it_is(facts: &Facts, cursor: &Cursor, at: Lsn) -> String {
     let at = literal(&at.to_string());
     format!(
@@ -760,8 +769,6 @@ fn take_as_it_is(facts: &Facts, cursor: &Cursor, at: Lsn) -> String {
         literal(&cursor.pipeline)
     )
 }
-
-// What is not wrong, but should be known: said once at each start.
 
 /// The first release of each major version without a known bug that loses or wedges a slot (release notes up to 15.16,
 /// 16.12, 17.8 and 18.2). Unit: `server_version_num`.
@@ -838,12 +845,12 @@ fn all(facts: &Facts, slot: &SlotRow) -> Vec<Note> {
     notes
 }
 
-/// Promoted with a slot further on than the row: what is between was confirmed, and so published, or parked in rows
-/// that this server never had.
+/// The server was promoted with a slot ahead of the row: everything in between was confirmed, and so published, or
+/// parked in rows that this server never had.
 fn unseen(facts: &Facts, slot: &SlotRow) -> Option<(Lsn, Lsn)> {
     let cursor = facts.cursor.as_ref().filter(|c| c.timeline < facts.server.timeline)?;
     let (confirmed, row) = (slot.confirmed_flush_lsn?, cursor.watermark.lsn());
-    // Up to the limit the slot went while nothing happened.
+    // Up to the limit the slot advanced while the pipeline was idle.
     (confirmed > cursor.flush_limit.max(row)).then_some((confirmed, row))
 }
 

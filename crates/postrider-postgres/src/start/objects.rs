@@ -1,17 +1,20 @@
-//! Rules about what stands on the server: version, settings, schema, slot, table.
+//! Rules about the objects on the server: version, settings, schema, slot, table, publication, and the columns for the
+//! status of rows.
 
 use super::{Facts, halt};
-use crate::catalog::{Concerned, Persistence, RelationKind, TableFacts, UnfitLeaf, UnfitLeafKind};
+use crate::catalog::{
+    AffectedRows, Persistence, RelationKind, TableFacts, UnfitLeaf, UnfitLeafKind,
+};
 use crate::names::{Names, TableName, admin_url, ident, literal};
-use crate::ownership::Ownership;
 use crate::poll::PollSpec;
-use crate::poll::marks::unmarked;
+use crate::poll::row_status::unmarked;
 use crate::schema::{self, SchemaState};
+use crate::schema_owner::UntrustedSchema;
 use crate::times::{ServerZone, TimeType, with_zone};
 use postrider_core::error::{Halt, HaltReason};
 use std::time::Duration;
 
-/// The oldest server we know: 15 is the first with row filters and column lists in the views.
+/// The oldest supported server: 15 is the first version with row filters and column lists in the views.
 pub(crate) const VERSION_MIN: u32 = 150_000;
 
 pub(super) fn version(facts: &Facts) -> Option<Halt> {
@@ -44,7 +47,7 @@ pub(super) fn wal_level(facts: &Facts) -> Option<Halt> {
     })
 }
 
-/// What may pass without anybody's help.
+/// An obstacle that may go away without an operator.
 pub(super) fn not_now(facts: &Facts) -> Option<String> {
     if facts.server.in_recovery {
         return Some(
@@ -71,7 +74,7 @@ pub(super) fn other_schema(facts: &Facts) -> Halt {
             format!(
                 "schema \"postrider\" has version {number}, this program knows versions up to {known}"
             ),
-            "run the newer postrider that made it".to_owned(),
+            "run the newer postrider that created it".to_owned(),
         ),
         SchemaState::Version(number) => {
             (format!("schema \"postrider\" has version {number}, {known} is needed"), setup)
@@ -93,12 +96,12 @@ pub(super) fn other_schema(facts: &Facts) -> Halt {
     )
 }
 
-/// Somebody could run code with the rights of this session.
+/// The halt for a schema through which another role could run code with the rights of this session.
 pub(super) fn untrusted(facts: &Facts) -> Halt {
-    let none = Ownership::default();
-    let ownership = facts.ownership.as_ref().unwrap_or(&none);
-    let hint = if ownership.foreign.is_empty() {
-        let url = ownership.by_other_login || !facts.server.creates;
+    let none = UntrustedSchema::default();
+    let untrusted = facts.untrusted.as_ref().unwrap_or(&none);
+    let hint = if untrusted.foreign.is_empty() {
+        let url = untrusted.by_other_login || !facts.server.creates;
         let admin = format!(" --url {}", admin_url(&facts.server.database));
         let admin = if url { &*admin } else { "" };
         format!(
@@ -106,7 +109,7 @@ pub(super) fn untrusted(facts: &Facts) -> Halt {
             facts.command("setup")
         )
     } else {
-        let lines: Vec<&str> = ownership.removals().collect();
+        let lines: Vec<&str> = untrusted.removals().collect();
         let remove = if lines.is_empty() {
             "Remove them".to_owned()
         } else {
@@ -116,7 +119,7 @@ pub(super) fn untrusted(facts: &Facts) -> Halt {
     };
     halt(
         HaltReason::SchemaUntrusted,
-        ownership.words(),
+        untrusted.words(),
         "code in it would run with the rights of this login: none was run, and nothing was changed",
         hint,
     )
@@ -127,7 +130,7 @@ fn kept(facts: &Facts) -> &'static str {
     if facts.slot.is_some() {
         "the slot keeps the WAL, nothing is lost"
     } else {
-        "nothing is streamed: there is no slot, and what is committed before it is made is not sent"
+        "nothing is streamed: there is no slot, and what is committed before it is created is not sent"
     }
 }
 
@@ -135,7 +138,7 @@ pub(super) fn slot_missing(facts: &Facts) -> Option<Halt> {
     facts.slot.is_none().then(|| missing(facts))
 }
 
-/// The slot is not there: before the first run that is a step left out, later it is a gap.
+/// The slot does not exist: before the first run a step was left out, later events are missing.
 pub(super) fn missing(facts: &Facts) -> Halt {
     let names = &facts.names;
     let message = format!("slot {:?} does not exist", names.slot);
@@ -165,7 +168,7 @@ pub(super) fn missing(facts: &Facts) -> Halt {
 pub(super) fn slot_kind(facts: &Facts) -> Option<Halt> {
     let slot = facts.slot.as_ref()?;
     let name = &slot.name;
-    // Where the pipeline has begun, its own slot is gone, and what it would have brought is in the table.
+    // The pipeline has begun and its slot was dropped: the events that the slot would have sent are in the table.
     let then = match (&facts.cursor, &facts.names.table) {
         (Some(_), Some(_)) if facts.names.auto => "postrider run".to_owned(),
         (Some(_), Some(_)) => facts.command("repair"),
@@ -179,7 +182,7 @@ pub(super) fn slot_kind(facts: &Facts) -> Option<Halt> {
         let meaning = format!("nothing was read from it and nothing was changed{meaning}");
         halt(HaltReason::SlotUnusable, what, meaning, hint)
     };
-    // Its reader is somebody else, who may just be stopped: it is never to be dropped from here.
+    // The slot's reader is another program, which may only be stopped: the remedy never drops such a slot.
     let anothers = |what: String, whose: &str| {
         let meaning =
             format!("; it belongs to {whose}: dropping it would lose what that one has not read");
@@ -238,12 +241,12 @@ pub(super) fn slot_lost(facts: &Facts) -> Option<Halt> {
             .map_or_else(|| "by now".to_owned(), |cursor| format!("after {}", cursor.watermark));
         halt(
             HaltReason::SlotLost,
-            format!("slot {:?} was invalidated ({why}): what it needs is gone", slot.name),
+            format!("slot {:?} was invalidated ({why}): it can no longer be used", slot.name),
             format!(
                 "events committed {after} that were not published can't be streamed any more; {}",
                 rows_remain(facts)
             ),
-            format!("{}. To keep it from happening again look at {prevent}", repair(facts)),
+            format!("{}. To prevent this from happening again, check {prevent}", repair(facts)),
         )
     })
 }
@@ -255,8 +258,8 @@ fn rows_remain(facts: &Facts) -> String {
     )
 }
 
-/// The commands that count, and then publish, what no slot brings any more, and begin a new one. Logical messages leave
-/// no row: without a table, what says that they are lost.
+/// The commands that count and then publish what no slot sends any more, and create a new slot. Logical messages leave
+/// no row: without a table, the text says that they are lost.
 pub(super) fn repair(facts: &Facts) -> String {
     if facts.names.table.is_none() {
         return begin_without(facts);
@@ -265,13 +268,13 @@ pub(super) fn repair(facts: &Facts) -> String {
         return run_without_slot(&facts.names, facts.slot.is_some());
     }
     format!(
-        "{} (it counts the rows that no slot brings any more); then {} (it publishes them and begins a new slot)",
+        "{} (it counts the rows that no slot sends any more); then {} (it publishes them and creates a new slot)",
         facts.command_with("repair", "--dry-run"),
         facts.command("repair")
     )
 }
 
-/// The same where the slot can be used, and would leave rows out.
+/// As [`repair`], for a slot that can be used but would leave rows out.
 pub(super) fn from_table(facts: &Facts) -> String {
     if facts.names.table.is_none() {
         return begin_without(facts);
@@ -280,13 +283,13 @@ pub(super) fn from_table(facts: &Facts) -> String {
         return run_without_slot(&facts.names, facts.slot.is_some());
     }
     format!(
-        "{} (it counts the rows that are not known to be published); then {} (it publishes them and begins a new slot)",
+        "{} (it counts the rows that are not known to be published); then {} (it publishes them and creates a new slot)",
         facts.command_with("repair", "--from-table --dry-run"),
         facts.command_with("repair", "--from-table")
     )
 }
 
-/// The same in mode `auto`: without a slot the run polls the table, and makes a new one.
+/// As [`repair`], in mode `auto`: without a slot the run polls the table and creates a new slot.
 pub(crate) fn run_without_slot(names: &Names, slot: bool) -> String {
     let drop_slot = if slot {
         format!("SELECT pg_drop_replication_slot({}); then ", literal(&names.slot))
@@ -299,7 +302,7 @@ pub(crate) fn run_without_slot(names: &Names, slot: bool) -> String {
     )
 }
 
-/// The lines of a pipeline that has no table, hence nothing to publish from.
+/// The commands for a pipeline without a table, hence without rows to publish.
 fn begin_without(facts: &Facts) -> String {
     let drop_slot = match facts.slot {
         Some(_) => {
@@ -321,7 +324,8 @@ fn begin_without(facts: &Facts) -> String {
     )
 }
 
-/// Where the cursor row says nothing of this server: the lines that publish every row of the table, and lose nothing.
+/// The commands that publish every row of the table and so lose nothing, if the cursor row says nothing about this
+/// server.
 pub(crate) fn begin_with_every_row(facts: &Facts) -> String {
     if facts.names.table.is_none() {
         return begin_without(facts);
@@ -341,10 +345,10 @@ pub(crate) fn begin_with_every_row(facts: &Facts) -> String {
     )
 }
 
-/// An ordinary table that WAL has no rows of.
+/// An ordinary table whose rows are not in WAL.
 fn unlogged(facts: &Facts, name: &TableName) -> Halt {
     let message = format!("table {name} is unlogged: WAL has no rows of it");
-    // Before there is a slot the first setup publishes what is in the table.
+    // Before there is a slot, the first setup publishes the rows of the table.
     if facts.slot.is_none() && facts.cursor.is_none() {
         return halt(
             HaltReason::TableUnfit,
@@ -430,7 +434,7 @@ pub(super) fn leaves(facts: &Facts) -> Option<Halt> {
         return None;
     }
     let logs = unfit.iter().any(|leaf| leaf.kind == UnfitLeafKind::Unlogged);
-    // Before there is a slot, what is inserted again is in no stream either.
+    // Before there is a slot, rows that are inserted again are in no stream either.
     let is_fresh = facts.slot.is_none() && facts.cursor.is_none();
     let save = |leaf: &&UnfitLeaf| match leaf.kind {
         UnfitLeafKind::Unlogged if is_fresh => format!("ALTER TABLE {} SET LOGGED;", leaf.name),
@@ -469,7 +473,8 @@ pub(super) fn leaves(facts: &Facts) -> Option<Halt> {
     ))
 }
 
-/// Polling reads every partition, but what a crash of this server empties, or another server keeps, is not safe there.
+/// Polling reads every partition, but rows are not safe in a partition that a crash of this server empties, or that
+/// another server stores.
 pub(super) fn polled_leaves(facts: &Facts) -> Option<Halt> {
     let name = facts.names.table.as_ref()?;
     let unfit: Vec<&UnfitLeaf> = facts.table.as_ref()?.partitions.unfit.iter().collect();
@@ -508,8 +513,8 @@ fn described(leaves: &[&UnfitLeaf]) -> String {
     format!("partition {}", list.join(", "))
 }
 
-/// What makes an unlogged leaf part of the stream, with the rows it holds. `SET LOGGED` alone writes them to WAL as
-/// pages, which no stream shows.
+/// The statements that make an unlogged leaf part of the stream, with its rows. `SET LOGGED` alone writes them to WAL
+/// as pages, which are in no stream.
 pub(crate) fn log_leaf(
     marks: Option<&PollSpec>,
     table: &TableFacts,
@@ -545,7 +550,7 @@ fn save_leaf(facts: &Facts, table: &TableFacts, name: &TableName, leaf: &UnfitLe
     )
 }
 
-/// Where a column decides whether or when an event is published, the zone of its values is known, to the server too.
+/// If a column decides whether or when an event is published, the zone of its values is known, also to the server.
 pub(super) fn times(facts: &Facts) -> Option<Halt> {
     let (table, times) = (facts.names.table.as_ref()?, &facts.names.times);
     if facts.times.zone == ServerZone::Unknown {
@@ -589,12 +594,10 @@ pub(super) fn times(facts: &Facts) -> Option<Halt> {
     ))
 }
 
-// Rules about the publication: it exists, and publishes every insert of the table whole, under the table's own name.
-
 /// The first server with `publish_generated_columns`.
 const GENERATED_SINCE: u32 = 180_000;
 
-/// It exists.
+/// The publication exists.
 pub(super) fn exists(facts: &Facts) -> Option<Halt> {
     facts.publication.is_none().then(|| missing_publication(facts))
 }
@@ -608,14 +611,14 @@ pub(super) fn missing_publication(facts: &Facts) -> Halt {
              are skipped (18) or stop the stream (15 to 17), even if it is made again now",
         match (&facts.slot, &facts.cursor) {
             (None, None) => facts.setup(""),
-            // Nothing says what was published.
+            // Nothing records what was published.
             (Some(_), None) => begin_with_every_row(facts),
             (_, Some(_)) => format!("{}; then {}", create(facts), from_the_table(facts)),
         },
     )
 }
 
-/// The statement that makes it.
+/// The statement that creates the publication.
 pub(super) fn create(facts: &Facts) -> String {
     let table = facts.names.table.as_ref().map_or_else(String::new, |t| format!(" FOR TABLE {t}"));
     format!(
@@ -625,7 +628,7 @@ pub(super) fn create(facts: &Facts) -> String {
     )
 }
 
-/// It may have left out rows that are not known to be published.
+/// The publication may have left out rows that are not known to be published.
 pub(super) fn gap(facts: &Facts) -> Option<String> {
     facts.since.publication.then(|| {
         if facts.since.table {
@@ -644,8 +647,8 @@ pub(super) fn gap(facts: &Facts) -> Option<String> {
     })
 }
 
-/// It was changed while it was streamed.
-pub(super) fn left_out(facts: &Facts, concerned: Concerned, interval: Duration) -> Halt {
+/// The publication was changed while it was streamed.
+pub(super) fn left_out(facts: &Facts, concerned: AffectedRows, interval: Duration) -> Halt {
     let table = facts.names.table.as_ref().map_or_else(String::new, ToString::to_string);
     let rows = match concerned.rows {
         Some(rows) => format!("{rows} rows of {table} that were committed in this time"),
@@ -670,13 +673,13 @@ pub(super) fn left_out(facts: &Facts, concerned: Concerned, interval: Duration) 
     )
 }
 
-/// What publishes the rows that it left out, where it is fit now.
+/// The command that publishes the rows that it left out, if the publication is suitable now.
 pub(super) fn from_the_table(facts: &Facts) -> String {
     created_again(facts).unwrap_or_else(|| from_table(facts))
 }
 
-/// The remedy where the table was created after what is known to be published. A new slot would lose what the slot
-/// still holds of a table that was dropped, so the new table's rows are written again, behind it in the same slot.
+/// The remedy if the table was created after what is known to be published. A new slot would lose what the old slot
+/// still holds of a dropped table, so the new table's rows are written again, and follow in the same slot.
 fn created_again(facts: &Facts) -> Option<String> {
     let (name, table) = (facts.names.table.as_ref()?, facts.table.as_ref()?);
     if !facts.since.table || facts.slot.is_none() || table.is_partition {
@@ -691,7 +694,7 @@ fn created_again(facts: &Facts) -> Option<String> {
     ))
 }
 
-/// Deletes the rows that are not marked and inserts them again, with the publication as it is now.
+/// The statements that delete the unmarked rows and insert them again, under the publication as it is now.
 pub(crate) fn insert_again(
     marks: Option<&PollSpec>,
     table: &TableFacts,
@@ -706,7 +709,7 @@ pub(crate) fn insert_again(
     )
 }
 
-/// What follows a change of it: the rows of before.
+/// The step that must follow a change of the publication: the earlier rows are published from the table.
 fn then_from_table(facts: &Facts, change: &str) -> String {
     let change = change.trim_end_matches(';');
     match (&facts.slot, &facts.cursor) {
@@ -727,7 +730,7 @@ fn unfit(facts: &Facts, what: &str, hint: &str) -> Halt {
     )
 }
 
-/// No UPDATE would be seen, so none would halt. Its inserts are whole.
+/// No UPDATE would be seen, so none would halt the pipeline. Inserts are complete.
 fn no_updates(facts: &Facts, alter: &str) -> Halt {
     halt(
         HaltReason::PublicationUnfit,
@@ -744,7 +747,7 @@ fn no_updates(facts: &Facts, alter: &str) -> Halt {
     )
 }
 
-/// Inserts of the table, all of them, under its own name.
+/// The publication publishes all inserts of the table, under the table's own name.
 pub(super) fn rows(facts: &Facts) -> Option<Halt> {
     let publication = facts.publication.as_ref()?;
     let alter = format!("ALTER PUBLICATION {}", ident(&facts.names.publication));
@@ -781,7 +784,7 @@ pub(super) fn rows(facts: &Facts) -> Option<Halt> {
     })
 }
 
-/// Where the table itself is not named, its other partitions are not published: it is added by the same transaction.
+/// If the table itself is not named, its other partitions are not published: the same transaction adds the table.
 pub(crate) fn via_root(alter: &str, name: &TableName, named: bool) -> String {
     let set = format!("{alter} SET (publish_via_partition_root = true);");
     if named {
@@ -790,7 +793,7 @@ pub(crate) fn via_root(alter: &str, name: &TableName, named: bool) -> String {
     format!("BEGIN; LOCK TABLE {name} IN SHARE MODE; {alter} ADD TABLE {name}; {set} COMMIT;")
 }
 
-/// Rows that open transactions wrote before the change would be left out: the lock waits for them.
+/// Rows that open transactions wrote before the change would be left out: the lock waits for those transactions.
 pub(super) fn add_table(facts: &Facts, name: &TableName) -> String {
     let publication = ident(&facts.names.publication);
     format!(
@@ -798,12 +801,12 @@ pub(super) fn add_table(facts: &Facts, name: &TableName) -> String {
     )
 }
 
-/// Every column the layout needs.
+/// The publication publishes every column that the layout needs.
 pub(super) fn published_columns(facts: &Facts) -> Option<Halt> {
     let name = facts.names.table.as_ref()?;
     let published = facts.publication.as_ref()?.table.as_ref()?;
     let table = facts.table.as_ref()?;
-    // Before 18 the catalog counts generated columns among the published ones, and the stream has none of them.
+    // Before 18 the catalog counts generated columns among the published ones, but the stream has none of them.
     let generated = |name: &String| {
         facts.server.version < GENERATED_SINCE
             && table.columns.iter().any(|column| column.generated && column.name == *name)
@@ -824,7 +827,7 @@ pub(super) fn published_columns(facts: &Facts) -> Option<Halt> {
     ))
 }
 
-/// What publishes these columns. A generated one is made by the server from others, which the stream has.
+/// The remedy that publishes these columns. The server computes a generated column from others, which the stream has.
 fn show_columns(facts: &Facts, table: &TableFacts, name: &TableName, hidden: &[&String]) -> String {
     let alter = format!("ALTER PUBLICATION {}", ident(&facts.names.publication));
     if !table.columns.iter().any(|column| column.generated && hidden.contains(&&column.name)) {
@@ -837,12 +840,10 @@ fn show_columns(facts: &Facts, table: &TableFacts, name: &TableName, hidden: &[&
     format!("{map}; or, if it is STORED: {alter} SET (publish_generated_columns = stored);")
 }
 
-// Rules about marks: the columns that they are written into exist, and writing them makes no new event.
-
 const NOT_PUBLISHED: &str =
-    "nothing is published while halted; what was committed stays where it is, nothing is lost";
+    "nothing is published while halted; committed rows stay in the table, nothing is lost";
 
-/// Every column that a mark reads or writes.
+/// Every column that a status reads or writes exists.
 pub(super) fn mark_columns(facts: &Facts) -> Option<Halt> {
     let (marks, table) = (facts.marks.as_ref()?, facts.table.as_ref()?);
     let lacks = |column: &&str| !table.columns.iter().any(|have| have.name == **column);
@@ -883,8 +884,8 @@ pub(super) fn mark_columns(facts: &Facts) -> Option<Halt> {
     ))
 }
 
-/// A row that has failed for good is deleted from the outbox and inserted there: what that table has no column for
-/// would be lost.
+/// A row that has failed for good is deleted from the outbox and inserted into the dead-letter table: a column that the
+/// dead-letter table lacks would be lost.
 pub(super) fn dead_letters(facts: &Facts) -> Option<Halt> {
     let marks = facts.marks.as_ref()?;
     let (dlq, have) = (marks.spec.dlq()?, marks.dlq.as_ref()?);
@@ -910,8 +911,8 @@ pub(super) fn dead_letters(facts: &Facts) -> Option<Halt> {
     ))
 }
 
-/// An `UPDATE` that moves a row to another partition is a `DELETE` and an `INSERT` in WAL, and pgoutput does not tell
-/// such an `INSERT` from a new row's.
+/// An `UPDATE` that moves a row to another partition is a `DELETE` and an `INSERT` in WAL, and pgoutput does not
+/// distinguish such an `INSERT` from that of a new row.
 pub(super) fn partition_key(facts: &Facts) -> Option<Halt> {
     let (marks, table) = (facts.marks.as_ref()?, facts.table.as_ref()?);
     let key = &table.partitions.key;

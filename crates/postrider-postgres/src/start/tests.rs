@@ -4,11 +4,11 @@ mod histories;
 
 use super::*;
 use crate::catalog::{
-    ColumnFacts, Partitions, Persistence, PublishedTable, RelationKind, Since, TableFacts,
-    TypeFacts, UnfitLeaf, UnfitLeafKind, Version,
+    ChangesSince, ColumnFacts, Partitions, Persistence, PublicationVersion, PublishedTable,
+    RelationKind, TableFacts, TypeFacts, UnfitLeaf, UnfitLeafKind,
 };
 use crate::names::{TableName, Times};
-use crate::poll::{Backoff, Marks};
+use crate::poll::{Backoff, RowStatus};
 use crate::times::TimesFacts;
 use expect_test::expect_file;
 use histories::HISTORIES;
@@ -57,7 +57,7 @@ pub(crate) fn good() -> Facts {
             creates: true,
         },
         schema: SchemaState::Version(crate::schema::VERSION),
-        ownership: None,
+        untrusted: None,
         slot: Some(good_slot()),
         cursor: Some(good_cursor()),
         publication: Some(PublicationFacts {
@@ -69,10 +69,10 @@ pub(crate) fn good() -> Facts {
             names_table: true,
             table: Some(PublishedTable { row_filter: None, columns: columns.to_vec() }),
             other_tables: 0,
-            version: Version::of("1.7 table 2.7", "1 table 2", "insert"),
+            version: PublicationVersion::of("1.7 table 2.7", "1 table 2", "insert"),
         }),
         times: TimesFacts::default(),
-        since: Since::default(),
+        since: ChangesSince::default(),
         table: Some(TableFacts {
             oid: 16_400,
             kind: RelationKind::Table,
@@ -126,7 +126,7 @@ fn good_cursor() -> Cursor {
     }
 }
 
-type Change = fn(&mut Facts);
+type Edit = fn(&mut Facts);
 
 fn slot(facts: &mut Facts) -> &mut SlotRow {
     facts.slot.as_mut().unwrap()
@@ -148,7 +148,7 @@ fn table(facts: &mut Facts) -> &mut TableFacts {
     facts.table.as_mut().unwrap()
 }
 
-const SERVER: &[(&str, Change)] = &[
+const SERVER: &[(&str, Edit)] = &[
     ("nothing changed", |_| {}),
     ("an old server", |f| f.server.version = 140_020),
     ("a minor release with known bugs", |f| f.server.version = 170_002),
@@ -176,7 +176,7 @@ const SERVER: &[(&str, Change)] = &[
     ("a newer schema", |f| f.schema = SchemaState::Version(99)),
 ];
 
-const SLOT: &[(&str, Change)] = &[
+const SLOT: &[(&str, Edit)] = &[
     ("no slot", |f| f.slot = None),
     ("no slot and no cursor", |f| {
         f.slot = None;
@@ -204,7 +204,7 @@ const SLOT: &[(&str, Change)] = &[
     ("not a failover slot", |f| slot(f).failover = false),
 ];
 
-const POSITIONS: &[(&str, Change)] = &[
+const POSITIONS: &[(&str, Edit)] = &[
     ("no cursor row", |f| f.cursor = None),
     ("the cursor of another slot", |f| cursor(f).slot = "postrider_old".to_owned()),
     ("the slot behind the cursor", |f| slot(f).confirmed_flush_lsn = Some(at("0/4800"))),
@@ -229,7 +229,7 @@ const POSITIONS: &[(&str, Change)] = &[
     }),
 ];
 
-const OBJECTS: &[(&str, Change)] = &[
+const OBJECTS: &[(&str, Edit)] = &[
     ("no table", |f| f.table = None),
     ("a view", |f| table(f).kind = RelationKind::Other),
     ("an unlogged table", |f| table(f).persistence = Persistence::Unlogged),
@@ -331,7 +331,7 @@ fn marked(facts: &mut Facts) {
         aggregate_id: text("aggregate_id"),
         time: Some(text("occurred_at")),
         stamps: true,
-        marks: Marks::commerce(&name),
+        marks: RowStatus::commerce(&name),
         delete: false,
         block_key: true,
         attempts_max: 10,
@@ -353,7 +353,7 @@ fn marked(facts: &mut Facts) {
             });
         }
     }
-    facts.marks = Some(MarkFacts { spec, dlq: None });
+    facts.marks = Some(RowStatusFacts { spec, dlq: None });
 }
 
 /// Before 18 it shows among the published columns all the same.
@@ -366,7 +366,7 @@ fn generate(facts: &mut Facts) {
     }
 }
 
-fn tell(changes: &[(&str, Change)]) -> String {
+fn rendered(changes: &[(&str, Edit)]) -> String {
     let mut out = String::new();
     for (what, change) in changes {
         let mut facts = good();
@@ -398,12 +398,12 @@ fn tell(changes: &[(&str, Change)]) -> String {
 }
 
 #[test]
-fn every_rule_says_what_it_means_and_what_mends_it() {
-    expect_file!["snapshots/server.md"].assert_eq(&tell(SERVER));
-    expect_file!["snapshots/slot.md"].assert_eq(&tell(SLOT));
-    expect_file!["snapshots/positions.md"].assert_eq(&tell(POSITIONS));
-    expect_file!["snapshots/objects.md"].assert_eq(&tell(OBJECTS));
-    expect_file!["snapshots/histories.md"].assert_eq(&tell(HISTORIES));
+fn every_rule_has_a_meaning_and_a_remediation() {
+    expect_file!["snapshots/server.md"].assert_eq(&rendered(SERVER));
+    expect_file!["snapshots/slot.md"].assert_eq(&rendered(SLOT));
+    expect_file!["snapshots/positions.md"].assert_eq(&rendered(POSITIONS));
+    expect_file!["snapshots/objects.md"].assert_eq(&rendered(OBJECTS));
+    expect_file!["snapshots/histories.md"].assert_eq(&rendered(HISTORIES));
 }
 
 #[test]
@@ -430,7 +430,7 @@ fn setup_asks_nothing_of_what_does_not_exist_yet() {
 }
 
 #[test]
-fn the_second_look_wants_our_backend_and_no_movement() {
+fn the_second_check_requires_our_backend_and_an_unmoved_slot() {
     let mut facts = good();
     let Ok(Decision::Resume(resume)) = decide(&facts) else { panic!("good facts do not resume") };
     slot(&mut facts).active_pid = Some(77);

@@ -1,8 +1,7 @@
-//! Bookmarks: saved positions of a pipeline, each held by a slot of its own, which is a copy of the pipeline's.
+//! Bookmarks: saved positions of a pipeline, each held by a slot of its own, which is a copy of the pipeline's slot.
 //!
-//! Owns the rows of `postrider.bookmark` and the slots they name. Never touches the pipeline's own slot, nor any slot
-//! that no row names. Reading from a bookmark is `replay`'s; the slot is never moved by it, so a bookmark serves any
-//! number of replays.
+//! Owns the rows of `postrider.bookmark` and the slots that they name; no other slot is changed. `replay` reads from a
+//! bookmark and never moves its slot, so a bookmark can be replayed any number of times.
 
 #[cfg(test)]
 mod tests;
@@ -14,23 +13,23 @@ use std::fmt;
 use std::time::Duration;
 use tokio_postgres::{Client, Row};
 
-/// What the names of bookmarks' slots begin with, so that a slot whose row is gone is known for what it is.
+/// The prefix of the names of bookmarks' slots, so that a slot whose row was deleted can be recognised.
 pub const SLOT_PREFIX: &str = "postrider_bm_";
 
 /// Characters of the longest name of a bookmark.
 pub const NAME_CHARS_MAX: usize = 63;
 
-/// Characters of a bookmark's name that stand in its slot's name: with prefix and ending within `NAMEDATALEN` - 1.
+/// Characters of a bookmark's name that are part of its slot's name: with prefix and suffix within `NAMEDATALEN` - 1.
 const SLOT_NAME_PART: usize = 40;
 
-/// Whether a bookmark, or a replay, may have this name: letters, digits, dot, underscore and hyphen of ASCII. It stands
-/// in a command line, in a header and in the log.
+/// Whether a bookmark or a replay may have this name: ASCII letters, digits, dot, underscore and hyphen. The name is
+/// used in a command line, in a header and in the log.
 pub fn name_allowed(name: &str) -> bool {
     (1..=NAME_CHARS_MAX).contains(&name.len())
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
 }
 
-/// The name of a bookmark's slot: what a person finds again, made different by `tail`.
+/// The name of a bookmark's slot: recognisable for a person, and made unique by `tail`.
 fn slot_name(bookmark: &str, tail: u32) -> String {
     let part: String = bookmark
         .chars()
@@ -40,37 +39,37 @@ fn slot_name(bookmark: &str, tail: u32) -> String {
     format!("{SLOT_PREFIX}{part}_{:06x}", tail & 0x00FF_FFFF)
 }
 
-// Making a bookmark, and letting go of it.
+// Creating and deleting a bookmark.
 //
-// Making a slot is part of no transaction, so the order is: the row, the copy, the position. Whoever is interrupted
-// leaves a row that says so, and never a slot that nobody knows of. The position is read *after* the copy was made, so
-// it is never before what the copy still has.
+// A slot cannot be created inside a transaction, so the order is: the row, the copy of the slot, the position. An
+// interruption leaves a row that is marked as unfinished, and never a slot without a row. The position is read *after*
+// the slot was copied, so it is never before the oldest event that the copy still has.
 
-/// What is to be bookmarked.
+/// A bookmark to be created.
 #[derive(Clone, Copy, Debug)]
-pub struct New<'a> {
+pub struct NewBookmark<'a> {
     /// The pipeline.
     pub pipeline: &'a str,
-    /// Its slot, which is copied.
+    /// The pipeline's slot, which is copied.
     pub slot: &'a str,
-    /// Its publication.
+    /// The pipeline's publication.
     pub publication: &'a str,
-    /// Whether it asks for logical messages.
+    /// Whether the pipeline streams logical messages.
     pub messages: bool,
     /// The bookmark's name.
     pub name: &'a str,
-    /// What a person writes beside it.
+    /// A note of the operator.
     pub note: Option<&'a str>,
-    /// After how long it is let go.
+    /// After how long it is deleted.
     pub expire: Option<Duration>,
 }
 
-/// Saves the position of now: what commits after this has returned comes after the bookmark, what had committed before
-/// it was called does not.
+/// Saves the current position: a transaction that commits after this has returned is after the bookmark, one that had
+/// committed before the call is before it.
 ///
 /// # Errors
 /// See [`BookmarkError`]; then there is neither row nor slot.
-pub async fn create(client: &Client, new: &New<'_>) -> Result<Bookmark, BookmarkError> {
+pub async fn create(client: &Client, new: &NewBookmark<'_>) -> Result<Bookmark, BookmarkError> {
     if !name_allowed(new.name) {
         return Err(BookmarkError::Name { name: new.name.to_owned() });
     }
@@ -94,10 +93,10 @@ pub async fn create(client: &Client, new: &New<'_>) -> Result<Bookmark, Bookmark
             created_at: there.created_at,
         });
     }
-    if let Err(error) = stand(client, new, &copy).await {
-        // Best effort: what stays is a row that says that it was never finished, and `drop` takes both away.
-        if let Err(left) = let_go(client, new.pipeline, new.name, &copy).await {
-            tracing::debug!(bookmark = new.name, error = %left, "an unfinished bookmark stays");
+    if let Err(error) = copy_slot(client, new, &copy).await {
+        // Best effort: what remains is a row that is marked as unfinished; `drop` deletes row and slot.
+        if let Err(left) = delete(client, new.pipeline, new.name, &copy).await {
+            tracing::debug!(bookmark = new.name, error = %left, "an unfinished bookmark remains");
         }
         let full = error.sqlstate() == Some(SqlState::CONFIGURATION_LIMIT_EXCEEDED);
         return Err(if full {
@@ -109,9 +108,10 @@ pub async fn create(client: &Client, new: &New<'_>) -> Result<Bookmark, Bookmark
     find(client, new.pipeline, new.name).await
 }
 
-/// Writes the row, without a position. One that was let go makes room. Whether it was written.
-async fn insert(client: &Client, new: &New<'_>, copy: &str) -> Result<bool, SourceError> {
-    let failed = |e| SourceError::control(format!("note bookmark {:?}", new.name), e);
+/// Writes the row, without a position, over the row of a dropped bookmark if there is one. Returns whether it was
+/// written.
+async fn insert(client: &Client, new: &NewBookmark<'_>, copy: &str) -> Result<bool, SourceError> {
+    let failed = |e| SourceError::control(format!("record bookmark {:?}", new.name), e);
     let sql = format!(
         "INSERT INTO postrider.bookmark AS b (pipeline, name, note, slot, system_identifier, timeline, publication, \
            messages, expires_at) \
@@ -129,9 +129,9 @@ async fn insert(client: &Client, new: &New<'_>, copy: &str) -> Result<bool, Sour
     Ok(client.execute(&sql, &parameters).await.map_err(failed)? == 1)
 }
 
-/// Copies the slot, and writes where WAL ends now. The end is read before this statement's own commit is written, so
-/// whatever commits later lies behind it.
-async fn stand(client: &Client, new: &New<'_>, copy: &str) -> Result<(), SourceError> {
+/// Copies the slot and stores the current end of WAL. The end is read before this statement's own commit is written, so
+/// every later commit lies behind it.
+async fn copy_slot(client: &Client, new: &NewBookmark<'_>, copy: &str) -> Result<(), SourceError> {
     let doing = || format!("copy slot {:?} for bookmark {:?}", new.slot, new.name);
     let sql = "SELECT pg_catalog.pg_copy_logical_replication_slot($1::pg_catalog.text::pg_catalog.name, \
                $2::pg_catalog.text::pg_catalog.name, false)";
@@ -143,19 +143,19 @@ async fn stand(client: &Client, new: &New<'_>, copy: &str) -> Result<(), SourceE
     written.map_err(|e| SourceError::control(doing(), e)).map(|_rows| ())
 }
 
-/// Lets go of a bookmark: slot first, then the row. Gives back the WAL it held, in bytes.
+/// Deletes a bookmark: first its slot, then its row. Returns the bytes of WAL that it retained.
 ///
 /// # Errors
-/// [`BookmarkError::Unknown`], [`BookmarkError::InUse`]; what the server says.
+/// [`BookmarkError::Unknown`], [`BookmarkError::InUse`]; an error of the server or of the connection.
 pub async fn drop(client: &Client, pipeline: &str, name: &str) -> Result<u64, BookmarkError> {
     let bookmark = find(client, pipeline, name).await?;
     let in_use = |pid| BookmarkError::InUse { name: name.to_owned(), pid };
     if let Some(pid) = bookmark.active_pid {
         return Err(in_use(pid));
     }
-    match let_go(client, pipeline, name, &bookmark.slot).await {
+    match delete(client, pipeline, name, &bookmark.slot).await {
         Ok(()) => Ok(bookmark.held_bytes),
-        // Somebody was faster.
+        // Another session began to use it.
         Err(error) if error.sqlstate() == Some(SqlState::OBJECT_IN_USE) => {
             let now = find(client, pipeline, name).await?;
             Err(in_use(now.active_pid.unwrap_or_default()))
@@ -164,19 +164,20 @@ pub async fn drop(client: &Client, pipeline: &str, name: &str) -> Result<u64, Bo
     }
 }
 
-async fn let_go(
+async fn delete(
     client: &Client,
     pipeline: &str,
     name: &str,
     slot: &str,
 ) -> Result<(), SourceError> {
     drop_slot(client, slot).await?;
-    let failed = |e| SourceError::control(format!("forget bookmark {name:?}"), e);
+    let failed = |e| SourceError::control(format!("delete bookmark {name:?}"), e);
     let sql = "DELETE FROM postrider.bookmark WHERE pipeline = $1 AND name = $2 AND slot = $3";
     client.execute(sql, &[&pipeline, &name, &slot]).await.map_err(failed).map(|_rows| ())
 }
 
-/// Drops a bookmark's slot; one that is gone already is no error. Only slots of bookmarks: the name says so.
+/// Drops a bookmark's slot; it is no error if the slot does not exist. The prefix guarantees that it is the slot of a
+/// bookmark.
 async fn drop_slot(client: &Client, slot: &str) -> Result<(), SourceError> {
     assert!(slot.starts_with(SLOT_PREFIX), "slot {slot} is no bookmark's");
     let sql = "SELECT pg_catalog.pg_drop_replication_slot(s.slot_name) \
@@ -185,64 +186,63 @@ async fn drop_slot(client: &Client, slot: &str) -> Result<(), SourceError> {
         Ok(_) => Ok(()),
         Err(error) => {
             let error = SourceError::control(format!("drop slot {slot:?}"), error);
-            let gone = error.sqlstate() == Some(SqlState::UNDEFINED_OBJECT);
-            if gone { Ok(()) } else { Err(error) }
+            let dropped = error.sqlstate() == Some(SqlState::UNDEFINED_OBJECT);
+            if dropped { Ok(()) } else { Err(error) }
         }
     }
 }
 
-// The bookmarks of a pipeline as they stand: row and slot side by side.
-
-/// One bookmark. Times are UTC, `2026-01-02T03:04:05Z`.
+/// A bookmark: its row and its slot. Times are UTC, `2026-01-02T03:04:05Z`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Bookmark {
     /// Its name.
     pub name: String,
-    /// What a person wrote beside it.
+    /// The operator's note.
     pub note: Option<String>,
     /// The slot that holds it.
     pub slot: String,
-    /// The position: what commits at it or later comes after the bookmark. `None` where it was never finished.
+    /// The position: transactions that commit at it or later are after the bookmark. `None` if the bookmark was never
+    /// finished.
     pub lsn: Option<Lsn>,
     /// The timeline the position is of.
     pub timeline: u32,
     /// Whether logical messages were asked for.
     pub messages: bool,
-    /// When it was made.
+    /// When it was created.
     pub created_at: String,
-    /// The same in microseconds since 2000-01-01 UTC.
+    /// The same, in microseconds since 2000-01-01 UTC.
     pub created_micros: i64,
-    /// When it is let go.
+    /// When it expires.
     pub expires_at: Option<String>,
-    /// How it stands.
-    pub state: State,
+    /// Whether it can be replayed.
+    pub state: BookmarkState,
     /// The oldest WAL its slot needs.
     pub restart_lsn: Option<Lsn>,
-    /// Where its slot stands: nothing that commits before it can be read any more.
+    /// The confirmed position of its slot: nothing that commits before it can be read any more.
     pub confirmed_lsn: Option<Lsn>,
     /// The walsender that reads from it now.
     pub active_pid: Option<u32>,
-    /// Bytes of WAL that the server keeps for it; 0 where it has no slot.
+    /// Bytes of WAL that the server retains for it; 0 if it has no slot.
     pub held_bytes: u64,
 }
 
-/// How a bookmark stands.
+/// Whether a bookmark can be replayed, and if not, why.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum State {
+pub enum BookmarkState {
     /// It can be replayed from.
     Usable,
-    /// It was being made, and whoever made it went away.
+    /// Its creation was interrupted.
     Unfinished,
-    /// Postrider let it go: the word of the row, and when.
+    /// Postrider dropped it: the reason, and when.
     Dropped {
         /// `expired` or `budget`.
         why: String,
         /// When.
         at: String,
     },
-    /// Its slot is not there: dropped by hand, or left behind by a failover.
+    /// Its slot does not exist: it was dropped by hand, or lost in a failover.
     SlotMissing,
-    /// Its slot has lost WAL: why, in the server's word.
+    /// Its slot has lost WAL: the server's reason.
     SlotLost {
         /// `wal_removed`, `idle_timeout` …
         why: String,
@@ -256,13 +256,13 @@ pub enum State {
     },
 }
 
-impl State {
+impl BookmarkState {
     /// Whether it can be replayed from.
     pub fn usable(&self) -> bool {
         *self == Self::Usable
     }
 
-    /// A stable word for it, as `bookmark list --json` has it.
+    /// A stable name, as in `bookmark list --json`.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Usable => "usable",
@@ -276,17 +276,19 @@ impl State {
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for BookmarkState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Usable => f.write_str("usable"),
-            Self::Unfinished => f.write_str("never finished: its making was interrupted"),
+            Self::Unfinished => f.write_str("unfinished: its creation was interrupted"),
             Self::Dropped { why, at } if why == "budget" => {
                 write!(f, "dropped at {at}: bookmarks retained more WAL than bookmarks.retain_max")
             }
             Self::Dropped { why, at } => write!(f, "dropped at {at}: {why}"),
-            Self::SlotMissing => f.write_str("its slot is gone: dropped by hand, or by a failover"),
-            Self::SlotLost { why } => write!(f, "its WAL is gone ({why})"),
+            Self::SlotMissing => {
+                f.write_str("its slot does not exist: dropped by hand, or lost in a failover")
+            }
+            Self::SlotLost { why } => write!(f, "its WAL was removed ({why})"),
             Self::OtherSystem => f.write_str("of another cluster"),
             Self::OtherTimeline { now } => {
                 write!(f, "of the timeline before a promotion: the server is on timeline {now}")
@@ -295,17 +297,17 @@ impl fmt::Display for State {
     }
 }
 
-/// All of them, the oldest first.
+/// Lists the bookmarks, the oldest first.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn list(client: &Client, pipeline: &str) -> Result<Vec<Bookmark>, SourceError> {
     let failed =
         |e| SourceError::control(format!("list the bookmarks of pipeline {pipeline:?}"), e);
     let time = |column: &str| {
         format!("pg_catalog.to_char({column} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')")
     };
-    // One statement, so that slot and end of WAL are of one moment. A standby has no end of its own.
+    // One statement, so that slot and end of WAL are of the same moment. A standby has no insert position.
     let sql = format!(
         "SELECT b.name, b.note, b.slot, b.lsn, b.timeline::pg_catalog.int4, b.messages, {}, \
            (pg_catalog.date_part('epoch', b.created_at) * 1e6)::pg_catalog.int8 - 946684800000000, {}, \
@@ -328,10 +330,10 @@ pub async fn list(client: &Client, pipeline: &str) -> Result<Vec<Bookmark>, Sour
     rows.iter().map(|row| from_row(row).map_err(failed)).collect()
 }
 
-/// The one of this name.
+/// Reads the bookmark of this name.
 ///
 /// # Errors
-/// [`BookmarkError::Unknown`]; what the server says.
+/// [`BookmarkError::Unknown`]; an error of the server or of the connection.
 pub async fn find(client: &Client, pipeline: &str, name: &str) -> Result<Bookmark, BookmarkError> {
     let all = list(client, pipeline).await?;
     let known = all.iter().map(|bookmark| bookmark.name.clone()).collect();
@@ -349,19 +351,22 @@ fn from_row(row: &Row) -> Result<Bookmark, tokio_postgres::Error> {
     let invalid: Option<String> = row.try_get(16)?;
     let now = row.try_get::<_, i32>(19)?.cast_unsigned();
     let state = if let Some(why) = row.try_get(9)? {
-        State::Dropped { why, at: row.try_get::<_, Option<String>>(10)?.unwrap_or_default() }
+        BookmarkState::Dropped {
+            why,
+            at: row.try_get::<_, Option<String>>(10)?.unwrap_or_default(),
+        }
     } else if position(3)?.is_none() {
-        State::Unfinished
+        BookmarkState::Unfinished
     } else if !row.try_get::<_, bool>(18)? {
-        State::OtherSystem
+        BookmarkState::OtherSystem
     } else if !row.try_get::<_, bool>(11)? {
-        State::SlotMissing
+        BookmarkState::SlotMissing
     } else if lost == Some(true) || invalid.is_some() {
-        State::SlotLost { why: invalid.unwrap_or_else(|| "wal_removed".to_owned()) }
+        BookmarkState::SlotLost { why: invalid.unwrap_or_else(|| "wal_removed".to_owned()) }
     } else if timeline != now {
-        State::OtherTimeline { now }
+        BookmarkState::OtherTimeline { now }
     } else {
-        State::Usable
+        BookmarkState::Usable
     };
     Ok(Bookmark {
         name: row.try_get(0)?,
@@ -381,23 +386,20 @@ fn from_row(row: &Row) -> Result<Bookmark, tokio_postgres::Error> {
     })
 }
 
-// What is let go without a person's word: bookmarks whose time is over, and the oldest while all together hold back
-// more WAL than they may.
-
-/// How long the row of a bookmark that was let go is kept, so that a person can see what became of it.
+/// How long the row of a dropped bookmark is kept, so that an operator can see why it was dropped. Unit: days.
 const KEPT_DAYS: i32 = 30;
 
-/// Why a bookmark was let go.
+/// Why a bookmark was dropped without an operator's command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reason {
-    /// `--expire`.
+pub enum DropReason {
+    /// It has expired (`--expire`).
     Expired,
-    /// `bookmarks.retain_max`.
+    /// All bookmarks together retained more than `bookmarks.retain_max`.
     Budget,
 }
 
-impl Reason {
-    /// Its word in the table and the log.
+impl DropReason {
+    /// Its name in the table and the log.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Expired => "expired",
@@ -406,28 +408,29 @@ impl Reason {
     }
 }
 
-/// A bookmark that was let go.
+/// A bookmark that was dropped.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Swept {
+pub struct DroppedBookmark {
     /// The bookmark.
     pub name: String,
     /// Why.
-    pub reason: Reason,
-    /// Bytes of WAL that all bookmarks together held back before.
+    pub reason: DropReason,
+    /// Bytes of WAL that all bookmarks together retained before.
     pub held_bytes: u64,
 }
 
-/// Lets go of what has expired, then of the oldest until at most `retain_max` bytes of WAL are held back. One that is
-/// being read from stays, and so do all behind it: they hold back no more than it does. Does nothing on a standby.
+/// Drops expired bookmarks, then the oldest ones until at most `retain_max` bytes of WAL are retained. A bookmark that
+/// is being read from is kept, and so are all newer ones, because they retain no more WAL than it does. Does nothing on
+/// a standby.
 ///
 /// # Errors
-/// What the server says; what was let go before stays so.
+/// An error of the server or of the connection. Bookmarks that were dropped before stay dropped.
 pub async fn sweep(
     client: &Client,
     pipeline: &str,
     retain_max: u64,
-) -> Result<Vec<Swept>, SourceError> {
-    let failed = |e| SourceError::control("see whether bookmarks are to be let go", e);
+) -> Result<Vec<DroppedBookmark>, SourceError> {
+    let failed = |e| SourceError::control("check which bookmarks are to be dropped", e);
     let due = "SELECT ARRAY(SELECT name FROM postrider.bookmark WHERE pipeline = $1 \
                  AND expires_at < pg_catalog.now() AND dropped_at IS NULL) \
                WHERE NOT pg_catalog.pg_is_in_recovery()";
@@ -441,8 +444,8 @@ pub async fn sweep(
         let bookmark = there.remove(at);
         let held_bytes = there.iter().map(held).fold(held(&bookmark), u64::max);
         match drop_swept(client, pipeline, &bookmark, reason).await {
-            Ok(()) => swept.push(Swept { name: bookmark.name, reason, held_bytes }),
-            // A replay was faster.
+            Ok(()) => swept.push(DroppedBookmark { name: bookmark.name, reason, held_bytes }),
+            // A replay began to use it.
             Err(error) if error.sqlstate() == Some(SqlState::OBJECT_IN_USE) => {}
             Err(error) => return Err(error),
         }
@@ -453,26 +456,26 @@ pub async fn sweep(
     Ok(swept)
 }
 
-/// The next to go, and why.
-fn next(there: &[Bookmark], expired: &[String], retain_max: u64) -> Option<(usize, Reason)> {
+/// The next bookmark to drop, and why.
+fn next(there: &[Bookmark], expired: &[String], retain_max: u64) -> Option<(usize, DropReason)> {
     let free = |bookmark: &Bookmark| bookmark.active_pid.is_none();
     let over = |bookmark: &Bookmark| expired.contains(&bookmark.name) && free(bookmark);
     if let Some(at) = there.iter().position(over) {
-        return Some((at, Reason::Expired));
+        return Some((at, DropReason::Expired));
     }
     let (at, oldest) = there.iter().enumerate().max_by_key(|(_, bookmark)| held(bookmark))?;
-    (held(oldest) > retain_max && free(oldest)).then_some((at, Reason::Budget))
+    (held(oldest) > retain_max && free(oldest)).then_some((at, DropReason::Budget))
 }
 
-/// Bytes it holds back. One whose WAL is gone holds back none.
+/// Bytes that it retains. A bookmark whose WAL was removed retains none.
 fn held(bookmark: &Bookmark) -> u64 {
     match bookmark.state {
-        State::Usable
-        | State::Unfinished
-        | State::OtherSystem
-        | State::OtherTimeline { .. }
-        | State::SlotMissing => bookmark.held_bytes,
-        State::Dropped { .. } | State::SlotLost { .. } => 0,
+        BookmarkState::Usable
+        | BookmarkState::Unfinished
+        | BookmarkState::OtherSystem
+        | BookmarkState::OtherTimeline { .. }
+        | BookmarkState::SlotMissing => bookmark.held_bytes,
+        BookmarkState::Dropped { .. } | BookmarkState::SlotLost { .. } => 0,
     }
 }
 
@@ -480,29 +483,27 @@ async fn drop_swept(
     client: &Client,
     pipeline: &str,
     bookmark: &Bookmark,
-    reason: Reason,
+    reason: DropReason,
 ) -> Result<(), SourceError> {
     drop_slot(client, &bookmark.slot).await?;
-    let failed = |e| SourceError::control(format!("let go of bookmark {:?}", bookmark.name), e);
+    let failed = |e| SourceError::control(format!("drop bookmark {:?}", bookmark.name), e);
     let sql = "UPDATE postrider.bookmark SET dropped_at = pg_catalog.now(), dropped_why = $4 \
                WHERE pipeline = $1 AND name = $2 AND slot = $3 AND dropped_at IS NULL";
     let (name, slot, why) = (&bookmark.name, &bookmark.slot, reason.name());
     client.execute(sql, &[&pipeline, name, slot, &why]).await.map_err(failed).map(|_rows| ())
 }
 
-// Why something about a bookmark was not done, and the line that mends it.
-
-/// Why a bookmark was not made, found or dropped. Nothing was changed.
+/// Why a bookmark was not created, found or dropped. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum BookmarkError {
-    /// Not a name.
+    /// The name is not allowed.
     #[error("\"{name}\" can't be the name of a bookmark")]
     Name {
-        /// What was given.
+        /// The given name.
         name: String,
     },
     /// There is one of this name.
-    #[error("bookmark \"{name}\" is there already, made at {created_at}")]
+    #[error("bookmark \"{name}\" already exists, created at {created_at}")]
     Exists {
         /// The name.
         name: String,
@@ -516,10 +517,10 @@ pub enum BookmarkError {
         pipeline: String,
         /// The name.
         name: String,
-        /// Those it has.
+        /// The pipeline's bookmarks.
         known: Vec<String>,
     },
-    /// The pipeline's slot is not there: there is no position to save.
+    /// The pipeline's slot does not exist: there is no position to save.
     #[error(
         "slot \"{slot}\" of pipeline \"{pipeline}\" does not exist, so there is nothing to bookmark"
     )]
@@ -545,10 +546,10 @@ pub enum BookmarkError {
         /// The bookmark.
         name: String,
         #[source]
-        /// What the server said.
+        /// The server's error.
         source: SourceError,
     },
-    /// Somebody reads from it.
+    /// A replay reads from it.
     #[error("bookmark \"{name}\" is in use by the server's process {pid}")]
     InUse {
         /// The bookmark.
@@ -556,10 +557,10 @@ pub enum BookmarkError {
         /// The walsender.
         pid: u32,
     },
-    /// Slots are made and dropped on a primary.
-    #[error("the server is a standby: bookmarks are made on the primary")]
+    /// Slots are created and dropped on a primary.
+    #[error("the server is a standby: bookmarks are created on the primary")]
     Standby,
-    /// What the server said.
+    /// An error of the server or of the connection.
     #[error(transparent)]
     Source(#[from] SourceError),
 }
@@ -573,16 +574,16 @@ fn others(known: &[String]) -> String {
 }
 
 impl BookmarkError {
-    /// What mends it.
+    /// How to fix it.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Name { .. } => Some("use 1 to 63 of A-Z a-z 0-9 . _ -".to_owned()),
             Self::Exists { name, .. } => Some(format!(
                 "choose another name, or drop the old one: postrider bookmark drop {name}"
             )),
-            Self::Unknown { .. } => Some("see what there is: postrider bookmark list".to_owned()),
+            Self::Unknown { .. } => Some("list the bookmarks: postrider bookmark list".to_owned()),
             Self::NoSlot { .. } => Some(
-                "a bookmark is a copy of the pipeline's slot: postrider setup makes it (a pipeline that only polls \
+                "a bookmark is a copy of the pipeline's slot, which postrider setup creates (a pipeline that only polls \
                  has none)"
                     .to_owned(),
             ),

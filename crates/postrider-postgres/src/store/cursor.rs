@@ -1,16 +1,16 @@
-//! The durable cursor: one row a pipeline in `postrider.cursor`.
+//! The durable cursor: one row per pipeline in `postrider.cursor`, written by one statement.
 //!
-//! Owns the row's meaning and its one-statement write. Whether a stream may start from it is `fence`'s to say.
+//! The slot's own position is not durable: after a crash of the server (before PostgreSQL 17 after any restart) the
+//! slot is back where `restart_lsn` last moved. The row bounds the events that are published twice.
 //!
-//! The slot's own position is not durable: after a crash of the server (before 17 after any restart) it stands where
-//! `restart_lsn` last moved. The row is what bounds the events that are sent twice.
-//!
-//! Order of writes, which makes [`Cursor::flush_limit`] a proof: the row is committed *and flushed* first
-//! (`synchronous_commit = local`), then a position up to `flush_limit` may be confirmed. A slot that stands beyond
-//! the limit was moved, or made again, by somebody else; `relay` keeps the order. With `synchronous_commit = off` a
-//! crash of the server could keep the slot's move and lose the row's, and the pipeline would halt for nothing.
+//! The order of writes makes [`Cursor::flush_limit`] a proof: the row is committed *and flushed* first
+//! (`synchronous_commit = local`), and only then may a position up to `flush_limit` be confirmed. A slot beyond the
+//! limit was moved or created again by another session. With `synchronous_commit = off` a crash of the server could
+//! keep the slot's move and lose the row's, and the pipeline would halt without a reason.
 
-use crate::catalog::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, Version, lsn, pg_lsn, version_sql};
+use crate::catalog::{
+    PublicationVersion, SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn, pg_lsn, version_sql,
+};
 use crate::error::SourceError;
 use crate::statement::{Statement, StatementError};
 use crate::stream::TimelineSwitch;
@@ -30,7 +30,7 @@ pub struct Cursor {
     pub timeline: u32,
     /// The slot.
     pub slot: String,
-    /// Where the slot was created, or adopted: which incarnation of the name this row belongs to.
+    /// Where the slot was created or adopted. Tells the slot from an earlier slot of the same name.
     pub slot_created_lsn: Lsn,
     /// The publication that was streamed.
     pub publication: String,
@@ -38,23 +38,25 @@ pub struct Cursor {
     pub messages: bool,
     /// Every event below it is resolved.
     pub watermark: Watermark,
-    /// The highest position that may have been confirmed; at least the watermark.
+    /// The highest position that may have been confirmed; never below the watermark.
     pub flush_limit: Lsn,
-    /// The transaction at the watermark of which every change with a lower ordinal than this is resolved.
+    /// The first unresolved change of the transaction at the watermark: every change with a lower ordinal is resolved.
     pub partial: Option<Position>,
-    /// Who may write: raised by [`take_over`], so that a relay which lost the pipeline writes nothing more.
+    /// The epoch of the owner, which alone may write. [`take_over`] raises the epoch, so a relay that has lost the
+    /// pipeline writes nothing more.
     pub owner_epoch: i64,
 }
 
-/// What became of a write.
+/// The result of a write.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "a row that was not stored does not allow its position to be confirmed"]
-pub enum Written {
+pub enum CursorWrite {
     /// Stored, and on the server's disk.
     Stored,
-    /// Not stored: the row is further on already. Another process of this pipeline wrote it.
+    /// Not stored: the row is already further ahead. Another process of this pipeline wrote it.
     Behind(Watermark),
-    /// Not stored: the row now belongs to another slot, incarnation or cluster. Somebody ran `setup`.
+    /// Not stored: the row now belongs to another slot, another slot of the same name, or another cluster. `setup` was
+    /// run.
     Rebound(Box<Cursor>),
     /// Not stored: another process has taken the pipeline over.
     TakenOver,
@@ -69,15 +71,15 @@ const COLUMNS: &str = "pipeline, system_identifier, timeline, slot, slot_created
 /// For `before_slot`: every row from before the slot was made is published. No row's transaction is below 3.
 pub(crate) const NOTHING_BEFORE: &str = "'3:3:'::pg_catalog.pg_snapshot";
 
-/// What a table can be asked for when the slot is gone (`repair`): a snapshot all of whose transactions are resolved.
+/// The snapshot that `repair` selects rows by when the slot is lost. All of its transactions are resolved.
 ///
 /// A transaction that a statement's snapshot sees has written its commit record, so that record lies before an end of
-/// WAL that is read later; once the watermark (`$8`) has reached that end, all that the snapshot sees is resolved. One
-/// snapshot waits for its turn at a time, so the row's size does not depend on the lag.
+/// WAL that is read later. Once the watermark (`$8`) has reached that end, every transaction that the snapshot sees is
+/// resolved. Only one snapshot is pending at a time, so the row's size does not depend on the lag.
 ///
-/// That holds while the publication publishes the table. So no snapshot is taken that sees the publication otherwise
-/// than it was when the stream was last known to be whole (`{whole}`): rows that a changed publication left out stay
-/// unresolved, and a repair finds them. The statement's snapshot is the one that it takes.
+/// This holds only while the publication publishes the table. Therefore a snapshot is taken only if it sees the
+/// publication as it was when the stream was last known to be complete (`{whole}`). Rows that a changed publication
+/// left out stay unresolved, and a repair finds them. The snapshot that is stored is the statement's own.
 const LEDGER: &str = "\
 resolved_snapshot = CASE WHEN pending_lsn <= $8 THEN pending_snapshot ELSE resolved_snapshot END, \
 pending_snapshot = CASE WHEN pending_lsn > $8 THEN pending_snapshot \
@@ -85,23 +87,23 @@ pending_snapshot = CASE WHEN pending_lsn > $8 THEN pending_snapshot \
 pending_lsn = CASE WHEN pending_lsn > $8 THEN pending_lsn \
                    WHEN {whole} THEN pg_catalog.pg_current_wal_insert_lsn() END";
 
-/// When a write of the row may take a snapshot of what the stream will have brought.
+/// Whether a write of the row may take a new snapshot of resolved transactions.
 #[derive(Clone, Debug)]
-pub enum Ledger {
-    /// Always: the stream has no table that a publication could leave out.
-    Kept,
-    /// While the publication's rows are of this version, as to the table with this OID.
-    While(Version, u32),
-    /// Not: the publication may have left out rows that are not known to be published.
-    Stopped,
+pub enum SnapshotPolicy {
+    /// Yes: no publication can leave out rows of the stream, because no table is streamed.
+    Always,
+    /// Only while the catalog rows of the publication, for the table with this OID, have this version.
+    WhileUnchanged(PublicationVersion, u32),
+    /// No: the publication may have left out rows that are not known to be published.
+    Never,
 }
 
-/// The row of `pipeline`, `None` if there is none.
+/// Reads the row of `pipeline`; `None` if there is none.
 pub async fn read(client: &Client, pipeline: &str) -> Result<Option<Cursor>, SourceError> {
     read_columns(client, pipeline, COLUMNS).await
 }
 
-/// The same where the schema is still of version 1: the owner's epoch was not kept.
+/// As [`read`], for a schema of version 1, which has no `owner_epoch`.
 pub(crate) async fn read_version_1(
     client: &Client,
     pipeline: &str,
@@ -118,17 +120,17 @@ async fn read_columns(
         SourceError::control(format!("read the cursor of pipeline {pipeline:?}"), e)
             .of(Statement::Cursor)
     };
-    // A row without a slot is a polling pipeline's: it says whose turn it is, and no position.
+    // A row without a slot belongs to a polling pipeline: it records the owner and no position.
     let sql = format!("SELECT {columns} FROM postrider.cursor WHERE pipeline = $1 AND slot <> ''");
     let row = client.query_opt(&sql, &[&pipeline]).await.map_err(failed)?;
     row.map(|row| from_row(&row, 0).map_err(failed)).transpose()
 }
 
-/// Whether the slot was made while the table was polled, and polling has not come to its end: what was committed before
-/// the slot is in the table alone.
+/// Whether the slot was created while the table was polled and polling has not finished yet. Events that were committed
+/// before the slot was created are then in the table only.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn polls_on(client: &Client, pipeline: &str) -> Result<bool, SourceError> {
     let failed = |e| {
         SourceError::control(format!("read the cursor of pipeline {pipeline:?}"), e)
@@ -139,10 +141,11 @@ pub async fn polls_on(client: &Client, pipeline: &str) -> Result<bool, SourceErr
     row.map_or(Ok(false), |row| row.try_get(0).map_err(failed))
 }
 
-/// Polling has published all that was committed before the slot. `epoch`: the owner's; another's row is not touched.
+/// Records that polling has published everything that was committed before the slot was created. `epoch` is the
+/// owner's; the row of another owner is not changed.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn polled(client: &Client, pipeline: &str, epoch: i64) -> Result<(), SourceError> {
     let failed = |e| {
         SourceError::control(format!("end the polling of pipeline {pipeline:?}"), e)
@@ -155,18 +158,18 @@ pub async fn polled(client: &Client, pipeline: &str, epoch: i64) -> Result<(), S
     client.execute(&sql, &[&pipeline, &epoch]).await.map(drop).map_err(failed)
 }
 
-/// What a [`seize`] found and made.
+/// The result of [`seize`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Seized {
-    /// The epoch of the owner before.
+    /// The epoch of the previous owner.
     pub before: i64,
-    /// Ours.
+    /// The new epoch.
     pub epoch: i64,
-    /// The owner before ended with nothing on its way to the broker, or there was none.
+    /// The previous owner ended with no record in flight to the broker, or there was no previous owner.
     pub left: bool,
-    /// The row's watermark: nobody with an older epoch moves it any more.
+    /// The row's watermark. A process with an older epoch cannot move it any more.
     pub watermark: Watermark,
-    /// The row's partial transaction, by the ordinals of the two options below.
+    /// The partial transaction of the row. Its ordinals were counted under the two settings below.
     pub partial: Option<Position>,
     /// The publication that was streamed.
     pub publication: String,
@@ -174,8 +177,8 @@ pub struct Seized {
     pub messages: bool,
 }
 
-/// Takes the pipeline over as [`take_over`] does, and reads how far the owner before has got: a write of it that was
-/// under way when the row was first read is in this.
+/// Takes ownership of the pipeline as [`take_over`] does, and reads how far the previous owner got. The result includes
+/// a write of the previous owner that was in progress when the row was first read.
 ///
 /// # Errors
 /// As [`take_over`].
@@ -210,15 +213,16 @@ pub async fn seize(client: &Client, pipeline: &str) -> Result<Seized, SourceErro
     })
 }
 
-/// Takes the pipeline over for a process that publishes nothing: raises the owner's epoch and returns it. From then on
-/// whoever writes with an older one stores nothing. A write of the old owner that is under way is waited for (it holds
-/// the row's lock), so what is read after this is all there will be.
+/// Takes ownership of the pipeline for a process that publishes nothing: raises the owner's epoch and returns it. A
+/// process with an older epoch can then store nothing. The statement waits for a write of the previous owner that is in
+/// progress, because that write holds the row's lock; no later write of that owner can succeed.
 ///
-/// The epoch is also a time (microseconds since 1970), so that it is not met again where the row was deleted and made
-/// anew, or a failover lost its last move.
+/// The epoch is also a time (microseconds since 1970), so no epoch is used twice if the row was deleted and created
+/// again, or if a failover lost its last change.
 ///
 /// # Errors
-/// What the server says; [`SourceErrorKind::Closed`](super::SourceErrorKind::Closed) where there is no row.
+/// An error of the server or of the connection; [`SourceErrorKind::Closed`](super::SourceErrorKind::Closed) if there is
+/// no row.
 pub async fn take_over(client: &Client, pipeline: &str) -> Result<i64, SourceError> {
     let failed = |e| {
         SourceError::control(format!("take pipeline {pipeline:?} over"), e).of(Statement::Cursor)
@@ -234,11 +238,11 @@ pub async fn take_over(client: &Client, pipeline: &str) -> Result<i64, SourceErr
     client.query_one(sql, &[&pipeline]).await.and_then(|row| row.try_get(0)).map_err(failed)
 }
 
-/// The owner of this epoch ends with nothing on its way to the broker: its successor need not wait for its records.
-/// The row of another owner is not touched.
+/// Records that the owner of this epoch ends with no record in flight to the broker, so its successor need not wait for
+/// such records. The row of another owner is not changed.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn leave(client: &Client, pipeline: &str, epoch: i64) -> Result<(), SourceError> {
     let failed = |e| {
         SourceError::control(format!("leave pipeline {pipeline:?} to others"), e)
@@ -249,14 +253,14 @@ pub async fn leave(client: &Client, pipeline: &str, epoch: i64) -> Result<(), So
     client.execute(sql, &[&pipeline, &epoch]).await.map(drop).map_err(failed)
 }
 
-/// Whether the owner's epoch is still `epoch`. Inside a transaction the answer stays true until its end: a
-/// [`take_over`] waits for it.
+/// Whether the owner's epoch is still `epoch`. Inside a transaction the answer stays true until the transaction ends,
+/// because [`take_over`] waits for the row's lock.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn is_owned(client: &Client, pipeline: &str, epoch: i64) -> Result<bool, SourceError> {
     let failed = |e| {
-        SourceError::control(format!("look who owns pipeline {pipeline:?}"), e)
+        SourceError::control(format!("check who owns pipeline {pipeline:?}"), e)
             .of(Statement::Cursor)
     };
     let sql = "SELECT FROM postrider.cursor WHERE pipeline = $1 AND owner_epoch = $2 FOR SHARE";
@@ -264,10 +268,10 @@ pub async fn is_owned(client: &Client, pipeline: &str, epoch: i64) -> Result<boo
     Ok(row.is_some())
 }
 
-/// Which histories the pipeline's positions belong to, as its row has it; `None` where there is no row.
+/// Reads the histories of the pipeline's positions; `None` if there is no row.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn histories(client: &Client, pipeline: &str) -> Result<Option<Histories>, SourceError> {
     let failed =
         |e| SourceError::control(format!("read the histories of pipeline {pipeline:?}"), e);
@@ -276,33 +280,35 @@ pub async fn histories(client: &Client, pipeline: &str) -> Result<Option<Histori
     row.map(|row| histories_of(&row).map_err(failed)).transpose()
 }
 
-/// The server that a pipeline's positions are of, and what is known of its past.
+/// The server that a pipeline's positions belong to, and its earlier timelines.
 #[derive(Clone, Copy, Debug)]
-pub struct Of<'a> {
+pub struct ServerHistory<'a> {
     /// The cluster.
     pub system_identifier: &'a str,
     /// Its timeline.
     pub timeline: u32,
-    /// The timelines before it; empty where nothing is known of them.
+    /// The earlier timelines; empty if they are not known.
     pub switches: &'a [TimelineSwitch],
 }
 
-/// The histories in force, raised where the server is on another timeline, or another cluster, than the row's last
-/// history; where the row is ahead of the server's WAL, so that the server was set back; and where this process has
-/// published under a higher one (`seen`). Committed when this returns, and so before anything is published under it.
+/// Returns the histories in force, and begins a new one if the server is on another timeline or in another cluster than
+/// the row's last history, if the row is ahead of the server's WAL (the server was set back), or if this process has
+/// published under a higher history (`seen`). The change is committed when this returns, so before any event is
+/// published under the new history.
 ///
-/// Only for the owner (`epoch`): `None` where that is another process now. The number is the Unix second by the
-/// server's clock, or by `now`, which is ours, where that is later: after a failover one of the two may be behind.
+/// Returns `None` if `epoch` is no longer the owner's. The number of a history is the Unix second by the server's
+/// clock, or `now` by the clock of this process if that is later, because after a failover one of the two clocks may be
+/// behind.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn settle_histories(
     client: &Client,
     pipeline: &str,
     epoch: i64,
-    of: Of<'_>,
+    of: ServerHistory<'_>,
     (now, seen): (u32, HistoryId),
-) -> Result<Option<Settled>, SourceError> {
+) -> Result<Option<SettledHistories>, SourceError> {
     let failed =
         |e| SourceError::control(format!("settle the histories of pipeline {pipeline:?}"), e);
     let sql = "SELECT histories, histories_from, history_system_identifier, history_timeline, \
@@ -313,13 +319,13 @@ pub async fn settle_histories(
         return Ok(None);
     };
     let before = histories_of(&row).map_err(failed)?;
-    let bound = Bound {
+    let bound = HistoryBinding {
         system_identifier: row.try_get(2).map_err(failed)?,
         timeline: row.try_get(3).map_err(failed)?,
         set_back: row.try_get(4).map_err(failed)?,
     };
     let Some(from) = bound.raises(of, before.current() < seen) else {
-        return Ok(Some(Settled { histories: before, raised: None, first: false }));
+        return Ok(Some(SettledHistories { histories: before, raised: None, first: false }));
     };
     let clock: i64 = row.try_get(5).map_err(failed)?;
     let now = u32::try_from(clock).unwrap_or_default().max(now);
@@ -334,25 +340,25 @@ pub async fn settle_histories(
         [&pipeline, &epoch, &numbers, &starts, &of.system_identifier, &timeline];
     let written = client.execute(sql, &parameters).await.map_err(failed)?;
     let (raised, first) = (Some((before.current(), from)), bound.system_identifier.is_none());
-    Ok((written == 1).then_some(Settled { histories, raised, first }))
+    Ok((written == 1).then_some(SettledHistories { histories, raised, first }))
 }
 
-/// What [`settle_histories`] came to.
+/// The result of [`settle_histories`].
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Settled {
-    /// The histories now.
+pub struct SettledHistories {
+    /// The histories in force.
     pub histories: Histories,
-    /// The one that was in force before, and from where on the new one is, where one was begun.
+    /// If a new history was begun: the previous one, and the position from which the new one applies.
     pub raised: Option<(HistoryId, Lsn)>,
-    /// No relay had used the row before: nothing was published under another history.
+    /// No relay had used the row before, so nothing was published under another history.
     pub first: bool,
 }
 
-/// Asks for a new history at the next start: what this server commits stands at positions that consumers may have seen.
-/// `epoch`: the owner's.
+/// Requests a new history at the next start, because events that this server commits may get positions that consumers
+/// have already seen. `epoch` is the owner's.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn end_history(client: &Client, pipeline: &str, epoch: i64) -> Result<(), SourceError> {
     let failed = |e| SourceError::control(format!("end the history of pipeline {pipeline:?}"), e);
     let sql = "UPDATE postrider.cursor SET history_timeline = NULL \
@@ -360,19 +366,19 @@ pub async fn end_history(client: &Client, pipeline: &str, epoch: i64) -> Result<
     client.execute(sql, &[&pipeline, &epoch]).await.map(drop).map_err(failed)
 }
 
-/// What the row's last history was raised for.
+/// The cluster and timeline of the row's last history.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Bound {
+struct HistoryBinding {
     system_identifier: Option<String>,
     timeline: Option<i64>,
     /// The row is ahead of the server's WAL.
     set_back: bool,
 }
 
-impl Bound {
-    /// Where a new history begins, if one does: at the end of the timeline that the last one was raised for, and where
-    /// that is not known at the beginning of everything.
-    fn raises(&self, of: Of<'_>, published_higher: bool) -> Option<Lsn> {
+impl HistoryBinding {
+    /// Where a new history begins, if one is needed: at the end of the last history's timeline, or at position zero if
+    /// that end is not known.
+    fn raises(&self, of: ServerHistory<'_>, published_higher: bool) -> Option<Lsn> {
         let same_system = self.system_identifier.as_deref() == Some(of.system_identifier);
         let same = same_system && self.timeline == Some(i64::from(of.timeline));
         if same && !self.set_back && !published_higher {
@@ -385,7 +391,7 @@ impl Bound {
     }
 }
 
-/// The first two columns of a row; of what a person wrote and does not rise, the highest number.
+/// Reads the first two columns of a row. If a person wrote numbers that do not rise, the highest number is used.
 fn histories_of(row: &Row) -> Result<Histories, tokio_postgres::Error> {
     let numbers: Vec<i64> = row.try_get(0)?;
     let starts: Vec<PgLsn> = row.try_get(1)?;
@@ -397,28 +403,28 @@ fn histories_of(row: &Row) -> Result<Histories, tokio_postgres::Error> {
     }))
 }
 
-/// Moves the row to `cursor`, in one statement: never backwards, only if it still belongs to the same slot of the same
-/// cluster, and only for its owner. Returns when the commit is on the server's disk (the session's
+/// Moves the row to `cursor` in one statement: never backwards, only if the row still belongs to the same slot of the
+/// same cluster, and only for its owner. Returns when the commit is on the server's disk (the session's
 /// `synchronous_commit` is `local`).
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn write(
     client: &Client,
     cursor: &Cursor,
-    ledger: &Ledger,
-) -> Result<Written, SourceError> {
+    ledger: &SnapshotPolicy,
+) -> Result<CursorWrite, SourceError> {
     let failed = |e| {
         SourceError::control(format!("write the cursor of pipeline {:?}", cursor.pipeline), e)
             .of(Statement::Cursor)
     };
     let unchanged = version_sql("$6::pg_catalog.text", "$13::pg_catalog.oid", true);
     let (whole, of) = match ledger {
-        Ledger::Kept => ("true".to_owned(), None),
-        Ledger::While(version, table) => {
+        SnapshotPolicy::Always => ("true".to_owned(), None),
+        SnapshotPolicy::WhileUnchanged(version, table) => {
             (format!("{unchanged} = $14"), Some((version.rows(), table)))
         }
-        Ledger::Stopped => ("false".to_owned(), None),
+        SnapshotPolicy::Never => ("false".to_owned(), None),
     };
     let ledger = LEDGER.replace("{whole}", &whole);
     let sql = format!(
@@ -439,30 +445,30 @@ pub async fn write(
     }
     let row = client.query_one(&sql, &parameters).await.map_err(failed)?;
     if row.try_get(0).map_err(failed)? {
-        return Ok(Written::Stored);
+        return Ok(CursorWrite::Stored);
     }
     if row.try_get::<_, Option<&str>>(1).map_err(failed)?.is_none() {
-        return Ok(Written::Missing);
+        return Ok(CursorWrite::Missing);
     }
     let found = from_row(&row, 1).map_err(failed)?;
     let ours = found.system_identifier == cursor.system_identifier
         && found.slot == cursor.slot
         && found.slot_created_lsn == cursor.slot_created_lsn;
     Ok(if !ours {
-        Written::Rebound(Box::new(found))
+        CursorWrite::Rebound(Box::new(found))
     } else if found.owner_epoch != cursor.owner_epoch {
-        Written::TakenOver
+        CursorWrite::TakenOver
     } else {
-        Written::Behind(found.watermark)
+        CursorWrite::Behind(found.watermark)
     })
 }
 
-/// Makes the row, where there is none; an existing one is left alone. Whether it was made.
+/// Creates the row if there is none, and returns whether it was created. An existing row is left alone.
 ///
-/// For a slot that is adopted: `setup` does it, and `run` where the slot stands and the row was never made.
+/// Used for a slot that is adopted: by `setup`, and by `run` if the slot exists and the row was never created.
 pub async fn create(client: &Client, cursor: &Cursor) -> Result<bool, SourceError> {
     let failed = |e| {
-        SourceError::control(format!("make the cursor of pipeline {:?}", cursor.pipeline), e)
+        SourceError::control(format!("create the cursor of pipeline {:?}", cursor.pipeline), e)
             .of(Statement::Cursor)
     };
     let sql = format!(
@@ -476,14 +482,13 @@ pub async fn create(client: &Client, cursor: &Cursor) -> Result<bool, SourceErro
     Ok(rows == 1)
 }
 
-/// Makes a row for a pipeline that polls and has none: it has no slot and no position, and serves for
-/// [`take_over`] alone.
+/// Creates the row of a polling pipeline that has none. The row has no slot and no position; [`take_over`] needs it.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn create_for_polling(client: &Client, pipeline: &str) -> Result<(), SourceError> {
     let failed = |e| {
-        SourceError::control(format!("make the cursor of pipeline {pipeline:?}"), e)
+        SourceError::control(format!("create the cursor of pipeline {pipeline:?}"), e)
             .of(Statement::Cursor)
     };
     let sql = format!(
@@ -495,7 +500,7 @@ pub async fn create_for_polling(client: &Client, pipeline: &str) -> Result<(), S
     client.execute(&sql, &[&pipeline]).await.map(drop).map_err(failed)
 }
 
-/// A row that exists stays as it is, unless it is a polling pipeline's.
+/// An existing row is left alone, unless it belongs to a polling pipeline.
 pub(crate) const OVER_POLLING: &str = "\
 ON CONFLICT (pipeline) DO UPDATE SET system_identifier = excluded.system_identifier,
     timeline = excluded.timeline, slot = excluded.slot, slot_created_lsn = excluded.slot_created_lsn,
@@ -506,7 +511,7 @@ ON CONFLICT (pipeline) DO UPDATE SET system_identifier = excluded.system_identif
     before_slot = excluded.before_slot
     WHERE postrider.cursor.slot = ''";
 
-/// What the server's types want otherwise than [`Cursor`] has it.
+/// The fields of [`Cursor`] that PostgreSQL needs as other types.
 struct Values {
     timeline: i64,
     slot_created_lsn: PgLsn,
@@ -528,7 +533,7 @@ impl Values {
         }
     }
 
-    /// In the order of [`COLUMNS`].
+    /// The parameters in the order of [`COLUMNS`].
     fn parameters<'a>(&'a self, cursor: &'a Cursor) -> [&'a (dyn ToSql + Sync); 12] {
         [
             &cursor.pipeline,
@@ -568,17 +573,13 @@ fn from_row(row: &Row, first: usize) -> Result<Cursor, tokio_postgres::Error> {
     })
 }
 
-// What a pipeline's position belongs to: the mode, the destination, the table and the layout under which its cursor
-// row was last used.
-//
-// Owns these columns of `postrider.cursor`. What a difference leads to is decided by `driver::change`.
-
-/// The settings that a position belongs to.
+/// The settings under which the cursor row was last used: mode, destination, table and layout. What a difference leads
+/// to is decided by the pipeline (`settings_change`).
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Belongs {
+pub struct PositionSettings {
     /// `wal`, `poll` or `auto`.
     pub mode: String,
-    /// Published rows got their layout's mark.
+    /// The rows of published events are marked as the layout says.
     pub marks: bool,
     /// `kafka`, `stdout` or `discard`.
     pub sink: String,
@@ -619,8 +620,9 @@ pub enum Difference {
     Layout,
 }
 
-impl Belongs {
-    /// What differs `now`. A cluster or an OID that is not known on one of the sides does not differ.
+impl PositionSettings {
+    /// The settings of `now` that differ from these. A cluster or an OID that is unknown on one side does not count as
+    /// different.
     pub fn differences(&self, now: &Self) -> Vec<Difference> {
         let both = |one: bool, other: bool| one && other;
         let oids = self.table_oid.zip(now.table_oid);
@@ -647,7 +649,7 @@ impl Belongs {
         .collect()
     }
 
-    /// What is written where the row has `before`: a cluster that is not known now stays as it was.
+    /// The settings to write over those of `before`: a cluster that is not known yet keeps its old value.
     #[must_use]
     pub fn after(mut self, before: Option<&Self>) -> Self {
         if let Some(before) = before.filter(|before| before.sink == self.sink) {
@@ -657,34 +659,38 @@ impl Belongs {
     }
 }
 
-/// The pipeline's row, as far as it matters here.
+/// The row of a pipeline with its settings.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Found {
-    /// The row is of a stream: it has a slot.
+pub struct SettingsRow {
+    /// The slot; `None` for a polling pipeline.
     pub slot: Option<String>,
     /// Its position.
     pub watermark: String,
-    /// The stream has moved the position since its slot was made, or the slot was made by a repair: something may have
-    /// been published.
+    /// The stream has moved the position since the slot was created, or a repair created the slot: events may have been
+    /// published.
     pub advanced: bool,
-    /// A new slot was made while the table was polled, and polling has not come to its end: the stream has not begun.
+    /// A new slot was created while the table was polled, and polling has not finished: the stream has not begun.
     pub polls_on: bool,
-    /// A `pg_snapshot`: rows that it sees may be from before the slot was made. `None` where that is not known.
+    /// A `pg_snapshot`: rows that it sees may have been committed before the slot was created. `None` if that is not
+    /// known.
     pub before_slot: Option<String>,
-    /// The row was written in this cluster: OIDs of tables mean the same.
+    /// The row was written in this cluster, so OIDs of tables can be compared.
     pub same_cluster: bool,
-    /// `None` where no process of this version has used the row.
-    pub belongs: Option<Belongs>,
+    /// `None` if no process of this version has used the row.
+    pub belongs: Option<PositionSettings>,
 }
 
 const SETTINGS_COLUMNS: &str =
     "of_mode, of_marks, of_sink, of_cluster, of_topic, of_key, of_table, of_table_oid, of_layout";
 
-/// Reads it; `None` where there is no row.
+/// Reads the settings; `None` if there is no row.
 ///
 /// # Errors
-/// What the server says.
-pub async fn read_settings(client: &Client, pipeline: &str) -> Result<Option<Found>, SourceError> {
+/// An error of the server or of the connection.
+pub async fn read_settings(
+    client: &Client,
+    pipeline: &str,
+) -> Result<Option<SettingsRow>, SourceError> {
     let failed = |e| {
         SourceError::control(
             format!("read what the position of pipeline {pipeline:?} belongs to"),
@@ -703,11 +709,11 @@ pub async fn read_settings(client: &Client, pipeline: &str) -> Result<Option<Fou
     row.map(|row| found(&row).map_err(failed)).transpose()
 }
 
-fn found(row: &Row) -> Result<Found, tokio_postgres::Error> {
+fn found(row: &Row) -> Result<SettingsRow, tokio_postgres::Error> {
     let mode: Option<String> = row.try_get(5)?;
     let belongs = match mode {
         None => None,
-        Some(mode) => Some(Belongs {
+        Some(mode) => Some(PositionSettings {
             mode,
             marks: row.try_get::<_, Option<bool>>(6)?.unwrap_or_default(),
             sink: row.try_get::<_, Option<String>>(7)?.unwrap_or_default(),
@@ -719,7 +725,7 @@ fn found(row: &Row) -> Result<Found, tokio_postgres::Error> {
             layout: row.try_get::<_, Option<String>>(13)?.unwrap_or_default(),
         }),
     };
-    Ok(Found {
+    Ok(SettingsRow {
         slot: row.try_get(0)?,
         watermark: row.try_get(1)?,
         advanced: row.try_get(2)?,
@@ -730,16 +736,16 @@ fn found(row: &Row) -> Result<Found, tokio_postgres::Error> {
     })
 }
 
-/// Writes it, for the owner of `epoch`; another's row is not touched. `other_table`: the table is another one than
-/// before.
+/// Writes the settings for the owner of `epoch`; the row of another owner is not changed. `other_table`: the table is
+/// not the one of before.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn write_settings(
     client: &Client,
     pipeline: &str,
     epoch: i64,
-    belongs: &Belongs,
+    belongs: &PositionSettings,
     other_table: bool,
 ) -> Result<(), SourceError> {
     let failed = |e| {
@@ -749,9 +755,8 @@ pub async fn write_settings(
         )
         .of(Statement::Cursor)
     };
-    // What is known of transactions is known of the rows of the table before. Rows of another table may be published
-    // by nobody, though their transactions are older: those that the table has now are noted as rows of before the
-    // slot.
+    // The resolved snapshot is about rows of the previous table. Rows of another table may be unpublished although
+    // their transactions are older, so the rows that the table has now are recorded as rows from before the slot.
     let forgets = if other_table {
         ", resolved_snapshot = NULL, pending_snapshot = NULL, pending_lsn = NULL, \
            before_slot = pg_catalog.pg_current_snapshot()"
@@ -762,7 +767,8 @@ pub async fn write_settings(
         "UPDATE postrider.cursor SET ({SETTINGS_COLUMNS}) = ($3, $4, $5, $6, $7, $8, $9, $10, $11){forgets} \
          WHERE pipeline = $1 AND owner_epoch = $2"
     );
-    let Belongs { mode, marks, sink, cluster, topic, key, table, table_oid, layout } = belongs;
+    let PositionSettings { mode, marks, sink, cluster, topic, key, table, table_oid, layout } =
+        belongs;
     let parameters: [&(dyn ToSql + Sync); 11] =
         [&pipeline, &epoch, mode, marks, sink, cluster, topic, key, table, table_oid, layout];
     client.execute(&sql, &parameters).await.map(drop).map_err(failed)
@@ -772,19 +778,19 @@ pub async fn write_settings(
 mod tests {
     use super::*;
 
-    fn bound(system: Option<&str>, timeline: Option<i64>, set_back: bool) -> Bound {
-        Bound { system_identifier: system.map(str::to_owned), timeline, set_back }
+    fn bound(system: Option<&str>, timeline: Option<i64>, set_back: bool) -> HistoryBinding {
+        HistoryBinding { system_identifier: system.map(str::to_owned), timeline, set_back }
     }
 
     #[test]
-    fn a_new_history_begins_where_the_one_before_was_left() {
+    fn a_new_history_begins_at_the_end_of_the_previous_one() {
         let switch = |timeline, at| TimelineSwitch {
             timeline,
             at: Lsn::from_wire(at),
             reason: "no recovery target specified".to_owned(),
         };
         let switches = [switch(1, 50), switch(2, 80)];
-        let of = |timeline, known| Of {
+        let of = |timeline, known| ServerHistory {
             system_identifier: "7",
             timeline,
             switches: if known { &switches } else { &[] },
@@ -793,22 +799,22 @@ mod tests {
         for (row, of, higher, begins) in [
             (bound(Some("7"), Some(3), false), of(3, true), false, None),
             (bound(Some("7"), Some(2), false), of(3, true), false, at(80)),
-            // Away during two failovers.
+            // Not connected during two failovers.
             (bound(Some("7"), Some(1), false), of(3, true), false, at(50)),
-            // The file of the past is gone, or a poller did not read it.
+            // The timeline history file is missing, or a poller did not read it.
             (bound(Some("7"), Some(2), false), of(3, false), false, at(0)),
-            // A higher one was published under, which the promoted standby never had.
+            // This process published under a higher history, which the promoted standby never had.
             (bound(Some("7"), Some(3), false), of(3, true), true, at(0)),
             (bound(Some("7"), Some(2), false), of(3, true), true, at(80)),
             (bound(Some("8"), Some(3), false), of(3, true), false, at(0)),
             (bound(Some("8"), Some(2), false), of(3, true), false, at(0)),
-            // Asked for by a person, and a row that no relay has used yet.
+            // Requested by a person; and a row that no relay has used yet.
             (bound(Some("7"), None, false), of(3, true), false, at(0)),
             (bound(None, None, false), of(3, true), false, at(0)),
-            // The WAL ends before the row.
+            // The WAL ends before the row's position.
             (bound(Some("7"), Some(3), true), of(3, true), false, at(0)),
             (bound(Some("7"), Some(2), true), of(3, true), false, at(0)),
-            // A row of a timeline that is to come.
+            // The row's timeline is higher than the server's.
             (bound(Some("7"), Some(4), false), of(3, true), false, at(0)),
         ] {
             assert_eq!(row.raises(of, higher), begins, "{row:?} on {}", of.timeline);
@@ -817,11 +823,11 @@ mod tests {
 }
 
 #[cfg(test)]
-mod belongs_tests {
+mod settings_tests {
     use super::*;
 
-    fn belongs() -> Belongs {
-        Belongs {
+    fn belongs() -> PositionSettings {
+        PositionSettings {
             mode: "wal".to_owned(),
             marks: false,
             sink: "kafka".to_owned(),
@@ -835,8 +841,8 @@ mod belongs_tests {
     }
 
     #[test]
-    fn each_setting_differs_by_itself() {
-        type Edit = fn(&mut Belongs);
+    fn each_setting_is_compared_separately() {
+        type Edit = fn(&mut PositionSettings);
         let cases: [(&[Difference], Edit); 13] = [
             (&[], |_| {}),
             (&[Difference::Mode], |b| b.mode = "poll".into()),
@@ -872,10 +878,10 @@ mod belongs_tests {
     #[test]
     fn a_cluster_that_is_not_known_yet_stays_as_it_was() {
         let before = belongs();
-        let unknown = Belongs { cluster: None, ..belongs() };
+        let unknown = PositionSettings { cluster: None, ..belongs() };
         assert_eq!(unknown.clone().after(Some(&before)).cluster.as_deref(), Some("A"));
         assert_eq!(unknown.clone().after(None).cluster, None);
-        let other = Belongs { sink: "stdout".into(), ..unknown };
+        let other = PositionSettings { sink: "stdout".into(), ..unknown };
         assert_eq!(other.after(Some(&before)).cluster, None);
     }
 }

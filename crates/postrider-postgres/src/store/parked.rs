@@ -1,16 +1,10 @@
-//! The parked table, `postrider.parked`: the durability of the relay's lanes.
+//! The parked table, `postrider.parked`: the durable form of the relay's lanes. Owns the rows and their statements.
 //!
-//! Owns the rows and their statements. It decides nothing: `relay` says what is parked and what becomes of it, a person
-//! asks by a request in the row ([`desk`]), and what is read here at a start is what the relay goes on from. Every
-//! write is fenced by the owner's epoch in the cursor row ([`super::cursor::take_over`]).
+//! The relay decides what is parked and what becomes of it; a person asks by a request in the row
+//! ([`requests`](super::requests)); a start continues from what [`load`] reads. Every write is fenced by the owner's
+//! epoch in the cursor row ([`super::cursor::take_over`]).
 //!
-//! Payloads go in and out as bytes and are in no error, log or `Debug`.
-
-pub use crate::locks::{lockers, table_lockers};
-pub use crate::store::requeue::{
-    Again, Fate, NotPassed, alike, listed, not_passed, place, put_before_stream, take_back,
-    unpublished,
-};
+//! Payloads are handled as bytes and appear in no error, log or `Debug`.
 
 use crate::catalog::{lsn, pg_lsn};
 use crate::poll::ROW_BYTES_MAX;
@@ -29,28 +23,28 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{Client, Row};
 
-/// The channel on which a session is told that a request was written; the payload is the pipeline's name.
+/// The channel that notifies a session of a written request; the payload is the pipeline's name.
 pub const CHANNEL: &str = "postrider_parked";
 
 /// Tombstones that one statement of [`prune`] deletes.
 const PRUNE_ROWS: i64 = 1_000;
 
-/// The longest wait or age that is written: what is longer is as good as for ever. Unit: microseconds (100 years).
+/// The longest wait or age that is written (100 years). Unit: microseconds.
 const MICROS_MAX: i64 = 100 * 365 * 86_400 * 1_000_000;
 
-/// A duration as the statements here take it: microseconds, at most [`MICROS_MAX`].
+/// A duration in microseconds, at most [`MICROS_MAX`].
 pub(super) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).map_or(MICROS_MAX, |micros| micros.min(MICROS_MAX))
 }
 
-/// Deletes tombstones that are no longer needed: the cursor row has passed them, so their events are never sent again,
-/// and they are older than `keep`. In statements of 1,000 rows, so that others have their turn on the session.
-/// Returns how many went.
+/// Deletes tombstones that are no longer needed: those that the cursor row has passed, so that their events are never
+/// sent again, and that are older than `keep`. Returns how many were deleted. Each statement deletes at most 1,000
+/// rows, so that other statements can run on the session in between.
 ///
-/// `watermark` is only an upper bound: what counts is the cursor row as it stands.
+/// `watermark` is only an upper bound; the cursor row's current watermark decides.
 ///
 /// # Errors
-/// What the server says. What was deleted before stays deleted.
+/// An error of the server or of the connection. Rows that were deleted before stay deleted.
 pub async fn prune(
     client: &Client,
     pipeline: &str,
@@ -60,10 +54,10 @@ pub async fn prune(
     prune_where(client, pipeline, watermark, keep, false).await
 }
 
-/// The same where there is no stream that could bring an event again (`mode = "poll"`): age alone counts.
+/// As [`prune`], for `mode = "poll"`: no stream can send an event again, so only the age decides.
 ///
 /// # Errors
-/// What the server says. What was deleted before stays deleted.
+/// An error of the server or of the connection. Rows that were deleted before stay deleted.
 pub async fn prune_polled(
     client: &Client,
     pipeline: &str,
@@ -108,23 +102,23 @@ async fn prune_where(
 /// How many rows a pipeline has, by state.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
-    /// Each state of [`State::ALL`] that has rows.
+    /// A count for each state of [`State::ALL`] that has rows.
     pub rows: Vec<(State, u64)>,
-    /// How long the oldest that is not resolved has been parked.
+    /// How long the oldest unresolved event has been parked.
     pub oldest: Option<Duration>,
 }
 
 impl Counts {
-    /// Rows in this state.
+    /// The number of rows in this state.
     pub fn of(&self, state: State) -> u64 {
         self.rows.iter().find(|(known, _)| *known == state).map_or(0, |(_, count)| *count)
     }
 }
 
-/// Counts the rows of a pipeline, for `status` where no relay runs: the relay knows without asking.
+/// Counts the rows of a pipeline, for `status` when no relay runs: a running relay has these numbers in memory.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn counts(client: &Client, pipeline: &str) -> Result<Counts, SourceError> {
     let failed = |e| {
         SourceError::control(format!("count the parked events of pipeline {pipeline:?}"), e)
@@ -147,11 +141,9 @@ pub async fn counts(client: &Client, pipeline: &str) -> Result<Counts, SourceErr
     Ok(counts)
 }
 
-// New rows as columns: each an array, so that a batch is one statement.
-
-/// The rows of one statement.
+/// The new rows of one statement as columns: each an array, so that a batch is one statement.
 #[derive(Default)]
-struct Rows<'a> {
+struct NewRows<'a> {
     commit_lsn: Vec<PgLsn>,
     ordinal: Vec<i64>,
     commit_time: Vec<SystemTime>,
@@ -172,14 +164,14 @@ struct Rows<'a> {
     state: Vec<&'a str>,
     overtaken_lsn: Vec<Option<PgLsn>>,
     overtaken_ordinal: Vec<Option<i64>>,
-    // An array of arrays must be rectangular, so headers are a list of their own.
+    // An array of arrays must be rectangular, so headers have columns of their own.
     header_line: Vec<i64>,
     header_name: Vec<Cow<'a, str>>,
     header_value: Vec<Option<&'a [u8]>>,
 }
 
-/// Inserts `$3` to `$25`, [`Rows::parameters`], where `fence` lets it. What stands there already stays as it is:
-/// no insert of it is tried, which would wait for a session that is changing or deleting it.
+/// Inserts `$3` to `$25`, [`NewRows::parameters`], if `fence` has a row. An existing row is kept: no insert is
+/// attempted for it, because that would wait for a session that is changing or deleting the row.
 const INSERT: &str = "\
 INSERT INTO postrider.parked (pipeline, commit_lsn, ordinal, commit_time, event_id, event_type, \
   aggregate_type, aggregate_id, blocks, topic, partition, key, value, timestamp_ms, error_code, \
@@ -210,7 +202,7 @@ WHERE NOT EXISTS (SELECT FROM postrider.parked s \
   WHERE s.pipeline = $1 AND s.commit_lsn = n.commit_lsn AND s.ordinal = n.ordinal) \
 ON CONFLICT (pipeline, commit_lsn, ordinal) DO NOTHING";
 
-impl<'a> Rows<'a> {
+impl<'a> NewRows<'a> {
     fn push(&mut self, row: &'a Parked) {
         let (entry, record) = (&row.entry, &row.record);
         self.commit_lsn.push(pg_lsn(entry.position.commit_lsn));
@@ -224,7 +216,7 @@ impl<'a> Rows<'a> {
         self.blocks.push(entry.lane.is_some() && aggregate.is_some());
         self.topic.push(text(&record.topic));
         self.partition.push(record.partition);
-        // A tombstone from the start has nothing to publish.
+        // A row that is stored as a tombstone from the start has nothing to publish.
         let kept = !entry.state.resolved();
         self.key.push(record.key.as_deref().filter(|_| kept));
         self.value.push(record.value.as_deref().filter(|_| kept));
@@ -275,7 +267,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Until the next try, where there is to be one.
+/// The wait until the next attempt; `None` if there is to be none.
 fn wait(state: State, wait: Duration) -> Option<i64> {
     match state {
         State::Waiting | State::Behind | State::Due => Some(micros(wait)),
@@ -283,8 +275,7 @@ fn wait(state: State, wait: Duration) -> Option<i64> {
     }
 }
 
-/// As PostgreSQL takes text: without the zero byte, which it would refuse, and a row that can't be written would hold
-/// up the pipeline.
+/// Replaces zero bytes, which PostgreSQL refuses in text: a row that cannot be written would block the pipeline.
 fn text(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { text.replace('\0', "\u{fffd}").into() } else { text.into() }
 }
@@ -293,11 +284,9 @@ fn system_time(time: PgTime) -> SystemTime {
     UNIX_EPOCH + Duration::from_micros(u64::try_from(time.unix_micros()).unwrap_or(0))
 }
 
-// Changes to rows as columns, and the statement that makes them.
-
-/// The marks of one statement.
+/// The state changes of one statement as columns.
 #[derive(Default)]
-struct Marks {
+struct StateChanges {
     commit_lsn: Vec<PgLsn>,
     ordinal: Vec<i64>,
     became: Vec<&'static str>,
@@ -310,17 +299,18 @@ struct Marks {
     by_ordinal: Vec<Option<i64>>,
 }
 
-/// `$26` to `$35`, [`Marks::parameters`], as rows (`m`), in order; which of their rows this statement has locked; and
-/// which marks it leaves out (`later`): those whose rows another session has locked, and the later ones of their
-/// aggregates. Not those of rows that do not exist, or that the mark does not change.
+/// Turns `$26` to `$35`, [`StateChanges::parameters`], into rows (`m`), in order; locks their parked rows; and
+/// determines which changes are left out (`later`): those of rows that another session has locked, and the later ones
+/// of the same aggregates. A change of a row that does not exist, or that the change does not affect, is not among
+/// them.
 ///
-/// `FOR NO KEY UPDATE` is what the update takes. A row that another transaction has changed and committed since the
-/// snapshot is locked at its newest version, and the update finds that version too, since it goes by the key. One that
-/// was deleted since is among `later` once, and does not exist for the next try.
+/// `FOR NO KEY UPDATE` is the lock that the update takes. A row that another transaction has changed and committed
+/// since the snapshot is locked at its newest version, and the update finds that version too, because it looks it up by
+/// the key. A row that was deleted since is among `later` once, and does not exist at the next attempt.
 ///
-/// `SKIP LOCKED`, since a row that is waited for would keep all others waiting; and the later marks of its aggregate
-/// wait with it, since an event whose mark is missing is published again after a crash, and what follows it in its
-/// aggregate has to follow it again.
+/// `SKIP LOCKED`, because waiting for one row would delay all other changes. The later changes of the aggregate wait
+/// too: an event whose change is missing is published again after a crash, and the events that follow it in its
+/// aggregate have to follow it again.
 const LOCK: &str = "\
 m AS MATERIALIZED ( \
   SELECT u.*, u.became IN ('done', 'skipped') AS resolves, \
@@ -349,10 +339,10 @@ m AS MATERIALIZED ( \
   SELECT m.* FROM m WHERE m.line IN (SELECT l.line FROM locked l) \
     AND m.line NOT IN (SELECT x.line FROM later x))";
 
-/// Applies the marks of [`LOCK`] that are not left out (`due`), where `fence` lets it.
+/// Applies the changes of [`LOCK`] that are not left out (`due`), if `fence` has a row.
 ///
-/// A resolved row stays resolved: of the marks only those that take a request off reach it. A large value that is kept
-/// is not rewritten: the new version of the row points to the same one.
+/// A resolved row stays resolved; only changes that remove a request are applied to it. A large value that is kept is
+/// not rewritten: the new version of the row points to the same TOAST value.
 const UPDATE: &str = "\
 UPDATE postrider.parked p SET \
   state = CASE m.became WHEN 'done' THEN 'done' WHEN 'skipped' THEN 'skipped' \
@@ -395,7 +385,7 @@ FROM fence, due m \
 WHERE p.pipeline = $1 AND p.commit_lsn = m.commit_lsn AND p.ordinal = m.ordinal \
   AND (p.state NOT IN ('done', 'skipped') OR m.became IN ('declined', 'overtaken'))";
 
-impl Marks {
+impl StateChanges {
     fn push(&mut self, mark: &ParkedUpdate) {
         self.commit_lsn.push(pg_lsn(mark.position.commit_lsn));
         self.ordinal.push(mark.position.ordinal.cast_signed());
@@ -446,7 +436,7 @@ impl Marks {
     }
 }
 
-/// As [`UPDATE`] calls it.
+/// The name that [`UPDATE`] uses.
 const fn name(became: ParkedOutcome) -> &'static str {
     match became {
         ParkedOutcome::Done => "done",
@@ -459,33 +449,32 @@ const fn name(became: ParkedOutcome) -> &'static str {
     }
 }
 
-// The one write of the parked table: new rows and marks, fenced, in one statement.
+/// Most new rows and state changes of one statement.
+pub const WRITE_ROWS_MAX: usize = 10_000;
 
-/// Rows and marks of one statement.
-pub const ROUND_ROWS_MAX: usize = 10_000;
+/// Most bytes of the records in one statement. A single larger record has a statement to itself. PostgreSQL accepts
+/// less than 1 GiB in one message.
+pub const WRITE_BYTES_MAX: usize = 64 << 20;
 
-/// Bytes of the records in one statement; one larger record has a statement to itself. PostgreSQL takes less than 1 GiB
-/// in one message.
-pub const ROUND_BYTES_MAX: usize = 64 << 20;
-
-/// What became of a write.
+/// The result of a write.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "an event whose row was not stored is not resolved"]
 pub enum Stored {
-    /// Stored, and as durable as the server's settings make any commit.
+    /// Stored, as durably as the server's settings make any commit.
     Yes,
-    /// The same but for the marks of these rows: another session has locked them, or an earlier one of their aggregate.
+    /// Stored, except for the changes of these rows: another session has locked them, or an earlier row of their
+    /// aggregate.
     Except(Vec<Position>),
-    /// Nothing more was stored: another process has taken the pipeline over, or its cursor row is gone.
+    /// Nothing more was stored: another process owns the pipeline now, or its cursor row was deleted.
     TakenOver,
 }
 
-/// One statement is one transaction, and nothing on the shared session can come between its parts.
+/// One statement is one transaction, so no other statement of the shared session can run between its parts.
 ///
-/// `FOR SHARE` waits for a [`take_over`](crate::store::cursor::take_over) that is under way and then sees its epoch,
-/// or makes it wait; `FOR KEY SHARE` would let the two pass each other (manual, 13.3.2 "Row-Level Locks"). The setting
-/// is read at the commit, after the statement: with a synchronous standby the commit waits for it, since the session's
-/// own `local` would let a failover lose the row of an event that is confirmed.
+/// `FOR SHARE` waits for a [`take_over`](crate::store::cursor::take_over) that is in progress and then sees its epoch,
+/// or makes `take_over` wait; with `FOR KEY SHARE` neither would wait for the other (manual, 13.3.2 "Row-Level Locks").
+/// The setting is read at the commit, after the statement: with a synchronous standby the commit waits for the standby,
+/// because the session's own `local` would let a failover lose the row of an event that is confirmed.
 static SQL: LazyLock<String> = LazyLock::new(|| {
     format!(
         "WITH fence AS MATERIALIZED ( \
@@ -496,15 +485,16 @@ static SQL: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// Writes new rows, then marks. Where a row stands already it stays as it is: the event was parked before. A mark on a
-/// row that is not there, or is resolved, changes nothing. A mark whose row another session has locked is left out, and
-/// so are the later ones of its aggregate ([`Stored::Except`]); all others are made, without waiting for that session.
+/// Writes new rows, then state changes. An existing row is kept: the event was parked before. A change of a row that
+/// does not exist or is resolved has no effect. A change whose row another session has locked is left out, and so are
+/// the later changes of the same aggregate ([`Stored::Except`]); all other changes are made without waiting for that
+/// session.
 ///
-/// It is one transaction as long as no position comes twice and the bounds ([`ROUND_ROWS_MAX`], [`ROUND_BYTES_MAX`])
-/// are kept; else it is several, in order, so that a crash leaves the beginning of what was asked.
+/// The write is one transaction if no position occurs twice and the bounds ([`WRITE_ROWS_MAX`], [`WRITE_BYTES_MAX`])
+/// are kept. Otherwise it is several transactions, in order, so a crash leaves the first part.
 ///
 /// # Errors
-/// What the server says. What was written by earlier statements of the same call stays.
+/// An error of the server or of the connection. Rows that earlier statements of the same call wrote are kept.
 pub async fn write(
     client: &Client,
     pipeline: &str,
@@ -512,7 +502,8 @@ pub async fn write(
     rows: &[Parked],
     marks: &[ParkedUpdate],
 ) -> Result<Stored, SourceError> {
-    let mut write = Write { client, pipeline, epoch, round: Round::default(), left: Vec::new() };
+    let mut write =
+        ParkedWrite { client, pipeline, epoch, round: WriteBatch::default(), left: Vec::new() };
     for row in rows {
         let bytes = row.record.size_bytes();
         if !write.round.takes(row.entry.position, bytes) && !write.store().await? {
@@ -522,7 +513,7 @@ pub async fn write(
         write.round.rows.push(row);
     }
     for mark in marks {
-        // One of an earlier statement may be of the same aggregate.
+        // A change that an earlier statement left out may be of the same aggregate.
         if !write.left.is_empty() {
             write.left.push(mark.position);
             continue;
@@ -541,18 +532,18 @@ pub async fn write(
     })
 }
 
-/// A write of several statements.
-struct Write<'a> {
+/// A write that may take several statements.
+struct ParkedWrite<'a> {
     client: &'a Client,
     pipeline: &'a str,
     epoch: i64,
-    round: Round<'a>,
-    /// Rows whose marks were left out so far.
+    round: WriteBatch<'a>,
+    /// Rows whose changes were left out so far.
     left: Vec<Position>,
 }
 
-impl Write<'_> {
-    /// Writes what has gathered; whether the pipeline is still ours.
+impl ParkedWrite<'_> {
+    /// Writes the batch. Returns whether the pipeline still belongs to this owner.
     async fn store(&mut self) -> Result<bool, SourceError> {
         let round = std::mem::take(&mut self.round);
         let Some(left) = round.store(self.client, self.pipeline, self.epoch).await? else {
@@ -563,22 +554,23 @@ impl Write<'_> {
     }
 }
 
-/// One statement.
+/// The content of one statement.
 #[derive(Default)]
-struct Round<'a> {
-    rows: Rows<'a>,
-    marks: Marks,
-    /// Of the marks, in order.
+struct WriteBatch<'a> {
+    rows: NewRows<'a>,
+    marks: StateChanges,
+    /// The positions of the state changes, in order.
     marked: Vec<Position>,
     positions: HashSet<Position>,
     bytes: usize,
 }
 
-impl Round<'_> {
-    /// Whether it may also have this: the parts of a statement don't see each other, so each position comes once.
+impl WriteBatch<'_> {
+    /// Whether the batch may also take this row. The parts of a statement do not see each other, so each position may
+    /// occur once.
     fn takes(&self, position: Position, bytes: usize) -> bool {
-        let room = self.positions.len() < ROUND_ROWS_MAX
-            && (self.bytes == 0 || self.bytes + bytes <= ROUND_BYTES_MAX);
+        let room = self.positions.len() < WRITE_ROWS_MAX
+            && (self.bytes == 0 || self.bytes + bytes <= WRITE_BYTES_MAX);
         room && !self.positions.contains(&position)
     }
 
@@ -587,7 +579,8 @@ impl Round<'_> {
         self.bytes += bytes;
     }
 
-    /// The rows whose marks were left out; `None` where the pipeline is another's, and nothing was stored.
+    /// Returns the rows whose changes were left out; `None` if another process owns the pipeline and nothing was
+    /// stored.
     async fn store(
         &self,
         client: &Client,
@@ -610,21 +603,19 @@ impl Round<'_> {
     }
 }
 
-// What a start, a retry and a request read from the parked table.
-
-/// A parked event as a start finds it.
+/// A parked event as a start reads it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Loaded {
-    /// What the relay remembers of it.
+    /// The entry of the relay.
     pub entry: Entry,
-    /// What a person asked for while no relay ran.
+    /// The request that a person made while no relay ran.
     pub request: Option<Request>,
-    /// It is dead, and was not published to the dead-letter topic.
+    /// The event is dead and was not published to the dead-letter topic.
     pub dead_unsent: bool,
 }
 
-/// Not the record's columns: they are large, and stay where they are until a retry ([`fetch`]). `least` and `greatest`
-/// keep an infinite time, written by hand, from being an error.
+/// Without the record's columns: they are large, and are read only for a retry ([`fetch`]). `least` and `greatest`
+/// prevent an error if a person wrote an infinite time.
 const LOAD: &str = "\
 SELECT commit_lsn, ordinal, state, attempts, \
        (pg_catalog.date_part('epoch', least(greatest(next_attempt_at, now), now + interval '100 years') - now) \
@@ -636,11 +627,11 @@ FROM postrider.parked, pg_catalog.statement_timestamp() AS now \
 WHERE pipeline = $1 AND (state NOT IN ('done', 'skipped') OR (commit_lsn, ordinal) >= ($2, $3)) \
 ORDER BY commit_lsn, ordinal";
 
-/// Everything a start must know, in order: each event that is not resolved, and the tombstones from `from` on, which is
-/// where the log is read again. The server computes the waits, so that its clock alone counts.
+/// Reads all that a start needs, in order: every unresolved event, and the tombstones from `from` on, where the WAL is
+/// read again. The server computes the waits, so only its clock counts.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn load(
     client: &Client,
     pipeline: &str,
@@ -684,32 +675,33 @@ fn loaded_of(row: &Row) -> Result<Loaded, tokio_postgres::Error> {
 pub struct Fetched {
     /// Which event.
     pub position: Position,
-    /// As it was to be published.
+    /// The record as it was to be published.
     pub record: OwnedRecord,
-    /// Every later event of its aggregate has waited for it.
+    /// Every later event of its aggregate has waited for this event.
     pub keeps_order: bool,
 }
 
-/// The records of these events, for a retry, in order. An event that is resolved, or whose row is gone, is left out.
+/// Reads the records of these events for a retry, in order. An event that is resolved or whose row was deleted is left
+/// out.
 ///
-/// One answer holds them, so it ends with the record whose payload makes `bytes` full: what is behind that one in the
-/// log is left out too.
+/// The result ends with the record whose payload brings the total to `bytes`; events after that one in the WAL are left
+/// out.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn fetch(
     client: &Client,
     pipeline: &str,
     positions: &[Position],
     bytes: u32,
 ) -> Result<Vec<Fetched>, SourceError> {
-    // Without a topic it is not published, and its payload may be larger than memory allows.
+    // An event without a topic is not published, and its payload may be larger than memory allows.
     let value = "CASE WHEN topic <> '' THEN value END";
     let unresolved = "p.state NOT IN ('done', 'skipped')";
     fetch_where(client, pipeline, positions, (unresolved, value), bytes).await
 }
 
-/// The same for any state: what is resolved has no more than its topic.
+/// As [`fetch`], in any state. Of a resolved event only the topic is left.
 pub(super) async fn fetch_any(
     client: &Client,
     pipeline: &str,
@@ -768,17 +760,17 @@ fn record_of(row: &Row) -> Result<(Position, OwnedRecord), tokio_postgres::Error
     Ok((position(row.try_get(0)?, row.try_get(1)?), record))
 }
 
-/// Those of these events that have no row any more: somebody deleted it.
+/// Returns the events of `positions` whose rows were deleted.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn missing(
     client: &Client,
     pipeline: &str,
     positions: &[Position],
 ) -> Result<Vec<Position>, SourceError> {
     let failed = |e| {
-        SourceError::control(format!("look for parked events of pipeline {pipeline:?}"), e)
+        SourceError::control(format!("check which parked events of pipeline {pipeline:?} exist"), e)
             .of(Statement::Parked)
     };
     let sql = "SELECT w.commit_lsn, w.ordinal \
@@ -791,10 +783,10 @@ pub async fn missing(
     rows.iter().map(position_of).collect::<Result<_, _>>().map_err(failed)
 }
 
-/// What people ask for and nobody has carried out, in order.
+/// Reads the requests that have not been carried out, in order.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn requests(
     client: &Client,
     pipeline: &str,
@@ -806,20 +798,20 @@ pub async fn requests(
     let sql = "SELECT commit_lsn, ordinal, requested_action FROM postrider.parked \
                WHERE pipeline = $1 AND requested_action IS NOT NULL ORDER BY commit_lsn, ordinal";
     let rows = client.query(sql, &[&pipeline]).await.map_err(failed)?;
-    let wished = |row: &Row| {
+    let request = |row: &Row| {
         let request = Request::parse(row.try_get(2)?);
         Ok(request.map(|request| {
             Ok::<_, tokio_postgres::Error>((position(row.try_get(0)?, row.try_get(1)?), request))
         }))
     };
     rows.iter()
-        .filter_map(|row| wished(row).and_then(Option::transpose).transpose())
+        .filter_map(|row| request(row).and_then(Option::transpose).transpose())
         .collect::<Result<_, _>>()
         .map_err(failed)
 }
 
-/// The state of a name. The table's CHECK knows no others; where it was taken off, what we don't know is left to a
-/// person.
+/// The state of this name. The table's CHECK allows no other names; if the CHECK was removed, an unknown state counts
+/// as dead, so that a person decides.
 pub(super) fn state(name: &str) -> State {
     State::parse(name).unwrap_or(State::Dead)
 }
@@ -828,20 +820,19 @@ pub(super) fn position(commit_lsn: PgLsn, ordinal: i64) -> Position {
     Position { commit_lsn: lsn(commit_lsn), ordinal: ordinal.cast_unsigned() }
 }
 
-/// Positions as the two columns of their identity.
+/// Positions as the two columns of the key.
 pub(super) fn columns(positions: &[Position]) -> (Vec<PgLsn>, Vec<i64>) {
     positions.iter().map(|at| (pg_lsn(at.commit_lsn), at.ordinal.cast_signed())).unzip()
 }
 
-// What the dead-letter topic gets of a dead event: its record as it stands in its row, and why it is there.
-
-/// The records of these events for the dead-letter topic, in order: key, value, timestamp and headers as they are, the
-/// partition the topic's own to choose, and five headers more: `dead_code`, `dead_error`, `dead_attempts`,
-/// `dead_position` and `dead_topic`, where the event was to go. An event that is not dead any more is left out.
+/// Reads the records of these events for the dead-letter topic, in order. Key, value, timestamp and headers are those
+/// of the event; the topic's partitioner chooses the partition; five headers are added: `dead_code`, `dead_error`,
+/// `dead_attempts`, `dead_position` and `dead_topic` (the event's original destination). An event that is no longer
+/// dead is left out.
 ///
 /// # Errors
-/// What the server says.
-pub async fn fetch_letters(
+/// An error of the server or of the connection.
+pub async fn fetch_dead_letters(
     client: &Client,
     pipeline: &str,
     positions: &[Position],
@@ -851,8 +842,8 @@ pub async fn fetch_letters(
         SourceError::control(format!("fetch dead events of pipeline {pipeline:?}"), e)
             .of(Statement::Parked)
     };
-    // A payload that was not read for its size can't be sent, whatever code the event has: the error's text says why.
-    // Such a row has no topic.
+    // A payload that was not read because of its size cannot be sent, whatever the event's code is; the error's text
+    // says why. Such a row has no topic.
     let sql = format!(
         "SELECT p.commit_lsn, p.ordinal, p.topic, p.partition, p.key, \
            CASE WHEN p.error_code IS DISTINCT FROM 'row_too_large' \
@@ -865,10 +856,13 @@ pub async fn fetch_letters(
     );
     let (lsns, ordinals) = columns(positions);
     let rows = client.query(&sql, &[&pipeline, &lsns, &ordinals]).await.map_err(failed)?;
-    rows.iter().map(|row| letter_of(row, topic).map_err(failed)).collect()
+    rows.iter().map(|row| dead_letter_of(row, topic).map_err(failed)).collect()
 }
 
-fn letter_of(row: &Row, topic: &str) -> Result<(Position, OwnedRecord), tokio_postgres::Error> {
+fn dead_letter_of(
+    row: &Row,
+    topic: &str,
+) -> Result<(Position, OwnedRecord), tokio_postgres::Error> {
     let (_, mut record) = record_of(row)?;
     let at = position(row.try_get(0)?, row.try_get(1)?);
     let code: Option<String> = row.try_get(9)?;
@@ -898,16 +892,16 @@ mod tests {
 
     #[test]
     fn a_statement_has_bounds_and_each_position_once() {
-        let mut round = Round::default();
-        assert!(round.takes(at(0), 10 * ROUND_BYTES_MAX), "alone, whatever its size");
-        round.note(at(0), ROUND_BYTES_MAX - 1);
+        let mut round = WriteBatch::default();
+        assert!(round.takes(at(0), 10 * WRITE_BYTES_MAX), "alone, whatever its size");
+        round.note(at(0), WRITE_BYTES_MAX - 1);
         assert!(!round.takes(at(0), 0));
         assert!(round.takes(at(1), 1) && !round.takes(at(1), 2));
         for number in 1..10_000 {
             assert!(round.takes(at(number), 0));
             round.note(at(number), 0);
         }
-        assert_eq!(round.positions.len(), ROUND_ROWS_MAX);
+        assert_eq!(round.positions.len(), WRITE_ROWS_MAX);
         assert!(!round.takes(at(10_000), 0));
     }
 }

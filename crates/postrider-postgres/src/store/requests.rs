@@ -1,7 +1,7 @@
-//! What a person sees of the parked table and writes into it: lists, one event whole, requests.
+//! The parked table as an operator sees it: lists, the record of one event, and requests.
 //!
-//! Requests are all that is written: the relay that owns the pipeline carries them out, now or at its next start. One
-//! that stands already is left alone.
+//! Only requests are written. The relay that owns the pipeline carries them out, now or at its next start. An existing
+//! request is not overwritten.
 
 use super::parked::{CHANNEL, columns, fetch_any, micros, position, state};
 use crate::catalog::BASE_TYPE_SQL;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Row};
 
-/// Follows domains down to the type that they are made of.
+/// Resolves domains to their base type.
 const JSON_TYPE: &str = "\
 WITH RECURSIVE base AS ( \
   SELECT t.oid, t.typbasetype, t.typname FROM pg_catalog.pg_attribute a \
@@ -25,10 +25,10 @@ WITH RECURSIVE base AS ( \
   SELECT t.oid, t.typbasetype, t.typname FROM base b JOIN pg_catalog.pg_type t ON t.oid = b.typbasetype) \
 SELECT typname::text FROM base WHERE typbasetype = 0 AND typname IN ('json', 'jsonb')";
 
-/// `json` or `jsonb`, where the column holds that, or a domain over it.
+/// `json` or `jsonb`, if the column has that type or a domain over it.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn json_type(
     client: &Client,
     table: &TableName,
@@ -39,8 +39,8 @@ pub async fn json_type(
     row.map_err(failed)?.map(|row| row.try_get(0).map_err(failed)).transpose()
 }
 
-/// Which columns of the outbox are `character(n)`, or a domain over it: their values end in blanks, which do not count
-/// when the type compares two of them.
+/// Which columns of the outbox are `character(n)`, or a domain over it. Trailing blanks of such values do not count
+/// when two of them are compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Padded {
     /// The event's id.
@@ -55,7 +55,7 @@ impl Padded {
     /// Reads the types of these columns, in the order of the fields; a column that does not exist is not padded.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub async fn read(
         client: &Client,
         table: &TableName,
@@ -78,27 +78,27 @@ impl Padded {
         Ok(Self { id, aggregate_type, aggregate_id })
     }
 
-    /// `text` as it is compared, where its column is padded.
+    /// `text` without the trailing blanks that are not compared, if its column is padded.
     pub fn bare(text: &str, padded: bool) -> &str {
         if padded { text.trim_end_matches(' ') } else { text }
     }
 
-    /// `column` of the parked table as it is compared.
+    /// The SQL expression for `column` of the parked table without the blanks that are not compared.
     fn sql(column: &str, padded: bool) -> String {
         if padded { format!("pg_catalog.rtrim({column})") } else { column.to_owned() }
     }
 }
 
-/// Which events are meant. What is left out does not narrow.
+/// Which events are selected. A field that is left empty does not restrict the selection.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Filter {
-    /// These, or those of [`Filter::event_ids`].
+    /// Events at these positions, or with the ids of [`Filter::event_ids`].
     pub positions: Vec<Position>,
     /// Events of these ids.
     pub event_ids: Vec<String>,
     /// Type and id of the aggregate.
     pub aggregate: Option<(String, String)>,
-    /// The word for what is wrong.
+    /// The error code.
     pub error_code: Option<String>,
     /// Parked for longer than this.
     pub older_than: Option<Duration>,
@@ -108,30 +108,30 @@ pub struct Filter {
 
 /// One event, without its record. Times are UTC, `2026-01-02T03:04:05Z`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Listed {
-    /// Its identity.
+pub struct ParkedEvent {
+    /// Its position, which identifies it.
     pub position: Position,
-    /// Where it stands.
+    /// Its state.
     pub state: State,
-    /// Its id, where it has one.
+    /// Its id, if it has one.
     pub event_id: Option<String>,
-    /// Its type, where it has one.
+    /// Its type, if it has one.
     pub event_type: Option<String>,
-    /// Type and id of its aggregate, where they are known.
+    /// Type and id of its aggregate, if they are known.
     pub aggregate: Option<(String, String)>,
-    /// Whether later events of its aggregate wait behind it.
+    /// Whether later events of its aggregate wait for it.
     pub blocks: bool,
-    /// Where it is to go; empty where no topic could be made.
+    /// Its destination; empty if no topic could be made.
     pub topic: String,
-    /// Bytes of its payload, while it is kept.
+    /// Bytes of its payload, as long as the payload is kept.
     pub payload_bytes: Option<i64>,
-    /// Tries that were refused.
+    /// Failed attempts.
     pub attempts: i32,
-    /// When it is tried next.
+    /// When the next attempt is due.
     pub next_attempt_at: Option<String>,
-    /// A word for what is wrong.
+    /// The error code.
     pub error_code: Option<String>,
-    /// What is wrong.
+    /// The error's text.
     pub error: Option<String>,
     /// When its transaction was committed.
     pub commit_time: Option<String>,
@@ -141,28 +141,28 @@ pub struct Listed {
     pub resolved_at: Option<String>,
     /// A later event of its aggregate that was published before it.
     pub overtaken_by: Option<Position>,
-    /// What is asked for, and not carried out yet.
-    pub requested: Option<Action>,
-    /// The last request that was taken off.
-    pub acted: Option<Action>,
+    /// The request that has not been carried out yet.
+    pub requested: Option<OperatorAction>,
+    /// The last request that was carried out or declined.
+    pub acted: Option<OperatorAction>,
     /// That request could not be carried out.
     pub declined: bool,
 }
 
-/// What a person did.
+/// An action of an operator.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Action {
+pub struct OperatorAction {
     /// `retry`, `skip` or `replace`.
     pub what: String,
-    /// Database role and user of the host.
+    /// Database role and operating system user.
     pub by: Option<String>,
-    /// When it was asked for, or taken off.
+    /// When it was requested, or carried out.
     pub at: Option<String>,
-    /// Why, in the person's words.
+    /// The reason that the operator gave.
     pub reason: Option<String>,
 }
 
-/// What [`Listed`] is made of, in order; `{…}` is a time.
+/// The columns of [`ParkedEvent`], in order; `{…}` is a time.
 const COLUMNS: &str = "\
 commit_lsn, ordinal, state, event_id, event_type, aggregate_type, aggregate_id, blocks, topic, \
 pg_catalog.octet_length(value)::pg_catalog.int8, attempts, {next_attempt_at}, error_code, error, \
@@ -170,7 +170,7 @@ pg_catalog.octet_length(value)::pg_catalog.int8, attempts, {next_attempt_at}, er
 requested_by, {requested_at}, requested_reason, acted_action, acted_by, {acted_at}, acted_reason, \
 acted_declined";
 
-/// `{…}` is a column of which blanks at the end may not count.
+/// `{…}` is a column whose trailing blanks may not count.
 const MATCHES: &str = "\
 pipeline = $1 \
 AND (pg_catalog.cardinality($2::pg_catalog.pg_lsn[]) + pg_catalog.cardinality($4::pg_catalog.text[]) = 0 \
@@ -183,17 +183,17 @@ AND ($8::pg_catalog.int8 IS NULL \
   OR parked_at < pg_catalog.now() - $8::pg_catalog.int8 * interval '1 microsecond') \
 AND (pg_catalog.cardinality($9::pg_catalog.text[]) = 0 OR state = ANY ($9))";
 
-/// The events that `filter` means, in order, at most `limit`.
+/// Lists the events that `filter` selects, in order, at most `limit`.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn list(
     client: &Client,
     pipeline: &str,
     filter: &Filter,
     padded: Padded,
     limit: i64,
-) -> Result<Vec<Listed>, SourceError> {
+) -> Result<Vec<ParkedEvent>, SourceError> {
     let failed =
         |e| SourceError::control(format!("list the parked events of pipeline {pipeline:?}"), e);
     let columns_sql = COLUMNS
@@ -237,10 +237,10 @@ pub async fn list(
     rows.iter().map(|row| listed(row).map_err(failed)).collect()
 }
 
-fn listed(row: &Row) -> Result<Listed, tokio_postgres::Error> {
+fn listed(row: &Row) -> Result<ParkedEvent, tokio_postgres::Error> {
     let kind: Option<String> = row.try_get(5)?;
     let overtaken = row.try_get::<_, Option<PgLsn>>(17)?.zip(row.try_get::<_, Option<i64>>(18)?);
-    Ok(Listed {
+    Ok(ParkedEvent {
         position: position(row.try_get(0)?, row.try_get(1)?),
         state: state(row.try_get(2)?),
         event_id: row.try_get(3)?,
@@ -263,16 +263,16 @@ fn listed(row: &Row) -> Result<Listed, tokio_postgres::Error> {
     })
 }
 
-fn action(row: &Row, first: usize) -> Result<Option<Action>, tokio_postgres::Error> {
+fn action(row: &Row, first: usize) -> Result<Option<OperatorAction>, tokio_postgres::Error> {
     let Some(what) = row.try_get(first)? else { return Ok(None) };
     let (by, at) = (row.try_get(first + 1)?, row.try_get(first + 2)?);
-    Ok(Some(Action { what, by, at, reason: row.try_get(first + 3)? }))
+    Ok(Some(OperatorAction { what, by, at, reason: row.try_get(first + 3)? }))
 }
 
-/// The record of one event, whatever its state; `None` where there is no such row.
+/// Reads the record of one event in any state; `None` if there is no such row.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn record(
     client: &Client,
     pipeline: &str,
@@ -282,12 +282,12 @@ pub async fn record(
     Ok(found.pop().map(|(_, record)| record))
 }
 
-/// A request and who makes it.
+/// A request and its author.
 #[derive(Clone, Copy)]
 pub struct NewRequest<'a> {
     /// What is asked for.
     pub request: Request,
-    /// The user of the host; the database role is added by the server.
+    /// The operating system user; the server adds the database role.
     pub by: &'a str,
     /// Why.
     pub reason: Option<&'a str>,
@@ -295,12 +295,12 @@ pub struct NewRequest<'a> {
     pub value: Option<&'a [u8]>,
 }
 
-/// Writes a request into these rows, and tells the relay. Gives back those it was written into, in order: not one that
-/// is resolved, gone, or asked for something already.
+/// Writes a request into these rows and notifies the relay. Returns the rows that it was written into, in order: rows
+/// that are resolved, deleted, or have a request already are left out.
 ///
 /// # Errors
-/// What the server says.
-pub async fn ask(
+/// An error of the server or of the connection.
+pub async fn write_requests(
     client: &Client,
     pipeline: &str,
     positions: &[Position],

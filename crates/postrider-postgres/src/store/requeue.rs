@@ -1,12 +1,13 @@
-//! Parked events whose rows the table brings again: a lost slot leaves them in both, and only the table knows which
-//! rows of their aggregates come before them.
+//! Requeued events: parked events whose rows are published from the table again. After a slot was lost, the outbox
+//! table is read again, so an event can be in the parked table and in the list of rows. It is requeued at its place
+//! among the rows of its aggregate, because only the table knows which rows come before it.
 //!
-//! Owns the look for them, and the change of their place. When they come is the driver's business.
+//! Owns the queries for such events and the change of their positions.
 
 use super::parked::{columns, position};
 use crate::catalog::pg_lsn;
 use crate::names::literal;
-use crate::poll::claim::Table;
+use crate::poll::claim::OutboxTable;
 use crate::statement::{Statement, StatementError};
 use pg_replication::error::SourceError;
 use postrider_core::event::{AHEAD_MAX_MS, PgTime, Position, is_claim_lsn};
@@ -16,38 +17,38 @@ use std::collections::{HashMap, HashSet};
 use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{Client, Row};
 
-/// What becomes of a row of the table that has the id of a parked event.
+/// What to do with a row of the table that has the id of a parked event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fate {
-    /// The parked event comes again, and is parked where its row stands.
-    Again {
-        /// The row is certainly the event. Otherwise its content decides ([`alike`]).
+pub enum RequeueDecision {
+    /// The parked event is requeued: it is parked at the place of its row.
+    Requeue {
+        /// The row is certainly the event. If not, its content decides ([`alike`]).
         certain: bool,
     },
-    /// The row is certainly the event, which stays where it is, and only the mark is missing: it is published, given
-    /// up, or holds nothing back.
-    Passes,
-    /// The row may be the event, or another one that was given the same id. It is parked, for a person to decide.
-    Doubted {
-        /// The record of the event is kept, so the row's content can be compared with it ([`alike`]).
+    /// The row is certainly the event, which keeps its position: it is published, skipped, or blocks no other event.
+    /// Only the row's status is missing.
+    MarkOnly,
+    /// The row may be the event, or another event that got the same id. The row is parked, for a person to decide.
+    Undecided {
+        /// The record of the parked event is kept, so the row's content can be compared with it ([`alike`]).
         kept: bool,
     },
 }
 
-/// A parked event whose id a row of the table has, which is or may be the event.
+/// A parked event whose id is also the id of a row of the table, and which is or may be that row.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Again {
+pub struct RequeuedEvent {
     /// Its id, as the row of the table has it.
     pub event_id: String,
-    /// Where it stands in the parked table.
+    /// Its position in the parked table.
     pub position: Position,
-    /// What becomes of the row.
-    pub fate: Fate,
-    /// The transaction that wrote the row: one that another has written may be another row.
+    /// What to do with the row.
+    pub decision: RequeueDecision,
+    /// The transaction that wrote the row. A row that another transaction has written may be another row.
     pub xmin: u32,
 }
 
-/// A parked event, as a look finds it.
+/// A parked event that may have a row in the table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Candidate {
     event_id: String,
@@ -55,24 +56,25 @@ struct Candidate {
     aggregate: Option<(String, String)>,
     blocks: bool,
     resolved: bool,
-    /// It is not to be published once more: a person has skipped or replaced it, or the rows that follow it in its
-    /// aggregate have marks, so that it would come alone.
+    /// The event must not be published a second time: a person has skipped or replaced it, or the rows that follow it
+    /// in its aggregate are marked as published, so the event would be repeated alone.
     once: bool,
 }
 
-/// Where events stand that have rows, or may have them: whether it is certain, and the transaction that wrote the row.
+/// The positions of the events that have a row or may have one: whether the row is certainly the event, and the
+/// transaction that wrote the row.
 type Rows = HashMap<Position, (bool, u32)>;
 
-/// Those that are on the list of a repair.
+/// Finds the parked events that are on the list of a repair.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn listed(
     client: &Client,
     pipeline: &str,
-    table: &Table,
-) -> Result<Vec<Again>, SourceError> {
-    // No correlation with `p`: the ids of the list are hashed once.
+    table: &OutboxTable,
+) -> Result<Vec<RequeuedEvent>, SourceError> {
+    // The subquery does not refer to `p`, so the ids of the list are hashed once.
     let on_list = format!(
         "p.event_id IN (SELECT unnest(r.ids) FROM postrider.repair_page AS r WHERE r.pipeline = {})",
         literal(pipeline)
@@ -87,44 +89,45 @@ pub async fn listed(
     );
     let candidates = read(client, pipeline, &sql).await?;
     let rows = rows_of(client, table, &candidates, &on_list).await?;
-    Ok(coming(candidates, &rows, false))
+    Ok(decide(candidates, &rows, false))
 }
 
-/// Those that polling will claim.
+/// Finds the parked events whose rows polling will claim.
 ///
-/// One that has a later one of its aggregate behind it that does not come again stays where it is: its row is passed
-/// over. An event that a claim has parked is no such later one, whatever its position: rows of an aggregate are claimed
-/// in their order, so a row that is still to be claimed follows the event. Of those that are resolved only what the
-/// stream might have brought again counts: a mark that somebody took back later is his word.
+/// An event keeps its position, and its row is passed over, if a later event of its aggregate is parked and is not
+/// requeued. An event that a claim has parked does not count as later, whatever its position: rows of an aggregate are
+/// claimed in their order, so a row that is still to be claimed follows that event. Of the resolved events only those
+/// count that the stream may have sent again: if a person removed a row's status later, the row is to be published.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn unpublished(
     client: &Client,
     pipeline: &str,
-    table: &Table,
-) -> Result<Vec<Again>, SourceError> {
-    // Where the table keeps failures, one that holds nothing back is the letter of a row that has failed for good.
-    let letters = table.spec().keeps_failures();
+    table: &OutboxTable,
+) -> Result<Vec<RequeuedEvent>, SourceError> {
+    // If the table records failures, an event that blocks no other is the dead letter of a row that has failed for
+    // good.
+    let dead_letters = table.spec().keeps_failures();
     let sql = format!(
-        "{} AND (p.blocks OR NOT {letters}) \
+        "{} AND (p.blocks OR NOT {dead_letters}) \
            AND (p.state NOT IN ('done', 'skipped') OR p.commit_lsn >= \
              (SELECT c.watermark FROM postrider.cursor AS c WHERE c.pipeline = $1))",
         candidates("true")
     );
     let candidates = read(client, pipeline, &sql).await?;
     let rows = rows_of(client, table, &candidates, &table.unpublished()).await?;
-    Ok(coming(candidates, &rows, true))
+    Ok(decide(candidates, &rows, true))
 }
 
-/// What becomes of the rows, where `rows` are or may be events of `candidates`. `claims_precede`: an event that a claim
-/// has parked is not behind a row that is still to be claimed.
-fn coming(candidates: Vec<Candidate>, rows: &Rows, claims_precede: bool) -> Vec<Again> {
+/// Decides about the rows. `rows` are or may be events of `candidates`. `claims_precede`: an event that a claim has
+/// parked precedes every row that is still to be claimed.
+fn decide(candidates: Vec<Candidate>, rows: &Rows, claims_precede: bool) -> Vec<RequeuedEvent> {
     let mut last_that_stays = HashMap::new();
     for candidate in &candidates {
         let precedes = claims_precede && is_claim_lsn(candidate.position.commit_lsn);
-        let holds = candidate.blocks && !candidate.resolved;
-        if holds && !precedes && !rows.contains_key(&candidate.position) {
+        let blocks = candidate.blocks && !candidate.resolved;
+        if blocks && !precedes && !rows.contains_key(&candidate.position) {
             let last: &mut Position =
                 last_that_stays.entry(candidate.aggregate.clone()).or_default();
             *last = candidate.position.max(*last);
@@ -133,31 +136,31 @@ fn coming(candidates: Vec<Candidate>, rows: &Rows, claims_precede: bool) -> Vec<
     let mut coming = HashMap::new();
     for candidate in candidates {
         let Some(&(certain, xmin)) = rows.get(&candidate.position) else { continue };
-        // Before one that stays: it stays too, and its row is only marked.
+        // An event before one that keeps its position keeps its own too, and its row only gets its status.
         let last = last_that_stays.get(&candidate.aggregate);
         let stays = last.is_some_and(|last| candidate.position <= *last);
-        let fate = match (candidate.resolved, certain) {
-            (false, _) if candidate.blocks && !stays => Fate::Again { certain },
-            (_, true) => Fate::Passes,
-            (false, false) => Fate::Doubted { kept: true },
-            (true, false) if candidate.once => Fate::Doubted { kept: false },
-            // It was published, and is published once more, with what follows it.
+        let decision = match (candidate.resolved, certain) {
+            (false, _) if candidate.blocks && !stays => RequeueDecision::Requeue { certain },
+            (_, true) => RequeueDecision::MarkOnly,
+            (false, false) => RequeueDecision::Undecided { kept: true },
+            (true, false) if candidate.once => RequeueDecision::Undecided { kept: false },
+            // The event was published, and is published a second time together with the events that follow it.
             (true, false) => continue,
         };
         let Candidate { event_id, position, .. } = candidate;
-        let again = Again { event_id: event_id.clone(), position, fate, xmin };
-        // Of several events of one id the one that is not resolved has the row, or else the last.
-        let rank = |again: &Again| {
-            let rank = match again.fate {
-                Fate::Passes | Fate::Again { certain: true } => 3,
-                Fate::Again { certain: false } => 2,
-                Fate::Doubted { kept } => u8::from(kept),
+        let again = RequeuedEvent { event_id: event_id.clone(), position, decision, xmin };
+        // If several events have one id, the row belongs to the unresolved one, or else to the last one.
+        let rank = |again: &RequeuedEvent| {
+            let rank = match again.decision {
+                RequeueDecision::MarkOnly | RequeueDecision::Requeue { certain: true } => 3,
+                RequeueDecision::Requeue { certain: false } => 2,
+                RequeueDecision::Undecided { kept } => u8::from(kept),
             };
             (rank, again.position)
         };
         match coming.entry(event_id) {
-            Entry::Occupied(mut held) if rank(held.get()) < rank(&again) => {
-                held.insert(again);
+            Entry::Occupied(mut known) if rank(known.get()) < rank(&again) => {
+                known.insert(again);
             }
             Entry::Occupied(_) => {}
             Entry::Vacant(free) => {
@@ -168,7 +171,8 @@ fn coming(candidates: Vec<Candidate>, rows: &Rows, claims_precede: bool) -> Vec<
     coming.into_values().collect()
 }
 
-/// The candidates, to be completed by what else they must be. `once`: which of them are not published once more.
+/// The query for candidates, to which a caller adds conditions. `once`: which of them must not be published a second
+/// time.
 fn candidates(once: &str) -> String {
     format!(
         "SELECT p.event_id, p.commit_lsn, p.ordinal, p.aggregate_type, p.aggregate_id, p.blocks, \
@@ -179,7 +183,7 @@ fn candidates(once: &str) -> String {
 
 async fn read(client: &Client, pipeline: &str, sql: &str) -> Result<Vec<Candidate>, SourceError> {
     let failed = |e| {
-        let doing = format!("look for parked events of pipeline {pipeline:?} that come again");
+        let doing = format!("find the parked events of pipeline {pipeline:?} that are requeued");
         SourceError::control(doing, e).of(Statement::Parked)
     };
     let candidate = |row: &Row| {
@@ -197,10 +201,10 @@ async fn read(client: &Client, pipeline: &str, sql: &str) -> Result<Vec<Candidat
     rows.iter().map(candidate).collect::<Result<_, _>>().map_err(failed)
 }
 
-/// The rows that meet `filter` and are not certainly other events than the candidates whose ids they have.
+/// The rows that meet `filter` and may be the candidates whose ids they have.
 async fn rows_of(
     client: &Client,
-    table: &Table,
+    table: &OutboxTable,
     candidates: &[Candidate],
     filter: &str,
 ) -> Result<Rows, SourceError> {
@@ -208,7 +212,7 @@ async fn rows_of(
     let columns = format!("p.commit_lsn, p.ordinal, {}, o.xmin::text::int8", the_same());
     let filter = format!("{filter} AND NOT {}", another(table));
     let found = table.beside_parked(client, &ids, &columns, &filter).await?;
-    let failed = |e| SourceError::control("look for rows of parked events", e);
+    let failed = |e| SourceError::control("find the rows of parked events", e);
     let row = |row: &Row| {
         let xmin: i64 = row.try_get(3)?;
         let of = (row.try_get(2)?, u32::try_from(xmin).unwrap_or_default());
@@ -217,12 +221,12 @@ async fn rows_of(
     found.iter().map(row).collect::<Result<_, _>>().map_err(failed)
 }
 
-/// Of these rows, each with the place of the parked event whose id it has: those whose content is what the parked event
-/// keeps. Publishing the one is publishing the other then. Headers that say where an event stands make no difference,
-/// nor does a time that is that of the commit.
+/// Returns those of `rows` whose content equals the record of the parked event with the same id, given by its position:
+/// publishing either one then publishes both. Headers with the event's position are not compared, nor is a timestamp
+/// that is the commit time.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn alike(
     client: &Client,
     pipeline: &str,
@@ -273,12 +277,12 @@ pub async fn alike(
     Ok(alike)
 }
 
-/// Gives rows another place, each `(before, after)`; everything else of them stays. To be called inside a transaction
-/// that also writes as [`write`](super::write()) does: that is its fence.
+/// Moves parked rows, each `(before, after)`, and changes nothing else. Must be called inside a transaction that also
+/// calls [`parked::write`](super::parked::write()), which checks the owner.
 ///
 /// # Errors
-/// What the server says.
-pub async fn place(
+/// An error of the server or of the connection.
+pub async fn move_rows(
     client: &Client,
     pipeline: &str,
     places: &[(Position, Position)],
@@ -287,7 +291,7 @@ pub async fn place(
         return Ok(());
     }
     let failed = |e| {
-        SourceError::control(format!("place parked events of pipeline {pipeline:?} again"), e)
+        SourceError::control(format!("move parked events of pipeline {pipeline:?}"), e)
             .of(Statement::Parked)
     };
     let (before, after): (Vec<Position>, Vec<Position>) = places.iter().copied().unzip();
@@ -303,25 +307,26 @@ pub async fn place(
         .map_err(failed)
 }
 
-/// Puts unresolved events that claims have parked before all that the stream will bring, and leaves them in their
-/// order. To be called by the owner (`epoch`) before a stream begins.
+/// Moves unresolved events that claims have parked to positions before everything that the stream will send, in the
+/// same order. Must be called by the owner (`epoch`) before a stream begins.
 ///
 /// A claim's position is the end of WAL after its rows were seen. A transaction whose commit record lies before that
-/// point need not be visible then: a commit becomes visible once synchronous standbys have confirmed it. The stream
-/// brings such a transaction below the claim's position, though its rows were not claimed and follow those that were.
+/// point need not be visible yet: a commit becomes visible once synchronous standbys have confirmed it. The stream
+/// sends such a transaction at a position below the claim's, although its rows were not claimed and follow the rows
+/// that were.
 ///
-/// An event that the stream had parked, and brings again, keeps its position: it is known by it. Events of its
-/// aggregate that were claimed later come directly behind it.
+/// An event that the stream had parked, and sends again, keeps its position, because the position identifies it. Events
+/// of its aggregate that were claimed later get positions directly after it.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn put_before_stream(
     client: &Client,
     pipeline: &str,
     epoch: i64,
 ) -> Result<u64, SourceError> {
     let failed = |e| {
-        let doing = format!("place parked events of pipeline {pipeline:?} before its stream");
+        let doing = format!("move parked events of pipeline {pipeline:?} before its stream");
         SourceError::control(doing, e).of(Statement::Parked)
     };
     let odd = "(p.commit_lsn - '0/0'::pg_catalog.pg_lsn) % 2 = 1";
@@ -347,20 +352,20 @@ pub async fn put_before_stream(
     client.execute(&sql, &[&pipeline, &epoch]).await.map_err(failed)
 }
 
-/// Undoes what the transaction at hand has parked at `from` and behind it in the same claim: rows that it has moved go
-/// back, each `(now, before)`, and those that it has made go.
+/// Undoes what the current transaction has parked at `from` and after it in the same claim: moved rows get their
+/// positions back, each `(now, before)`, and new rows are deleted.
 ///
 /// # Errors
-/// What the server says.
-pub async fn take_back(
+/// An error of the server or of the connection.
+pub async fn undo_parking(
     client: &Client,
     pipeline: &str,
     from: Position,
     places: &[(Position, Position)],
 ) -> Result<(), SourceError> {
-    place(client, pipeline, places).await?;
+    move_rows(client, pipeline, places).await?;
     let failed = |e| {
-        SourceError::control(format!("take back parked events of pipeline {pipeline:?}"), e)
+        SourceError::control(format!("undo the parking of events of pipeline {pipeline:?}"), e)
             .of(Statement::Parked)
     };
     let sql = "DELETE FROM postrider.parked AS p \
@@ -369,24 +374,27 @@ pub async fn take_back(
     client.execute(sql, &[&pipeline, &commit_lsn, &ordinal]).await.map(drop).map_err(failed)
 }
 
-/// A parked event that the cursor row has not passed: its row in the table is not marked yet.
+/// A parked event that the cursor row has not passed: its row in the table has no status yet.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct NotPassed {
-    /// Where it stands.
+pub struct AheadOfCursor {
+    /// Its position.
     pub position: Position,
     /// Its id.
     pub id: String,
     /// When its transaction was committed.
     pub commit_time: PgTime,
-    /// Its time, if it has one of its own.
+    /// Its own time, if it has one.
     pub timestamp_ms: Option<i64>,
 }
 
-/// Parked events that the cursor row has not passed.
+/// Reads the parked events that the cursor row has not passed.
 ///
 /// # Errors
-/// What the server says.
-pub async fn not_passed(client: &Client, pipeline: &str) -> Result<Vec<NotPassed>, SourceError> {
+/// An error of the server or of the connection.
+pub async fn ahead_of_cursor(
+    client: &Client,
+    pipeline: &str,
+) -> Result<Vec<AheadOfCursor>, SourceError> {
     let failed = |e| {
         SourceError::control(format!("read parked events of pipeline {pipeline:?}"), e)
             .of(Statement::Parked)
@@ -400,7 +408,7 @@ pub async fn not_passed(client: &Client, pipeline: &str) -> Result<Vec<NotPassed
     let rows = client.query(sql, &[&pipeline]).await.map_err(failed)?;
     let found = |row: &Row| {
         let (lsn, ordinal): (PgLsn, i64) = (row.try_get(0)?, row.try_get(1)?);
-        Ok(NotPassed {
+        Ok(AheadOfCursor {
             position: position(lsn, ordinal),
             id: row.try_get(2)?,
             commit_time: PgTime { micros: row.try_get(3)? },
@@ -410,17 +418,17 @@ pub async fn not_passed(client: &Client, pipeline: &str) -> Result<Vec<NotPassed
     rows.iter().map(found).collect::<Result<_, _>>().map_err(failed)
 }
 
-// Whether a row of the outbox (`o`) is the event of a row of the parked table (`p`) that has the same id.
+// Whether a row of the outbox (`o`) is the event of a row of the parked table (`p`) with the same id.
 //
-// An equal id proves nothing: `TRUNCATE … RESTART IDENTITY`, a restored backup and a sequence that was set back give
-// ids a second time. What decides is the transaction that wrote the row, and the answer has three values: the same
-// event, another event, or unknown. `docs/decisions/reused-ids.md` has the rule in words.
+// An equal id proves nothing: after `TRUNCATE … RESTART IDENTITY`, from a restored backup, or with a sequence that was
+// set back, ids occur a second time. The transaction that wrote the row decides, with three possible results: the same
+// event, another event, or unknown. `docs/decisions/reused-ids.md` states the rule in full.
 
-/// When the transaction that wrote the row was committed; NULL where the server does not keep that.
+/// When the transaction that wrote the row was committed; NULL if the server does not record commit times.
 const WRITTEN_AT: &str = "(CASE WHEN current_setting('track_commit_timestamp') = 'on' \
                           THEN pg_xact_commit_timestamp(o.xmin) END)";
 
-/// A claim has parked it, and not a stream: its time is that of the claim.
+/// A claim has parked the event, not a stream: its time is that of the claim.
 const CLAIMED: &str = "(p.commit_lsn - '0/0'::pg_lsn) % 2 = 1";
 
 /// The row was committed with the event, or was in the table when a claim found the event.
@@ -430,8 +438,8 @@ fn committed_with() -> String {
     )
 }
 
-/// The row was written by a later transaction than the one that last wrote `p`, whatever the server's clock said of the
-/// two. Numbers of transactions have no epoch here: the two are taken to be less than 2^31 transactions apart.
+/// The row was written by a later transaction than the one that last wrote `p`, regardless of the server's clock.
+/// Transaction numbers have no epoch here: the two are assumed to be less than 2^31 transactions apart.
 const IS_NEWER: &str =
     "((o.xmin::text::int8 - p.xmin::text::int8) & 4294967295) BETWEEN 1 AND 2147483647";
 
@@ -444,11 +452,11 @@ pub(crate) fn the_same() -> String {
     format!("coalesce({} AND NOT {IS_NEWER}, false)", committed_with())
 }
 
-/// Whether the row is certainly another event than that of `p`, or was written again since. Without commit times that
-/// is known of a row that is newer than `p`, and of one whose aggregate or time is another.
-pub(crate) fn another(table: &Table) -> String {
+/// Whether the row is certainly another event than that of `p`, or was written again since. Without commit times this
+/// is known only of a row that is newer than `p`, or whose aggregate or time differs.
+pub(crate) fn another(table: &OutboxTable) -> String {
     let (kind, id) = table.aggregate();
-    // A time that no broker takes is replaced by that of the commit: then it tells nothing.
+    // A time that no broker accepts is replaced by the commit time; such a time proves nothing.
     let time = table.time().filter(|_| table.spec().stamps).map_or_else(String::new, |time| {
         let of = format!("extract(epoch FROM {time}) * 1000");
         let commit = "floor(extract(epoch FROM p.commit_time) * 1000)";
@@ -484,17 +492,21 @@ mod tests {
         }
     }
 
-    /// The fates of the candidates whose rows are these, by id.
-    fn fates(candidates: Vec<Candidate>, rows: &[(u64, bool)]) -> Vec<(String, Fate)> {
+    /// The decisions about the candidates whose rows are these, by id.
+    fn decisions(
+        candidates: Vec<Candidate>,
+        rows: &[(u64, bool)],
+    ) -> Vec<(String, RequeueDecision)> {
         let rows = rows.iter().map(|(lsn, certain)| (at(*lsn), (*certain, 1))).collect();
-        let come = coming(candidates, &rows, true);
-        let mut come: Vec<_> = come.into_iter().map(|again| (again.event_id, again.fate)).collect();
-        come.sort_by(|a, b| a.0.cmp(&b.0));
-        come
+        let found = decide(candidates, &rows, true);
+        let mut found: Vec<_> =
+            found.into_iter().map(|again| (again.event_id, again.decision)).collect();
+        found.sort_by(|a, b| a.0.cmp(&b.0));
+        found
     }
 
     #[test]
-    fn what_is_before_one_that_stays_stays_too() {
+    fn event_before_one_that_keeps_its_position_keeps_its_own() {
         let candidates = vec![
             candidate("a1", 0x10, "a", false),
             candidate("b2", 0x20, "b", false),
@@ -502,24 +514,24 @@ mod tests {
             candidate("a4", 0x40, "a", false),
             candidate("a5 is resolved", 0x50, "a", true),
             candidate("b6 is resolved and gone", 0x60, "b", true),
-            // A claim has parked the eighth and marked its row; the seventh is claimed next.
+            // A claim has parked the eighth event and set its row's status; the seventh is claimed next.
             candidate("c7", 0x70, "c", false),
             candidate("c8 was claimed", 0x81, "c", false),
         ];
         let rows = [0x10, 0x20, 0x40, 0x50, 0x70].map(|lsn| (lsn, true));
-        let again = Fate::Again { certain: true };
+        let again = RequeueDecision::Requeue { certain: true };
         let wanted = [
-            ("a1", Fate::Passes),
+            ("a1", RequeueDecision::MarkOnly),
             ("a4", again),
-            ("a5 is resolved", Fate::Passes),
+            ("a5 is resolved", RequeueDecision::MarkOnly),
             ("b2", again),
             ("c7", again),
         ];
-        let wanted = wanted.map(|(id, fate)| (id.to_owned(), fate));
-        assert_eq!(fates(candidates, &rows), wanted);
+        let wanted = wanted.map(|(id, decision)| (id.to_owned(), decision));
+        assert_eq!(decisions(candidates, &rows), wanted);
     }
 
-    /// An equal id is no proof: nothing is passed over whose row may be another event.
+    /// An equal id is no proof: a row that may be another event is never passed over.
     #[test]
     fn row_that_may_be_another_event_is_never_passed_over() {
         let once = |candidate| Candidate { once: true, ..candidate };
@@ -530,20 +542,23 @@ mod tests {
             candidate("d is published", 0x40, "d", true),
             once(candidate("e is skipped", 0x50, "e", true)),
             Candidate { blocks: false, ..candidate("f blocks nothing", 0x60, "f", false) },
-            // Two events have had this id: what is parked is compared, and not the skipped one.
+            // Two events have had this id: the parked one is compared, not the skipped one.
             once(candidate("g", 0x70, "g", true)),
             candidate("g", 0x80, "g", false),
         ];
         let rows = [0x10, 0x30, 0x40, 0x50, 0x60, 0x70, 0x80].map(|lsn| (lsn, false));
-        let (again, doubted) = (Fate::Again { certain: false }, Fate::Doubted { kept: true });
+        let (again, doubted) = (
+            RequeueDecision::Requeue { certain: false },
+            RequeueDecision::Undecided { kept: true },
+        );
         let wanted = [
             ("a stays before b", doubted),
             ("c", again),
-            ("e is skipped", Fate::Doubted { kept: false }),
+            ("e is skipped", RequeueDecision::Undecided { kept: false }),
             ("f blocks nothing", doubted),
             ("g", again),
         ];
-        let wanted = wanted.map(|(id, fate)| (id.to_owned(), fate));
-        assert_eq!(fates(candidates, &rows), wanted);
+        let wanted = wanted.map(|(id, decision)| (id.to_owned(), decision));
+        assert_eq!(decisions(candidates, &rows), wanted);
     }
 }

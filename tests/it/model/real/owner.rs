@@ -6,7 +6,7 @@ use crate::model::script::{By, Step};
 use crate::server::Client;
 use postrider::lsn::{Lsn, Watermark};
 use postrider::postgres::control::Control;
-use postrider::postgres::store::cursor::{self, Cursor, Written};
+use postrider::postgres::store::cursor::{self, Cursor, CursorWrite};
 
 impl Real {
     #[expect(clippy::wildcard_enum_match_arm, reason = "the caller has chosen")]
@@ -18,10 +18,11 @@ impl Real {
             }
             Step::Cursor(letter, by) => {
                 let moved = self.moved(letter, by);
-                let written = cursor::write(self.control.client(), &moved, &cursor::Ledger::Kept)
-                    .await
-                    .expect("a write");
-                let stored = written == Written::Stored;
+                let written =
+                    cursor::write(self.control.client(), &moved, &cursor::SnapshotPolicy::Always)
+                        .await
+                        .expect("a write");
+                let stored = written == CursorWrite::Stored;
                 self.notes.say(format!("the cursor row to {letter}: stored {stored}"));
             }
             Step::Row => {
@@ -76,7 +77,7 @@ impl Real {
         // Its own patience with locks is not what is looked at.
         control.client().batch_execute("set lock_timeout = 0").await.expect("a setting");
         self.sent.spawn(async move {
-            drop(cursor::write(control.client(), &moved, &cursor::Ledger::Kept).await);
+            drop(cursor::write(control.client(), &moved, &cursor::SnapshotPolicy::Always).await);
         });
         self.await_orphan("waits for the lock", "wait_event_type = 'Lock'", "1").await;
     }

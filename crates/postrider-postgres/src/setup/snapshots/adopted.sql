@@ -5,8 +5,8 @@
 -- There already: schema "postrider", version 8.
 -- There already: slot "postrider_orders", standing at 0/5000.
 
--- 1. adopt slot "postrider_orders": make its cursor
--- The slot stands already: the relay goes on from where it stands.
+-- 1. adopt slot "postrider_orders": create its cursor
+-- The slot already exists: the relay continues from its position.
 BEGIN;
 SET LOCAL lock_timeout = '5s';
 SET LOCAL search_path = '';

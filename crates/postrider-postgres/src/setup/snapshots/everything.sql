@@ -2,7 +2,7 @@
 -- each step is a transaction of its own, and their order matters.
 
 -- 1. create table "public"."outbox"
--- The outbox, as the layout has it.
+-- The outbox table of the layout.
 BEGIN;
 SET LOCAL lock_timeout = '5s';
 SET LOCAL search_path = '';
@@ -204,7 +204,7 @@ CREATE TABLE IF NOT EXISTS postrider.bookmark (
     lsn               pg_lsn,
     created_at        timestamptz NOT NULL DEFAULT now(),
     expires_at        timestamptz,
-    -- When Postrider let the slot go, and why: expired, or budget.
+    -- When Postrider drop the slot, and why: expired, or budget.
     dropped_at        timestamptz,
     dropped_why       text,
     PRIMARY KEY (pipeline, name),
@@ -326,7 +326,7 @@ COMMIT;
 -- 7. create slot "postrider_orders" and its cursor
 -- Events committed from here on are kept for the relay. It waits for every transaction that is
 -- running now, in any database of the cluster, so it may take as long as the longest of them; no
--- lock is held meanwhile. The row is made with the slot's own position.
+-- lock is held meanwhile. The cursor row is created with the slot's own position.
 BEGIN;
 SET LOCAL lock_timeout = 0;
 SET LOCAL statement_timeout = 0;

@@ -1,5 +1,5 @@
 let inserts into table "public"."outbox" wake the polling relay
-Without it a polling relay looks once an interval. Each inserting statement queues a notification, and its commit takes for a moment the one lock under which the cluster's notifications are queued. Creating it waits, at most for the lock_timeout, until no transaction that wrote to the table is open.
+Without it a polling relay queries the table once an interval. Each inserting statement queues a notification, and its commit takes for a moment the one lock under which the cluster's notifications are queued. Creating it waits, at most for the lock_timeout, until no transaction that wrote to the table is open.
 BEGIN;
 SET LOCAL lock_timeout = '5s';
 SET LOCAL search_path = '';

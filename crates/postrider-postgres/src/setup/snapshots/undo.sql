@@ -2,8 +2,8 @@
 -- each step is a transaction of its own, and their order matters.
 -- Lost: slot "postrider_orders" (confirmed up to 0/5000): events in the 16384 bytes of WAL after it
 -- that are not published yet are lost to the stream; a new slot starts at its creation.
--- Lost: slot "postrider_bm_before_fix_000abc", a bookmark's: nothing is replayed from it any more.
--- Lost: 1 row(s) of postrider.cursor: how far the pipeline has got, and in which history.
+-- Lost: slot "postrider_bm_before_fix_000abc", of a bookmark: it can no longer be replayed.
+-- Lost: 1 row(s) of postrider.cursor: the pipeline's position and history.
 -- Lost: 3 row(s) of postrider.parked: events that were set aside, and what is known of those
 -- published since.
 -- Lost: publication "postrider_orders".
@@ -11,11 +11,11 @@
 -- Stays: roles and their rights; what is in the broker.
 
 -- 1. drop slot "postrider_orders"
--- From here on the server keeps no WAL for this pipeline.
+-- After this the server keeps no WAL for this pipeline.
 SELECT pg_catalog.pg_drop_replication_slot('postrider_orders');
 
 -- 2. drop slot "postrider_bm_before_fix_000abc"
--- A bookmark's, which keeps WAL too.
+-- The slot of a bookmark, which retains WAL too.
 SELECT pg_catalog.pg_drop_replication_slot('postrider_bm_before_fix_000abc');
 
 -- 3. drop schema "postrider"

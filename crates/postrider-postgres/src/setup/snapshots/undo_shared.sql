@@ -1,7 +1,7 @@
 -- Run with: psql -X -v ON_ERROR_STOP=1 -f FILE, and without --single-transaction:
 -- each step is a transaction of its own, and their order matters.
--- Lost: slot "postrider_bm_before_fix_000abc", a bookmark's: nothing is replayed from it any more.
--- Lost: 1 row(s) of postrider.cursor: how far the pipeline has got, and in which history.
+-- Lost: slot "postrider_bm_before_fix_000abc", of a bookmark: it can no longer be replayed.
+-- Lost: 1 row(s) of postrider.cursor: the pipeline's position and history.
 -- Lost: 3 row(s) of postrider.parked: events that were set aside, and what is known of those
 -- published since.
 -- Stays: slot "postrider_orders": it is of plugin "wal2json".
@@ -11,7 +11,7 @@
 -- Stays: roles and their rights; what is in the broker.
 
 -- 1. drop slot "postrider_bm_before_fix_000abc"
--- A bookmark's, which keeps WAL too.
+-- The slot of a bookmark, which retains WAL too.
 SELECT pg_catalog.pg_drop_replication_slot('postrider_bm_before_fix_000abc');
 
 -- 2. delete the rows of pipeline "orders"

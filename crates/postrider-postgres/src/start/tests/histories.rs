@@ -1,6 +1,6 @@
 //! Servers of another timeline: promoted, restored, copied.
 
-use super::{Change, Facts, at, cursor, slot};
+use super::{Edit, Facts, at, cursor, slot};
 use pg_replication::stream::TimelineSwitch;
 
 fn promote(facts: &mut Facts) {
@@ -22,7 +22,7 @@ fn switch(facts: &mut Facts, timeline: u32, end: &str, reason: &str) {
     identity.switches = vec![TimelineSwitch { timeline, at: at(end), reason: reason.to_owned() }];
 }
 
-pub(super) const HISTORIES: &[(&str, Change)] = &[
+pub(super) const HISTORIES: &[(&str, Edit)] = &[
     ("promoted, a synchronised slot at the cursor", promote),
     ("promoted, a synchronised slot behind the cursor", |f| {
         promote(f);

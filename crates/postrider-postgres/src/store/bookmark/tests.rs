@@ -12,7 +12,7 @@ fn bookmark(name: &str, held_bytes: u64) -> Bookmark {
         created_at: String::new(),
         created_micros: 0,
         expires_at: None,
-        state: State::Usable,
+        state: BookmarkState::Usable,
         restart_lsn: None,
         confirmed_lsn: None,
         active_pid: None,
@@ -37,9 +37,9 @@ fn names_fit_a_command_line_and_slots_fit_postgresql() {
 fn the_oldest_goes_while_all_together_hold_back_too_much() {
     let there = [bookmark("new", 10), bookmark("old", 100), bookmark("older", 200)];
     assert_eq!(next(&there, &[], 200), None);
-    assert_eq!(next(&there, &[], 199), Some((2, Reason::Budget)));
-    assert_eq!(next(&there[..2], &[], 50), Some((1, Reason::Budget)));
-    assert_eq!(next(&there[..2], &["new".to_owned()], 50), Some((0, Reason::Expired)), "first");
+    assert_eq!(next(&there, &[], 199), Some((2, DropReason::Budget)));
+    assert_eq!(next(&there[..2], &[], 50), Some((1, DropReason::Budget)));
+    assert_eq!(next(&there[..2], &["new".to_owned()], 50), Some((0, DropReason::Expired)), "first");
     assert_eq!(next(&[], &[], 0), None);
 }
 
@@ -50,6 +50,6 @@ fn what_is_being_read_stays_and_what_is_lost_holds_nothing() {
     let there = [bookmark("new", 10), read];
     assert_eq!(next(&there, &["read".to_owned()], 50), None);
     let mut lost = bookmark("lost", 200);
-    lost.state = State::SlotLost { why: "wal_removed".to_owned() };
+    lost.state = BookmarkState::SlotLost { why: "wal_removed".to_owned() };
     assert_eq!(next(&[lost, bookmark("new", 10)], &[], 50), None);
 }

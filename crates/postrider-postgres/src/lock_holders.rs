@@ -1,6 +1,7 @@
-//! Who holds a lock that a statement of ours did not get: for people, who have to end that session's transaction.
+//! Which sessions hold a lock that one of our statements did not get: for an operator, who has to end the session's
+//! transaction.
 //!
-//! Our statements wait for no row (`SKIP LOCKED`), so `pg_blocking_pids` has no answer for them. The holder of a row is
+//! Our statements wait for no row (`SKIP LOCKED`), so `pg_blocking_pids` does not help. The holder of a row lock is
 //! found by the row's `xmax`: a transaction, or the members of a multixact.
 
 use crate::names::{TableName, literal};
@@ -9,10 +10,10 @@ use postrider_core::event::Position;
 use std::fmt;
 use tokio_postgres::{Client, Row};
 
-/// Rows whose holders are asked for.
+/// Most rows whose holders are read.
 pub const ROWS_MAX: usize = 100;
 
-/// Holders that are named.
+/// Most holders that are named.
 pub const HOLDERS_MAX: usize = 5;
 
 /// A session, or a prepared transaction, that holds a lock.
@@ -26,10 +27,10 @@ pub enum Holder {
         application: String,
         /// Its role.
         role: String,
-        /// How long its transaction has been open, where we may see that. Unit: seconds.
+        /// How long its transaction has been open, if the role may see that. Unit: seconds.
         seconds: Option<i64>,
     },
-    /// A transaction that was prepared (`PREPARE TRANSACTION`) and not ended.
+    /// A prepared transaction (`PREPARE TRANSACTION`) that was not ended.
     Prepared {
         /// Its name.
         gid: String,
@@ -51,8 +52,8 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Holders in one line; `another session` where none is known.
-pub fn names(holders: &[Holder]) -> String {
+/// The holders in one line; `another session` if none is known.
+pub fn holder_names(holders: &[Holder]) -> String {
     if holders.is_empty() {
         return "another session".to_owned();
     }
@@ -60,8 +61,8 @@ pub fn names(holders: &[Holder]) -> String {
     names.join(", ")
 }
 
-/// Locks of whole transactions by their ids (`$1`), which is what a row's locker has; and locks on the table (`$2`) of
-/// these modes (`$3`).
+/// Locks on transaction ids (`$1`), which a session that locks a row holds; and locks on the table (`$2`) of these
+/// modes (`$3`).
 const SQL: &str = "\
 SELECT DISTINCT l.pid, a.application_name, a.usename::text, \
        extract(epoch FROM clock_timestamp() - a.xact_start)::int8, p.gid \
@@ -75,31 +76,32 @@ WHERE l.granted AND l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid() \
       AND l.mode = ANY ($3::text[])) \
 ORDER BY 1 LIMIT 5";
 
-/// Locks on a table that keep others from locking its rows.
+/// Table locks that keep other sessions from locking rows.
 const KEEP_ROWS: &[&str] = &["ExclusiveLock", "AccessExclusiveLock"];
 
-/// The lock on a table of a transaction that has changed rows of it.
+/// The table lock of a transaction that has changed rows.
 const WRITERS: &[&str] = &["RowExclusiveLock"];
 
 const _: () = assert!(HOLDERS_MAX == 5, "the limit in SQL");
 
-/// A row that several sessions hold has a multixact in the place of a transaction's id. There is an error where it is
-/// none.
+/// The members of a multixact, which a row has instead of a transaction id if several sessions lock it. An error if the
+/// number is no multixact.
 const MEMBERS: &str = "\
 SELECT DISTINCT m.xid::text FROM pg_catalog.pg_get_multixact_members(($1::text)::xid) AS m";
 
-/// Who holds locks on rows of `table`: at most [`HOLDERS_MAX`]. `rows` is SQL that gives the rows' `xmax` as text for
-/// the ids in `$1`.
+/// Reads who holds locks on rows of `table`: at most [`HOLDERS_MAX`]. `rows` is SQL that returns the rows' `xmax` as
+/// text for the ids in `$1`.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn holders(
     client: &Client,
     table: &TableName,
     rows: &str,
     ids: &[&str],
 ) -> Result<Vec<Holder>, SourceError> {
-    let failed = |e| SourceError::control(format!("look who locks rows of table {table}"), e);
+    let failed =
+        |e| SourceError::control(format!("check which sessions lock rows of table {table}"), e);
     let texts = |rows: Vec<Row>| -> Result<Vec<String>, tokio_postgres::Error> {
         rows.iter().map(|row| row.try_get(0)).collect()
     };
@@ -119,13 +121,14 @@ pub async fn holders(
     sessions(client, table, &members, KEEP_ROWS).await.map_err(failed)
 }
 
-/// Who has changed rows of `table` in a transaction that is still open: an insert waits for such a session where it has
-/// written the same key, and that row is not visible to anybody.
+/// Reads who has changed rows of `table` in a transaction that is still open: an insert waits for such a session if it
+/// has written the same key, and that row is not visible to other sessions.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn writers(client: &Client, table: &TableName) -> Result<Vec<Holder>, SourceError> {
-    let failed = |e| SourceError::control(format!("look who writes to table {table}"), e);
+    let failed =
+        |e| SourceError::control(format!("check which sessions write to table {table}"), e);
     sessions(client, table, &[], WRITERS).await.map_err(failed)
 }
 
@@ -150,12 +153,11 @@ fn holder(row: &Row) -> Result<Option<Holder>, tokio_postgres::Error> {
     Ok(Some(Holder::Session { pid, application, role, seconds: row.try_get(3)? }))
 }
 
-// Which sessions keep rows of the parked table from being written: for people, who have to end their transactions.
-
-/// Who has locked these rows. At most [`ROWS_MAX`] of them are looked at, and [`HOLDERS_MAX`] named.
+/// Reads who has locked these rows of the parked table: at most [`ROWS_MAX`] rows are checked, and [`HOLDERS_MAX`]
+/// holders are returned.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn lockers(
     client: &Client,
     pipeline: &str,
@@ -173,12 +175,12 @@ pub async fn lockers(
     holders(client, &table(), &xmax, &rows).await
 }
 
-/// Who keeps every row from being written: whoever has locked the table, or the pipeline's cursor row, which each write
-/// locks to see that the pipeline is still its own; else whoever has an open transaction that wrote to the table, since
-/// that may have inserted a row of the same place.
+/// Reads who blocks all writes to the parked table: a session that has locked the table, or the pipeline's cursor row,
+/// which each write locks to check the owner; otherwise every session with an open transaction that wrote to the table,
+/// because it may have inserted a row at the same position.
 ///
 /// # Errors
-/// What the server says.
+/// An error of the server or of the connection.
 pub async fn table_lockers(client: &Client, pipeline: &str) -> Result<Vec<Holder>, SourceError> {
     let xmax = "SELECT c.xmax::pg_catalog.text FROM postrider.cursor AS c \
                 WHERE c.pipeline = ANY ($1::pg_catalog.text[])";

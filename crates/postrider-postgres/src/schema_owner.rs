@@ -1,10 +1,10 @@
-//! Who could run code with the rights of an administrator that touches schema `postrider`.
+//! Which roles could run code with the rights of an administrator who uses schema `postrider`.
 //!
-//! A trigger, a view in place of a table, a default or a CHECK runs with the rights of whoever uses the table. The
-//! owner of the schema or of a table can add one at any time, and so can a role with `CREATE` on the schema or
-//! `TRIGGER` on a table. So an administrator's session reads and writes these tables only when they belong to its own
-//! role or to a superuser, when nobody else may add anything, and when everything that is there is Postrider's. All of
-//! this is read from the catalog, which runs nothing.
+//! A trigger, a view in place of a table, a default or a CHECK runs with the rights of the role that uses the table.
+//! The owner of the schema or of a table can add one at any time, and so can a role with `CREATE` on the schema or
+//! `TRIGGER` on a table. So an administrator's session reads and writes these tables only if they belong to its own
+//! role or to a superuser, if no other role may add anything, and if every object in the schema is Postrider's. All of
+//! this is read from the catalog, which runs no code of others.
 
 use super::error::SourceError;
 use super::names::ident;
@@ -13,43 +13,43 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use tokio_postgres::Client;
 
-const FOREIGN: &str = include_str!("ownership/foreign.sql");
-const HELD: &str = include_str!("ownership/held.sql");
+const FOREIGN: &str = include_str!("schema_owner/foreign.sql");
+const HELD: &str = include_str!("schema_owner/held.sql");
 
-/// SQLSTATE that the printed SQL raises where it refuses the schema: the halt's code.
+/// The SQLSTATE that the printed SQL raises if it refuses the schema: the halt's code.
 pub const UNTRUSTED: &str = "PR024";
 
-/// Objects that a message names at most; the others are counted.
+/// Most objects that a message names; further ones are counted.
 const NAMED_MAX: usize = 12;
 
-/// The first server on which membership in a role can be granted without `SET`, and by several grantors.
+/// The first server version on which membership in a role can be granted without `SET`, and by several grantors.
 const GRANTORS_SINCE: u32 = 160_000;
 
 /// Whose rights the statements of a session have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Acting {
-    /// The relay's, at its work: `run` and the commands that work for it.
+pub enum SessionRights {
+    /// Those of the relay: `run` and the commands that work for it.
     Relay,
     /// `setup` or `check` by the login of `source.url`.
     OwnLogin,
     /// `setup` or `check` by another login (`--url`).
     Administrator,
-    /// `setup --print-sql` by the login of `source.url`: an administrator runs what is printed.
+    /// `setup --print-sql` by the login of `source.url`: an administrator will run the printed SQL.
     Printing,
 }
 
 /// An object that is not Postrider's.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Foreign {
-    /// `trigger x on postrider.cursor`
+pub struct ForeignObject {
+    /// The object's name: `trigger x on postrider.cursor`.
     pub name: String,
-    /// The statement that removes it; `None` where there is none that can be printed.
+    /// The statement that removes it; `None` if no such statement can be printed.
     pub line: Option<String>,
 }
 
-/// What somebody else owns or may do.
+/// Ownership or a right that another role has.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Held {
+struct ForeignRight {
     /// `TABLE postrider.cursor`, which the role owns.
     alters: Option<String>,
     /// `TRIGGER ON TABLE postrider.cursor`, which the role has.
@@ -58,44 +58,47 @@ struct Held {
     role: String,
 }
 
-/// An owner, and whether the session can act for it.
+/// An owner, and whether the session can act as the owner.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Owner {
+struct ObjectOwner {
     role: String,
     /// The session's role has its rights.
     acts: bool,
-    /// It is a member by a grant that a grant of its own would change: on 16 and later its own one, before any.
+    /// It is a member by a grant that its own grant would change: on 16 and later one of its own, before that any.
     granted: bool,
     /// It may grant the membership.
     grants: bool,
 }
 
-/// Why a session keeps away from schema `postrider`.
+/// Why a session must not use schema `postrider`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Ownership {
-    /// What is not ours, in the order in which it can be removed.
-    pub foreign: Vec<Foreign>,
+pub struct UntrustedSchema {
+    /// Objects that are not Postrider's, in the order in which they can be removed.
+    pub foreign: Vec<ForeignObject>,
     /// The session has another login than the relay's.
     pub by_other_login: bool,
-    held: Vec<Held>,
-    owners: Vec<Owner>,
+    held: Vec<ForeignRight>,
+    owners: Vec<ObjectOwner>,
 }
 
-/// What keeps a session of this kind away; `None` where nothing does, and where there is no schema.
+/// Reads why a session of this kind must not use the schema; `None` if it may, or if there is no schema.
 ///
 /// # Errors
-/// What the server says.
-pub async fn read(client: &Client, acting: Acting) -> Result<Option<Ownership>, SourceError> {
+/// An error of the server or of the connection.
+pub async fn read(
+    client: &Client,
+    acting: SessionRights,
+) -> Result<Option<UntrustedSchema>, SourceError> {
     let failed = |e| SourceError::control("read who owns schema \"postrider\"", e);
     let sql = "SELECT r.rolsuper, r.rolname::pg_catalog.text FROM pg_catalog.pg_roles r WHERE r.rolname = current_user";
     let row = client.query_one(sql, &[]).await.map_err(failed)?;
     let superuser: bool = row.try_get(0).map_err(failed)?;
     let me: String = row.try_get(1).map_err(failed)?;
-    if matches!(acting, Acting::Relay | Acting::OwnLogin) && !superuser {
+    if matches!(acting, SessionRights::Relay | SessionRights::OwnLogin) && !superuser {
         return Ok(None);
     }
-    let by_other_login = acting == Acting::Administrator;
-    let mut ownership = Ownership { by_other_login, ..Ownership::default() };
+    let by_other_login = acting == SessionRights::Administrator;
+    let mut ownership = UntrustedSchema { by_other_login, ..UntrustedSchema::default() };
     let rows = client.query(&format!("{HELD} ORDER BY 1, 2, 3, 4"), &[]).await.map_err(failed)?;
     for row in rows {
         let (alters, revokes): (Option<String>, Option<String>) =
@@ -103,18 +106,18 @@ pub async fn read(client: &Client, acting: Acting) -> Result<Option<Ownership>, 
         let role: String = row.try_get(3).map_err(failed)?;
         let is_super: bool = row.try_get(4).map_err(failed)?;
         let trusted = match acting {
-            // Who will run it is not known; the SQL looks again.
-            Acting::Printing if alters.is_some() => role != me || superuser,
-            Acting::Printing => is_super,
-            // The relay's role as a superuser: whoever may add triggers was given that by hand.
-            Acting::Relay => alters.is_none() || is_super || role == me,
-            Acting::OwnLogin | Acting::Administrator => is_super || role == me,
+            // The role that will run the SQL is not known; the SQL checks again.
+            SessionRights::Printing if alters.is_some() => role != me || superuser,
+            SessionRights::Printing => is_super,
+            // The relay's role is a superuser: the right to add triggers was granted deliberately.
+            SessionRights::Relay => alters.is_none() || is_super || role == me,
+            SessionRights::OwnLogin | SessionRights::Administrator => is_super || role == me,
         };
         if !trusted {
-            ownership.held.push(Held { alters, revokes, role });
+            ownership.held.push(ForeignRight { alters, revokes, role });
         }
     }
-    if acting != Acting::Relay {
+    if acting != SessionRights::Relay {
         let sql = format!("{FOREIGN} ORDER BY 1, 2");
         for row in client.query(&sql, &[]).await.map_err(failed)? {
             let (name, line): (String, Option<String>) =
@@ -129,15 +132,18 @@ pub async fn read(client: &Client, acting: Acting) -> Result<Option<Ownership>, 
     Ok(Some(ownership))
 }
 
-/// A name that a terminal shows as it is, and a line only where it can be pasted.
-fn foreign(name: &str, line: Option<String>) -> Foreign {
+/// A name without control characters for a terminal, and a statement only if it can be pasted.
+fn foreign(name: &str, line: Option<String>) -> ForeignObject {
     let plain = |text: &str| !text.chars().any(char::is_control);
     let shown = if plain(name) { name.to_owned() } else { name.escape_debug().to_string() };
-    Foreign { name: shown, line: line.filter(|line| !line.is_empty() && plain(line)) }
+    ForeignObject { name: shown, line: line.filter(|line| !line.is_empty() && plain(line)) }
 }
 
-/// What the session may do as each of these roles.
-async fn owners(client: &Client, roles: &[String]) -> Result<Vec<Owner>, SourceError> {
+/// Reads what the session may do as each of these roles.
+///
+/// # Errors
+/// An error of the server or of the connection.
+async fn owners(client: &Client, roles: &[String]) -> Result<Vec<ObjectOwner>, SourceError> {
     let failed =
         |e| SourceError::control("read who may act for the owner of schema \"postrider\"", e);
     let sql = "SELECT o.rolname::pg_catalog.text, pg_catalog.pg_has_role(a.oid, o.oid, 'USAGE'), \
@@ -152,7 +158,7 @@ async fn owners(client: &Client, roles: &[String]) -> Result<Vec<Owner>, SourceE
                WHERE a.rolname = current_user AND o.rolname::pg_catalog.text = ANY ($1) ORDER BY 1";
     let rows = client.query(sql, &[&roles]).await.map_err(failed)?;
     let owner = |row: &tokio_postgres::Row| {
-        Ok(Owner {
+        Ok(ObjectOwner {
             role: row.try_get(0)?,
             acts: row.try_get(1)?,
             granted: row.try_get(2)?,
@@ -162,7 +168,7 @@ async fn owners(client: &Client, roles: &[String]) -> Result<Vec<Owner>, SourceE
     rows.iter().map(owner).collect::<Result<_, _>>().map_err(failed)
 }
 
-impl Ownership {
+impl UntrustedSchema {
     /// The roles that own something.
     fn roles(&self) -> Vec<String> {
         let owned = self.held.iter().filter(|held| held.alters.is_some());
@@ -198,12 +204,12 @@ impl Ownership {
         format!("others may add code to schema \"postrider\": {}", listed(&rights))
     }
 
-    /// The statements that remove what is not ours.
+    /// The statements that remove foreign objects.
     pub fn removals(&self) -> impl Iterator<Item = &str> {
         self.foreign.iter().filter_map(|object| object.line.as_deref())
     }
 
-    /// The title of the step that takes it.
+    /// The title of the step that takes ownership.
     pub(super) fn title(&self) -> String {
         let roles: Vec<String> = self.roles().iter().map(|role| format!("role {role:?}")).collect();
         if roles.is_empty() {
@@ -215,11 +221,11 @@ impl Ownership {
         )
     }
 
-    /// The statements of that step: what others own becomes the session's, what they may add is revoked, and owners
-    /// and the relay's `role` keep their rights on rows. `version`: the server's.
+    /// The statements of that step: objects of others become the session's, their rights to add code are revoked, and
+    /// the previous owners and the relay's `role` keep their rights on rows. `version`: the server's.
     pub(super) fn sql(&self, role: Option<&str>, version: u32) -> String {
         let owners = self.roles();
-        let lent: Vec<&Owner> = self.owners.iter().filter(|owner| owner.is_lent()).collect();
+        let lent: Vec<&ObjectOwner> = self.owners.iter().filter(|owner| owner.is_lent()).collect();
         let (options, by) = if version >= GRANTORS_SINCE {
             (" WITH INHERIT TRUE, SET FALSE", " GRANTED BY CURRENT_USER")
         } else {
@@ -232,7 +238,7 @@ impl Ownership {
         }
         for object in self.held.iter().filter_map(|held| held.alters.as_ref()) {
             line(format!("ALTER {object} OWNER TO CURRENT_USER;"));
-            // The owner before may have revoked its own rights, which come along.
+            // The previous owner may have revoked its own rights, and the new owner would inherit that.
             line(format!("GRANT ALL ON {object} TO CURRENT_USER;"));
             if object.starts_with("ROUTINE ") {
                 line(notify_function_sql());
@@ -257,7 +263,7 @@ impl Ownership {
         sql
     }
 
-    /// What lets the session take it, a line for each owner that it can't act for.
+    /// What allows the session to take ownership, a line for each owner that it cannot act as.
     pub(super) fn remedies(
         &self,
         admin: &str,
@@ -297,8 +303,8 @@ impl Ownership {
     }
 }
 
-impl Owner {
-    /// The session can give itself the owner's rights, and take them back without changing what was there before.
+impl ObjectOwner {
+    /// The session can grant itself the owner's rights, and revoke them without changing an earlier grant.
     fn is_lent(&self) -> bool {
         !self.acts && self.grants && !self.granted
     }
@@ -308,7 +314,7 @@ fn grantee(role: &str) -> String {
     if role.is_empty() { "PUBLIC".to_owned() } else { ident(role) }
 }
 
-/// The first of a list, and how many more there are.
+/// The first items of a list, and the number of further ones.
 fn listed<T: AsRef<str>>(items: &[T]) -> String {
     let shown: Vec<&str> = items.iter().take(NAMED_MAX).map(AsRef::as_ref).collect();
     let more = items.len().saturating_sub(NAMED_MAX);
@@ -316,7 +322,7 @@ fn listed<T: AsRef<str>>(items: &[T]) -> String {
     format!("{}{more}", shown.join(", "))
 }
 
-/// A statement that fails with SQLSTATE [`UNTRUSTED`] where objects in schema `postrider` are not ours. The transaction
+/// A statement that fails with SQLSTATE [`UNTRUSTED`] if schema `postrider` contains foreign objects. The transaction
 /// has an empty `search_path`.
 fn guard_foreign() -> String {
     format!(
@@ -328,7 +334,7 @@ fn guard_foreign() -> String {
     )
 }
 
-/// The same, and where they belong to another role, or others may add some.
+/// As [`guard_foreign`], and also if objects belong to another role, or other roles may add code.
 pub(super) fn guard() -> String {
     format!(
         "{}DO $postrider$ DECLARE found pg_catalog.text; BEGIN\n\

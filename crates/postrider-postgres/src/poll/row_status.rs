@@ -1,14 +1,14 @@
-//! Marks on rows that the stream brought (`poll.mark_streamed`; always in mode `auto`): by their ids, so that an
-//! application's own cleanup and dashboards go on working, and polling knows what is published.
+//! The status of rows whose events were streamed (`poll.mark_streamed`; always in mode `auto`). Rows are found by their
+//! ids, so an application's own cleanup and dashboards keep working, and polling knows what is published.
 //!
-//! A mark never waits for a row: a row that another session has locked is passed over, and marked later. The later rows
-//! of its aggregate wait with it, since a row without a mark may be published again from the table, and then what
-//! follows it in its aggregate has to follow it again.
+//! A status update never waits for a row: a row that another session has locked is skipped, and updated later. The
+//! later rows of its aggregate wait with it, because a row without a status may be published again from the table, and
+//! then the rows after it in its aggregate have to follow it again.
 
-use super::spec::{Marks, PollSpec};
+use super::spec::{PollSpec, RowStatus};
 use super::sql::success;
-use super::table::{self, Shape, TableColumn};
-use crate::locks::{self, Holder};
+use super::table::{self, TableColumn, TableShape};
+use crate::lock_holders::{self, Holder};
 use crate::names::{TableName, ident};
 use crate::statement::{Statement, StatementError};
 use pg_replication::error::{ServerReport, SourceError, SqlState};
@@ -24,48 +24,49 @@ pub const MARK_ROWS_MAX: usize = 10_000;
 /// Maximum number of attempts of one call, when rows are locked or changed by others meanwhile.
 const ROUNDS_MAX: usize = 6;
 
-/// A published event whose row is to be marked.
+/// A published event whose row gets its status.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ToMark {
-    /// Where it stands in the stream.
+pub struct PublishedRow {
+    /// Its position in the stream.
     pub position: Position,
-    /// Its aggregate: its marks are made in order. `None` where the event has no place in an order.
+    /// Its aggregate, whose rows get their status in order. `None` if the event has no place in an order.
     pub lane: Option<Lane>,
-    /// As `Mapped::event_id` has it.
+    /// The id, as in `Mapped::event_id`.
     pub id: String,
-    /// What is known of the transaction that wrote its row.
-    pub written: Written,
+    /// The transaction that wrote its row.
+    pub written: WritingTransaction,
     /// The row is known to be visible to other sessions.
     pub visible: bool,
 }
 
-/// What is known of the transaction that wrote an event's row: by that the row is told from another one that was given
+/// What is known about the transaction that wrote an event's row. It distinguishes the row from another one that got
 /// the same id later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Written {
+pub struct WritingTransaction {
     /// Its number, as pgoutput's Begin message has it.
     pub xid: Option<u32>,
     /// When it was committed.
     pub committed: Option<PgTime>,
-    /// The event's own time, where its record has it. Unit: milliseconds since 1970.
+    /// The event's own time, if its record has it. Unit: milliseconds since 1970.
     pub time_ms: Option<i64>,
 }
 
-/// A prepared mark. It belongs to the session that prepared it.
+/// The prepared statement that sets the status of rows. It belongs to the session that prepared it.
 #[derive(Clone, Debug)]
-pub struct Marker {
+pub struct StatusWriter {
     statement: tokio_postgres::Statement,
-    /// The same for ids that the column can't have (a logical message's may be any text): slow, by the ids' text.
+    /// The same statement for ids that the column cannot have (a logical message's id may be any text): slow, because
+    /// it compares the ids' texts.
     by_text: String,
     table: TableName,
     locked: String,
 }
 
-impl Marker {
-    /// Prepares it on a session of [`crate::control::Control`]: its `search_path` must be empty.
+impl StatusWriter {
+    /// Prepares the statement on a session of [`crate::control::Control`]: its `search_path` must be empty.
     ///
     /// # Errors
-    /// What the server says; 42P01 and 42703 where table or columns are missing.
+    /// An error of the server or of the connection; 42P01 or 42703 if the table or a column does not exist.
     pub async fn prepare(client: &Client, spec: &PollSpec) -> Result<Self, SourceError> {
         let shape = table::read(client, spec).await.map_err(|error| error.of(Statement::Mark))?;
         let id = shape.id(&spec.table, &spec.id)?;
@@ -79,26 +80,26 @@ impl Marker {
         })
     }
 
-    /// The table whose rows it marks.
+    /// The table whose rows it updates.
     pub fn table(&self) -> &TableName {
         &self.table
     }
 
-    /// Marks the rows of these events, [`MARK_ROWS_MAX`] a statement, and gives back which of them wait: their places
-    /// among `rows`, in order. All others are marked, were marked already, or are gone. `rows` are in order of the
-    /// stream; `waiting` are the aggregates of which a row was locked at the last call.
+    /// Sets the status of the rows of these events, [`MARK_ROWS_MAX`] per statement, and returns the indexes of the
+    /// rows that have to wait, in order. All other rows have their status, had it before, or were deleted. `rows` are
+    /// in the order of the stream; `waiting` are the aggregates of which a row was locked in the last call.
     ///
     /// # Errors
-    /// What the server says, as an error of [`Statement::Mark`]; SQLSTATE 09000 where rows took no mark (a trigger of
-    /// the table undoes them). Asking again does no harm.
+    /// An error of the server or of the connection, as an error of [`Statement::Mark`]; SQLSTATE 09000 if rows did not
+    /// take their status (a trigger of the table undoes it). A repetition does no harm.
     pub async fn mark(
         &self,
         client: &Client,
-        rows: &[ToMark],
+        rows: &[PublishedRow],
         waiting: &HashSet<Lane>,
     ) -> Result<Vec<usize>, SourceError> {
-        let mut marking = Marking { rows, done: vec![false; rows.len()], held: waiting.clone() };
-        // Of an aggregate that waits the first row says whether it still does.
+        let mut marking = StatusPass { rows, done: vec![false; rows.len()], held: waiting.clone() };
+        // The first row of a waiting aggregate shows whether the aggregate still waits.
         let heads = marking.heads();
         self.mark_some(client, &mut marking, &heads).await?;
         for place in heads {
@@ -115,12 +116,13 @@ impl Marker {
         Ok((0..rows.len()).filter(|place| !marking.done[*place]).collect())
     }
 
-    /// Marks what it can of these places. What is found locked, or changed by a transaction that committed meanwhile,
-    /// is looked at once more by a new snapshot; what is locked then waits, with the later rows of its aggregate.
+    /// Updates the rows at these indexes as far as possible. A row that is locked, or that a transaction changed and
+    /// committed meanwhile, is tried once more with a new snapshot; a row that is still locked then waits, with the
+    /// later rows of its aggregate.
     async fn mark_some(
         &self,
         client: &Client,
-        marking: &mut Marking<'_>,
+        marking: &mut StatusPass<'_>,
         places: &[usize],
     ) -> Result<(), SourceError> {
         let mut todo = places.to_vec();
@@ -131,7 +133,7 @@ impl Marker {
             let rows = todo.iter().map(|place| &marking.rows[*place]);
             let left = match self.mark_all(client, &Columns::of(rows)).await {
                 Ok(left) => left,
-                // The row went to another partition while it was looked for: a new snapshot finds it there.
+                // The row moved to another partition meanwhile: a new snapshot finds it there.
                 Err(error) if error.sqlstate().is_some_and(|state| state.class() == "40") => {
                     if round + 1 == ROUNDS_MAX {
                         return Err(error);
@@ -154,7 +156,7 @@ impl Marker {
         Ok(())
     }
 
-    /// Marks all of these rows, or none: then gives the ids of the rows that could not be had.
+    /// Updates all of these rows, or none and returns the ids of the rows that could not be locked.
     async fn mark_all(
         &self,
         client: &Client,
@@ -187,7 +189,7 @@ impl Marker {
 
     /// The error for rows that stayed locked.
     pub fn locked(&self, rows: usize, holders: &[Holder]) -> SourceError {
-        let message = format!("{rows} rows are locked by {}", locks::names(holders));
+        let message = format!("{rows} rows are locked by {}", lock_holders::holder_names(holders));
         self.refused(SqlState::LOCK_NOT_AVAILABLE, message)
     }
 
@@ -203,17 +205,18 @@ impl Marker {
         SourceError::server(doing(&self.table), report).of(Statement::Mark)
     }
 
-    /// Which sessions hold locks on the rows of these events.
+    /// Reads which sessions hold locks on the rows of these events.
     ///
     /// # Errors
-    /// What the server says.
+    /// An error of the server or of the connection.
     pub async fn holders(
         &self,
         client: &Client,
-        rows: &[ToMark],
+        rows: &[PublishedRow],
     ) -> Result<Vec<Holder>, SourceError> {
-        let ids: Vec<&str> = rows.iter().take(locks::ROWS_MAX).map(|row| row.id.as_str()).collect();
-        locks::holders(client, &self.table, &self.locked, &ids).await
+        let ids: Vec<&str> =
+            rows.iter().take(lock_holders::ROWS_MAX).map(|row| row.id.as_str()).collect();
+        lock_holders::holders(client, &self.table, &self.locked, &ids).await
     }
 }
 
@@ -229,7 +232,7 @@ struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    fn of(rows: impl Iterator<Item = &'a ToMark>) -> Self {
+    fn of(rows: impl Iterator<Item = &'a PublishedRow>) -> Self {
         let mut columns = Self::default();
         for row in rows {
             columns.ids.push(&row.id);
@@ -242,20 +245,20 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// What one call of [`Marker::mark`] knows.
-struct Marking<'a> {
-    rows: &'a [ToMark],
+/// The state of one call of [`StatusWriter::mark`].
+struct StatusPass<'a> {
+    rows: &'a [PublishedRow],
     done: Vec<bool>,
     /// Aggregates of which a row is locked.
     held: HashSet<Lane>,
 }
 
-impl Marking<'_> {
+impl StatusPass<'_> {
     fn waits(&self, place: usize) -> bool {
         self.rows[place].lane.is_some_and(|lane| self.held.contains(&lane))
     }
 
-    /// The first row of each aggregate that waits.
+    /// The first row of each waiting aggregate.
     fn heads(&self) -> Vec<usize> {
         let mut heads = HashMap::new();
         for (place, row) in self.rows.iter().enumerate() {
@@ -268,8 +271,8 @@ impl Marking<'_> {
         heads
     }
 
-    /// Whether a row may be marked although those of the ids `left` could not be had: not one of them, and not behind
-    /// one of them in its aggregate. To be asked in order of the rows.
+    /// Whether a row may be updated although the rows with the ids `left` could not be locked: it must not be one of
+    /// them, nor come after one of them in its aggregate. Must be called in the order of the rows.
     fn may_go_on(&mut self, place: usize, left: &HashSet<&str>) -> bool {
         let row = &self.rows[place];
         if left.contains(row.id.as_str()) {
@@ -288,26 +291,26 @@ fn failed(table: &TableName, error: tokio_postgres::Error) -> SourceError {
     SourceError::control(doing(table), error).of(Statement::Mark)
 }
 
-pub(super) fn sql(spec: &PollSpec, shape: &Shape) -> Result<String, SourceError> {
+pub(super) fn sql(spec: &PollSpec, shape: &TableShape) -> Result<String, SourceError> {
     let id = shape.id(&spec.table, &spec.id)?;
     Ok(sql_of(spec, shape, id, &id.is_one_of("o", "$1::text[]")))
 }
 
-/// The first transaction after a statement's snapshot, with its epoch. A transaction's own number has none: it is the
-/// one nearest to this.
+/// The first transaction after a statement's snapshot, with its epoch. A transaction's own number has no epoch: it is
+/// the number nearest to this one.
 const XMAX: &str = "(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8)";
 
-/// Marks all rows of `these`, or none. Answers how many were locked for it, how many took the mark, and the ids of
-/// those that could not be had.
+/// Updates all rows of `these`, or none. The answer has how many rows were locked, how many took the status, and the
+/// ids of those that could not be locked.
 ///
-/// `k` locks in the order of the ids and waits for no row. A row that somebody changed and committed after the
-/// statement's snapshot is locked at its new place, which the snapshot does not see, so that an update of it would hit
-/// nothing: it is among `l`, as a locked one is. So is one whose transaction (`$2`, beside the ids of `$1`) the
-/// snapshot does not see yet: a walsender sends a commit as soon as its WAL is flushed, and other sessions see its rows
-/// a moment later, with a synchronous standby that is down much later. Such a row is not deleted, and gets its mark
-/// later. Only where `l` is empty are all of the snapshot's rows ours, at their places. Rows that are not ready
-/// (failed, marked) are left as they are, except that a delay does not matter any more.
-fn sql_of(spec: &PollSpec, shape: &Shape, id: &TableColumn, these: &str) -> String {
+/// `k` locks rows in the order of the ids and waits for none. A row that another transaction changed and committed
+/// after the statement's snapshot is locked at its new place, which the snapshot does not see, so an update of it would
+/// change nothing: such a row is in `l`, like a locked one. So is a row whose transaction (`$2`, beside the ids of
+/// `$1`) the snapshot does not see yet: a walsender sends a commit as soon as its WAL is flushed, and other sessions
+/// see its rows a moment later, with a synchronous standby that is down much later. Such a row was not deleted, and
+/// gets its status later. Only if `l` is empty are all rows of the snapshot locked at their places. Rows that are not
+/// ready (failed, or with a status) are left alone, except that a delay does not matter any more.
+fn sql_of(spec: &PollSpec, shape: &TableShape, id: &TableColumn, these: &str) -> String {
     let (table, order, text) = (&spec.table, id.sort_key("o"), id.text("o"));
     let ready = format!("{}\n    AND {}", unmarked(spec), is_the_events(spec, shape, &text));
     format!(
@@ -330,14 +333,14 @@ fn sql_of(spec: &PollSpec, shape: &Shape, id: &TableColumn, these: &str) -> Stri
     )
 }
 
-/// Whether a row (`o`) is the one that an event of `e` is of, whose id it has. Another event may have been given the id
-/// since, and a mark on its row would keep it from being published.
+/// Whether a row (`o`) is the row of an event of `e` that has its id. Another event may have got the id since, and a
+/// status on its row would keep it from being published.
 ///
-/// The row is the event's where its transaction is. A savepoint has a number of its own, which the stream does not
-/// show, and a row that was updated since has its updater's. So the row is the event's too where the time of its commit
-/// is, or the event's own time. Without an own time, and where the server keeps no commit times, it is taken for the
-/// event's. Equalities alone, so that each subquery is hashed once.
-fn is_the_events(spec: &PollSpec, shape: &Shape, text: &str) -> String {
+/// The row is the event's if its transaction is. A savepoint has a number of its own, which the stream does not show,
+/// and a row that was updated since has the updating transaction's. So the row is also the event's if its commit time
+/// is the event's, or its own time is. Without an own time, and if the server keeps no commit times, the row is assumed
+/// to be the event's. Only equalities are used, so that each subquery is hashed once.
+fn is_the_events(spec: &PollSpec, shape: &TableShape, text: &str) -> String {
     let committed = "CASE WHEN current_setting('track_commit_timestamp') = 'on' \
                      THEN (extract(epoch FROM pg_xact_commit_timestamp(o.xmin) \
                      - timestamptz '2000-01-01 00:00:00+00') * 1000000)::int8 END";
@@ -374,17 +377,17 @@ fn locked_sql(spec: &PollSpec, id: &TableColumn) -> String {
 }
 
 fn deletes(spec: &PollSpec) -> bool {
-    spec.delete || matches!(spec.marks, Marks::Delete)
+    spec.delete || matches!(spec.marks, RowStatus::Delete)
 }
 
-/// What has no mark of success yet.
+/// The condition for rows without a status of success.
 pub(crate) fn unmarked(spec: &PollSpec) -> String {
     let column = |name: &str| format!("o.{}", ident(name));
     match &spec.marks {
-        Marks::Delete => "true".to_owned(),
-        Marks::PublishedAt { published_at } => format!("{} IS NULL", column(published_at)),
-        Marks::Commerce { processed_at, .. } => format!("{} IS NULL", column(processed_at)),
-        Marks::Gcx { status, .. } => format!("{} <> 'published'", column(status)),
-        Marks::Sqlgarden { status, .. } => format!("{} <> 'PUBLISHED'", column(status)),
+        RowStatus::Delete => "true".to_owned(),
+        RowStatus::PublishedAt { published_at } => format!("{} IS NULL", column(published_at)),
+        RowStatus::Commerce { processed_at, .. } => format!("{} IS NULL", column(processed_at)),
+        RowStatus::Gcx { status, .. } => format!("{} <> 'published'", column(status)),
+        RowStatus::Sqlgarden { status, .. } => format!("{} <> 'PUBLISHED'", column(status)),
     }
 }
