@@ -204,7 +204,7 @@ CREATE TABLE IF NOT EXISTS postrider.bookmark (
     lsn               pg_lsn,
     created_at        timestamptz NOT NULL DEFAULT now(),
     expires_at        timestamptz,
-    -- When Postrider drop the slot, and why: expired, or budget.
+    -- When Postrider let the slot go, and why: expired, or budget.
     dropped_at        timestamptz,
     dropped_why       text,
     PRIMARY KEY (pipeline, name),

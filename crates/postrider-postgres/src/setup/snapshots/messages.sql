@@ -306,7 +306,7 @@ COMMIT;
 -- 5. create slot "postrider_orders" and its cursor
 -- Events committed from here on are kept for the relay. It waits for every transaction that is
 -- running now, in any database of the cluster, so it may take as long as the longest of them; no
--- lock is held meanwhile. The row is made with the slot's own position.
+-- lock is held meanwhile. The cursor row is created with the slot's own position.
 BEGIN;
 SET LOCAL lock_timeout = 0;
 SET LOCAL statement_timeout = 0;

@@ -4,8 +4,7 @@
 -- that are not published yet are lost to the stream; a new slot starts at its creation.
 -- Lost: slot "postrider_bm_before_fix_000abc", of a bookmark: it can no longer be replayed.
 -- Lost: 1 row(s) of postrider.cursor: the pipeline's position and history.
--- Lost: 3 row(s) of postrider.parked: events that were set aside, and what is known of those
--- published since.
+-- Lost: 3 row(s) of postrider.parked: parked events, and the records of those resolved since.
 -- Lost: publication "postrider_orders".
 -- Stays: table "public"."outbox" with its rows.
 -- Stays: roles and their rights; what is in the broker.

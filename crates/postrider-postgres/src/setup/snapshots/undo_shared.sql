@@ -2,8 +2,7 @@
 -- each step is a transaction of its own, and their order matters.
 -- Lost: slot "postrider_bm_before_fix_000abc", of a bookmark: it can no longer be replayed.
 -- Lost: 1 row(s) of postrider.cursor: the pipeline's position and history.
--- Lost: 3 row(s) of postrider.parked: events that were set aside, and what is known of those
--- published since.
+-- Lost: 3 row(s) of postrider.parked: parked events, and the records of those resolved since.
 -- Stays: slot "postrider_orders": it is of plugin "wal2json".
 -- Stays: schema "postrider": other pipelines have rows in it.
 -- Stays: publication "postrider_orders": it publishes other tables too.
