@@ -145,6 +145,10 @@ fn list(known: &[String]) -> String {
 const TABLE: &str =
     "--since TIME --source table publishes the rows that are still in the outbox table";
 
+/// For a replay that cannot continue at its place.
+const AGAIN: &str =
+    "begin another replay: rows that this one has published are published again, with the same ids";
+
 const NO_ZONE: &str = "set source.time_zone to the zone of the sessions that insert, such as \
                        \"America/New_York\"; or ask by --bookmark, --id or --aggregate";
 
@@ -222,11 +226,7 @@ impl ReplayError {
             Self::Standby => {
                 "point source.url at the primary (target_session_attrs=read-write)".to_owned()
             }
-            Self::LostPlace { .. } => {
-                "begin another replay: rows that this one has published are published again, with the \
-                 same ids"
-                    .to_owned()
-            }
+            Self::LostPlace { .. } => AGAIN.to_owned(),
             Self::Messages(halt) => halt.hint.clone(),
             Self::Spec(_) | Self::Unfit(_) => "run postrider check: it shows what does not fit".to_owned(),
             Self::Protocol(_) | Self::Broken(_) => {
