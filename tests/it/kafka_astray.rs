@@ -21,7 +21,7 @@ async fn topic_that_is_made_anew_with_another_leader_gets_its_records() {
     // A leader that is lost makes the next one's epoch 1.
     second.kill().await;
     led_by(&topic, 1).await;
-    let mut caller = Caller::open(spec(&first.brokers()));
+    let mut caller = Caller::open(&spec(&first.brokers()));
     caller.send(&record(&topic.name, "k", b"0")).await;
     caller.reported().await;
     assert!(caller.all_acked());
@@ -48,7 +48,7 @@ async fn producers_that_are_acknowledged_nothing_for_long_are_given_up() {
     let (broker, turnstile) = Turnstile::before_a_broker(&spec("").client_id).await;
     let topic = Topic { brokers: broker.brokers(), name: unique("sink_mute") };
     create(&topic, &[1]).await;
-    let mut caller = Caller::open(spec(&broker.brokers()));
+    let mut caller = Caller::open(&spec(&broker.brokers()));
     caller.send(&record(&topic.name, "k", b"0")).await;
     caller
         .until("the end of patience", SOON, |caller| caller.was_told("broken: brokers answer"))

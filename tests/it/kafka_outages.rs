@@ -22,7 +22,7 @@ const FOUND: Duration = Duration::from_secs(40);
 
 #[tokio::test]
 async fn a_wrong_address_is_told_with_what_mends_it() {
-    let mut caller = Caller::open(spec("127.0.0.1:1"));
+    let mut caller = Caller::open(&spec("127.0.0.1:1"));
     caller.until("Down", TOLD, |caller| caller.was_told("127.0.0.1:1")).await;
     assert!(caller.said[0].starts_with("no connection to the brokers"), "{:?}", caller.said);
     assert!(caller.hints[0].contains("sink.brokers"), "{:?}", caller.hints);
@@ -34,7 +34,7 @@ async fn a_wrong_address_is_told_with_what_mends_it() {
 #[tokio::test]
 async fn a_missing_topic_is_told_and_all_goes_on_when_it_is_created() {
     let name = unique("sink_missing");
-    let mut caller = Caller::open(spec(&brokers()));
+    let mut caller = Caller::open(&spec(&brokers()));
     let waiting = caller.try_send(&record(&name, "k", b"0"), Duration::from_secs(3)).await;
     assert_eq!(waiting, None);
     assert!(caller.was_told("does not exist"), "{:?}", caller.said);
@@ -92,11 +92,11 @@ async fn brokers_that_name_none_at_first_are_found_by_a_producer_without_a_recor
     for time in 0..8 {
         broker.freeze();
         // As long as this takes, the broker misses its heartbeats.
-        let mut unheard = Caller::open(uncompressed(&broker.brokers()));
+        let mut unheard = Caller::open(&uncompressed(&broker.brokers()));
         unheard.until("Down", TOLD, |caller| caller.was_told("the brokers at")).await;
         drop(unheard);
         broker.thaw();
-        let caller = Caller::open(uncompressed(&broker.brokers()));
+        let caller = Caller::open(&uncompressed(&broker.brokers()));
         await_that(&format!("the cluster, time {time}"), FOUND, || {
             let found = caller.sink.cluster();
             std::future::ready(found.ok_or_else(|| "not known".to_owned()))
@@ -119,7 +119,7 @@ async fn limit_of_a_topic_that_could_not_be_read_at_first_is_known_soon() {
     let topic = Topics::new(&broker.brokers(), "sink_late").create("t", 1).await;
     alter(&topic, "max.message.bytes", "3000").await;
     proxy.set(Mode::Delay(Duration::from_millis(350)));
-    let mut caller = Caller::open(uncompressed(&broker.brokers()));
+    let mut caller = Caller::open(&uncompressed(&broker.brokers()));
     caller.send(&record(&topic.name, "k", b"small")).await;
     let large = [noise(), noise(), noise(), noise()].concat();
     let known_by = Instant::now() + Duration::from_secs(40);
@@ -149,7 +149,7 @@ async fn outage(begin: impl FnOnce(&mut PrivateKafka), end: impl AsyncFnOnce(&mu
 
 async fn with_a_thousand(broker: &PrivateKafka, producers: usize) -> (Topic, Caller) {
     let topic = Topics::new(&broker.brokers(), "sink_outage").create("t", 4).await;
-    let mut caller = Caller::open(KafkaSpec { producers, ..spec(&broker.brokers()) });
+    let mut caller = Caller::open(&KafkaSpec { producers, ..spec(&broker.brokers()) });
     numbers(&topic, &mut caller, 0..1_000).await;
     caller.reported().await;
     (topic, caller)
@@ -181,7 +181,7 @@ async fn assert_each_once(topic: &Topic, count: u64) {
 #[tokio::test]
 async fn after_a_reset_nothing_of_before_is_written_behind_what_comes_after() {
     let topic = Topics::new(&brokers(), "sink_reset").create("t", 1).await;
-    let mut caller = Caller::open(spec(&brokers()));
+    let mut caller = Caller::open(&spec(&brokers()));
     let mut resets = Vec::new();
     // Each round starts again from 0, as a restart from the cursor does, and is cut off with records in flight.
     for round in 0..5 {
@@ -207,7 +207,7 @@ async fn after_a_reset_nothing_of_before_is_written_behind_what_comes_after() {
 #[tokio::test]
 async fn after_a_reset_of_several_producers_no_key_is_swapped() {
     let topic = Topics::new(&brokers(), "sink_resets").create("t", 8).await;
-    let mut caller = Caller::open(KafkaSpec { producers: 3, ..spec(&brokers()) });
+    let mut caller = Caller::open(&KafkaSpec { producers: 3, ..spec(&brokers()) });
     for round in 0..5 {
         numbers(&topic, &mut caller, 0..7_000).await;
         if round < 4 {
@@ -243,7 +243,7 @@ fn assert_steps(numbers: &[u64]) {
 async fn after_a_reset_under_a_frozen_broker_nothing_is_swapped() {
     let broker = PrivateKafka::start("").await;
     let topic = Topics::new(&broker.brokers(), "sink_reset").create("t", 1).await;
-    let mut caller = Caller::open(spec(&broker.brokers()));
+    let mut caller = Caller::open(&spec(&broker.brokers()));
     numbers_of_one_key(&topic, &mut caller, 2_000).await;
     for _ in 0..3 {
         // Requests stand in the frozen broker's socket when the producer is given up.
@@ -290,7 +290,7 @@ async fn after_a_reset_nothing_is_taken_while_requests_of_before_may_be_answered
 #[tokio::test]
 async fn a_refused_batch_breaks_the_producer_and_a_reset_learns_the_new_limit() {
     let topic = Topics::new(&brokers(), "sink_refused").create("t", 1).await;
-    let mut caller = Caller::open(spec(&brokers()));
+    let mut caller = Caller::open(&spec(&brokers()));
     numbers_of_one_key(&topic, &mut caller, 10).await;
     caller.reported().await;
     // Nobody told the sink: its batches are larger than the topic takes now.
@@ -339,7 +339,7 @@ fn runs(numbers: &[u64]) -> Vec<(u64, u64)> {
 #[tokio::test]
 async fn a_topic_deleted_while_it_is_used_is_told_and_goes_on_when_it_is_created_again() {
     let topic = Topics::new(&brokers(), "sink_deleted").create("t", 1).await;
-    let mut caller = Caller::open(spec(&brokers()));
+    let mut caller = Caller::open(&spec(&brokers()));
     numbers_of_one_key(&topic, &mut caller, 10).await;
     caller.reported().await;
     let options = AdminOptions::new();

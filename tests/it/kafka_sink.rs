@@ -28,7 +28,7 @@ async fn a_hundred_thousand_records_arrive_in_order_through_three_producers() {
 async fn arrive_in_order(producers: usize) {
     const COUNT: u64 = 100_000;
     let topic = Topics::new(&brokers(), "sink_order").create("orders", 8).await;
-    let mut caller = Caller::open(KafkaSpec { producers, ..spec(&brokers()) });
+    let mut caller = Caller::open(&KafkaSpec { producers, ..spec(&brokers()) });
     let start = Instant::now();
     for number in 0..COUNT {
         let key = format!("k{}", number % 997);
@@ -59,7 +59,7 @@ async fn arrive_in_order(producers: usize) {
 #[tokio::test]
 async fn null_keys_null_values_empty_values_and_partitions_arrive_as_they_are() {
     let topic = Topics::new(&brokers(), "sink_nulls").create("t", 3).await;
-    let mut caller = Caller::open(spec(&brokers()));
+    let mut caller = Caller::open(&spec(&brokers()));
     let plain = record(&topic.name, "k", b"v");
     caller.send(&Record { key: None, partition: Some(0), ..plain }).await;
     caller.send(&Record { value: None, partition: Some(1), ..plain }).await;
@@ -90,7 +90,7 @@ async fn null_keys_null_values_empty_values_and_partitions_arrive_as_they_are() 
 #[tokio::test]
 async fn partition_that_is_new_is_known_to_every_producer() {
     let topic = Topics::new(&brokers(), "sink_grown").create("t", 8).await;
-    let mut caller = Caller::open(KafkaSpec { producers: 3, ..spec(&brokers()) });
+    let mut caller = Caller::open(&KafkaSpec { producers: 3, ..spec(&brokers()) });
     let to = |partition| Record {
         key: None,
         partition: Some(partition),
@@ -124,7 +124,7 @@ async fn keys_go_where_the_java_client_sends_them() {
         ("abc", 479_470_107),
     ];
     let topic = Topics::new(&brokers(), "sink_murmur").create("t", 8).await;
-    let mut caller = Caller::open(spec(&brokers()));
+    let mut caller = Caller::open(&spec(&brokers()));
     for (key, _) in JAVA {
         caller.send(&record(&topic.name, key, b"0")).await;
     }
@@ -139,7 +139,7 @@ async fn keys_go_where_the_java_client_sends_them() {
 async fn a_record_over_the_topics_limit_is_refused_and_the_others_go_on() {
     let settings = [("max.message.bytes", "20000")];
     let topic = Topics::new(&brokers(), "sink_large").create_with("t", 1, &settings).await;
-    let mut caller = Caller::open(uncompressed(&brokers()));
+    let mut caller = Caller::open(&uncompressed(&brokers()));
     let noise: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..)).take(40_000).collect();
     let plain = record(&topic.name, "k", b"");
     caller.send(&Record { value: Some(&noise[..10_000]), ..plain }).await;
@@ -171,7 +171,7 @@ async fn small_records_pipelined_to_a_topic_with_a_small_limit_all_arrive() {
     let topics = Topics::new(&brokers(), "sink_small");
     let usual = topics.create("usual", 2).await;
     let small = topics.create_with("small", 2, &settings).await;
-    let mut caller = Caller::open(spec(&brokers()));
+    let mut caller = Caller::open(&spec(&brokers()));
     for number in 0..2_000_u32 {
         let value = format!("{number} {}", noise());
         // The other topic first: the producer is replaced while it has records in flight.
@@ -189,7 +189,7 @@ async fn small_records_pipelined_to_a_topic_with_a_small_limit_all_arrive() {
 #[tokio::test]
 async fn an_operators_limit_is_kept() {
     let topic = Topics::new(&brokers(), "sink_size_max").create("t", 1).await;
-    let mut caller = Caller::open(KafkaSpec { size_max: Some(100), ..spec(&brokers()) });
+    let mut caller = Caller::open(&KafkaSpec { size_max: Some(100), ..spec(&brokers()) });
     let large = caller.send(&record(&topic.name, "k", &[b'x'; 100])).await;
     caller.send(&record(&topic.name, "k", &[b'x'; 99])).await;
     caller.reported().await;
@@ -203,7 +203,7 @@ async fn closing_is_quick_when_nothing_is_in_flight_and_sends_what_lingers() {
     let topic = Topics::new(&brokers(), "sink_close").create("t", 4).await;
     let mut linger = spec(&brokers());
     linger.properties.insert("linger.ms".to_owned(), "5000".to_owned());
-    let mut caller = Caller::open(linger);
+    let mut caller = Caller::open(&linger);
     numbers(&topic, &mut caller, 0..100).await;
     let start = Instant::now();
     caller.sink.close(SOON);
@@ -213,7 +213,7 @@ async fn closing_is_quick_when_nothing_is_in_flight_and_sends_what_lingers() {
     assert!(caller.all_acked());
     assert_eq!(topic.read_all().await.len(), 100);
 
-    let mut caller = Caller::open(spec(&brokers()));
+    let mut caller = Caller::open(&spec(&brokers()));
     numbers(&topic, &mut caller, 0..100).await;
     caller.reported().await;
     let start = Instant::now();
@@ -228,7 +228,7 @@ async fn closing_is_quick_when_nothing_is_in_flight_and_sends_what_lingers() {
 async fn a_record_far_over_the_usual_limit_arrives_where_the_topic_takes_it() {
     let settings = [("max.message.bytes", "5000000")];
     let topic = Topics::new(&brokers(), "sink_huge").create_with("t", 1, &settings).await;
-    let mut caller = Caller::open(spec(&brokers()));
+    let mut caller = Caller::open(&spec(&brokers()));
     let noise: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..)).take(4_999_900).collect();
     let plain = record(&topic.name, "k", b"");
     for len in [10, 1_000, 4_999_900, 10, 1_000_000, 1_048_576, 3_000_000] {
@@ -245,7 +245,7 @@ async fn a_record_far_over_the_usual_limit_arrives_where_the_topic_takes_it() {
 async fn a_record_is_not_refused_on_old_news_of_its_topic_and_keeps_no_other_waiting() {
     let settings = [("max.message.bytes", "20000")];
     let topic = Topics::new(&brokers(), "sink_news").create_with("t", 1, &settings).await;
-    let mut caller = Caller::open(uncompressed(&brokers()));
+    let mut caller = Caller::open(&uncompressed(&brokers()));
     caller.send(&record(&topic.name, "k", b"0")).await;
     caller.reported().await;
     let large = noise().repeat(50);
@@ -296,7 +296,7 @@ async fn tries_of_a_missing_topic_are_decided_by_one_answer_that_comes_after_the
     let beside = Topics::new(&brokers(), "sink_nowhere").create("beside", 1).await;
     let missing = Topic { name: format!("{}-missing", beside.name), ..beside.clone() };
     let record = record(&missing.name, "k", b"v");
-    let mut caller = Caller::open(spec(&brokers()));
+    let mut caller = Caller::open(&spec(&brokers()));
     assert_eq!(caller.offer(&record), Err(NotTaken::Destination), "not heard of");
     caller.until("told", SOON, |caller| caller.was_told("does not exist")).await;
     assert_eq!(caller.offer(&record), Err(NotTaken::Missing), "good enough for the first time");
@@ -333,7 +333,7 @@ async fn tries_of_a_missing_topic_are_decided_by_one_answer_that_comes_after_the
 async fn librdkafkas_mock_broker_will_do() {
     let cluster = MockCluster::new(1).expect("a mock cluster");
     cluster.create_topic("t", 4, 1).expect("a topic");
-    let mut caller = Caller::open(spec(&cluster.bootstrap_servers()));
+    let mut caller = Caller::open(&spec(&cluster.bootstrap_servers()));
     for number in 0..100_u32 {
         caller.send(&record("t", "k", number.to_string().as_bytes())).await;
     }

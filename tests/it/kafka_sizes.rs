@@ -65,7 +65,7 @@ async fn what_compresses_is_taken_above_the_limit_unless_the_topic_keeps_it_unco
         for codec in ["none", "gzip", "snappy", "lz4", "zstd"] {
             let case = format!("{codec} to a topic that keeps {kept}");
             let topic = topic(kept).await;
-            let mut caller = Caller::open(compressing(&brokers(), codec));
+            let mut caller = Caller::open(&compressing(&brokers(), codec));
             assert_eq!(send(&mut caller, &topic, &plain(1)).await, Outcome::Acked, "{case}");
             let outcome = send(&mut caller, &topic, &text(2)).await;
             if codec == "none" || kept == "uncompressed" {
@@ -108,7 +108,7 @@ async fn what_compresses_is_taken_above_the_limit_unless_the_topic_keeps_it_unco
 async fn many_records_that_the_broker_refuses_cost_no_producer() {
     const REFUSED: u32 = 20;
     let topic = topic("producer").await;
-    let mut caller = Caller::open(compressing(&brokers(), "lz4"));
+    let mut caller = Caller::open(&compressing(&brokers(), "lz4"));
     let mut wanted = Vec::new();
     let mut slowest = Duration::ZERO;
     for number in 0..REFUSED {
@@ -149,7 +149,7 @@ async fn large_record_waits_for_a_broker_that_is_away_and_arrives_once() {
         let limit = LIMIT.to_string();
         let settings = [("max.message.bytes", limit.as_str())];
         let topic = Topics::new(&broker.brokers(), "sizes").create_with("t", 1, &settings).await;
-        let mut caller = Caller::open(compressing(&broker.brokers(), "lz4"));
+        let mut caller = Caller::open(&compressing(&broker.brokers(), "lz4"));
         assert_eq!(send(&mut caller, &topic, b"1").await, Outcome::Acked);
         assert_eq!(send(&mut caller, &topic, &text(2)).await, Outcome::Acked);
         if killed {
@@ -181,7 +181,7 @@ async fn large_record_that_a_reset_gives_up_is_not_written_behind_what_follows()
     let limit = LIMIT.to_string();
     let settings = [("max.message.bytes", limit.as_str())];
     let topic = Topics::new(&broker.brokers(), "sizes").create_with("t", 1, &settings).await;
-    let mut caller = Caller::open(compressing(&broker.brokers(), "lz4"));
+    let mut caller = Caller::open(&compressing(&broker.brokers(), "lz4"));
     assert_eq!(send(&mut caller, &topic, &text(1)).await, Outcome::Acked);
     broker.freeze();
     let given_up = hand_over(&mut caller, &topic, &text(2)).await;
@@ -204,7 +204,7 @@ async fn large_record_that_a_reset_gives_up_is_not_written_behind_what_follows()
 #[tokio::test]
 async fn partition_that_is_new_is_known_to_the_producer_for_large_records() {
     let topic = topic("producer").await;
-    let mut caller = Caller::open(compressing(&brokers(), "lz4"));
+    let mut caller = Caller::open(&compressing(&brokers(), "lz4"));
     let value = text(1);
     let plain = record(&topic.name, "k", b"");
     let to = |partition| Record { partition: Some(partition), value: Some(&value), ..plain };
@@ -229,7 +229,7 @@ async fn partition_that_is_new_is_known_to_the_producer_for_large_records() {
 #[tokio::test]
 async fn what_does_not_compress_is_refused_by_the_broker_once_and_taken_when_the_limit_is_raised() {
     let topic = topic("producer").await;
-    let mut caller = Caller::open(compressing(&brokers(), "lz4"));
+    let mut caller = Caller::open(&compressing(&brokers(), "lz4"));
     let large = bytes(2);
     assert_eq!(send(&mut caller, &topic, b"1 small").await, Outcome::Acked);
     let plain = record(&topic.name, "k", b"");
@@ -277,21 +277,21 @@ async fn an_operators_own_limits_decide_before_the_brokers() {
         spec
     };
     let value = text(1);
-    let mut caller = Caller::open(with("message.max.bytes", "2000000"));
+    let mut caller = Caller::open(&with("message.max.bytes", "2000000"));
     let outcome = send(&mut caller, &topic, &value).await;
     let refused = |size, limit| Outcome::Rejected {
         scope: Scope::Event,
         reason: Refusal::too_large(size, limit),
     };
     assert_eq!(outcome, refused(value.len() + 1, 2_000_000));
-    let mut caller = Caller::open(with("message.max.bytes", "4000000"));
+    let mut caller = Caller::open(&with("message.max.bytes", "4000000"));
     assert_eq!(send(&mut caller, &topic, &value).await, Outcome::Acked);
     let spec = KafkaSpec { size_max: Some(2_000_000), ..compressing(&brokers(), "zstd") };
-    let outcome = send(&mut Caller::open(spec), &topic, &value).await;
+    let outcome = send(&mut Caller::open(&spec), &topic, &value).await;
     assert_eq!(outcome, refused(value.len() + 1, 2_000_000));
     // Of several sizes, many are in flight before: each large one goes alone, and nothing is swapped.
     let spec = KafkaSpec { size_max: Some(10_000_000), ..compressing(&brokers(), "zstd") };
-    let mut caller = Caller::open(spec);
+    let mut caller = Caller::open(&spec);
     for number in 2..20 {
         let value = if number % 6 == 0 { text(number) } else { number.to_string().into_bytes() };
         let plain = record(&topic.name, "k", b"");

@@ -17,7 +17,7 @@ pub(crate) mod turnstile;
 async fn nothing_overtakes_a_first_record_that_is_refused_for_a_moment() {
     let (broker, turnstile) = Turnstile::before_a_broker(&spec("").client_id).await;
     let (topic, _second) = topic_that_lacks_a_copy(&broker, unique("sink_stranger"), 1).await;
-    let mut caller = Caller::open(spec(&broker.brokers()));
+    let mut caller = Caller::open(&spec(&broker.brokers()));
     caller.send(&record(&topic.name, "k", b"0")).await;
     count("requests", 1, || turnstile.seen()).await;
     // Where the second record is taken, it is behind the first one before the turnstile.
@@ -47,7 +47,7 @@ async fn nothing_overtakes_a_first_record_that_is_refused_for_a_moment() {
 async fn producers_of_a_reset_send_first_records_of_their_own() {
     let (broker, turnstile) = Turnstile::before_a_broker(&spec("").client_id).await;
     let topic = Topics::new(&broker.brokers(), "sink_newcomers").create("t", 1).await;
-    let mut caller = Caller::open(spec(&broker.brokers()));
+    let mut caller = Caller::open(&spec(&broker.brokers()));
     turnstile.let_through(1);
     caller.send(&record(&topic.name, "k", b"0")).await;
     caller.reported().await;

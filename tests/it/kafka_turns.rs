@@ -21,7 +21,7 @@ const BURST: i32 = 60;
 /// A caller whose records wait for turns, and a topic whose partitions know its producer.
 async fn known(brokers: &str, test: &str) -> (Topic, Caller) {
     let topic = Topics::new(brokers, test).create("t", PARTITIONS).await;
-    let mut caller = Caller::open(spec(brokers));
+    let mut caller = Caller::open(&spec(brokers));
     for partition in 0..PARTITIONS {
         caller.send(&to(&topic, partition, b"0")).await;
     }
@@ -51,7 +51,7 @@ async fn burst_later(topic: &Topic, caller: &mut Caller, value: &[u8]) {
 async fn records_of_many_partitions_all_arrive_in_order_at_any_rate() {
     let topic = Topics::new(&brokers(), "turns_order").create("t", PARTITIONS).await;
     for producers in [1, 2] {
-        let mut caller = Caller::open(KafkaSpec { producers, ..spec(&brokers()) });
+        let mut caller = Caller::open(&KafkaSpec { producers, ..spec(&brokers()) });
         let first = topic.read_all().await.len();
         let mut number = 0_u32;
         // From a transaction now and then to a backlog.
@@ -160,7 +160,7 @@ async fn new_producers_send_nothing_while_the_former_ones_have_records_without_a
     };
     let topic = limited("t", "6000").await;
     let (smaller, smallest) = (limited("smaller", "5000").await, limited("smallest", "4000").await);
-    let mut caller = Caller::open(uncompressed(&broker.brokers()));
+    let mut caller = Caller::open(&uncompressed(&broker.brokers()));
     for topic in [&topic, &smaller, &smallest] {
         await_that("news of the topic", SOON, || {
             let answer = caller.sink.sound(&topic.name, Instant::now());
@@ -209,7 +209,7 @@ async fn what_former_producers_have_not_sent_is_given_up_by_a_reset() {
     let topics = Topics::new(&broker.brokers(), "turns_given_up");
     let topic = topics.create_with("t", 1, &[("max.message.bytes", "6000")]).await;
     let smaller = topics.create_with("smaller", 1, &[("max.message.bytes", "5000")]).await;
-    let mut caller = Caller::open(uncompressed(&broker.brokers()));
+    let mut caller = Caller::open(&uncompressed(&broker.brokers()));
     await_that("news of the topic", SOON, || {
         let answer = caller.sink.sound(&smaller.name, Instant::now());
         std::future::ready(answer.map_err(|why| format!("{why:?}")))

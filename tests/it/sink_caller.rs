@@ -60,9 +60,9 @@ pub(crate) fn record<'a>(topic: &'a str, key: &'a str, value: &'a [u8]) -> Recor
 }
 
 impl Caller {
-    pub(crate) fn open(spec: KafkaSpec) -> Self {
+    pub(crate) fn open(spec: &KafkaSpec) -> Self {
         let mailbox = Mailbox::default();
-        let sink = kafka::open(&spec, mailbox.clone()).expect("a sink");
+        let sink = kafka::open(spec, mailbox.clone()).expect("a sink");
         let (outcomes, said, hints) = Default::default();
         Self { sink, mailbox, next: 0, outcomes, said, hints }
     }

@@ -32,7 +32,7 @@ pub(super) async fn run(script: &[Step]) -> Seen {
         spec.properties.insert("linger.ms".to_owned(), LINGER_MS.to_owned());
     }
     let (tickets, seen) = Default::default();
-    let mut real = Real { topic, caller: Caller::open(spec), tickets, events: 0, seen };
+    let mut real = Real { topic, caller: Caller::open(&spec), tickets, events: 0, seen };
     for step in script {
         match *step {
             Step::Send(partition, kind) => real.send(partition, kind).await,
