@@ -5,6 +5,7 @@
 
 mod layers;
 mod names;
+mod ratchets;
 mod words;
 
 use std::fs;

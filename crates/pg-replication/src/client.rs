@@ -1,4 +1,4 @@
-//! The SQL connection: `tokio-postgres` on a session that [`handshake`](super::handshake) has logged in.
+//! The SQL connection: `tokio-postgres` on a session that [`crate::handshake`] has logged in.
 //!
 //! `tokio-postgres` would send the password in clear text if the server asks for that, and supports fewer of libpq's
 //! settings. Therefore this crate logs in. `tokio-postgres` then gets a stream on which its startup packet is discarded

@@ -1,5 +1,5 @@
 //! The database side of a replay: its row in `postrider.replay` (the only table that is written), the lock that allows
-//! one replay at a time, and the outbox table's rows in order. WAL is read through a bookmark's slot by [`super::wal`].
+//! one replay at a time, and the outbox table's rows in order. WAL is read through a bookmark's slot by `WalStream`.
 
 mod table;
 

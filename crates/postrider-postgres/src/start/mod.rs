@@ -121,7 +121,7 @@ pub struct Resume {
     pub skip_before: Option<Position>,
     /// The existing row, with this server's timeline and this stream's options: the base of later writes.
     pub cursor: Cursor,
-    /// There is no row yet: it must be created ([`super::cursor::create`]) before the stream starts.
+    /// There is no row yet: it must be created ([`crate::store::cursor::create`]) before the stream starts.
     pub adopt: bool,
     /// Notes for an operator, logged once per start.
     pub notes: Vec<Note>,

@@ -221,7 +221,7 @@ pub async fn seize(client: &Client, pipeline: &str) -> Result<Seized, SourceErro
 /// again, or if a failover lost its last change.
 ///
 /// # Errors
-/// An error of the server or of the connection; [`SourceErrorKind::Closed`](super::SourceErrorKind::Closed) if there is
+/// An error of the server or of the connection; [`SourceErrorKind::Closed`](crate::SourceErrorKind::Closed) if there is
 /// no row.
 pub async fn take_over(client: &Client, pipeline: &str) -> Result<i64, SourceError> {
     let failed = |e| {
