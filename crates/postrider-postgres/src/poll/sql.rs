@@ -2,7 +2,7 @@
 //!
 //! The session's `search_path` is empty, so a bare function or type is `pg_catalog`'s. The text goes as a simple
 //! query: values come back as the types' own output, as pgoutput sends them, and begin, claim and clock are one
-//! round trip. It is planned anew each time, on purpose: a plan made while the outbox was empty is the wrong one for
+//! round trip. It is planned again each time, on purpose: a plan made while the outbox was empty is the wrong one for
 //! a backlog.
 
 use super::claim::{Claim, Place, RowOutcome};

@@ -86,9 +86,10 @@ pub(super) async fn read(client: &Client, spec: &PollSpec) -> Result<TableShape,
     }
     let dlq = match &spec.marks {
         RowStatus::Commerce { dlq, .. } => {
-            let (_, letters) = self::columns(client, dlq).await?;
+            let (_, dead_letter_columns) = self::columns(client, dlq).await?;
             let shared = columns.iter().map(|column| column.name.clone());
-            let shared = shared.filter(|name| letters.iter().any(|letter| letter.name == *name));
+            let shared =
+                shared.filter(|name| dead_letter_columns.iter().any(|other| other.name == *name));
             Some(shared.collect::<Vec<_>>()).filter(|shared| !shared.is_empty())
         }
         RowStatus::Delete

@@ -212,7 +212,8 @@ fn synchronous(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
 
 /// What delays the creation of a slot, and later retains WAL.
 fn transactions(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
-    let why = "a slot is created only after every running transaction has ended, and WAL is kept from the oldest one on";
+    let why = "a slot is created only after every running transaction has ended, and WAL is kept from the \
+        oldest one on";
     for (gid, database) in &snapshot.sessions.prepared {
         out.push(
             Finding::warning(

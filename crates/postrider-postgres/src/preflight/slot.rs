@@ -151,15 +151,16 @@ fn unusable(snapshot: &FactSnapshot<'_>, slot: &SlotRow) -> Option<Finding> {
 }
 
 fn lost(snapshot: &FactSnapshot<'_>, slot: &SlotRow) -> Finding {
-    let unsaid = if slot.conflicting { "conflict with recovery" } else { "wal_removed" };
-    let why = slot.invalidation_reason.as_deref().unwrap_or(unsaid);
+    let default_reason = if slot.conflicting { "conflict with recovery" } else { "wal_removed" };
+    let why = slot.invalidation_reason.as_deref().unwrap_or(default_reason);
     let after =
         snapshot.cursor.as_ref().map_or_else(String::new, |c| format!(" after {}", c.watermark));
     let finding =
         Finding::error("slot_lost", format!("slot {:?} was invalidated ({why})", slot.name));
     if snapshot.cursor.is_none() {
         let finding = finding.why(
-            "the WAL that it needs no longer exists, and no cursor row records what was published: then every row of the \
+            "the WAL that it needs no longer exists, and no cursor row records what was published: then every \
+             row of the \
              table is",
         );
         return snapshot.lines.every_row(finding, true);
@@ -167,7 +168,8 @@ fn lost(snapshot: &FactSnapshot<'_>, slot: &SlotRow) -> Finding {
     again(
         snapshot,
         finding.why(format!(
-            "the WAL that it needs no longer exists: events committed{after} that were not published can't be streamed any \
+            "the WAL that it needs no longer exists: events committed{after} that were not published can't be \
+             streamed any \
              more; {}",
             unpublished_events(snapshot)
         )),

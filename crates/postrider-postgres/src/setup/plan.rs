@@ -236,7 +236,8 @@ const WHY_SLOT: &str = "Events committed from here on are kept for the relay. It
 /// From PostgreSQL 19 on, `wal_level` is a minimum.
 const WHY_FIRST_SLOT: &str = "Events committed from here on are kept for the relay. It waits for every transaction \
     that is running now, in any database of the cluster, so it may take as long as the longest of them; no lock is \
-    held meanwhile. The cursor row is created with the slot's own position. Where the cluster has no other logical slot, this \
+    held meanwhile. The cursor row is created with the slot's own position. Where the cluster has no other \
+     logical slot, this \
     one raises the WAL level from replica to logical, and may wait for a checkpoint.";
 
 fn slot_and_cursor(facts: &Facts, options: &Options<'_>, plan: &mut SetupPlan) {
@@ -291,7 +292,8 @@ fn notify(facts: &Facts, plan: &mut SetupPlan) {
     plan.steps.push(Step {
         kind: StepKind::Notify,
         title: format!("let inserts into table {table} wake the polling relay"),
-        why: "Without it a polling relay queries the table once an interval. Each inserting statement queues a notification, and \
+        why: "Without it a polling relay queries the table once an interval. Each inserting statement queues a \
+            notification, and \
               its commit takes for a moment the one lock under which the cluster's notifications are queued. Creating \
               it waits, at most for the lock_timeout, until no transaction that wrote to the table is open.",
         sql: transaction(&notify_sql(table)),

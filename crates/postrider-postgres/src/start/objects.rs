@@ -228,8 +228,8 @@ pub(super) fn slot_lost(facts: &Facts) -> Option<Halt> {
     let slot = facts.slot.as_ref()?;
     slot.lost().then(|| {
         let recovery = "conflict with recovery";
-        let unsaid = if slot.conflicting { recovery } else { "wal_removed" };
-        let why = slot.invalidation_reason.as_deref().unwrap_or(unsaid);
+        let default_reason = if slot.conflicting { recovery } else { "wal_removed" };
+        let why = slot.invalidation_reason.as_deref().unwrap_or(default_reason);
         let prevent = match why {
             "idle_timeout" => "idle_replication_slot_timeout",
             "wal_removed" => "max_slot_wal_keep_size",
@@ -283,7 +283,8 @@ pub(super) fn from_table(facts: &Facts) -> String {
         return run_without_slot(&facts.names, facts.slot.is_some());
     }
     format!(
-        "{} (it counts the rows that are not known to be published); then {} (it publishes them and creates a new slot)",
+        "{} (it counts the rows that are not known to be published); then {} (it publishes them and creates a \
+         new slot)",
         facts.command_with("repair", "--from-table --dry-run"),
         facts.command_with("repair", "--from-table")
     )

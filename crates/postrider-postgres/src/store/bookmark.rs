@@ -583,7 +583,8 @@ impl BookmarkError {
             )),
             Self::Unknown { .. } => Some("list the bookmarks: postrider bookmark list".to_owned()),
             Self::NoSlot { .. } => Some(
-                "a bookmark is a copy of the pipeline's slot, which postrider setup creates (a pipeline that only polls \
+                "a bookmark is a copy of the pipeline's slot, which postrider setup creates (a pipeline that \
+                 only polls \
                  has none)"
                     .to_owned(),
             ),
