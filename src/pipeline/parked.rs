@@ -507,7 +507,7 @@ impl Pipeline {
             let (ticket, since) = (attempt.ticket, attempt.since);
             let probes = attempt.purpose == Purpose::Probe;
             let answer = if probes {
-                self.sink.sound(&record.topic, since)
+                self.sink.probe(&record.topic, since)
             } else {
                 record.lend(|record| match self.sink.enqueue_again(ticket, record, since) {
                     // Nothing of the aggregate is in flight, and its later events wait.

@@ -304,7 +304,7 @@ async fn tries_of_a_missing_topic_are_decided_by_one_answer_that_comes_after_the
     for since in tries {
         let answer = caller.sink.enqueue_again(Ticket(9), &record, since);
         assert_eq!(answer, Err(NotTaken::Destination), "old news");
-        assert_eq!(caller.sink.sound(&missing.name, since), Err(NotTaken::Destination));
+        assert_eq!(caller.sink.probe(&missing.name, since), Err(NotTaken::Destination));
     }
     await_that("an answer", SOON, || {
         let answer = caller.sink.enqueue_again(Ticket(9), &record, tries[0]);
@@ -320,7 +320,7 @@ async fn tries_of_a_missing_topic_are_decided_by_one_answer_that_comes_after_the
     create_topic(&missing.brokers, &missing.name, 1, &[]).await;
     let since = Instant::now();
     await_that("the topic is there", SOON, || {
-        let answer = caller.sink.sound(&missing.name, since);
+        let answer = caller.sink.probe(&missing.name, since);
         async move { answer.map_err(|why| format!("{why:?}")) }
     })
     .await;

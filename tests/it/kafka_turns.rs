@@ -112,7 +112,7 @@ async fn what_waits_is_handed_over_when_other_producers_have_taken_over_and_asks
     let settings = [("max.message.bytes", "20000")];
     let small = Topics::new(&broker.brokers(), "turns_small").create_with("t", 1, &settings).await;
     await_that("news of the topic", SOON, || {
-        let answer = caller.sink.sound(&small.name, Instant::now());
+        let answer = caller.sink.probe(&small.name, Instant::now());
         std::future::ready(answer.map_err(|why| format!("{why:?}")))
     })
     .await;
@@ -163,7 +163,7 @@ async fn new_producers_send_nothing_while_the_former_ones_have_records_without_a
     let mut caller = Caller::open(&uncompressed(&broker.brokers()));
     for topic in [&topic, &smaller, &smallest] {
         await_that("news of the topic", SOON, || {
-            let answer = caller.sink.sound(&topic.name, Instant::now());
+            let answer = caller.sink.probe(&topic.name, Instant::now());
             std::future::ready(answer.map_err(|why| format!("{why:?}")))
         })
         .await;
@@ -211,7 +211,7 @@ async fn what_former_producers_have_not_sent_is_given_up_by_a_reset() {
     let smaller = topics.create_with("smaller", 1, &[("max.message.bytes", "5000")]).await;
     let mut caller = Caller::open(&uncompressed(&broker.brokers()));
     await_that("news of the topic", SOON, || {
-        let answer = caller.sink.sound(&smaller.name, Instant::now());
+        let answer = caller.sink.probe(&smaller.name, Instant::now());
         std::future::ready(answer.map_err(|why| format!("{why:?}")))
     })
     .await;

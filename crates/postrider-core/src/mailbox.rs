@@ -1,4 +1,4 @@
-//! What sinks have to say, kept until the driver takes it: reports by ticket, and the broker's health.
+//! Posts of a sink, kept until the pipeline takes them: reports by ticket, and the broker's health.
 //!
 //! Any thread may post (librdkafka's do). One lock is taken for a post and one for a whole batch taken.
 
@@ -7,7 +7,7 @@ use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-/// One thing a sink has to say.
+/// A message of a sink.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Post {
     /// What became of a record.
@@ -19,22 +19,22 @@ pub enum Post {
     },
     /// A record that was refused as busy may be offered again.
     Retry,
-    /// The broker can't be reached, or a destination can't take records: what, and what mends it.
+    /// The broker can't be reached, or a destination can't accept records: the reason, and what fixes it.
     ///
     /// Repeated while it lasts. Nothing is lost meanwhile, and nothing is given up.
     Down {
         /// What is wrong, in one line, without secrets.
         reason: String,
-        /// The line that mends it, where there is one.
+        /// The line that fixes it, if there is one.
         hint: Option<String>,
-        /// The destination that is meant, where it is one alone.
+        /// The destination, if the problem is that of one destination.
         topic: Option<String>,
-        /// It was never known ([`NotTaken::Missing`](crate::sink::NotTaken::Missing)).
+        /// The destination was never known ([`NotTaken::Missing`](crate::sink::NotTaken::Missing)).
         missing: bool,
     },
-    /// It takes records again.
+    /// The broker, or the destination, accepts records again.
     Up {
-        /// The destination that was meant, where it was one alone; else the broker answers again.
+        /// The destination; `None` if the broker answers again.
         topic: Option<String>,
     },
     /// A broker has answered, and its cluster is not the one that records may go to, or none was admitted yet.
@@ -50,19 +50,19 @@ pub enum Post {
     Unfit {
         /// What is wrong.
         reason: String,
-        /// What mends it.
+        /// What fixes it.
         hint: String,
     },
 }
 
-/// The driver's end and the sink's end of the same box.
+/// A box that the sink posts to and the pipeline takes from; clones share it.
 #[derive(Clone, Default, Debug)]
 pub struct Mailbox(Arc<Mutex<Held>>);
 
 #[derive(Default, Debug)]
 struct Held {
     posts: Vec<Post>,
-    /// Who waits for the first post. One task waits at a time: another that began to wait would take its place.
+    /// The task that waits for the first post. One task waits at a time: a second one would replace it.
     waiter: Option<Waker>,
 }
 
@@ -71,17 +71,17 @@ impl Mailbox {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves a post, and wakes the driver if the box was empty.
+    /// Adds a post, and wakes the pipeline if the box was empty.
     pub fn post(&self, post: Post) {
         self.leave(|posts| posts.push(post));
     }
 
-    /// Leaves what became of one record.
+    /// Adds the outcome of one record.
     pub fn report(&self, ticket: Ticket, outcome: Outcome) {
         self.post(Post::Report { ticket, outcome });
     }
 
-    /// Leaves the same outcome for many records, under one lock.
+    /// Adds the same outcome of many records, under one lock.
     pub fn report_all(&self, tickets: &[Ticket], outcome: Outcome) {
         let posts = tickets.iter().map(|&ticket| Post::Report { ticket, outcome });
         self.leave(|held| held.extend(posts));
@@ -97,13 +97,13 @@ impl Mailbox {
         }
     }
 
-    /// Takes everything that has come, in the order it came, by exchanging the buffers: `into` must be empty.
+    /// Takes all posts in their order, by exchanging the buffers: `into` must be empty.
     pub fn take(&self, into: &mut Vec<Post>) {
-        debug_assert!(into.is_empty(), "posts taken before were not looked at");
+        debug_assert!(into.is_empty(), "posts taken before were not handled");
         std::mem::swap(&mut self.held().posts, into);
     }
 
-    /// Waits until something may have come. Level-triggered: take first, then wait, in a loop.
+    /// Waits until there may be a post. Level-triggered: take first, then wait, in a loop.
     pub async fn arrived(&self) {
         poll_fn(|context| {
             let mut held = self.held();

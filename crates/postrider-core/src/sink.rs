@@ -13,7 +13,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A broker, or what stands in its place.
+/// A connection to a broker, or a substitute for one.
 ///
 /// All methods are called from one thread, in the order of the stream. None of them waits except `close`.
 pub trait Sink: Send {
@@ -25,11 +25,11 @@ pub trait Sink: Send {
     /// overtake it.
     fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), NotTaken>;
 
-    /// As `enqueue`, for a record that is tried again: what was heard of its destination before `since` refuses
-    /// nothing, for somebody may have mended it. One answer serves all that were tried before it was asked for.
+    /// As `enqueue`, for a record that is retried. What the sink learnt of its destination before `since` refuses nothing,
+    /// because the destination may have been fixed. One answer serves all records that were retried before the request.
     ///
     /// # Errors
-    /// As `enqueue`. [`NotTaken::Unavailable`] and [`NotTaken::Missing`] were heard after `since`.
+    /// As `enqueue`. [`NotTaken::Unavailable`] and [`NotTaken::Missing`] are answers from after `since`.
     fn enqueue_again(
         &mut self,
         ticket: Ticket,
@@ -56,9 +56,9 @@ pub trait Sink: Send {
     /// Whether a record for this destination could be offered now. Hands over nothing.
     ///
     /// # Errors
-    /// [`NotTaken::Destination`] while it is being asked for, [`NotTaken::Unavailable`] or
-    /// [`NotTaken::Missing`] where the broker has said after `since` that it takes none.
-    fn sound(&mut self, _topic: &str, _since: Instant) -> Result<(), NotTaken> {
+    /// [`NotTaken::Destination`] while it is requested, [`NotTaken::Unavailable`] or [`NotTaken::Missing`] if the broker
+    /// has answered after `since` that the destination accepts no records.
+    fn probe(&mut self, _topic: &str, _since: Instant) -> Result<(), NotTaken> {
         Ok(())
     }
 
@@ -104,21 +104,20 @@ pub enum NotTaken {
     /// The client's own queue is full, or the client is being replaced. A post to the mailbox says when to offer it
     /// again.
     Full,
-    /// What the sink must know of the destination is still being asked for. A post says when to offer the record again.
+    /// The sink has requested what it must know of the destination. A post says when to offer the record again.
     Destination,
-    /// The broker answers, and says that the destination takes no records: it is missing, or not open to us. A post
+    /// A broker has answered that the destination accepts no records: it is missing, or we may not write to it. A post
     /// says when that is over.
     Unavailable,
-    /// As `Unavailable`, and this sink has never known the destination: it may be the record's fault, which names one
-    /// that nobody has made.
+    /// As `Unavailable`, and this sink has never known the destination: the record may name one that does not exist.
     Missing,
-    /// It does not fit what was last heard of the destination, which is old news and is being asked for again. Nothing
-    /// else waits for the answer: others may be offered meanwhile. A post says when to offer this one again.
+    /// The record does not fit the last answer about its destination, which is old and is requested again. Nothing else
+    /// waits for the new answer: other records may be offered meanwhile. A post says when to offer this one again.
     Doubted(Refusal),
-    /// It is taken only by a producer of its own, with nothing in flight that must stay in order with it: only the
-    /// broker can say whether it takes the record. To be offered by `enqueue_alone`; no post says when.
+    /// Only the broker can decide whether it accepts the record, and nothing that must stay in order with the record may
+    /// be in flight meanwhile. To be offered by `enqueue_alone`; no post says when.
     Alone,
-    /// It can never be published as it is.
+    /// The record can never be published as it is.
     Refused(Refusal),
 }
 

@@ -177,7 +177,7 @@ impl SinkConfig for KafkaConfig {
     fn check(&self, needs: &Needs) -> Vec<SinkError> {
         let spec = self.spec(needs);
         let mut errors = properties::mistakes(&spec);
-        let wanted = spec.create_topics.as_deref().map(topics::Wanted::of).transpose();
+        let wanted = spec.create_topics.as_deref().map(topics::TopicCreation::of).transpose();
         errors.extend(wanted.err());
         errors.into_iter().map(SinkError::from).collect()
     }

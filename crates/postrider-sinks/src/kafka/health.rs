@@ -1,6 +1,6 @@
-//! Whether anything is acknowledged, and when producers are given up that are acknowledged nothing.
+//! Health of the broker connection: stalls, reported problems, and the brokers that librdkafka has to be given again.
 //!
-//! Decides for the keeper, by the counts and the time that it is given. Knows no broker, and not why.
+//! The metadata thread asks these types with counts and times; they send nothing themselves.
 
 use super::config::OpenError;
 use super::producer::Producers;
@@ -14,32 +14,33 @@ use std::ffi::CString;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long records may be in flight without any acknowledgement before that is told.
+/// How long records may be in flight without any acknowledgement before that is reported.
 pub(super) const STALL: Duration = Duration::from_secs(5);
 
-/// How long brokers may answer and acknowledge nothing before the producers are taken for what is at fault: librdkafka
-/// may have lost its way to a leader, as a program that is started again has not. Longer than a copy that hangs counts
-/// as in sync (`replica.lag.time.max.ms`, 30 s, and half as much). Twice as long after each that did not help.
+/// How long brokers may answer and acknowledge nothing before the producers are replaced: librdkafka may have lost the
+/// connection to a leader, which a restarted program would find again. Longer than a hanging replica counts as in sync
+/// (`replica.lag.time.max.ms`, 30 s, and half as much again). Doubled after each replacement that did not help.
 const GIVE_UP: Duration = Duration::from_mins(1);
-/// The longest such time, since what is in flight comes twice after it; and where the topics themselves explain it.
+/// The longest such time, because records in flight are published twice after a replacement; also the time if the topics
+/// themselves explain the stall.
 const GIVE_UP_MAX: Duration = Duration::from_mins(10);
 
-/// What is acknowledged to a set of producers, and what is not.
-pub(super) struct Stall {
+/// Detects that a set of producers gets no acknowledgements.
+pub(super) struct AckStall {
     acked: u64,
-    /// When something was acknowledged last, or nothing was in flight.
+    /// When a record was last acknowledged, or none was in flight.
     moved_at: Instant,
     /// Since when nothing is in flight.
     idle_since: Option<Instant>,
-    /// How long brokers have answered since then, and when the last answer was, if none was missing since.
+    /// How long brokers have answered since then, and the time of the last answer, unless one was missing since.
     answered: Duration,
     answered_at: Option<Instant>,
-    /// Since then topics lacked leaders, or copies, or were not there.
+    /// Since then topics lacked leaders or replicas, or were missing.
     explained: bool,
     patience: Duration,
 }
 
-impl Stall {
+impl AckStall {
     pub(super) const fn new(now: Instant) -> Self {
         Self {
             acked: 0,
@@ -52,7 +53,7 @@ impl Stall {
         }
     }
 
-    /// Other producers are looked at from here on.
+    /// From here on the counts are those of other producers.
     pub(super) const fn new_producers(&mut self, now: Instant) {
         self.idle_since = None;
         self.moves(now);
@@ -65,14 +66,15 @@ impl Stall {
         self.explained = false;
     }
 
-    /// So much was acknowledged by now, and something is `flying`. Whether a stall that was told is over.
+    /// Takes the number of acknowledgements so far, and whether records are in flight (`flying`). Returns whether a
+    /// reported stall is over.
     pub(super) fn look(&mut self, acked: u64, flying: bool, now: Instant) -> bool {
         let moved = acked != self.acked;
         self.acked = acked;
         if moved {
             self.patience = GIVE_UP;
         }
-        // What flies now may have begun to since the look before.
+        // The records in flight may have been sent since the previous call.
         let idle_since = self.idle_since.take();
         if moved || !flying || idle_since.is_some() {
             self.moves(now);
@@ -81,13 +83,13 @@ impl Stall {
             return moved;
         }
         let idle_since = *self.idle_since.insert(idle_since.unwrap_or(now));
-        // New producers have nothing in flight at first, and that is no end of a trouble that they were made for. But
-        // who polls claims nothing while there is trouble.
+        // New producers have nothing in flight at first, which does not end the problem that they were made for. But
+        // polling claims nothing while there is a problem.
         moved || self.patience == GIVE_UP || now - idle_since >= STALL
     }
 
-    /// Whether that is to be told.
-    pub(super) fn is_told(&self, now: Instant) -> bool {
+    /// Whether the stall is to be reported.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
         now - self.moved_at >= STALL
     }
 
@@ -112,17 +114,15 @@ impl Stall {
     }
 }
 
-// What to tell when a broker or a topic can't take records, and what mends it.
-
-/// One thing that is wrong, as it is told.
+/// A problem of the brokers or of a topic, with what fixes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Trouble {
+pub(super) struct Problem {
     pub(super) about: About,
     pub(super) reason: String,
     pub(super) hint: Option<String>,
 }
 
-/// What is in trouble, which decides what ends it.
+/// What a problem is about, which decides what ends it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum About {
     /// No broker answers.
@@ -136,12 +136,12 @@ pub(super) enum About {
 /// Replicas of a topic that survives the loss of a broker without a halt, where there are as many brokers.
 const REPLICAS: usize = 3;
 
-/// The answer to a look-up that failed: the topic's fault, or the broker's (`None`).
+/// The problem that a failed request for a topic shows; `None` if the brokers are at fault.
 #[expect(
     clippy::wildcard_enum_match_arm,
     reason = "librdkafka's list is open: what does not blame the topic is the broker's"
 )]
-pub(super) fn of_topic(topic: &str, why: Unusable, brokers: &str) -> Option<Trouble> {
+pub(super) fn of_topic(topic: &str, why: Unusable, brokers: &str) -> Option<Problem> {
     let (reason, hint) = match why.code {
         Code::UnknownTopicOrPartition | Code::UnknownTopic => (
             format!("topic \"{topic}\" does not exist"),
@@ -168,7 +168,7 @@ pub(super) fn of_topic(topic: &str, why: Unusable, brokers: &str) -> Option<Trou
         ),
         _ => return None,
     };
-    Some(Trouble { about: About::Topic, reason, hint: Some(hint) })
+    Some(Problem { about: About::Topic, reason, hint: Some(hint) })
 }
 
 /// No broker answers: what librdkafka said of it, where it said something.
@@ -176,7 +176,7 @@ pub(super) fn of_topic(topic: &str, why: Unusable, brokers: &str) -> Option<Trou
     clippy::wildcard_enum_match_arm,
     reason = "librdkafka's list is open: the rest is a connection that fails"
 )]
-pub(super) fn of_broker(brokers: &str, said: Option<&Suspicion>) -> Trouble {
+pub(super) fn of_broker(brokers: &str, said: Option<&Suspicion>) -> Problem {
     let (reason, hint) = match said {
         // A listener that wants TLS or SASL closes a connection that begins without, and nothing else is heard.
         None | Some(Suspicion { code: Code::AllBrokersDown, .. }) => (
@@ -205,19 +205,19 @@ pub(super) fn of_broker(brokers: &str, said: Option<&Suspicion>) -> Trouble {
             ),
         },
     };
-    Trouble { about: About::Broker, reason, hint: Some(hint) }
+    Problem { about: About::Broker, reason, hint: Some(hint) }
 }
 
 /// No producer can be made of the files of secrets, certificates and keys.
-pub(super) fn of_files(error: &OpenError) -> Trouble {
+pub(super) fn of_files(error: &OpenError) -> Problem {
     let reason =
         format!("the changed files of secrets or certificates do not fit: {}", Chain(error));
-    Trouble { about: About::Broker, reason, hint: Some(error.hint()) }
+    Problem { about: About::Broker, reason, hint: Some(error.hint()) }
 }
 
 /// Brokers answer, but for a while nothing was acknowledged.
-pub(super) fn of_stall(after: Duration) -> Trouble {
-    Trouble {
+pub(super) fn of_stall(after: Duration) -> Problem {
+    Problem {
         about: About::Stall,
         reason: format!("the broker has acknowledged nothing for more than {} s", after.as_secs()),
         hint: Some(
@@ -228,29 +228,27 @@ pub(super) fn of_stall(after: Duration) -> Trouble {
     }
 }
 
-// Problems that were reported and are not over: a report is not repeated with every check, and the end is reported
-// too.
-
-/// How often a trouble that lasts is told again.
+/// How often a problem that lasts is reported again.
 const REPEAT: Duration = Duration::from_secs(5);
-/// Topics whose trouble is remembered as told.
+/// Topics whose reported problems are remembered.
 const TOPICS_MAX: usize = 1_000;
 
-/// Troubles that were told and are not over, each with when.
-pub(super) struct Told {
+/// Problems that were reported and are not over, each with the time of the report. A report is not repeated with every
+/// check, and the end of a problem is reported too.
+pub(super) struct ReportedProblems {
     shared: Arc<Shared>,
     /// Of the brokers.
-    of_all: Option<(Trouble, Instant)>,
+    of_all: Option<(Problem, Instant)>,
     /// Of each topic, until it is known.
-    of_topics: BTreeMap<String, (Trouble, Instant)>,
+    of_topics: BTreeMap<String, (Problem, Instant)>,
 }
 
-impl Told {
+impl ReportedProblems {
     pub(super) const fn new(shared: Arc<Shared>) -> Self {
         Self { shared, of_all: None, of_topics: BTreeMap::new() }
     }
 
-    pub(super) const fn is_trouble(&self) -> bool {
+    pub(super) const fn is_any(&self) -> bool {
         self.of_all.is_some()
     }
 
@@ -258,28 +256,28 @@ impl Told {
         self.of_all.as_ref().is_some_and(|(told, _)| told.about == about)
     }
 
-    pub(super) fn say(&mut self, trouble: Trouble) {
-        if is_news(self.of_all.as_ref(), &trouble) {
-            let Trouble { about: _, reason, hint } = trouble.clone();
+    pub(super) fn report(&mut self, problem: Problem) {
+        if is_news(self.of_all.as_ref(), &problem) {
+            let Problem { about: _, reason, hint } = problem.clone();
             self.shared.mailbox.post(Post::Down { reason, hint, topic: None, missing: false });
-            self.of_all = Some((trouble, Instant::now()));
+            self.of_all = Some((problem, Instant::now()));
         }
     }
 
     /// `missing`: the topic was never known.
-    pub(super) fn say_of(&mut self, topic: String, trouble: Trouble, missing: bool) {
-        if is_news(self.of_topics.get(&topic), &trouble) {
-            let Trouble { about: _, reason, hint } = trouble.clone();
+    pub(super) fn report_topic(&mut self, topic: String, problem: Problem, missing: bool) {
+        if is_news(self.of_topics.get(&topic), &problem) {
+            let Problem { about: _, reason, hint } = problem.clone();
             let about = Some(topic.clone());
             self.shared.mailbox.post(Post::Down { reason, hint, topic: about, missing });
             if self.of_topics.len() == TOPICS_MAX {
                 self.of_topics.clear();
             }
-            self.of_topics.insert(topic, (trouble, Instant::now()));
+            self.of_topics.insert(topic, (problem, Instant::now()));
         }
     }
 
-    /// A trouble of this kind, if it was told, is over.
+    /// A problem of this kind is over, if one was reported.
     pub(super) fn over(&mut self, about: About) {
         if self.is_about(about) {
             self.of_all = None;
@@ -288,45 +286,46 @@ impl Told {
     }
 
     /// The topic is known now.
-    pub(super) fn over_for(&mut self, topic: String) {
+    pub(super) fn topic_resolved(&mut self, topic: String) {
         if self.of_topics.remove(&topic).is_some() {
             self.shared.mailbox.post(Post::Up { topic: Some(topic) });
         }
     }
 }
 
-/// Whether a trouble is told again. The hint names what is in trouble; the reason may carry times that change with
-/// every try.
-fn is_news(told: Option<&(Trouble, Instant)>, trouble: &Trouble) -> bool {
-    told.is_none_or(|(told, at)| {
-        (told.about, &told.hint) != (trouble.about, &trouble.hint) || at.elapsed() >= REPEAT
+/// Whether a problem is reported (again). The hint identifies the problem; the reason may contain times that change with
+/// every attempt.
+fn is_news(reported: Option<&(Problem, Instant)>, problem: &Problem) -> bool {
+    reported.is_none_or(|(reported, at)| {
+        (reported.about, &reported.hint) != (problem.about, &problem.hint) || at.elapsed() >= REPEAT
     })
 }
 
-// Brokers that librdkafka has forgotten: they are named to it again.
+// Bootstrap again: librdkafka is given the brokers' addresses again after it has dropped all of them.
 //
-// A cluster whose brokers are all fenced (they missed their heartbeats, or have just started) answers on, and names no
-// broker in its metadata. librdkafka lets go of all that are not named, since 2.10, and plans to begin anew with
-// `bootstrap.servers`; where the same answer ends that plan, it asks nobody ever again (its issue 5301, open; seen
-// with 2.12.1: `kafka_outages::brokers_that_name_none_for_a_moment_are_found_again`). From outside that can't be told
-// from brokers that are down, so they are named whenever none answers: where they are known, nothing comes of it.
+// A cluster whose brokers are all fenced (they missed their heartbeats, or have just started) keeps answering, and lists
+// no broker in its metadata. Since 2.10 librdkafka drops all brokers that are not listed, and schedules a new start from
+// `bootstrap.servers`; if the same answer cancels that, it never asks any broker again (its issue 5301, open; seen with
+// 2.12.1: `kafka_outages::brokers_that_name_none_for_a_moment_are_found_again`). From outside this state can't be
+// distinguished from brokers that are down, so the addresses are added whenever no broker answers: if the brokers are
+// known, that has no effect.
 
-/// Pause after the first time that they were named.
+/// Pause after the addresses were added for the first time.
 const PAUSE_MIN: Duration = Duration::from_secs(5);
-/// The longest pause. librdkafka keeps the text of each time, and reads all of them when it begins anew: a day of
-/// silence adds 1,440.
+/// The longest pause. librdkafka keeps the text of each call, and reads all of them when it starts anew: a day without an
+/// answer adds 1,440.
 const PAUSE_MAX: Duration = Duration::from_mins(1);
 
-/// When brokers are named again.
-pub(super) struct Forgotten {
+/// Decides when the brokers' addresses are added again.
+pub(super) struct BootstrapAgain {
     brokers: CString,
     /// The next pause, and when this one ends.
     pause: Duration,
     not_before: Option<Instant>,
 }
 
-impl Forgotten {
-    /// `brokers` as in `sink.brokers`; a text with a NUL in it was refused by then.
+impl BootstrapAgain {
+    /// `brokers` as in `sink.brokers`; a text with a NUL in it was refused before.
     pub(super) fn new(brokers: &str) -> Self {
         Self {
             brokers: CString::new(brokers).unwrap_or_default(),
@@ -348,7 +347,7 @@ impl Forgotten {
         }
     }
 
-    /// All is well: the next silence is answered at once.
+    /// Brokers answer: the next time that none does, the addresses are added at once.
     pub(super) fn over(&mut self) {
         self.pause = PAUSE_MIN;
         self.not_before = None;
@@ -361,8 +360,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Looks every second; when it was given up, in seconds.
-    fn given_up(stall: &mut Stall, from: Instant, seconds: u32, explained: bool) -> Vec<u32> {
+    /// Updates every second; returns the seconds at which the producers were given up.
+    fn given_up(stall: &mut AckStall, from: Instant, seconds: u32, explained: bool) -> Vec<u32> {
         (0..seconds)
             .filter(|second| {
                 let now = from + *second * SECOND;
@@ -375,10 +374,10 @@ mod tests {
     #[test]
     fn the_time_of_an_outage_does_not_count() {
         let start = Instant::now();
-        let mut stall = Stall::new(start);
+        let mut stall = AckStall::new(start);
         stall.look(7, true, start);
         let back = start + Duration::from_hours(1);
-        assert!(stall.is_told(back));
+        assert!(stall.is_due(back));
         stall.no_answer();
         assert!(!stall.is_hopeless(false, back));
         assert!(!stall.is_hopeless(false, back + 59 * SECOND));
@@ -389,14 +388,14 @@ mod tests {
 
     #[test]
     fn each_time_without_help_is_followed_by_one_twice_as_long() {
-        let mut stall = Stall::new(Instant::now());
+        let mut stall = AckStall::new(Instant::now());
         let given_up = given_up(&mut stall, Instant::now(), 3_000, false);
         assert_eq!(given_up, [60, 180, 420, 900, 1500, 2100, 2700]);
     }
 
     #[test]
     fn what_the_topics_explain_is_waited_for() {
-        let mut stall = Stall::new(Instant::now());
+        let mut stall = AckStall::new(Instant::now());
         let now = Instant::now();
         stall.look(7, true, now);
         assert!(!stall.is_hopeless(true, now));
@@ -406,20 +405,20 @@ mod tests {
     #[test]
     fn what_has_just_begun_to_fly_is_no_stall() {
         let start = Instant::now();
-        let mut stall = Stall::new(start);
+        let mut stall = AckStall::new(start);
         stall.look(0, false, start);
         let later = start + 2 * STALL;
         stall.look(0, true, later);
-        assert!(!stall.is_told(later));
+        assert!(!stall.is_due(later));
         stall.look(0, true, later + STALL);
-        assert!(stall.is_told(later + STALL));
+        assert!(stall.is_due(later + STALL));
     }
 
     /// Who polls claims nothing while a stall is told: without an acknowledgement it would never be over.
     #[test]
     fn a_stall_is_over_when_nothing_is_in_flight_for_a_while() {
         let start = Instant::now();
-        let mut stall = Stall::new(start);
+        let mut stall = AckStall::new(start);
         stall.look(7, true, start);
         assert!(stall.look(7, false, start), "nothing was given up");
         stall.look(7, true, start);

@@ -1,15 +1,15 @@
-//! The sink's one background thread: asks for topics, watches whether brokers answer, and sees old producers out.
+//! The metadata thread: asks brokers for topics, checks whether brokers answer, and closes old producers.
 //!
-//! Everything that waits for a broker waits here, so that `enqueue` never does. It says `Down`, `Up` and `Retry`;
-//! what became of a record it never says.
+//! Everything that waits for a broker waits in this thread, so that `enqueue` never does. The thread posts `Down`, `Up`
+//! and `Retry`.
 
 use super::config::KafkaSpec;
-use super::health::{self, About, Forgotten, Stall, Told, Trouble};
+use super::health::{self, About, AckStall, BootstrapAgain, Problem, ReportedProblems};
 use super::native::{self, Description};
 use super::producer::{Producer, Producers};
 use super::secrets::{SaslLogin, Secrets};
-use super::shared::{Leaving, Shared, Suspicion};
-use super::topics::{self, CONFIG_ANSWER_MAX, Creation, Facts, Ids, Made, Rights, Unusable};
+use super::shared::{RetiredProducers, Shared, Suspicion};
+use super::topics::{self, CONFIG_ANSWER_MAX, Creation, Facts, Made, Rights, TopicIds, Unusable};
 use postrider_core::sink::Post;
 use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
@@ -18,37 +18,37 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often it looks, when nothing calls; also between two tries for a topic or a broker.
+/// The interval of the checks without a wake-up; also the pause between two requests for a topic or a broker.
 const TICK: Duration = Duration::from_secs(1);
-/// How often it looks while a producer is on its way out.
-const LEAVING_TICK: Duration = Duration::from_millis(20);
-/// How long a broker may take to answer a question.
+/// The same while old producers are being closed.
+const RETIRED_TICK: Duration = Duration::from_millis(20);
+/// How long a broker may take to answer a request.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// How long an old producer's requests are waited for before they are purged. See `KafkaSink::reset`.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
 /// How long the reports of a broken producer are waited for. After a fatal error some never come (measured).
-const LAST_WORDS: Duration = Duration::from_millis(100);
+const LAST_REPORTS_MAX: Duration = Duration::from_millis(100);
 
-/// How often a producer is tried to be made of files that have not changed.
+/// The interval in which producers are attempted with files that have not changed.
 const TRIAL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Secrets of which no producer could be made.
-struct Unfit {
+struct UnfitSecrets {
     secrets: Secrets,
-    trouble: Trouble,
+    problem: Problem,
     tried_at: Instant,
 }
 
-pub(super) struct Keeper {
+pub(super) struct MetadataThread {
     shared: Arc<Shared>,
     spec: KafkaSpec,
     producers: Option<Arc<Producers>>,
     /// What the secret files held when the producers were made.
     made_with: Secrets,
-    /// The same at the last look. Live producers have the SASL login of it.
+    /// The content at the last check. Live producers have its SASL login.
     secrets: Secrets,
-    /// Secrets of which no producer can be made, and what to say of that.
-    unfit: Option<Unfit>,
+    /// Secrets of which no producer can be made, with the problem to report.
+    unfit: Option<UnfitSecrets>,
     /// The sink has no producers, because none could be made: those here are former ones.
     unmade: bool,
     /// The first of them has had an answer from a broker.
@@ -56,11 +56,11 @@ pub(super) struct Keeper {
     /// The cluster of the brokers that they have reached is known.
     located: bool,
     suspicion: Option<Suspicion>,
-    forgotten: Forgotten,
-    told: Told,
-    /// Those that are given up have the time since that was seen.
-    leaving: Vec<(Leaving, Option<Instant>)>,
-    stall: Stall,
+    bootstrap: BootstrapAgain,
+    problems: ReportedProblems,
+    /// Old producers; with the time since when, if their records are given up.
+    retired: Vec<(RetiredProducers, Option<Instant>)>,
+    stall: AckStall,
     refreshed_at: Instant,
     opened_at: Instant,
     /// Topics that are to be asked for again.
@@ -69,22 +69,22 @@ pub(super) struct Keeper {
     unread: BTreeSet<String>,
     rights: Rights,
     creation: Creation,
-    ids: Ids,
+    ids: TopicIds,
     /// When a topic that was made anew last cost the producers.
     anew_at: Option<Instant>,
 }
 
-impl Keeper {
+impl MetadataThread {
     pub(super) fn new(shared: Arc<Shared>, spec: KafkaSpec, creation: Creation) -> Self {
         let now = Instant::now();
-        // Those that are known are made before the first event of theirs.
+        // Known topics are created before their first event.
         for topic in creation.known() {
-            shared.want(&topic);
+            shared.request(&topic);
         }
         Self {
-            told: Told::new(Arc::clone(&shared)),
+            problems: ReportedProblems::new(Arc::clone(&shared)),
             shared,
-            forgotten: Forgotten::new(&spec.brokers),
+            bootstrap: BootstrapAgain::new(&spec.brokers),
             spec,
             producers: None,
             made_with: Secrets::default(),
@@ -94,23 +94,23 @@ impl Keeper {
             connected: false,
             located: false,
             suspicion: None,
-            leaving: Vec::new(),
-            stall: Stall::new(now),
+            retired: Vec::new(),
+            stall: AckStall::new(now),
             refreshed_at: now,
             opened_at: now,
             stale: VecDeque::new(),
             unread: BTreeSet::new(),
             rights: Rights::default(),
             creation,
-            ids: Ids::default(),
+            ids: TopicIds::default(),
             anew_at: None,
         }
     }
 
-    /// Works until told to stop; then lets go of the producers.
+    /// Runs until the sink is closed; then drops the producers.
     pub(super) fn run(mut self) {
-        while self.take_orders() {
-            self.see_out();
+        while self.take_inbox() {
+            self.close_retired();
             self.read_secrets();
             if self.ask() {
                 self.watch();
@@ -121,10 +121,10 @@ impl Keeper {
         }
     }
 
-    /// False when there is nothing more to do.
-    fn take_orders(&mut self) -> bool {
-        let timeout = if self.leaving.is_empty() { TICK } else { LEAVING_TICK };
-        let (stop, broken, unmade, producers, suspicion, leaving) =
+    /// Takes the inbox; false when the thread is to end.
+    fn take_inbox(&mut self) -> bool {
+        let timeout = if self.retired.is_empty() { TICK } else { RETIRED_TICK };
+        let (stop, broken, unmade, producers, suspicion, retired) =
             self.shared.wait(timeout, |inbox| {
                 (
                     inbox.stop,
@@ -132,15 +132,15 @@ impl Keeper {
                     inbox.unmade.take(),
                     inbox.producers.take(),
                     inbox.suspicion.take(),
-                    std::mem::take(&mut inbox.leaving),
+                    std::mem::take(&mut inbox.retired),
                 )
             });
         let now = Instant::now();
         let hour = u32::try_from((now - self.opened_at).as_secs() / 3_600).unwrap_or(u32::MAX);
         self.shared.hour.store(hour, Ordering::Relaxed);
-        self.leaving.extend(leaving.into_iter().map(|leaving| (leaving, None)));
-        if let Some(trouble) = unmade {
-            self.told.say(trouble);
+        self.retired.extend(retired.into_iter().map(|retired| (retired, None)));
+        if let Some(problem) = unmade {
+            self.problems.report(problem);
             self.unmade = true;
         }
         if let Some((producers, secrets)) = producers {
@@ -156,9 +156,9 @@ impl Keeper {
         if broken {
             // Reports that are ready come first.
             if let Some(producers) = &self.producers {
-                producers.flush(LAST_WORDS);
+                producers.flush(LAST_REPORTS_MAX);
             }
-            self.shared.say_broken();
+            self.shared.report_broken();
         }
         if let Some(suspicion) = suspicion {
             suspicion.outweigh(&mut self.suspicion);
@@ -174,7 +174,7 @@ impl Keeper {
     fn read_secrets(&mut self) {
         let secrets = Secrets::read(&self.spec, &self.secrets);
         let before = std::mem::replace(&mut self.secrets, secrets);
-        let in_doubt = self.suspicion.is_some() || self.told.is_about(About::Broker);
+        let in_doubt = self.suspicion.is_some() || self.problems.is_about(About::Broker);
         let changed = self.secrets.needs_new_producers(&self.made_with);
         if !self.unmade && !changed {
             self.unfit = None;
@@ -182,7 +182,7 @@ impl Keeper {
         if (self.unmade || in_doubt && changed) && self.are_fit() {
             let reason = "the files of its certificates or keys have changed since it was made";
             if self.unmade {
-                self.shared.tell(|inbox| inbox.broken = Some(reason.to_owned()));
+                self.shared.update_inbox(|inbox| inbox.broken = Some(reason.to_owned()));
             } else if let Some(producers) = &self.producers {
                 producers.first().client().context().broken(reason.to_owned());
             }
@@ -192,8 +192,8 @@ impl Keeper {
             return;
         }
         let Some(SaslLogin { username, password }) = login else { return };
-        let leaving = self.leaving.iter().map(|(leaving, _)| &leaving.producers);
-        for producers in leaving.chain(&self.producers) {
+        let retired = self.retired.iter().map(|(retired, _)| &retired.producers);
+        for producers in retired.chain(&self.producers) {
             producers.set_login(&username, &password);
         }
         tracing::info!(
@@ -205,105 +205,104 @@ impl Keeper {
     /// Whether a producer can be made of the secrets as they are. Those of which none could be made are tried again
     /// when they change, and now and then: the reason may have been another one.
     fn are_fit(&mut self) -> bool {
-        let same = |unfit: &Unfit| {
+        let same = |unfit: &UnfitSecrets| {
             unfit.secrets == self.secrets && unfit.tried_at.elapsed() < TRIAL_INTERVAL
         };
         if self.unfit.as_ref().is_some_and(same) {
             return false;
         }
         let tried = self.secrets.try_out(&self.spec);
-        self.unfit = tried.as_ref().err().map(|error| Unfit {
+        self.unfit = tried.as_ref().err().map(|error| UnfitSecrets {
             secrets: self.secrets.clone(),
-            trouble: health::of_files(error),
+            problem: health::of_files(error),
             tried_at: Instant::now(),
         });
         tried.is_ok()
     }
 
-    /// Lets old producers go: when their records have their reports, or when they were given up and have had their
-    /// time.
-    fn see_out(&mut self) {
-        if self.leaving.is_empty() {
+    /// Closes old producers: when all their records have reports, or, if they were given up, after `DRAIN_MAX`.
+    fn close_retired(&mut self) {
+        if self.retired.is_empty() {
             return;
         }
-        for (Leaving { producers }, given_up) in &mut self.leaving {
-            // A reset may find them on their way out already: it waits for their requests as for those of others.
+        for (RetiredProducers { producers }, given_up) in &mut self.retired {
+            // A reset may come while they are being closed: it waits for their requests too.
             if producers.muted() {
                 given_up.get_or_insert_with(Instant::now);
             }
         }
-        let (gone, staying) = std::mem::take(&mut self.leaving).into_iter().partition(
-            |(Leaving { producers }, given_up): &(Leaving, Option<Instant>)| {
+        let (gone, staying) = std::mem::take(&mut self.retired).into_iter().partition(
+            |(RetiredProducers { producers }, given_up): &(RetiredProducers, Option<Instant>)| {
                 if given_up.is_some() {
                     producers.purge(false);
                 }
-                let empty = producers.flush(LEAVING_TICK);
+                let empty = producers.flush(RETIRED_TICK);
                 empty || given_up.is_some_and(|since| since.elapsed() >= DRAIN_MAX)
             },
         );
-        self.leaving = staying;
+        self.retired = staying;
         let gone: Vec<_> = gone;
         // To drop some takes 0.4 s (0.2 s measured, the first and then the others): empty ones can take their time
         // while the new ones send.
         let (empty, full): (Vec<_>, Vec<_>) =
             gone.into_iter().partition(|(old, _)| old.producers.in_flight_count() == 0);
         drop(full);
-        if self.leaving.is_empty() && self.shared.settles() {
+        if self.retired.is_empty() && self.shared.resumes() {
             self.shared.mailbox.post(Post::Retry);
         }
         drop(empty);
     }
 
-    /// Notices a broker that went away, came back, or answers without acknowledging.
+    /// Detects that no broker answers, that one answers again, or that brokers answer and acknowledge nothing.
     fn watch(&mut self) {
         let Some(producers) = self.producers.clone() else {
             return;
         };
         if self.unmade {
-            let trouble = self.broker_trouble();
-            self.told.say(trouble);
+            let problem = self.broker_problem();
+            self.problems.report(problem);
             return;
         }
         let acked = self.shared.acked.load(Ordering::Relaxed);
-        // What is being emptied keeps the new one waiting: where that is not acknowledged, nothing goes on.
-        let leaving = self.leaving.iter().map(|(leaving, _)| leaving.producers.in_flight_count());
-        let flying = leaving.sum::<i32>() + producers.in_flight_count();
+        // New producers wait for the records of the old ones: if those are not acknowledged, nothing is sent.
+        let retired = self.retired.iter().map(|(retired, _)| retired.producers.in_flight_count());
+        let flying = retired.sum::<i32>() + producers.in_flight_count();
         if self.stall.look(acked, flying > 0, Instant::now()) {
-            self.told.over(About::Stall);
+            self.problems.over(About::Stall);
         }
-        let stalled = self.stall.is_told(Instant::now());
-        let in_trouble = self.told.is_about(About::Broker);
+        let stalled = self.stall.is_due(Instant::now());
+        let in_trouble = self.problems.is_about(About::Broker);
         if self.connected && self.located && self.suspicion.is_none() && !in_trouble && !stalled {
-            self.forgotten.over();
+            self.bootstrap.over();
             return;
         }
         if !self.answers(producers.first()) {
             self.stall.no_answer();
             self.name_brokers(&producers);
-            let trouble = self.broker_trouble();
-            self.told.say(trouble);
+            let problem = self.broker_problem();
+            self.problems.report(problem);
             return;
         }
         self.connected = true;
         self.suspicion = None;
-        self.told.over(About::Broker);
+        self.problems.over(About::Broker);
         if stalled {
-            // One of the others may know no broker.
+            // One of the other producers may know no broker.
             self.name_brokers(&producers);
             let why = self.why_stalled(&producers);
             let explained =
                 why.is_some() || self.shared.known_topics().values().any(|one| one.lacks());
             let hopeless = self.stall.is_hopeless(explained, Instant::now());
-            // Something may have come while topics were asked for.
+            // An acknowledgement may have come while topics were requested.
             if hopeless && self.shared.acked.load(Ordering::Relaxed) == acked {
                 let reason = "brokers answer, and acknowledge nothing";
                 producers.first().client().context().broken(reason.to_owned());
             }
-            self.told.say(why.unwrap_or_else(|| health::of_stall(health::STALL)));
+            self.problems.report(why.unwrap_or_else(|| health::of_stall(health::STALL)));
         }
     }
 
-    /// Whether a broker answers. The first question also makes the producer connect before it has anything to send.
+    /// Whether a broker answers. The first request also makes the producer connect before it has a record to send.
     fn answers(&mut self, producer: &Producer) -> bool {
         let topic = self.shared.any_topic();
         let asks =
@@ -316,7 +315,7 @@ impl Keeper {
         // for a topic, and librdkafka has forgotten the brokers, nobody else asks: the second time all topics are asked
         // for. Brokers that name no cluster answer all the same. A broker that came up meanwhile is not taken for
         // one of them: its name came with this answer.
-        let again = self.told.is_about(About::Broker);
+        let again = self.problems.is_about(About::Broker);
         let answers = || (topic.is_some() || again) && asks(topic.as_deref());
         let cluster = names().or_else(|| answers().then(|| names().unwrap_or_default()));
         let Some(cluster) = cluster else { return false };
@@ -329,18 +328,18 @@ impl Keeper {
         true
     }
 
-    /// Those that are emptied need their brokers as the others do.
+    /// Gives the brokers' addresses to all producers again; old ones need them too.
     fn name_brokers(&mut self, producers: &Producers) {
-        let leaving = self.leaving.iter().map(|(leaving, _)| &*leaving.producers);
-        self.forgotten.silence(leaving.chain([producers]), Instant::now());
+        let retired = self.retired.iter().map(|(retired, _)| &*retired.producers);
+        self.bootstrap.silence(retired.chain([producers]), Instant::now());
     }
 
-    fn broker_trouble(&mut self) -> Trouble {
-        if let Some(heard) = self.shared.heard() {
-            heard.outweigh(&mut self.suspicion);
+    fn broker_problem(&mut self) -> Problem {
+        if let Some(suspicion) = self.shared.take_suspicion() {
+            suspicion.outweigh(&mut self.suspicion);
         }
         if let Some(unfit) = &self.unfit {
-            return unfit.trouble.clone();
+            return unfit.problem.clone();
         }
         health::of_broker(&self.spec.brokers, self.suspicion.as_ref())
     }
@@ -362,10 +361,10 @@ const REFRESH: Duration = Duration::from_mins(1);
 /// Between two sets of producers that topics cost which were recreated: whatever brokers say of ids.
 const ANEW_APART: Duration = Duration::from_secs(10);
 
-impl Keeper {
+impl MetadataThread {
     /// Asks for the topics that are waited for, a few a turn. False when no broker answered.
     fn ask(&mut self) -> bool {
-        if self.shared.drop_unwanted() {
+        if self.shared.drop_old_requests() {
             // Whoever waits all the same asks again.
             self.shared.mailbox.post(Post::Retry);
         }
@@ -388,7 +387,7 @@ impl Keeper {
                     }
                     Made::No => {}
                     Made::Not(why) => {
-                        not_made = Some(topics::trouble(&topic, &why, &self.spec.brokers));
+                        not_made = Some(topics::problem(&topic, &why, &self.spec.brokers));
                     }
                     Made::Later => not_made = Some(topics::too_many(&topic)),
                 }
@@ -405,27 +404,27 @@ impl Keeper {
                         self.stale.push_back(topic.clone());
                     }
                     self.learn(&topic, facts);
-                    self.shared.got(&topic);
+                    self.shared.fulfilled(&topic);
                     self.connected = true;
                     self.suspicion = None;
-                    self.told.over_for(topic);
+                    self.problems.topic_resolved(topic);
                     if !self.unmade {
-                        self.told.over(About::Broker);
+                        self.problems.over(About::Broker);
                     }
                     self.shared.mailbox.post(Post::Retry);
                 }
                 Err(why) => {
-                    let Some(trouble) = health::of_topic(&topic, why, &self.spec.brokers) else {
+                    let Some(problem) = health::of_topic(&topic, why, &self.spec.brokers) else {
                         self.shared.refuse_none();
                         self.name_brokers(&producers);
-                        let trouble = self.broker_trouble();
-                        self.told.say(trouble);
+                        let problem = self.broker_problem();
+                        self.problems.report(problem);
                         return false;
                     };
-                    let trouble = not_made.unwrap_or(trouble);
+                    let problem = not_made.unwrap_or(problem);
                     let missing = why.is_missing() && !self.shared.was_known(&topic);
                     self.shared.refuse(&topic, asked_at, missing);
-                    self.told.say_of(topic, trouble, missing);
+                    self.problems.report_topic(topic, problem, missing);
                 }
             }
         }
@@ -433,7 +432,7 @@ impl Keeper {
     }
 
     /// A topic that was there and is not, if there is one. Asks for a few topics a turn, so each has its turn.
-    fn why_stalled(&mut self, producers: &Producers) -> Option<Trouble> {
+    fn why_stalled(&mut self, producers: &Producers) -> Option<Problem> {
         if self.stale.is_empty() {
             self.stale_are_all();
         }
@@ -447,14 +446,14 @@ impl Keeper {
             match self.look_up(producers.first(), &topic, SHORT, true) {
                 Ok(facts) => self.learn(&topic, facts),
                 Err(why) => {
-                    if let Some(trouble) = health::of_topic(&topic, why, &self.spec.brokers) {
+                    if let Some(problem) = health::of_topic(&topic, why, &self.spec.brokers) {
                         // It stays at hand: after all others it is asked for again.
                         if self.stale.is_empty() {
                             self.stale_are_all();
                         }
                         self.stale.retain(|other| *other != topic);
                         self.stale.push_back(topic);
-                        return Some(Trouble { about: About::Stall, ..trouble });
+                        return Some(Problem { about: About::Stall, ..problem });
                     }
                 }
             }
@@ -473,7 +472,7 @@ impl Keeper {
         if self.stale.is_empty() && self.refreshed_at.elapsed() >= REFRESH {
             self.stale_are_all();
         }
-        let Some(producers) = self.producers.clone().filter(|_| !self.told.is_trouble()) else {
+        let Some(producers) = self.producers.clone().filter(|_| !self.problems.is_any()) else {
             return;
         };
         let Some(topic) = self.stale.pop_front() else {

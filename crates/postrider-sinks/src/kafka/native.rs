@@ -322,13 +322,13 @@ impl Events {
             }
             sys::RD_KAFKA_EVENT_ERROR => {
                 // What came before it is told before it.
-                self.tell(gathered);
+                self.report_acked(gathered);
                 let (code, reason) = event.error();
                 context.error(KafkaError::Global(code), reason.trim());
             }
             sys::RD_KAFKA_EVENT_LOG => {
                 // Whoever takes the log may be slow.
-                self.tell(gathered);
+                self.report_acked(gathered);
                 if let Some((level, facility, line)) = event.line() {
                     context.log(level, facility.trim(), line.trim());
                 }
@@ -340,9 +340,9 @@ impl Events {
     }
 
     /// Tells of what [`take`](Self::take) has gathered.
-    pub(super) fn tell(&self, gathered: &mut Gathered) {
+    pub(super) fn report_acked(&self, gathered: &mut Gathered) {
         let context = self.producer.client().context();
-        context.told(&mut gathered.acked);
+        context.report_acked(&mut gathered.acked);
         gathered.events.clear();
         context.has_room();
     }

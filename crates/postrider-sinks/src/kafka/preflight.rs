@@ -4,11 +4,11 @@
 //! may do. Made of the same producer and the same questions as the sink, so that what is well here is well there.
 
 use super::config::{KafkaConfig, KafkaSpec, OpenError};
-use super::health::{self, Trouble};
+use super::health::{self, Problem};
 use super::producer::Producer;
-use super::producer::{Context, Polled, Sizes};
+use super::producer::{Context, Polled, SizeLimits};
 use super::shared::{Shared, Suspicion};
-use super::topics::{self, BROKER_DEFAULT_BYTES, Creation, Made, Unusable, Wanted};
+use super::topics::{self, BROKER_DEFAULT_BYTES, Creation, Made, TopicCreation, Unusable};
 use super::{native, properties, topics as facts};
 use crate::topic::is_topic_name;
 use postrider_core::error::Chain;
@@ -85,7 +85,7 @@ pub(super) fn check(spec: &KafkaSpec, topics: &[String], keyed: bool) -> Vec<Fin
     };
     let mut found = Vec::new();
     let Some(cluster) = producer.client().fetch_cluster_id(FIRST_ANSWER_MAX) else {
-        found.push(unreachable(spec, shared.heard().as_ref()));
+        found.push(unreachable(spec, shared.take_suspicion().as_ref()));
         return found;
     };
     found.push(Finding::ok(
@@ -108,7 +108,7 @@ pub(super) fn cluster(spec: &KafkaSpec) -> Option<String> {
 /// Makes those of `topics` that do not exist, as `sink.create_topics` says. Whatever fails is a finding.
 pub(super) fn create(spec: &KafkaSpec, topics: &[String]) -> Vec<Finding> {
     let shared = Arc::new(Shared::new(Mailbox::default()));
-    let wanted = spec.create_topics.as_deref().map(Wanted::of).transpose();
+    let wanted = spec.create_topics.as_deref().map(TopicCreation::of).transpose();
     let (producer, wanted) = match (producer(spec, &shared), wanted) {
         (Ok(producer), Ok(wanted)) => (producer, wanted),
         (Err(error), _) | (_, Err(error)) => {
@@ -117,7 +117,7 @@ pub(super) fn create(spec: &KafkaSpec, topics: &[String]) -> Vec<Finding> {
         }
     };
     if producer.client().fetch_cluster_id(FIRST_ANSWER_MAX).is_none() {
-        return vec![unreachable(spec, shared.heard().as_ref())];
+        return vec![unreachable(spec, shared.take_suspicion().as_ref())];
     }
     let mut creation = Creation::new(wanted);
     let mut found = Vec::new();
@@ -134,7 +134,7 @@ pub(super) fn create(spec: &KafkaSpec, topics: &[String]) -> Vec<Finding> {
                     ),
                 ),
                 Made::Not(why) => {
-                    let Trouble { reason, hint, .. } = topics::trouble(topic, &why, &spec.brokers);
+                    let Problem { reason, hint, .. } = topics::problem(topic, &why, &spec.brokers);
                     Finding::error("topic_missing", reason).why(hint.unwrap_or_default())
                 }
             },
@@ -155,9 +155,9 @@ fn producer(spec: &KafkaSpec, shared: &Arc<Shared>) -> Result<Polled, OpenError>
     Polled::make(&config, Context::new(Arc::clone(shared), Arc::default()))
 }
 
-fn unreachable(spec: &KafkaSpec, heard: Option<&Suspicion>) -> Finding {
-    let Trouble { reason, hint, .. } = health::of_broker(&spec.brokers, heard);
-    let id = match heard.map(|heard| heard.code) {
+fn unreachable(spec: &KafkaSpec, suspicion: Option<&Suspicion>) -> Finding {
+    let Problem { reason, hint, .. } = health::of_broker(&spec.brokers, suspicion);
+    let id = match suspicion.map(|suspicion| suspicion.code) {
         Some(Code::Authentication | Code::SaslAuthenticationFailed) => "broker_login",
         Some(Code::SSL) => "broker_tls",
         Some(_) | None => "broker_unreachable",
@@ -260,8 +260,8 @@ impl Ask<'_> {
             })?;
         let unusable = |code| {
             let why = Unusable { code, brokers: metadata.brokers().len() };
-            let trouble = health::of_topic(topic, why, brokers);
-            self.missing(code, trouble)
+            let problem = health::of_topic(topic, why, brokers);
+            self.missing(code, problem)
         };
         let found = metadata.topics().iter().find(|found| found.name() == topic);
         let found = found.ok_or_else(|| unusable(Code::UnknownTopicOrPartition))?;
@@ -275,7 +275,7 @@ impl Ask<'_> {
         clippy::wildcard_enum_match_arm,
         reason = "librdkafka's list is open: the rest is a topic in trouble"
     )]
-    fn missing(&self, code: Code, trouble: Option<Trouble>) -> Finding {
+    fn missing(&self, code: Code, problem: Option<Problem>) -> Finding {
         let (id, why) = match code {
             Code::UnknownTopicOrPartition | Code::UnknownTopic => {
                 if let Some(made) = self.made() {
@@ -290,11 +290,11 @@ impl Ask<'_> {
             _ => ("topic_unusable", "its events wait until it is mended"),
         };
         let topic = self.topic;
-        match trouble {
-            Some(Trouble { reason, hint: Some(hint), .. }) if id != "topic_unusable" => {
+        match problem {
+            Some(Problem { reason, hint: Some(hint), .. }) if id != "topic_unusable" => {
                 Finding::error(id, reason).why(why).shell(self.with_login(hint))
             }
-            Some(Trouble { reason, hint, .. }) => {
+            Some(Problem { reason, hint, .. }) => {
                 Finding::error(id, reason).why(format!("{why}; {}", hint.unwrap_or_default()))
             }
             None => Finding::error(id, format!("topic \"{topic}\" can't be used: {code}")).why(why),
@@ -305,7 +305,7 @@ impl Ask<'_> {
     /// makes nothing.
     fn made(&self) -> Option<Finding> {
         let topic = self.topic;
-        let wanted = Wanted::of(self.spec.create_topics.as_deref()?).ok()?;
+        let wanted = TopicCreation::of(self.spec.create_topics.as_deref()?).ok()?;
         let name = CString::new(topic).ok().filter(|_| wanted.allows(topic))?;
         let asked = native::create_topic(self.producer, &name, &wanted.spec, true, ANSWER_MAX);
         Some(match asked {
@@ -317,7 +317,7 @@ impl Ask<'_> {
                 ),
             ),
             Err(why) => {
-                let Trouble { reason, hint, .. } = topics::trouble(topic, &why, &self.spec.brokers);
+                let Problem { reason, hint, .. } = topics::problem(topic, &why, &self.spec.brokers);
                 let hint = self.with_login(hint.unwrap_or_default());
                 Finding::error("topic_missing", reason)
                     .why("its events wait, parked, until it exists")
@@ -411,7 +411,7 @@ impl Ask<'_> {
                     "topic_size",
                     format!("topic \"{topic}\" takes {limit} bytes, less than {set} ({wanted})"),
                 )
-                .why(if Sizes::compress(self.spec) {
+                .why(if SizeLimits::compress(self.spec) {
                     "a larger event is published only if it compresses to less; else it is parked, its aggregate waits"
                 } else {
                     "a larger event can't be published: it is parked, and its aggregate waits"

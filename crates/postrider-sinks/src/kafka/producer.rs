@@ -223,11 +223,11 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// A producer whose events are taken as long as it lives.
 pub(super) struct Polled {
-    shared: Arc<PolledShared>,
+    shared: Arc<EventThreadState>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct PolledShared {
+struct EventThreadState {
     events: Events,
     stop: AtomicBool,
 }
@@ -243,7 +243,7 @@ impl Polled {
         }
         let producer = Producer::from_config_and_context(config, context);
         let events = producer.and_then(Events::of).map_err(OpenError::Create)?;
-        let shared = Arc::new(PolledShared { events, stop: AtomicBool::new(false) });
+        let shared = Arc::new(EventThreadState { events, stop: AtomicBool::new(false) });
         let its = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("kafka-reports".to_owned())
@@ -260,7 +260,7 @@ impl Polled {
     }
 }
 
-impl PolledShared {
+impl EventThreadState {
     fn run(&self) {
         let mut gathered = Gathered::default();
         while !self.stop.load(Ordering::Acquire) {
@@ -270,7 +270,7 @@ impl PolledShared {
                     std::thread::park_timeout(rest);
                     self.gather(&mut gathered);
                 }
-                self.events.tell(&mut gathered);
+                self.events.report_acked(&mut gathered);
             }
         }
     }
@@ -372,7 +372,7 @@ impl Context {
             return;
         }
         // Under the inbox's lock, as a reset takes it back: else one that comes in between leaves half of it.
-        self.shared.tell(|inbox| {
+        self.shared.update_inbox(|inbox| {
             if !self.muted() {
                 self.shared.failed.store(true, Ordering::SeqCst);
                 inbox.broken = Some(reason);
@@ -390,7 +390,7 @@ impl Context {
         &self.firsts
     }
 
-    /// Reports of one request. What was acknowledged is gathered in `acked`, for [`told`](Self::told).
+    /// Reports of one request. What was acknowledged is gathered in `acked`, for [`report_acked`](Self::told).
     pub(super) fn delivered(&self, reports: impl Iterator<Item = Report>, acked: &mut Vec<Ticket>) {
         if self.muted() {
             return;
@@ -412,7 +412,7 @@ impl Context {
     }
 
     /// Tells of what was gathered.
-    pub(super) fn told(&self, acked: &mut Vec<Ticket>) {
+    pub(super) fn report_acked(&self, acked: &mut Vec<Ticket>) {
         if self.muted() {
             acked.clear();
             return;
@@ -427,7 +427,7 @@ impl Context {
 
     /// Partitions wait for their turn.
     pub(super) fn is_in_turns(&self) -> bool {
-        self.shared.in_turns.load(Ordering::Relaxed)
+        self.shared.is_queueing.load(Ordering::Relaxed)
     }
 
     /// Says, where somebody waits for it, that there is room again.
@@ -483,7 +483,7 @@ impl ProducerContext for Context {
         let report = Report { ticket: Ticket(ticket as u64), result };
         let mut acked = Vec::new();
         self.delivered(std::iter::once(report), &mut acked);
-        self.told(&mut acked);
+        self.report_acked(&mut acked);
         self.has_room();
     }
 }
@@ -498,7 +498,7 @@ impl ClientContext for Context {
             self.broken(format!("the producer's state is lost: {reason}"));
             return;
         }
-        self.shared.suspect(code, reason);
+        self.shared.note_error(code, reason);
     }
 
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
@@ -545,7 +545,7 @@ const FRAMING_BYTES: usize = 1_024;
 
 /// What is decided when producers are made, and can't be changed later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Sizes {
+pub(super) struct SizeLimits {
     /// `batch.size`: uncompressed bytes of a batch, unless one record alone is larger.
     pub(super) batch: usize,
     /// `message.max.bytes`: the largest record. Each request's buffer may become as large, so it is no larger than it
@@ -555,7 +555,7 @@ pub(super) struct Sizes {
     pub(super) grows: bool,
 }
 
-impl Sizes {
+impl SizeLimits {
     /// The operator's numbers, or ours.
     pub(super) fn of(spec: &KafkaSpec) -> Self {
         let number =

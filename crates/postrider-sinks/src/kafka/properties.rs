@@ -7,7 +7,7 @@
 mod tests;
 
 use super::config::{KafkaSpec, OpenError};
-use super::producer::Sizes;
+use super::producer::SizeLimits;
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaConfRes;
@@ -121,7 +121,11 @@ pub(super) fn client_config(spec: &KafkaSpec) -> Result<ClientConfig, OpenError>
 /// The same for the producer for large records. It has one record at a time, so there is nothing that a gap could
 /// reorder, and without that guarantee librdkafka goes on with the producer after a refusal. Nor does a record of it
 /// wait for others.
-pub(super) fn for_large(sizes: Sizes, spec: &KafkaSpec, config: &ClientConfig) -> ClientConfig {
+pub(super) fn for_large(
+    sizes: SizeLimits,
+    spec: &KafkaSpec,
+    config: &ClientConfig,
+) -> ClientConfig {
     let mut config = config.clone();
     sizes.for_large().put(spec, &mut config);
     config.set("enable.gapless.guarantee", "false").set("linger.ms", "0");
@@ -216,7 +220,7 @@ fn ours(spec: &KafkaSpec) -> ClientConfig {
         config.set(name, value);
     }
     config.set("queue.buffering.max.messages", queue_messages(spec).to_string());
-    Sizes::of(spec).put(spec, &mut config);
+    SizeLimits::of(spec).put(spec, &mut config);
     config
 }
 

@@ -1,16 +1,16 @@
 //! The Kafka sink: librdkafka's idempotent producers, with what our promises need around them.
 //!
-//! `enqueue` only copies into librdkafka's queue, or into the send queue here where a partition has to wait for its
-//! turn. Reports come back through the callbacks of `producer`; what has to ask a broker is the metadata thread's.
+//! `enqueue` only copies a record into librdkafka's queue, or into the send queue if its partition has to wait. Reports
+//! come back through the callbacks in `producer`. The metadata thread does everything that has to ask a broker.
 
 use super::config::{KafkaSpec, OpenError};
 use super::health;
-use super::metadata::Keeper;
-use super::ordering::{Entry, Introductions, Turns};
-use super::producer::{Producer, Producers, Sizes};
+use super::metadata::MetadataThread;
+use super::ordering::{Entry, FirstRecordGate, PartitionScheduler};
+use super::producer::{Producer, Producers, SizeLimits};
 use super::secrets::Secrets;
-use super::shared::{Leaving, Shared};
-use super::topics::{self, Creation, Facts, Fit, Print};
+use super::shared::{RetiredProducers, Shared};
+use super::topics::{self, Creation, Facts, Fingerprint, Fit};
 use super::{codes, native, properties};
 use crate::topic::is_topic_name;
 use postrider_core::record::{Outcome, OwnedRecord, Record, Refusal, Scope, Ticket};
@@ -23,44 +23,45 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How long it serves to have asked for a topic, where a record does not fit it. Longer than a question takes.
+/// How long the answer about a topic counts that a record does not fit. Longer than a request takes.
 const FRESH: Duration = Duration::from_secs(5);
 
-/// Producers, the topics they may send to, and the thread that looks after both.
+/// The producers, the topics that they may send to, and the metadata thread.
 pub(super) struct KafkaSink {
     shared: Arc<Shared>,
     spec: KafkaSpec,
     config: ClientConfig,
     /// What `producers` were made with.
-    sizes: Sizes,
-    /// The same: what the secret files held.
+    sizes: SizeLimits,
+    /// The content of the secret files that `producers` were made with.
     secrets: Secrets,
-    /// They compress batches.
+    /// The producers compress batches.
     compresses: bool,
     /// The producers; none after they could not be made again, or after `close`.
     producers: Option<Arc<Producers>>,
-    /// Something was handed to `producers`.
+    /// A record was handed to `producers`.
     used: bool,
-    /// Which partitions know them.
-    introductions: Introductions,
-    turns: Turns<Waiting>,
-    large: LargeTurns,
-    /// The operator has records wait in librdkafka: not before that too.
+    /// Holds records back whose partitions may not know `producers`.
+    first_records: FirstRecordGate,
+    scheduler: PartitionScheduler<QueuedRecord>,
+    large: LargeRecordSlot,
+    /// The operator's `linger.ms` has records wait in librdkafka; then none waits in the send queue.
     lingers: bool,
-    /// Those that are emptied because `producers` take over with other sizes. The keeper's: to drop them takes time.
+    /// Former producers whose records are still in flight, since `producers` took over with other sizes. The metadata
+    /// thread owns them, because dropping them takes time.
     emptying: Weak<Producers>,
     topics: BTreeMap<String, Arc<Facts>>,
     topics_version: u64,
-    /// The topic of the record before: mostly it is the next one's too.
+    /// The topic of the previous record: usually the next record has the same.
     last: Option<Arc<Facts>>,
 }
 
-/// Whose turn it is to have a large record in flight: there is one at a time.
+/// Which large record may be in flight next: there is one at a time.
 #[derive(Default)]
-struct LargeTurns {
-    /// One of the stream may be in flight: no other record of the stream is handed over then.
+struct LargeRecordSlot {
+    /// A large record of the stream may be in flight. Then no other record of the stream is handed over.
     out: bool,
-    /// One of the stream waits for one that is tried again: it has the next turn.
+    /// A large record of the stream waits for one that is retried, and is the next.
     waits: bool,
 }
 
@@ -73,14 +74,14 @@ impl KafkaSink {
             shared: Arc::clone(&shared),
             config,
             spec: spec.clone(),
-            sizes: Sizes::of(spec),
+            sizes: SizeLimits::of(spec),
             secrets: Secrets::default(),
-            compresses: Sizes::compress(spec),
+            compresses: SizeLimits::compress(spec),
             producers: None,
             used: false,
-            introductions: Introductions::default(),
-            turns: Turns::new(spec.producers.max(1)),
-            large: LargeTurns::default(),
+            first_records: FirstRecordGate::default(),
+            scheduler: PartitionScheduler::new(spec.producers.max(1)),
+            large: LargeRecordSlot::default(),
             lingers: properties::lingers(spec),
             emptying: Weak::new(),
             topics: BTreeMap::new(),
@@ -88,13 +89,13 @@ impl KafkaSink {
             last: None,
         };
         sink.renew()?;
-        let wanted = spec.create_topics.as_deref().map(topics::Wanted::of).transpose()?;
+        let wanted = spec.create_topics.as_deref().map(topics::TopicCreation::of).transpose()?;
         let creation = Creation::new(wanted);
-        let keeper = Keeper::new(shared, spec.clone(), creation);
+        let metadata_thread = MetadataThread::new(shared, spec.clone(), creation);
         // Not joined: it may be waiting for a broker that does not answer, and holds nothing that must be kept.
         std::thread::Builder::new()
-            .name("kafka-keeper".to_owned())
-            .spawn(move || keeper.run())
+            .name("kafka-metadata".to_owned())
+            .spawn(move || metadata_thread.run())
             .map_err(OpenError::Thread)?;
         Ok(sink)
     }
@@ -116,7 +117,7 @@ impl KafkaSink {
         Ok(())
     }
 
-    /// Puts new producers in place of the present ones, which are given back.
+    /// Replaces the producers by new ones, and returns the former ones.
     fn renew(&mut self) -> Result<Option<Arc<Producers>>, OpenError> {
         self.sizes.put(&self.spec, &mut self.config);
         self.secrets = Secrets::read(&self.spec, &self.secrets);
@@ -126,21 +127,21 @@ impl KafkaSink {
         let made = Producers::make(&self.config, &self.shared, self.spec.producers);
         let producers = Arc::new(made?);
         self.used = false;
-        self.introductions = Introductions::default();
+        self.first_records = FirstRecordGate::default();
         self.shared.admission.reconnects();
         let secrets = self.secrets.clone();
-        self.shared.tell(|inbox| inbox.producers = Some((Arc::clone(&producers), secrets)));
+        self.shared.update_inbox(|inbox| inbox.producers = Some((Arc::clone(&producers), secrets)));
         Ok(self.producers.replace(producers))
     }
 
-    /// As `renew`, where there is nobody to hand an error to. Files that do not fit now may be in the middle of a
-    /// rotation: the keeper asks for a reset when they do.
-    fn renew_or_say(&mut self) -> Option<Arc<Producers>> {
+    /// As `renew`, if no caller can take an error. Files that do not fit now may be in the middle of a rotation: the
+    /// metadata thread asks for a reset when they fit.
+    fn renew_or_report(&mut self) -> Option<Arc<Producers>> {
         self.renew().unwrap_or_else(|error| {
             if self.may_fit_later(&error) {
-                self.shared.tell(|inbox| inbox.unmade = Some(health::of_files(&error)));
+                self.shared.update_inbox(|inbox| inbox.unmade = Some(health::of_files(&error)));
             } else {
-                self.not_made(&error);
+                self.report_unmade(&error);
             }
             self.producers.take()
         })
@@ -151,12 +152,12 @@ impl KafkaSink {
         matches!(error, OpenError::Create(_)) && Secrets::are_in_files(&self.spec)
     }
 
-    fn not_made(&self, error: &OpenError) {
+    fn report_unmade(&self, error: &OpenError) {
         let reason = postrider_core::error::Chain(error).to_string();
         self.shared.mailbox.post(Post::Unfit { reason, hint: error.hint() });
     }
 
-    /// What is known of the topic; asks for it where nothing is.
+    /// What is known of the topic; requests an unknown topic.
     fn facts(&mut self, topic: &str) -> Option<Arc<Facts>> {
         let version = self.shared.topics_version.load(Ordering::Acquire);
         if version != self.topics_version {
@@ -165,17 +166,17 @@ impl KafkaSink {
         }
         let known = self.topics.get(topic).cloned();
         if known.is_none() {
-            self.shared.want(topic);
+            self.shared.request(topic);
         }
         known
     }
 
-    /// What to say of a record whose topic is not known: a refusal counts where it was heard after `since`.
+    /// The answer for a record whose topic is not known. A broker's refusal counts if it came after `since`.
     fn unknown(&self, topic: &str, since: Option<Instant>) -> NotTaken {
         let heard = self.shared.refused_topic(topic);
         let counts = heard.filter(|heard| match since {
             Some(since) => heard.at > since,
-            // It is asked for again: where its event may be parked on the answer, old news is not enough.
+            // The topic is requested again. If the event may be parked on the answer, an old answer is not enough.
             None => !heard.missing || heard.at.elapsed() < FRESH,
         });
         match counts {
@@ -185,7 +186,7 @@ impl KafkaSink {
         }
     }
 
-    /// The same for a record, with less to look for where its topic is the one before.
+    /// As `facts`, with a shortcut if the record has the topic of the previous one.
     fn facts_for(&mut self, topic: &str, since: Option<Instant>) -> Result<Arc<Facts>, NotTaken> {
         let is_current = self.shared.topics_version.load(Ordering::Acquire) == self.topics_version;
         let last = self
@@ -212,11 +213,11 @@ impl KafkaSink {
         let asked = (facts.asked_at, since);
         let large = match topics::fits(record, facts, self.compresses) {
             Ok(Fit::Surely) => None,
-            Ok(Fit::Compressed { size }) => Some((Print::of(record), size)),
+            Ok(Fit::Compressed { size }) => Some((Fingerprint::of(record), size)),
             Err(reason) => return Err(self.unfit(record.topic, asked, reason)),
         };
-        if let Some((print, size)) = large {
-            if self.shared.large.is_refused(print, facts) {
+        if let Some((fingerprint, size)) = large {
+            if self.shared.large.is_refused(fingerprint, facts) {
                 let reason = Refusal::too_large_compressed(size, facts.limit);
                 return Err(self.unfit(record.topic, asked, reason));
             }
@@ -224,7 +225,7 @@ impl KafkaSink {
                 return Err(NotTaken::Alone);
             }
             let again = since.is_some();
-            return self.produce_large(facts, (ticket, print, size), (record, again));
+            return self.produce_large(facts, (ticket, fingerprint, size), (record, again));
         }
         let sizes = self.sizes.to_send(record, facts);
         if sizes != self.sizes {
@@ -234,9 +235,9 @@ impl KafkaSink {
         self.produce_or_wait(facts, ticket, record)
     }
 
-    /// What to say of a record that does not fit its topic. Somebody may have mended the topic since it was asked for:
-    /// then it is asked for anew, and the record is refused for good only on the answer. One that is tried again is
-    /// refused only on what was asked after `since`.
+    /// The answer for a record that does not fit its topic. The topic may have been fixed since it was asked for: it is
+    /// requested again, and only the new answer refuses the record for good. A record that is retried is refused only by
+    /// an answer to a request after `since`.
     fn unfit(
         &mut self,
         topic: &str,
@@ -246,22 +247,22 @@ impl KafkaSink {
         if since.map_or_else(|| asked_at.elapsed() < FRESH, |since| asked_at > since) {
             return NotTaken::Refused(reason);
         }
-        self.shared.want(topic);
+        self.shared.request(topic);
         NotTaken::Doubted(reason)
     }
 
-    /// Goes over to producers of other sizes, once what the present ones have is acknowledged.
-    fn resize(&mut self, sizes: Sizes) {
+    /// Changes to producers with other sizes, once all records of the present ones are acknowledged.
+    fn resize(&mut self, sizes: SizeLimits) {
         self.sizes = sizes;
-        if let Some(old) = self.renew_or_say() {
+        if let Some(old) = self.renew_or_report() {
             self.emptying = Arc::downgrade(&old);
-            self.shared.sees_out(Leaving { producers: old });
+            self.shared.retire(RetiredProducers { producers: old });
         }
     }
 }
 
 impl KafkaSink {
-    /// Nothing may be handed over just now.
+    /// Whether nothing may be handed over at present.
     fn is_shut(&self) -> bool {
         self.shared.failed.load(Ordering::SeqCst) || self.shared.settling.load(Ordering::SeqCst)
     }
@@ -277,7 +278,7 @@ impl KafkaSink {
             return Err(NotTaken::Full);
         }
         let facts = self.facts_for(record.topic, since)?;
-        // Known topics are of the cluster that has answered, which is not admitted yet.
+        // Known topics belong to the cluster that has answered, which is not admitted yet.
         if !self.shared.admission.is_open() {
             self.last = Some(facts);
             return Err(NotTaken::Full);
@@ -311,8 +312,8 @@ impl Sink for KafkaSink {
         self.offer(ticket, record, (since, true))
     }
 
-    fn sound(&mut self, topic: &str, since: Instant) -> Result<(), NotTaken> {
-        // A name that no broker takes is refused when it is offered.
+    fn probe(&mut self, topic: &str, since: Instant) -> Result<(), NotTaken> {
+        // A name that no broker accepts is refused when the record is offered.
         if !is_topic_name(topic.as_bytes()) || self.facts(topic).is_some() {
             return Ok(());
         }
@@ -321,16 +322,16 @@ impl Sink for KafkaSink {
 
     fn turn(&mut self) -> Option<Instant> {
         if !self.lingers {
-            self.turns.ask();
+            self.scheduler.ask();
         }
-        // What ends that is posted.
+        // A post says when that is over.
         if self.is_shut() {
             return None;
         }
-        if self.turns.queued() > 0 {
-            self.hand_over(Instant::now());
+        if self.scheduler.queued() > 0 {
+            self.send_queued(Instant::now());
         }
-        self.turns.due()
+        self.scheduler.due()
     }
 
     fn cluster(&self) -> Option<String> {
@@ -348,35 +349,37 @@ impl Sink for KafkaSink {
     fn is_idle(&self) -> bool {
         let is_empty = |producers: &Arc<Producers>| producers.in_flight_count() == 0;
         let emptying = self.emptying.upgrade();
-        self.turns.queued() == 0 && emptying.iter().chain(&self.producers).all(is_empty)
+        self.scheduler.queued() == 0 && emptying.iter().chain(&self.producers).all(is_empty)
     }
 
     /// Gives up the producers and everything in them.
     ///
-    /// Nothing an old producer holds may reach the broker after a new one has sent, or an aggregate's events would be
-    /// swapped. So what the old ones have queued is purged at once; what is already written to a socket can't be taken
-    /// back, so nothing is sent until those requests are answered, at most `metadata::DRAIN_MAX`; then everything is
-    /// purged and the connections are closed. `enqueue` answers `Full` meanwhile, and `Retry` is posted after.
-    /// What is left is a request on a socket that no broker has answered within that time and that still arrives
-    /// later than the new producer's handshake of four round trips: only a producer that fences the older one
-    /// (exactly-once delivery) closes that.
+    /// No record of an old producer may reach the broker after a new producer has sent, or events of an aggregate would be
+    /// swapped. Therefore the queues of the old producers are purged at once. Requests that are already written to a
+    /// socket can't be cancelled, so nothing is sent until they are answered, for `metadata::DRAIN_MAX` at most; then
+    /// everything is purged and the connections are closed. `enqueue` returns `Full` meanwhile, and `Retry` is posted
+    /// afterwards.
+    ///
+    /// One case remains: a request that no broker has answered within that time, and that arrives later than the new
+    /// producer's handshake of four round trips. Only a producer that fences the older one (exactly-once delivery)
+    /// excludes it.
     fn reset(&mut self) {
         self.shared.full.store(false, Ordering::SeqCst);
-        self.give_up_waiting();
-        self.large = LargeTurns::default();
+        self.clear_queue();
+        self.large = LargeRecordSlot::default();
         if let Some(emptying) = std::mem::take(&mut self.emptying).upgrade() {
             emptying.mute();
         }
         let (shared, used) = (&self.shared, self.used);
         let live = self.producers.as_ref();
-        // Under the inbox's lock: what is said before it was of what is given up here, and what is said after is told.
-        let old = shared.tell(|inbox| {
+        // Under the inbox's lock: a report before it is of the records given up here, a report after it is posted.
+        let old = shared.update_inbox(|inbox| {
             let old = live.filter(|live| used || live.is_broken());
             if let Some(old) = old {
                 old.mute();
             }
             shared.failed.store(false, Ordering::SeqCst);
-            inbox.wanted.clear();
+            inbox.requested.clear();
             inbox.broken = None;
             old
         });
@@ -386,15 +389,15 @@ impl Sink for KafkaSink {
         if old.is_none() && live.is_some() {
             return;
         }
-        if let Some(old) = self.renew_or_say() {
-            self.shared.sees_out(Leaving { producers: old });
+        if let Some(old) = self.renew_or_report() {
+            self.shared.retire(RetiredProducers { producers: old });
         }
     }
 
     fn close(&mut self, grace: Duration) {
         let deadline = Instant::now() + grace;
-        self.give_up_waiting();
-        // What is behind a record that was given up is not to be sent.
+        self.clear_queue();
+        // Records behind one that was given up are not sent.
         let failed = self.shared.failed.load(Ordering::SeqCst);
         let emptying = std::mem::take(&mut self.emptying).upgrade();
         let producers = self.producers.take();
@@ -405,9 +408,9 @@ impl Sink for KafkaSink {
             live.mute();
             live.purge(true);
         }
-        // The keeper drops them: that takes 0.2 s each (measured).
-        self.shared.tell(|inbox| {
-            inbox.leaving.extend(producers.map(|producers| Leaving { producers }));
+        // The metadata thread drops them: that takes 0.2 s each (measured).
+        self.shared.update_inbox(|inbox| {
+            inbox.retired.extend(producers.map(|producers| RetiredProducers { producers }));
             inbox.stop = true;
         });
     }
@@ -416,17 +419,14 @@ impl Sink for KafkaSink {
 impl Drop for KafkaSink {
     fn drop(&mut self) {
         self.close(Duration::ZERO);
-        self.shared.tell(|inbox| inbox.stop = true);
+        self.shared.update_inbox(|inbox| inbox.stop = true);
     }
 }
 
-// What goes to a producer at once, what waits for its turn, and what a producer says to it.
-//
-// Whatever can be said of a record before it is taken has been said: here it has its partition. Who waits is decided
-// by [`turns`](super::turns) and [`introductions`](super::introductions).
+// The send queue. Here a record has passed all checks and has its partition. `ordering` decides which records wait.
 
-/// A record that waits for the turn of its partition.
-struct Waiting {
+/// A record in the send queue.
+struct QueuedRecord {
     ticket: Ticket,
     facts: Arc<Facts>,
     partition: i32,
@@ -444,33 +444,33 @@ impl KafkaSink {
         let Some(partition) = topics::partition_of(record, facts) else {
             return self.produce(facts, None, ticket, record);
         };
-        self.turns.leads(facts.leaders);
-        let line = self.turns.line(record.topic, partition);
+        self.scheduler.leads(facts.leaders);
+        let line = self.scheduler.line(record.topic, partition);
         let acked = self.shared.acked.load(Ordering::Relaxed);
-        if self.turns.must_wait(acked) {
+        if self.scheduler.must_wait(acked) {
             let (facts, record) = (Arc::clone(facts), OwnedRecord::of(record));
             let now = Instant::now();
-            self.turns.wait(line, Waiting { ticket, facts, partition, record }, now);
-            self.shared.in_turns.store(true, Ordering::Relaxed);
-            // Where an answer is waited for it says when to try again.
-            if self.turns.is_backlog(acked) && !self.shared.full.load(Ordering::SeqCst) {
-                self.hand_over(now);
+            self.scheduler.wait(line, QueuedRecord { ticket, facts, partition, record }, now);
+            self.shared.is_queueing.store(true, Ordering::Relaxed);
+            // If an answer is awaited, its post says when to try again.
+            if self.scheduler.is_backlog(acked) && !self.shared.full.load(Ordering::SeqCst) {
+                self.send_queued(now);
             }
             return Ok(());
         }
         self.produce(facts, Some(partition), ticket, record)?;
-        self.turns.handed(line, acked);
+        self.scheduler.sent(line, acked);
         Ok(())
     }
 
-    /// Hands over what has its turn.
-    fn hand_over(&mut self, now: Instant) {
-        // Each line once: one that is put back waits for an answer.
-        for _ in 0..self.turns.queued() {
+    /// Hands over the records of the partitions that are next.
+    fn send_queued(&mut self, now: Instant) {
+        // Each partition once: one that is put back waits for an answer.
+        for _ in 0..self.scheduler.queued() {
             let acked = self.shared.acked.load(Ordering::Relaxed);
-            let Some(line) = self.turns.next(acked, now) else { break };
-            while let Some(waiting) = self.turns.take(line) {
-                let Waiting { ticket, facts, partition, record } = &waiting;
+            let Some(line) = self.scheduler.next(acked, now) else { break };
+            while let Some(waiting) = self.scheduler.take(line) {
+                let QueuedRecord { ticket, facts, partition, record } = &waiting;
                 let (ticket, partition) = (*ticket, Some(*partition));
                 let taken = if self.is_shut() {
                     Err(NotTaken::Full)
@@ -478,21 +478,21 @@ impl KafkaSink {
                     record.lend(|record| self.produce(facts, partition, ticket, record))
                 };
                 match taken {
-                    Ok(()) => self.turns.handed(line, acked),
+                    Ok(()) => self.scheduler.sent(line, acked),
                     Err(why) => {
-                        self.not_handed_over(ticket, why);
-                        self.turns.put_back(line, waiting, now);
+                        self.report_unsent(ticket, why);
+                        self.scheduler.put_back(line, waiting, now);
                         break;
                     }
                 }
             }
         }
-        self.shared.in_turns.store(self.turns.queued() > 0, Ordering::Relaxed);
+        self.shared.is_queueing.store(self.scheduler.queued() > 0, Ordering::Relaxed);
     }
 
-    /// A record that was taken can't be given back. It waits on where that helps; else all starts anew, and what it is
-    /// then offered for says why.
-    fn not_handed_over(&self, ticket: Ticket, why: NotTaken) {
+    /// A record that was accepted can't be returned to the caller. It keeps waiting if that helps. Otherwise the caller
+    /// starts again from its cursor, and learns the reason when it offers the record again.
+    fn report_unsent(&self, ticket: Ticket, why: NotTaken) {
         let reason = match why {
             NotTaken::Full | NotTaken::Alone => return,
             NotTaken::Refused(reason) | NotTaken::Doubted(reason) => {
@@ -509,10 +509,10 @@ impl KafkaSink {
         }
     }
 
-    /// What waits for its turn is not handed over any more.
-    fn give_up_waiting(&mut self) {
-        self.turns.clear();
-        self.shared.in_turns.store(false, Ordering::Relaxed);
+    /// Drops all records of the send queue.
+    fn clear_queue(&mut self) {
+        self.scheduler.clear();
+        self.shared.is_queueing.store(false, Ordering::Relaxed);
     }
 
     fn produce(
@@ -530,13 +530,13 @@ impl KafkaSink {
         let who = (number, producers.count());
         let firsts = producer.client().context().firsts();
         let to = partition.map(|partition| (record.topic, partition));
-        match to.map_or(Entry::Open, |to| self.introductions.enter(to, who, hour)) {
+        match to.map_or(Entry::Open, |to| self.first_records.enter(to, who, hour)) {
             Entry::Open => {}
-            Entry::First(door) => firsts.hand_in(ticket, door),
-            Entry::Wait(door) => {
-                // The answer posts `Retry` from here on, unless it has just come.
+            Entry::First(gate) => firsts.sends(ticket, gate),
+            Entry::Wait(gate) => {
+                // From here on the answer posts `Retry`; it may just have come.
                 self.shared.full.store(true, Ordering::SeqCst);
-                if !door.is_open() {
+                if !gate.is_open() {
                     return Err(NotTaken::Full);
                 }
             }
@@ -545,23 +545,23 @@ impl KafkaSink {
         let to = (facts.name.as_c_str(), partition);
         let mut result = native::produce(producer, to, ticket, record);
         if result == Err(Code::QueueFull) {
-            // From here on the next report posts `Retry`. The second try is for the case that the last one has just
+            // From here on the next report posts `Retry`. The second call covers the case that the last report has just
             // come.
             self.shared.full.store(true, Ordering::SeqCst);
             result = native::produce(producer, to, ticket, record);
         }
         result.or_else(|code| {
-            firsts.take_back(ticket);
+            firsts.not_sent(ticket);
             self.not_produced(producer, ticket, record, code)
         })
     }
 
-    /// Hands a record above its topic's limit before compression to the producer for such records, which has no other
-    /// meanwhile. Whoever offers it has nothing in flight that must stay in order with it, so it waits for no turn.
+    /// Hands a record above its topic's limit before compression to the producer for large records, which has one at a
+    /// time. The caller has nothing in flight that must stay in order with it, so the record does not wait in the queue.
     fn produce_large(
         &mut self,
         facts: &Facts,
-        (ticket, print, size): (Ticket, Print, usize),
+        (ticket, fingerprint, size): (Ticket, Fingerprint, usize),
         (record, again): (&Record<'_>, bool),
     ) -> Result<(), NotTaken> {
         let Some(producers) = self.producers.clone() else {
@@ -571,11 +571,11 @@ impl KafkaSink {
             && let Err(error) = self.make_large(&producers)
         {
             if self.may_fit_later(&error) {
-                // The others could not be made now either: they are given up with it, until the files fit.
+                // The other producers could not be made now either: all are given up until the files fit.
                 let reason = "the files of its certificates or keys have changed since it was made";
                 producers.first().client().context().broken(reason.to_owned());
             } else {
-                self.not_made(&error);
+                self.report_unmade(&error);
             }
         }
         let Some(producer) = producers.large() else {
@@ -586,25 +586,25 @@ impl KafkaSink {
             return Err(NotTaken::Full);
         }
         if std::mem::take(&mut self.large.waits) && again {
-            // Everything behind that of the stream waits for it: it is offered before this one comes again.
+            // All records of the stream wait for that one: it is offered before this one is offered again.
             self.shared.mailbox.post(Post::Retry);
             return Err(NotTaken::Full);
         }
         self.used = true;
-        self.shared.large.sent(ticket, print, size, facts);
+        self.shared.large.sent(ticket, fingerprint, size, facts);
         let to = (facts.name.as_c_str(), topics::partition_of(record, facts));
         let result = native::produce(producer, to, ticket, record);
-        // One of before has its report: the producer had none.
+        // An earlier one has its report, since the producer had no record.
         self.large.out = result.is_ok() && !again;
         result.or_else(|code| self.not_produced(producer, ticket, record, code))
     }
 
-    /// Whether the producer for large records has one. Where it has, the report posts `Retry`.
+    /// Whether the producer for large records has one. If so, its report posts `Retry`.
     fn has_large(&self, producer: &Producer) -> bool {
         if producer.in_flight_count() == 0 {
             return false;
         }
-        // From here on, unless it has just come.
+        // From here on; the report may just have come.
         self.shared.full.store(true, Ordering::SeqCst);
         producer.in_flight_count() > 0
     }
@@ -616,7 +616,7 @@ impl KafkaSink {
         self.large.out
     }
 
-    /// What to say of a record that librdkafka did not take.
+    /// The answer for a record that librdkafka did not accept.
     fn not_produced(
         &self,
         producer: &Producer,
@@ -632,7 +632,7 @@ impl KafkaSink {
             return Err(NotTaken::Full);
         }
         if code == Code::MessageSizeTooLarge {
-            // librdkafka's own limit, `message.max.bytes`, set by an operator: for the record before compression.
+            // librdkafka's own limit, `message.max.bytes`, as set by an operator, is for the record before compression.
             let (size, limit) = (record.size_bytes(), self.sizes.client);
             return Err(NotTaken::Refused(Refusal::too_large(size, limit)));
         }
@@ -642,7 +642,7 @@ impl KafkaSink {
         }
         if matches!(outcome, Outcome::Rejected { scope: Scope::Destination, .. }) {
             self.shared.forget_topics(code);
-            self.shared.want(record.topic);
+            self.shared.request(record.topic);
             return Err(NotTaken::Destination);
         }
         self.shared.mailbox.report(ticket, outcome);

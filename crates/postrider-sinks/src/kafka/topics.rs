@@ -4,7 +4,7 @@
 mod tests;
 
 use super::config::{CreateTopics, OpenError};
-use super::health::{About, Trouble};
+use super::health::{About, Problem};
 use super::native::{self, Description, NotMade, TopicId};
 use super::producer::Producer;
 use super::producer::murmur2;
@@ -251,11 +251,11 @@ struct Known {
 }
 
 #[derive(Default)]
-pub(super) struct Ids {
+pub(super) struct TopicIds {
     topics: BTreeMap<String, Known>,
 }
 
-impl Ids {
+impl TopicIds {
     /// A topic has this id: whether it is another one than it had. Then new producers are made, and so the other topics
     /// may be what they are from here on. Not where it is not `due`: then that is found when it is asked for again.
     pub(super) fn changed(&mut self, topic: &str, id: TopicId, due: bool) -> bool {
@@ -282,7 +282,7 @@ mod ids_tests {
 
     #[test]
     fn topic_that_is_made_anew_is_noticed_once() {
-        let mut ids = Ids::default();
+        let mut ids = TopicIds::default();
         let [old, new, newer] = [1, 2, 3].map(TopicId::number);
         assert!(!ids.changed("a", old, true));
         assert!(!ids.changed("a", old, true));
@@ -295,7 +295,7 @@ mod ids_tests {
     /// Behind a topic that was made anew all are asked for, just then: what is heard of them counts.
     #[test]
     fn what_is_heard_before_it_is_due_is_remembered_and_not_lost() {
-        let mut ids = Ids::default();
+        let mut ids = TopicIds::default();
         let [old, new] = [1, 2].map(TopicId::number);
         assert!(!ids.changed("a", old, false));
         assert!(!ids.changed("a", new, false));
@@ -305,7 +305,7 @@ mod ids_tests {
     /// All of a cluster that was exchanged: the producers that are made for the first know no other of before.
     #[test]
     fn topics_that_are_made_anew_together_cost_one_set_of_producers() {
-        let mut ids = Ids::default();
+        let mut ids = TopicIds::default();
         let [old, new] = [1, 2].map(TopicId::number);
         for topic in ["a", "b", "c"] {
             assert!(!ids.changed(topic, old, true));
@@ -361,12 +361,12 @@ const FAILED_MAX: usize = 1_000;
 
 /// What `sink.create_topics` says, compiled.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
+pub(super) struct TopicCreation {
     pub(super) spec: CreateTopics,
     allow: Option<Regex>,
 }
 
-impl Wanted {
+impl TopicCreation {
     pub(super) fn of(spec: &CreateTopics) -> Result<Self, OpenError> {
         let compile = |pattern: &str| Regex::new(&format!("^(?:{pattern})$"));
         let allow = spec.allow.as_deref().map(compile).transpose();
@@ -415,14 +415,14 @@ pub(super) enum Made {
 /// Makes topics.
 #[derive(Debug)]
 pub(super) struct Creation {
-    wanted: Option<Wanted>,
+    wanted: Option<TopicCreation>,
     /// When the last ones were made.
     made_at: VecDeque<Instant>,
     failed: BTreeMap<String, (NotMade, Instant)>,
 }
 
 impl Creation {
-    pub(super) const fn new(wanted: Option<Wanted>) -> Self {
+    pub(super) const fn new(wanted: Option<TopicCreation>) -> Self {
         Self { wanted, made_at: VecDeque::new(), failed: BTreeMap::new() }
     }
 
@@ -477,7 +477,7 @@ impl Creation {
 }
 
 /// What is told of a topic that is to be made and was not.
-pub(super) fn trouble(topic: &str, why: &NotMade, brokers: &str) -> Trouble {
+pub(super) fn problem(topic: &str, why: &NotMade, brokers: &str) -> Problem {
     let denied =
         matches!(why.code, Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed);
     let (reason, hint) = if denied {
@@ -495,12 +495,12 @@ pub(super) fn trouble(topic: &str, why: &NotMade, brokers: &str) -> Trouble {
             "check sink.create_topics, or make the topic by hand".to_owned(),
         )
     };
-    Trouble { about: About::Topic, reason, hint: Some(hint) }
+    Problem { about: About::Topic, reason, hint: Some(hint) }
 }
 
 /// What is told of a topic whose turn has not come.
-pub(super) fn too_many(topic: &str) -> Trouble {
-    Trouble {
+pub(super) fn too_many(topic: &str) -> Problem {
+    Problem {
         about: About::Topic,
         reason: format!(
             "topic \"{topic}\" does not exist, and is made later: {A_MINUTE} were made in the last minute"
@@ -513,9 +513,9 @@ pub(super) fn too_many(topic: &str) -> Trouble {
 mod creation_tests {
     use super::*;
 
-    fn wanted(allow: Option<&str>) -> Wanted {
+    fn wanted(allow: Option<&str>) -> TopicCreation {
         let spec = CreateTopics { allow: allow.map(str::to_owned), ..CreateTopics::default() };
-        Wanted::of(&spec).unwrap()
+        TopicCreation::of(&spec).unwrap()
     }
 
     #[test]
@@ -536,7 +536,7 @@ mod creation_tests {
             assert_eq!(wanted(allow).allows(topic), made, "{allow:?} {topic:?}");
         }
         let spec = CreateTopics { allow: Some("(".to_owned()), ..CreateTopics::default() };
-        assert!(matches!(Wanted::of(&spec), Err(OpenError::AllowPattern)));
+        assert!(matches!(TopicCreation::of(&spec), Err(OpenError::AllowPattern)));
     }
 
     #[test]
@@ -575,9 +575,9 @@ const REFUSED_FOR: Duration = Duration::from_mins(10);
 
 /// Names a record by its content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Print(u64);
+pub(super) struct Fingerprint(u64);
 
-impl Print {
+impl Fingerprint {
     pub(super) fn of(record: &Record<'_>) -> Self {
         let mut hasher = DefaultHasher::new();
         (record.topic, record.partition, record.key, record.value).hash(&mut hasher);
@@ -592,7 +592,7 @@ impl Print {
 #[derive(Clone, Debug)]
 struct Sent {
     ticket: Ticket,
-    print: Print,
+    fingerprint: Fingerprint,
     size: usize,
     limit: usize,
     compression: Option<String>,
@@ -601,7 +601,7 @@ struct Sent {
 /// One that was refused, and what its topic was like.
 #[derive(Clone, Debug)]
 struct Refused {
-    print: Print,
+    fingerprint: Fingerprint,
     limit: usize,
     compression: Option<String>,
     at: Instant,
@@ -615,37 +615,43 @@ struct State {
 
 /// The large records of one sink.
 #[derive(Default, Debug)]
-pub(super) struct Large(Mutex<State>);
+pub(super) struct LargeRecords(Mutex<State>);
 
-impl Large {
+impl LargeRecords {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The record is handed to its producer, which has no other.
-    pub(super) fn sent(&self, ticket: Ticket, print: Print, size: usize, facts: &Facts) {
+    pub(super) fn sent(
+        &self,
+        ticket: Ticket,
+        fingerprint: Fingerprint,
+        size: usize,
+        facts: &Facts,
+    ) {
         let (limit, compression) = (facts.limit, facts.compression.clone());
-        self.state().sent = Some(Sent { ticket, print, size, limit, compression });
+        self.state().sent = Some(Sent { ticket, fingerprint, size, limit, compression });
     }
 
     /// The broker refused a record for its size: why, where it was this one.
     pub(super) fn refuse(&self, ticket: Ticket) -> Option<Refusal> {
         let mut state = self.state();
         let sent = state.sent.take_if(|sent| sent.ticket == ticket)?;
-        let Sent { print, size, limit, compression, .. } = sent;
+        let Sent { fingerprint, size, limit, compression, .. } = sent;
         if state.refused.len() == REFUSED_MAX {
             state.refused.pop_front();
         }
-        state.refused.push_back(Refused { print, limit, compression, at: Instant::now() });
+        state.refused.push_back(Refused { fingerprint, limit, compression, at: Instant::now() });
         Some(Refusal::too_large_compressed(size, limit))
     }
 
     /// Whether the broker has refused this record, and its topic is as it was then.
-    pub(super) fn is_refused(&self, print: Print, facts: &Facts) -> bool {
+    pub(super) fn is_refused(&self, fingerprint: Fingerprint, facts: &Facts) -> bool {
         let mut state = self.state();
         state.refused.retain(|refused| refused.at.elapsed() < REFUSED_FOR);
         state.refused.iter().any(|refused| {
-            refused.print == print
+            refused.fingerprint == fingerprint
                 && facts.limit <= refused.limit
                 && facts.compression == refused.compression
         })
@@ -670,40 +676,46 @@ mod large_tests {
         }
     }
 
-    fn print(value: &[u8]) -> Print {
+    fn fingerprint(value: &[u8]) -> Fingerprint {
         let (partition, key, timestamp_ms) = (None, None, None);
         let value = Some(value);
-        Print::of(&Record { topic: "t", partition, key, value, timestamp_ms, headers: &[] })
+        Fingerprint::of(&Record { topic: "t", partition, key, value, timestamp_ms, headers: &[] })
     }
 
     #[test]
     fn refused_record_is_refused_until_its_topic_changes() {
-        let large = Large::default();
+        let large = LargeRecords::default();
         let now = facts(100, "producer");
         assert_eq!(large.refuse(Ticket(1)), None, "not one of these");
-        large.sent(Ticket(1), print(b"a"), 300, &now);
+        large.sent(Ticket(1), fingerprint(b"a"), 300, &now);
         let reason = Refusal::too_large_compressed(300, 100);
         assert_eq!(large.refuse(Ticket(1)), Some(reason));
         assert_eq!(large.refuse(Ticket(1)), None, "once");
-        assert!(large.is_refused(print(b"a"), &now));
-        assert!(large.is_refused(print(b"a"), &facts(99, "producer")));
-        assert!(!large.is_refused(print(b"b"), &now), "another record");
-        assert!(!large.is_refused(print(b"a"), &facts(101, "producer")), "takes more now");
-        assert!(!large.is_refused(print(b"a"), &facts(100, "zstd")), "compresses otherwise now");
+        assert!(large.is_refused(fingerprint(b"a"), &now));
+        assert!(large.is_refused(fingerprint(b"a"), &facts(99, "producer")));
+        assert!(!large.is_refused(fingerprint(b"b"), &now), "another record");
+        assert!(!large.is_refused(fingerprint(b"a"), &facts(101, "producer")), "takes more now");
+        assert!(
+            !large.is_refused(fingerprint(b"a"), &facts(100, "zstd")),
+            "compresses otherwise now"
+        );
     }
 
     #[test]
     fn what_is_remembered_is_bounded() {
-        let large = Large::default();
+        let large = LargeRecords::default();
         let now = facts(100, "producer");
         for number in 0..=REFUSED_MAX as u64 {
-            large.sent(Ticket(number), print(&number.to_le_bytes()), 300, &now);
+            large.sent(Ticket(number), fingerprint(&number.to_le_bytes()), 300, &now);
             large.refuse(Ticket(number));
         }
-        assert!(!large.is_refused(print(&0_u64.to_le_bytes()), &now), "the oldest is forgotten");
-        assert!(large.is_refused(print(&1_u64.to_le_bytes()), &now));
-        large.sent(Ticket(1), print(b"a"), 300, &now);
-        large.sent(Ticket(2), print(b"a"), 300, &now);
+        assert!(
+            !large.is_refused(fingerprint(&0_u64.to_le_bytes()), &now),
+            "the oldest is forgotten"
+        );
+        assert!(large.is_refused(fingerprint(&1_u64.to_le_bytes()), &now));
+        large.sent(Ticket(1), fingerprint(b"a"), 300, &now);
+        large.sent(Ticket(2), fingerprint(b"a"), 300, &now);
         assert_eq!(large.refuse(Ticket(1)), None, "its producer was given up before the second");
         assert!(large.refuse(Ticket(2)).is_some());
     }

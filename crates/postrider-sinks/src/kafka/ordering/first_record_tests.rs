@@ -4,7 +4,7 @@ use super::*;
 
 /// A sink of so many producers, as far as introductions go.
 struct Bench {
-    introductions: Introductions,
+    gate: FirstRecordGate,
     firsts: Firsts,
     producers: usize,
     hour: u32,
@@ -12,21 +12,21 @@ struct Bench {
 
 impl Bench {
     fn new(producers: usize) -> Self {
-        let (introductions, firsts) = Default::default();
-        Self { introductions, firsts, producers, hour: 0 }
+        let (gate, firsts) = Default::default();
+        Self { gate, firsts, producers, hour: 0 }
     }
 
     /// Offers a record with this ticket to one of the producers: "open", "first" or "wait".
     fn offer_to(&mut self, producer: usize, ticket: u64, partition: i32) -> &'static str {
         let who = (producer, self.producers);
-        match self.introductions.enter(("t", partition), who, self.hour) {
+        match self.gate.enter(("t", partition), who, self.hour) {
             Entry::Open => "open",
-            Entry::First(door) => {
-                self.firsts.hand_in(Ticket(ticket), door);
+            Entry::First(gate) => {
+                self.firsts.sends(Ticket(ticket), gate);
                 "first"
             }
-            Entry::Wait(door) => {
-                assert!(!door.is_open());
+            Entry::Wait(gate) => {
+                assert!(!gate.is_open());
                 "wait"
             }
         }
@@ -54,10 +54,10 @@ fn partition_gets_its_first_record_alone() {
 fn record_that_was_not_taken_introduces_nobody() {
     let mut bench = Bench::new(1);
     assert_eq!(bench.offer(1, 0), "first");
-    bench.firsts.take_back(Ticket(1));
+    bench.firsts.not_sent(Ticket(1));
     assert_eq!(bench.offer(2, 0), "first");
     // Most have nothing to take back.
-    bench.firsts.take_back(Ticket(3));
+    bench.firsts.not_sent(Ticket(3));
     assert_eq!(bench.offer(3, 0), "wait");
 }
 

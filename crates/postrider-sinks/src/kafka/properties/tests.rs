@@ -74,7 +74,7 @@ fn producer_for_large_records_differs_in_its_sizes_and_what_comes_of_a_refusal()
     let operators = [("linger.ms", "20"), ("compression.type", "zstd"), ("acks", "-1")];
     let spec = spec(&operators);
     let others = client_config(&spec).unwrap();
-    let large = for_large(Sizes::of(&spec), &spec, &others);
+    let large = for_large(SizeLimits::of(&spec), &spec, &others);
     for (name, value) in others.config_map() {
         let wanted: &str = match name {
             "enable.gapless.guarantee" => "false",
@@ -86,7 +86,7 @@ fn producer_for_large_records_differs_in_its_sizes_and_what_comes_of_a_refusal()
         assert_eq!(large.get(name), Some(wanted), "{name}");
     }
     let limited = self::spec(&[("message.max.bytes", "2000000")]);
-    let large = for_large(Sizes::of(&limited), &limited, &client_config(&limited).unwrap());
+    let large = for_large(SizeLimits::of(&limited), &limited, &client_config(&limited).unwrap());
     assert_eq!(large.get("message.max.bytes"), Some("2000000"), "the operator's own limit");
 }
 
