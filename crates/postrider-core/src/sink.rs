@@ -25,8 +25,9 @@ pub trait Sink: Send {
     /// overtake it.
     fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), NotTaken>;
 
-    /// As `enqueue`, for a record that is retried. What the sink learnt of its destination before `since` refuses nothing,
-    /// because the destination may have been fixed. One answer serves all records that were retried before the request.
+    /// As `enqueue`, for a record that is retried. What the sink learnt of its destination before `since` refuses
+    /// nothing, because the destination may have been fixed. One answer serves all records that were retried before the
+    /// request.
     ///
     /// # Errors
     /// As `enqueue`. [`NotTaken::Unavailable`] and [`NotTaken::Missing`] are answers from after `since`.
@@ -56,8 +57,8 @@ pub trait Sink: Send {
     /// Whether a record for this destination could be offered now. Hands over nothing.
     ///
     /// # Errors
-    /// [`NotTaken::Destination`] while it is requested, [`NotTaken::Unavailable`] or [`NotTaken::Missing`] if the broker
-    /// has answered after `since` that the destination accepts no records.
+    /// [`NotTaken::Destination`] while it is requested, [`NotTaken::Unavailable`] or [`NotTaken::Missing`] if the
+    /// broker has answered after `since` that the destination accepts no records.
     fn probe(&mut self, _topic: &str, _since: Instant) -> Result<(), NotTaken> {
         Ok(())
     }
@@ -114,8 +115,8 @@ pub enum NotTaken {
     /// The record does not fit the last answer about its destination, which is old and is requested again. Nothing else
     /// waits for the new answer: other records may be offered meanwhile. A post says when to offer this one again.
     Doubted(Refusal),
-    /// Only the broker can decide whether it accepts the record, and nothing that must stay in order with the record may
-    /// be in flight meanwhile. To be offered by `enqueue_alone`; no post says when.
+    /// Only the broker can decide whether it accepts the record, and nothing that must stay in order with the record
+    /// may be in flight meanwhile. To be offered by `enqueue_alone`; no post says when.
     Alone,
     /// The record can never be published as it is.
     Refused(Refusal),

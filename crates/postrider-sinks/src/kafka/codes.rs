@@ -8,7 +8,7 @@ use postrider_core::record::{Outcome, Refusal, RefusalKind, Scope};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Tells what an error code says of a record.
+/// The outcome of a record that librdkafka reports with an error code.
 ///
 /// Codes that librdkafka retries never arrive here while `message.timeout.ms` is 0. A refusal names the batch the
 /// record was in, not the record: the caller starts again and hands over the batch's records

@@ -21,8 +21,8 @@ pub(super) const STALL: Duration = Duration::from_secs(5);
 /// connection to a leader, which a restarted program would find again. Longer than a hanging replica counts as in sync
 /// (`replica.lag.time.max.ms`, 30 s, and half as much again). Doubled after each replacement that did not help.
 const GIVE_UP: Duration = Duration::from_mins(1);
-/// The longest such time, because records in flight are published twice after a replacement; also the time if the topics
-/// themselves explain the stall.
+/// The longest such time, because records in flight are published twice after a replacement; also the time if the
+/// topics themselves explain the stall.
 const GIVE_UP_MAX: Duration = Duration::from_mins(10);
 
 /// Detects that a set of producers gets no acknowledgements.
@@ -171,14 +171,14 @@ pub(super) fn of_topic(topic: &str, why: Unusable, brokers: &str) -> Option<Prob
     Some(Problem { about: About::Topic, reason, hint: Some(hint) })
 }
 
-/// No broker answers: what librdkafka said of it, where it said something.
+/// The problem that no broker answers, with librdkafka's last error if there is one.
 #[expect(
     clippy::wildcard_enum_match_arm,
     reason = "librdkafka's list is open: the rest is a connection that fails"
 )]
-pub(super) fn of_broker(brokers: &str, said: Option<&Suspicion>) -> Problem {
-    let (reason, hint) = match said {
-        // A listener that wants TLS or SASL closes a connection that begins without, and nothing else is heard.
+pub(super) fn of_broker(brokers: &str, suspicion: Option<&Suspicion>) -> Problem {
+    let (reason, hint) = match suspicion {
+        // A listener that wants TLS or SASL closes a connection that begins without, and there is no other error.
         None | Some(Suspicion { code: Code::AllBrokersDown, .. }) => (
             format!("no answer from the brokers at {brokers}"),
             "check `sink.brokers`, `security.protocol`, the network, and that the brokers run"
@@ -253,7 +253,7 @@ impl ReportedProblems {
     }
 
     pub(super) fn is_about(&self, about: About) -> bool {
-        self.of_all.as_ref().is_some_and(|(told, _)| told.about == about)
+        self.of_all.as_ref().is_some_and(|(reported, _)| reported.about == about)
     }
 
     pub(super) fn report(&mut self, problem: Problem) {
@@ -293,8 +293,8 @@ impl ReportedProblems {
     }
 }
 
-/// Whether a problem is reported (again). The hint identifies the problem; the reason may contain times that change with
-/// every attempt.
+/// Whether a problem is reported (again). The hint identifies the problem; the reason may contain times that change
+/// with every attempt.
 fn is_news(reported: Option<&(Problem, Instant)>, problem: &Problem) -> bool {
     reported.is_none_or(|(reported, at)| {
         (reported.about, &reported.hint) != (problem.about, &problem.hint) || at.elapsed() >= REPEAT
@@ -303,17 +303,17 @@ fn is_news(reported: Option<&(Problem, Instant)>, problem: &Problem) -> bool {
 
 // Bootstrap again: librdkafka is given the brokers' addresses again after it has dropped all of them.
 //
-// A cluster whose brokers are all fenced (they missed their heartbeats, or have just started) keeps answering, and lists
-// no broker in its metadata. Since 2.10 librdkafka drops all brokers that are not listed, and schedules a new start from
-// `bootstrap.servers`; if the same answer cancels that, it never asks any broker again (its issue 5301, open; seen with
-// 2.12.1: `kafka_outages::brokers_that_name_none_for_a_moment_are_found_again`). From outside this state can't be
-// distinguished from brokers that are down, so the addresses are added whenever no broker answers: if the brokers are
-// known, that has no effect.
+// A cluster whose brokers are all fenced (they missed their heartbeats, or have just started) keeps answering, and
+// lists no broker in its metadata. Since 2.10 librdkafka drops all brokers that are not listed, and schedules a new
+// start from `bootstrap.servers`; if the same answer cancels that, it never asks any broker again (its issue 5301,
+// open; seen with 2.12.1: `kafka_outages::brokers_that_name_none_for_a_moment_are_found_again`). From outside this
+// state can't be distinguished from brokers that are down, so the addresses are added whenever no broker answers: if
+// the brokers are known, that has no effect.
 
 /// Pause after the addresses were added for the first time.
 const PAUSE_MIN: Duration = Duration::from_secs(5);
-/// The longest pause. librdkafka keeps the text of each call, and reads all of them when it starts anew: a day without an
-/// answer adds 1,440.
+/// The longest pause. librdkafka keeps the text of each call, and reads all of them when it starts anew: a day without
+/// an answer adds 1,440.
 const PAUSE_MAX: Duration = Duration::from_mins(1);
 
 /// Decides when the brokers' addresses are added again.
@@ -414,7 +414,7 @@ mod tests {
         assert!(stall.is_due(later + STALL));
     }
 
-    /// Who polls claims nothing while a stall is told: without an acknowledgement it would never be over.
+    /// Polling claims nothing while a stall is reported: without an acknowledgement it would never be over.
     #[test]
     fn a_stall_is_over_when_nothing_is_in_flight_for_a_while() {
         let start = Instant::now();

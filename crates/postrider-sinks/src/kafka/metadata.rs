@@ -345,16 +345,14 @@ impl MetadataThread {
     }
 }
 
-// What the keeper asks of topics: of those that somebody waits for, of those that are known, now and then, and of all
-// where nothing is acknowledged.
-//
-// What it finds goes to [`Shared`](super::shared::Shared); of a topic that can't be used it says so.
+// Requests for topics: for those that records wait for, at intervals for those that are known, and for all of them when
+// nothing is acknowledged. Results go to [`Shared`](super::shared::Shared); a topic that can't be used is reported.
 
-/// How long a topic that somebody waits for may take: its configuration may come later.
+/// How long the answer about a topic may take that records wait for: its configuration may come later.
 const SHORT: (Duration, Duration) = (ANSWER_MAX, CONFIG_ANSWER_MAX);
-/// Topics asked for in one turn while nothing is acknowledged.
+/// Topics requested in one cycle while nothing is acknowledged.
 const STALL_TOPICS: usize = 8;
-/// Topics asked for in one turn while somebody waits for them: each may take `ANSWER_MAX`.
+/// Topics requested in one cycle while records wait for them: each may take `ANSWER_MAX`.
 const ASKED_TOPICS: usize = 8;
 /// How often what is known of topics is asked for again.
 const REFRESH: Duration = Duration::from_mins(1);
@@ -362,7 +360,7 @@ const REFRESH: Duration = Duration::from_mins(1);
 const ANEW_APART: Duration = Duration::from_secs(10);
 
 impl MetadataThread {
-    /// Asks for the topics that are waited for, a few a turn. False when no broker answered.
+    /// Requests the topics that records wait for, a few in each cycle. False when no broker answered.
     fn ask(&mut self) -> bool {
         if self.shared.drop_old_requests() {
             // Whoever waits all the same asks again.
@@ -431,7 +429,8 @@ impl MetadataThread {
         true
     }
 
-    /// A topic that was there and is not, if there is one. Asks for a few topics a turn, so each has its turn.
+    /// The problem of a topic that was usable and is not any more, if there is one. Requests a few topics in each
+    /// cycle, all in rotation.
     fn why_stalled(&mut self, producers: &Producers) -> Option<Problem> {
         if self.stale.is_empty() {
             self.stale_are_all();
@@ -467,7 +466,8 @@ impl MetadataThread {
         self.refreshed_at = Instant::now();
     }
 
-    /// Asks again for what is known of one topic a turn, of all in `REFRESH` or in as many turns as they are.
+    /// Requests one known topic again in each cycle: all of them within `REFRESH`, or in as many cycles as there are
+    /// topics.
     fn refresh(&mut self) {
         if self.stale.is_empty() && self.refreshed_at.elapsed() >= REFRESH {
             self.stale_are_all();
@@ -565,7 +565,7 @@ impl MetadataThread {
 // machines, or the configuration is changed. So the brokers are asked for their cluster by each new set of producers,
 // before anything is handed to those.
 
-/// Open, unless somebody has asked to be asked ([`Admission::hold`]).
+/// The cluster that records may go to. Open, unless the caller decides on it ([`Admission::hold`]).
 pub(super) struct Admission {
     open: AtomicBool,
     clusters: Mutex<Clusters>,
@@ -577,7 +577,7 @@ struct Clusters {
     held: bool,
     /// Where they may go.
     admitted: Option<String>,
-    /// What the brokers said last.
+    /// The cluster that the brokers named last.
     found: Option<String>,
 }
 
@@ -634,7 +634,7 @@ impl Admission {
         self.settle(&clusters)
     }
 
-    /// What the brokers said; `None` where none of the present producers has had an answer.
+    /// The cluster that the brokers named; `None` if none of the present producers has had an answer.
     pub(super) fn found(&self) -> Option<String> {
         self.clusters().found.clone()
     }

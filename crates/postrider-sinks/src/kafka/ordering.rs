@@ -1,9 +1,9 @@
 //! The order in which records may be handed to a producer: the partition scheduler, and the first-record gate.
 //!
-//! librdkafka puts one partition into a request, and its loop takes the next partition from an arbitrary place. Behind a
-//! broker at its limit a record therefore waits for an arbitrary time, between nothing and five times the mean. So only
-//! some partitions have records in librdkafka at a time. The others wait here in the order in which they came, up to
-//! [`WAIT_MAX`] (`docs/decisions/batching.md`). With a backlog all records are handed over: full batches count then.
+//! librdkafka puts one partition into a request, and its loop takes the next partition from an arbitrary place. Behind
+//! a broker at its limit a record therefore waits for an arbitrary time, between nothing and five times the mean. So
+//! only some partitions have records in librdkafka at a time. The others wait here in the order in which they came, up
+//! to [`WAIT_MAX`] (`docs/decisions/batching.md`). With a backlog all records are handed over: full batches count then.
 
 #[cfg(test)]
 mod first_record_tests;
@@ -210,8 +210,8 @@ impl<T> PartitionScheduler<T> {
 //
 // The sink's thread asks; the answers come from librdkafka's threads.
 
-/// Full hours without a record after which a partition counts as one that does not know the producer. A broker forgets a
-/// producer whose last record is older than `producer.id.expiration.ms`, a day by default.
+/// Full hours without a record after which a partition counts as one that does not know the producer. A broker forgets
+/// a producer whose last record is older than `producer.id.expiration.ms`, a day by default.
 const KNOWN_HOURS: u32 = 1;
 
 const UNKNOWN: u8 = 0;
@@ -223,8 +223,8 @@ const KNOWN: u8 = 2;
 pub(super) struct Gate(AtomicU8);
 
 impl Gate {
-    /// Whether a record of the producer was answered. Ordered against `Shared::full`: the caller that finds the gate shut
-    /// asks for `Retry` and checks again.
+    /// Whether a record of the producer was answered. Ordered against `Shared::full`: the caller that finds the gate
+    /// shut asks for `Retry` and checks again.
     pub(super) fn is_open(&self) -> bool {
         self.0.load(Ordering::SeqCst) == KNOWN
     }

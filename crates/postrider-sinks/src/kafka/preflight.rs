@@ -1,7 +1,7 @@
 //! What `postrider check` asks the brokers: do they answer, do they take us, and would each topic take our records.
 //!
 //! Nothing is published and nothing changed: metadata, a topic's configuration, and the broker's own word on what we
-//! may do. Made of the same producer and the same questions as the sink, so that what is well here is well there.
+//! may do. It uses the same producer and the same requests as the sink, so a check that passes here passes there.
 
 use super::config::{KafkaConfig, KafkaSpec, OpenError};
 use super::health::{self, Problem};
@@ -28,7 +28,7 @@ const FIRST_ANSWER_MAX: Duration = Duration::from_secs(8);
 /// How long each further answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// What the properties say, without a look at the brokers.
+/// Findings about the properties alone, without asking the brokers.
 pub(super) fn settings(config: &KafkaConfig, pipeline: &str) -> Vec<Finding> {
     let (brokers, properties) = (&config.brokers, &config.properties.0);
     let is = |name: &str, value: &str| {
@@ -149,7 +149,7 @@ pub(super) fn create(spec: &KafkaSpec, topics: &[String]) -> Vec<Finding> {
 
 fn producer(spec: &KafkaSpec, shared: &Arc<Shared>) -> Result<Polled, OpenError> {
     let mut config = properties::client_config(spec)?;
-    // What librdkafka has to say comes by its error callback; its log would stand between the findings.
+    // librdkafka's errors come by its error callback; its log would appear between the findings.
     config.set_log_level(RDKafkaLogLevel::Emerg);
     config.set("log_level", "0");
     Polled::make(&config, Context::new(Arc::clone(shared), Arc::default()))
@@ -190,7 +190,7 @@ struct Ask<'a> {
     keyed: bool,
 }
 
-/// What a topic's partitions say.
+/// What the partitions of a topic show.
 struct Shape {
     partitions: usize,
     brokers: usize,

@@ -1,11 +1,11 @@
-//! The producers of a sink: as many as `sink.shards` says.
+//! The producers of a sink: as many as `sink.producers` says.
 //!
 //! librdkafka puts the batch of one partition into a request, and a broker serves one request of a connection at a
 //! time, so the partitions of a producer stand in one line. Several producers are several lines. Which of them takes a
 //! record depends on its key alone, not on how many partitions the topic has just now, nor on a partition of its own:
-//! so all events of an aggregate go through the same one, in order. Where `shards` divides the partitions and the key
-//! chooses among them, partition p has producer p mod `shards`. They are made, emptied and given up together: where one
-//! can't be trusted any more, none is.
+//! so all events of an aggregate go through the same one, in order. If `producers` divides the partitions and the key
+//! chooses among them, partition p has producer p mod `producers`. They are made, emptied and given up together: where
+//! one can't be trusted any more, none is.
 //!
 //! Records above their topic's limit before compression have a producer of their own, which is made for the first of
 //! them. It belongs to the others in everything else. It has at most one record, so a broker's refusal leaves no gap
@@ -209,13 +209,13 @@ pub(super) fn murmur2(key: &[u8]) -> u32 {
 /// librdkafka's producer, whose events somebody has to take.
 pub(super) type Producer = BaseProducer<Context>;
 
-/// How long an acknowledgement may wait for others that are told with it.
+/// How long an acknowledgement may wait for others that are reported with it.
 const REST: Duration = Duration::from_millis(2);
 
-/// The same where partitions wait for their turn.
+/// The same while records wait in the send queue.
 const REST_IN_TURNS: Duration = Duration::from_micros(500);
 
-/// Acknowledgements that are told at once, though there are more.
+/// Acknowledgements that are reported without waiting for more.
 const TOGETHER: usize = 4096;
 
 /// The thread looks up so often though nothing comes.
@@ -306,13 +306,13 @@ impl Drop for Polled {
         self.shared.stop.store(true, Ordering::Release);
         self.wake();
         if let Some(thread) = self.thread.take() {
-            // A panic of it was told when it happened.
+            // A panic of the thread was reported when it happened.
             drop(thread.join());
         }
     }
 }
 
-// What librdkafka has to say, on the thread that takes its events: delivery reports, errors, log lines.
+// librdkafka's callbacks, on the thread that takes its events: delivery reports, errors, log lines.
 //
 // Reports go to the mailbox by ticket; the order in which they come means nothing (measured: they
 // come by partition).
@@ -331,7 +331,7 @@ const INFERRED: &str =
 /// The callbacks of one producer.
 pub(super) struct Context {
     shared: Arc<Shared>,
-    /// The producer was given up: nothing it says counts any more.
+    /// The producer was given up: its reports do not count any more.
     muted: AtomicBool,
     /// `Broken` was asked for, by this one or by one beside it.
     broken: Arc<AtomicBool>,
@@ -390,7 +390,7 @@ impl Context {
         &self.firsts
     }
 
-    /// Reports of one request. What was acknowledged is gathered in `acked`, for [`report_acked`](Self::told).
+    /// Reports of one request. What was acknowledged is gathered in `acked`, for [`report_acked`](Self::report_acked).
     pub(super) fn delivered(&self, reports: impl Iterator<Item = Report>, acked: &mut Vec<Ticket>) {
         if self.muted() {
             return;
@@ -425,12 +425,12 @@ impl Context {
         self.shared.full.load(Ordering::SeqCst)
     }
 
-    /// Partitions wait for their turn.
+    /// Whether records wait in the send queue.
     pub(super) fn is_in_turns(&self) -> bool {
         self.shared.is_queueing.load(Ordering::Relaxed)
     }
 
-    /// Says, where somebody waits for it, that there is room again.
+    /// Posts that there is room again, if the caller waits for it.
     pub(super) fn has_room(&self) {
         if self.muted() {
             return;
@@ -745,7 +745,7 @@ mod polled_tests {
             while polled.in_flight_count() > 0 && begun.elapsed() < DEADLINE {
                 std::thread::yield_now();
             }
-            // Nothing is in flight any more, so all has been told: the keeper and a stop rely on it.
+            // Nothing is in flight any more, so everything is reported: the metadata thread and a stop rely on it.
             assert_eq!(polled.in_flight_count(), 0);
             mailbox.take(&mut posts);
             all.extend(tickets(&mut posts));

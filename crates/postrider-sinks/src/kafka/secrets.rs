@@ -1,11 +1,11 @@
 //! The operator's secrets and certificates, which may be rotated while the sink runs.
 //!
 //! librdkafka takes a password and its TLS files once, when a producer is made. A SASL name and password can be
-//! replaced in a live producer, which uses them at its next login. Everything else needs new producers; the keeper asks
-//! for those only when a connection fails, because a connection that works needs no new certificate.
+//! replaced in a live producer, which uses them at its next login. Everything else needs new producers; the metadata
+//! thread asks for those only when a connection fails, because a connection that works needs no new certificate.
 //!
 //! A key and its certificate are two files. Between the two writes of a rotation no producer can be made of them, so
-//! the keeper makes one on trial first.
+//! the metadata thread makes one on trial first.
 
 use super::config::{KafkaSpec, OpenError};
 use super::properties;
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::SystemTime;
 
-/// The properties that a live producer takes anew.
+/// The properties that can be replaced in a live producer.
 const USERNAME: &str = "sasl.username";
 const PASSWORD: &str = "sasl.password";
 

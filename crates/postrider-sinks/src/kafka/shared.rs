@@ -114,8 +114,8 @@ pub(super) struct Suspicion {
 }
 
 impl Suspicion {
-    /// Replaces `held`, unless that explains more: a refused login explains more than the broken connection that follows
-    /// it.
+    /// Replaces `held`, unless that explains more: a refused login explains more than the broken connection that
+    /// follows it.
     pub(super) fn outweigh(self, held: &mut Option<Self>) {
         if held.as_ref().is_none_or(|held| held.weight() <= self.weight()) {
             *held = Some(self);
@@ -330,8 +330,8 @@ impl Shared {
         self.topics().keys().next().cloned()
     }
 
-    /// Settings that were read once are better than defaults: a topic whose settings were not answered in time keeps the
-    /// former ones, also after all topics were forgotten.
+    /// Settings that were read once are better than defaults: a topic whose settings were not answered in time keeps
+    /// the former ones, also after all topics were forgotten.
     pub(super) fn keep_settings(&self, topic: &str, facts: &mut Facts) {
         let mut seen_settings = self.seen_settings();
         if facts.configured {

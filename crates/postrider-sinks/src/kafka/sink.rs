@@ -236,8 +236,8 @@ impl KafkaSink {
     }
 
     /// The answer for a record that does not fit its topic. The topic may have been fixed since it was asked for: it is
-    /// requested again, and only the new answer refuses the record for good. A record that is retried is refused only by
-    /// an answer to a request after `since`.
+    /// requested again, and only the new answer refuses the record for good. A record that is retried is refused only
+    /// by an answer to a request after `since`.
     fn unfit(
         &mut self,
         topic: &str,
@@ -354,8 +354,8 @@ impl Sink for KafkaSink {
 
     /// Gives up the producers and everything in them.
     ///
-    /// No record of an old producer may reach the broker after a new producer has sent, or events of an aggregate would be
-    /// swapped. Therefore the queues of the old producers are purged at once. Requests that are already written to a
+    /// No record of an old producer may reach the broker after a new producer has sent, or events of an aggregate would
+    /// be swapped. Therefore the queues of the old producers are purged at once. Requests that are already written to a
     /// socket can't be cancelled, so nothing is sent until they are answered, for `metadata::DRAIN_MAX` at most; then
     /// everything is purged and the connections are closed. `enqueue` returns `Full` meanwhile, and `Retry` is posted
     /// afterwards.
@@ -557,7 +557,8 @@ impl KafkaSink {
     }
 
     /// Hands a record above its topic's limit before compression to the producer for large records, which has one at a
-    /// time. The caller has nothing in flight that must stay in order with it, so the record does not wait in the queue.
+    /// time. The caller has nothing in flight that must stay in order with it, so the record does not wait in the
+    /// queue.
     fn produce_large(
         &mut self,
         facts: &Facts,

@@ -319,7 +319,7 @@ mod ids_tests {
 // Topics that we may see and not write to: they look like any other until one of them refuses a record. From then on
 // each that is asked for is asked for our rights too.
 //
-// Owns what was last answered; what a closed topic leads to is the keeper's.
+// The last answers are kept here; the metadata thread acts on a closed topic.
 
 /// Topics remembered as closed; a further one is found open, and refuses again.
 const CLOSED_MAX: usize = 1_000;
@@ -359,7 +359,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 /// Topics that could not be made and are remembered with the reason.
 const FAILED_MAX: usize = 1_000;
 
-/// What `sink.create_topics` says, compiled.
+/// `sink.create_topics`, compiled.
 #[derive(Clone, Debug)]
 pub(super) struct TopicCreation {
     pub(super) spec: CreateTopics,
@@ -402,9 +402,9 @@ impl TopicCreation {
 /// What came of the request to make a topic.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Made {
-    /// It is there now, by us or by somebody else at the same time.
+    /// The topic exists now: created by us, or by another client at the same time.
     Yes,
-    /// It is not to be made, or nothing says that topics are.
+    /// The topic is not to be created, or no topics are.
     No,
     /// It is to be made, and was not: why.
     Not(NotMade),
@@ -476,7 +476,7 @@ impl Creation {
     }
 }
 
-/// What is told of a topic that is to be made and was not.
+/// The problem of a topic that could not be created.
 pub(super) fn problem(topic: &str, why: &NotMade, brokers: &str) -> Problem {
     let denied =
         matches!(why.code, Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed);
@@ -498,7 +498,7 @@ pub(super) fn problem(topic: &str, why: &NotMade, brokers: &str) -> Problem {
     Problem { about: About::Topic, reason, hint: Some(hint) }
 }
 
-/// What is told of a topic whose turn has not come.
+/// The problem of a topic that is not created yet, because of the bound on topics in a minute.
 pub(super) fn too_many(topic: &str) -> Problem {
     Problem {
         about: About::Topic,

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A sink of so many producers, as far as introductions go.
+/// The first-record gate of a sink with this many producers.
 struct Bench {
     gate: FirstRecordGate,
     firsts: Firsts,
@@ -51,7 +51,7 @@ fn partition_gets_its_first_record_alone() {
 }
 
 #[test]
-fn record_that_was_not_taken_introduces_nobody() {
+fn record_that_was_not_taken_opens_no_gate() {
     let mut bench = Bench::new(1);
     assert_eq!(bench.offer(1, 0), "first");
     bench.firsts.not_sent(Ticket(1));
@@ -62,7 +62,7 @@ fn record_that_was_not_taken_introduces_nobody() {
 }
 
 #[test]
-fn each_of_several_producers_introduces_itself() {
+fn each_of_several_producers_has_a_first_record() {
     let mut bench = Bench::new(3);
     for producer in 0..3 {
         assert_eq!(bench.offer_to(producer, producer as u64, 1), "first");

@@ -28,7 +28,7 @@ fn comes(
     waits
 }
 
-/// What is handed over, by whose turn it is.
+/// The records that are handed over, in the order of their partitions.
 fn handed_over(scheduler: &mut PartitionScheduler<u64>, acked: u64, now: Instant) -> Vec<u64> {
     let mut all = Vec::new();
     while let Some(line) = scheduler.next(acked, now) {
@@ -61,7 +61,7 @@ fn lines_have_their_turns_in_the_order_in_which_they_came_and_with_all_that_wait
 }
 
 #[test]
-fn nobody_waits_longer_than_that_whoever_has_the_turn() {
+fn no_record_waits_longer_than_the_bound() {
     let (mut scheduler, now) = (scheduler(), Instant::now());
     for partition in 0..LINES {
         comes(&mut scheduler, partition, partition.unsigned_abs().into(), 0, now);
@@ -101,7 +101,10 @@ fn a_backlog_knows_no_turns() {
     all.sort_unstable();
     assert_eq!(all, waited, "none is kept back");
     assert!(!comes(&mut scheduler, 63, 0, 0, now), "nor is what comes now");
-    assert!(comes(&mut scheduler, 63, 0, 500, now), "so many are answered that turns count again");
+    assert!(
+        comes(&mut scheduler, 63, 0, 500, now),
+        "so many are answered that partitions wait again"
+    );
 }
 
 #[test]
