@@ -71,7 +71,7 @@ async fn parked_events_are_seen_in_the_table_of_status() {
     let parked = |status: &serde_json::Value| status["pipelines"][0]["parked"]["behind"] == 2;
     relay.await_status("three parked events", SOON, parked).await;
     let shown = said(&postrider(&config, &["status"]));
-    for words in ["3 events are parked", "2 behind an earlier event", "1 aggregate is held back"] {
+    for words in ["3 events are parked", "2 behind an earlier event", "1 aggregate is blocked"] {
         assert!(shown.contains(words), "{words}: {shown}");
     }
     // The command that it names is one.

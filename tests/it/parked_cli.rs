@@ -193,7 +193,7 @@ async fn show_has_headers_and_key_and_the_payload_only_when_asked() {
     assert_eq!(shown.get("payload"), None);
     let shown = office.ok(&["show", "e-1", "--json", "--payload"]);
     assert_eq!(serde_json::from_str::<Value>(&shown).unwrap()["payload"], PAYLOAD);
-    assert!(office.ok(&["show", "gone"]).contains("payload      not kept"));
+    assert!(office.ok(&["show", "gone"]).contains("payload      deleted since"));
     for id in ["nobody", "0/999:0"] {
         let output = office.run(&["show", id]);
         assert_eq!(output.status.code(), Some(1));
@@ -249,7 +249,7 @@ async fn what_can_not_be_done_is_named_and_the_rest_is_done() {
     let (said, errors) = (text(&output.stdout), text(&output.stderr));
     assert!(errors.contains("not parked: nobody, 0/999:7"), "{errors}");
     assert!(said.contains("0/300:0  nothing to do: the event is already done"), "{said}");
-    assert!(said.contains("0/400:0  nothing done: it has no topic"), "{said}");
+    assert!(said.contains("0/400:0  nothing done: the event has no topic"), "{said}");
     assert_eq!(office.requests().await, [("0/200:0".to_owned(), Request::Retry)]);
 
     let output = office.run(&["skip", "no-topic", "--json", "--no-wait", "--yes"]);
