@@ -91,7 +91,7 @@ async fn cursor_that_is_missing_or_of_another_system_is_told_with_what_is_possib
     let input = "repair with a cursor row of another system";
     refused(&pipeline, input, &["belongs to cluster 1", "DELETE FROM postrider.cursor"]);
     pipeline.sql.batch("delete from postrider.cursor").await;
-    let says = ["has no cursor row", "nothing in the database tells", "--backfill none"];
+    let says = ["has no cursor row", "nothing in the database records", "--backfill none"];
     refused(&pipeline, "repair without a cursor row", &says);
 }
 
@@ -277,7 +277,7 @@ async fn rows_without_an_id_are_named_by_a_backfill() {
     let said = postrider_ok(&pipeline.config, &["setup", "--backfill", "all"]);
     let flat = said.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(flat.contains("list 5 rows"), "{said}");
-    assert!(flat.contains("not listed 2 rows, which have no id"), "{said}");
+    assert!(flat.contains("not listed 2 rows have no id"), "{said}");
     let relay = pipeline.run();
     assert_eq!(pipeline.topic.await_records(5, SOON).await.len(), 5);
     relay.await_state("streaming", SOON).await;
