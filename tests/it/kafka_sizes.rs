@@ -217,7 +217,7 @@ async fn partition_that_is_new_is_known_to_the_producer_for_large_records() {
     loop {
         let ticket = caller.send(&to(1)).await;
         caller.reported().await;
-        if caller.outcomes[&ticket.0] == Outcome::Acked {
+        if caller.outcomes[&ticket] == Outcome::Acked {
             break;
         }
         assert!(since.elapsed() < SOON, "{:?}", caller.outcomes[&ticket]);
