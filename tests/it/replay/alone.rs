@@ -186,7 +186,7 @@ async fn peak_kib_of(pipeline: &Pipeline, args: &[&str]) -> u64 {
         let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
         peak_kib = peak_kib.max(kib.unwrap_or(0));
         let said = going.text("stdout");
-        let over = ["is done", "would be published"].iter().any(|word| said.contains(word));
+        let over = ["complete:", "would be published"].iter().any(|word| said.contains(word));
         std::future::ready(if over { Ok(()) } else { Err(going.text("stderr")) })
     })
     .await;
