@@ -96,7 +96,7 @@ pub enum Outcome {
 pub enum Scope {
     /// This record, as it is.
     Event,
-    /// Every record for this topic, until somebody mends the topic.
+    /// Every record for this topic, until an operator fixes the topic.
     Destination,
     /// Everything: the producer's state, or the broker's.
     Broker,

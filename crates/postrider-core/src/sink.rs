@@ -269,7 +269,7 @@ pub trait SinkConfig: Any + fmt::Debug + Send + Sync {
     }
 }
 
-/// The hint of a refusal that nothing is known to mend.
+/// The hint of a refusal for which no fix is known.
 pub const GENERAL_HINT: &str = "fix the destination so that it accepts the event, then start again";
 
 /// What a pipeline needs of its sink.
@@ -411,7 +411,7 @@ pub struct SinkError {
 }
 
 impl SinkError {
-    /// What is wrong, as a fragment without the value of a secret, and what mends it.
+    /// What is wrong, as a fragment without the value of a secret, and what fixes it.
     pub fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { message: message.into(), hint: hint.into(), key: Vec::new(), source: None }
     }
@@ -430,7 +430,7 @@ impl SinkError {
         self
     }
 
-    /// What mends it, in one line.
+    /// What fixes it, in one line.
     pub fn hint(&self) -> &str {
         &self.hint
     }

@@ -319,7 +319,7 @@ impl Unfit {
         }
     }
 
-    /// What mends it.
+    /// What fixes it.
     pub fn hint(&self) -> String {
         match self {
             Self::Missing { columns, .. } => {

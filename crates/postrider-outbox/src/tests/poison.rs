@@ -1,4 +1,4 @@
-//! NULL where a value is needed, and text that is none: the column, what mends it, never the value.
+//! NULL where a value is needed, and text that is none: the column, what fixes it, never the value.
 
 use super::support::{
     AT, ColumnSpec, insert, map_layout, map_with, null, print, relation, text, typed,

@@ -148,7 +148,7 @@ fn every_halt_of_a_statement_names_what_to_change_and_gives_nothing_up() {
             let statement = statement.name();
             writeln!(
                 out,
-                "## {statement} {state}\n\n{halt}\nmeans: {}\nmend:  {}\n",
+                "## {statement} {state}\n\n{halt}\nmeans: {}\nfix:   {}\n",
                 halt.meaning, halt.hint
             )
             .unwrap();
@@ -186,7 +186,7 @@ fn every_halt_of_the_policy_has_a_meaning_and_a_remediation() {
             }
             seen.push(reason);
             let halt = explain(reason, &error, &names);
-            writeln!(out, "## {name}\n\n{halt}\nmeans: {}\nmend:  {}\n", halt.meaning, halt.hint)
+            writeln!(out, "## {name}\n\n{halt}\nmeans: {}\nfix:   {}\n", halt.meaning, halt.hint)
                 .unwrap();
         }
     }

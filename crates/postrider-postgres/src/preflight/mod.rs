@@ -212,7 +212,7 @@ fn is_about_streaming(id: &str) -> bool {
 fn as_warning_while_polling(finding: &mut Finding) {
     if finding.severity == Severity::Error {
         finding.severity = Severity::Warning;
-        finding.why.push_str("; until it is mended the table is polled (mode = \"auto\")");
+        finding.why.push_str("; until it is fixed the table is polled (mode = \"auto\")");
     }
 }
 
@@ -252,11 +252,11 @@ fn backfill(snapshot: &FactSnapshot<'_>, out: &mut [Finding]) {
     let Some((_, behind)) = unlogged.and_then(|at| out.split_at_mut_checked(at)) else { return };
     let mut is_first = true;
     for finding in behind {
-        finding.fix.retain_mut(|mend| {
-            if mend.line != snapshot.lines.setup {
+        finding.fix.retain_mut(|fix| {
+            if fix.line != snapshot.lines.setup {
                 return true;
             }
-            mend.line.push_str(" --backfill all");
+            fix.line.push_str(" --backfill all");
             std::mem::take(&mut is_first)
         });
     }

@@ -44,9 +44,9 @@ fn findings_are(url: &str, change: impl FnOnce(&mut FactSnapshot<'_>), expected:
 }
 
 fn shown(finding: &Finding) -> String {
-    let mends: Vec<String> =
-        finding.fix.iter().map(|mend| format!("\n  {} {}", mend.kind.name(), mend.line)).collect();
-    format!("{} {}: {}{}", finding.severity.name(), finding.id, finding.what, mends.concat())
+    let fixes: Vec<String> =
+        finding.fix.iter().map(|fix| format!("\n  {} {}", fix.kind.name(), fix.line)).collect();
+    format!("{} {}: {}{}", finding.severity.name(), finding.id, finding.what, fixes.concat())
 }
 
 #[expect(clippy::too_many_lines, reason = "a field for each fact")]
@@ -160,7 +160,7 @@ fn the_wal_level_is_asked_for_by_the_servers_version() {
         };
         let found = found(URL, change);
         let found = found.iter().find(|finding| finding.id == "wal_level").unwrap();
-        let lines: Vec<&str> = found.fix.iter().map(|mend| mend.line.as_str()).collect();
+        let lines: Vec<&str> = found.fix.iter().map(|fix| fix.line.as_str()).collect();
         let line = needed.map(|needed| format!("ALTER SYSTEM SET wal_level = '{needed}';"));
         assert_eq!(lines, line.as_slice(), "{version} {level}");
         assert_eq!(found.severity == Severity::Ok, needed.is_none(), "{version} {level}");

@@ -375,7 +375,7 @@ fn rendered(changes: &[(&str, Edit)]) -> String {
         match decide(&facts) {
             Err(halt) => {
                 let Halt { meaning, hint, .. } = &halt;
-                writeln!(out, "{halt}\nmeans: {meaning}\nmend:  {hint}").unwrap();
+                writeln!(out, "{halt}\nmeans: {meaning}\nfix:   {hint}").unwrap();
             }
             Ok(Decision::Wait { message }) => writeln!(out, "wait: {message}").unwrap(),
             Ok(Decision::StandBy { pid }) => writeln!(out, "stand by for {pid}").unwrap(),

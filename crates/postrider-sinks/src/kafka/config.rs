@@ -381,7 +381,7 @@ pub enum OpenError {
         /// What it would break.
         why: &'static str,
         /// What to write instead.
-        mend: &'static str,
+        fix: &'static str,
     },
     /// librdkafka has no property of this name.
     #[error("librdkafka has no property `{name}`")]
@@ -424,10 +424,10 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// What mends it, in one line.
+    /// What fixes it, in one line.
     pub fn hint(&self) -> String {
         match self {
-            Self::Refused { name, mend, .. } => format!("delete `{name}`: {mend}"),
+            Self::Refused { name, fix, .. } => format!("delete `{name}`: {fix}"),
             Self::UnknownProperty { nearest: Some(nearest), .. } => {
                 format!("did you mean `{nearest}`?")
             }

@@ -287,7 +287,7 @@ impl Ask<'_> {
                 )
             }
             Code::TopicAuthorizationFailed => ("topic_write", "its events wait until we may write"),
-            _ => ("topic_unusable", "its events wait until it is mended"),
+            _ => ("topic_unusable", "its events wait until it is fixed"),
         };
         let topic = self.topic;
         match problem {

@@ -321,7 +321,7 @@ impl Drop for Polled {
 const LOG_LINES_PER_SECOND: u32 = 5;
 
 /// Pause between two of its lines on a connection that failed, each producer. A cluster that can't be reached is told
-/// by ourselves, with what mends it; this is for the one broker of several that is gone.
+/// by ourselves, with what fixes it; this is for the one broker of several that is gone.
 const CONNECTION_PAUSE: Duration = Duration::from_mins(15);
 
 /// Why a producer is done with whose report no broker gave.

@@ -44,11 +44,11 @@ struct Guard {
     name: &'static str,
     rule: Rule,
     why: &'static str,
-    mend: &'static str,
+    fix: &'static str,
 }
 
-const fn guard(name: &'static str, rule: Rule, why: &'static str, mend: &'static str) -> Guard {
-    Guard { name, rule, why, mend }
+const fn guard(name: &'static str, rule: Rule, why: &'static str, fix: &'static str) -> Guard {
+    Guard { name, rule, why, fix }
 }
 
 const KEPT: &str = "Postrider sets what its promises need";
@@ -154,8 +154,8 @@ fn of_property(build: Build, name: &str, value: &str) -> Result<(), OpenError> {
 fn allowed(name: &str, value: &str) -> Result<(), OpenError> {
     // librdkafka takes `topic.acks` for `acks`, and some names begin with it by themselves.
     if name.starts_with("topic.") && !NAMES.contains(&name) {
-        let (why, mend) = (TOPIC_PREFIX, "write its name without `topic.`");
-        return Err(OpenError::Refused { name: name.to_owned(), why, mend });
+        let (why, fix) = (TOPIC_PREFIX, "write its name without `topic.`");
+        return Err(OpenError::Refused { name: name.to_owned(), why, fix });
     }
     let Some(guard) = GUARDS.iter().find(|guard| guard.name == name) else {
         return Ok(());
@@ -169,7 +169,7 @@ fn allowed(name: &str, value: &str) -> Result<(), OpenError> {
     if fits {
         return Ok(());
     }
-    Err(OpenError::Refused { name: name.to_owned(), why: guard.why, mend: guard.mend })
+    Err(OpenError::Refused { name: name.to_owned(), why: guard.why, fix: guard.fix })
 }
 
 fn refusal(name: &str, error: &KafkaError) -> OpenError {
