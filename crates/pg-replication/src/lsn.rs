@@ -70,7 +70,7 @@ impl FromStr for Lsn {
 /// A position that may be confirmed to the server: the client has processed everything below it, and the server may
 /// remove the WAL below it.
 ///
-/// Only these three constructors make a watermark.
+/// Only these three constructors make a watermark, and `default()`, which is 0/0 and confirms nothing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Watermark(Lsn);
 

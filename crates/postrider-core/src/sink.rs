@@ -44,7 +44,8 @@ pub trait Sink: Send {
     /// that must stay in order with it is in flight, and nothing such is handed over before its report.
     ///
     /// # Errors
-    /// As those, but not [`NotTaken::Alone`]. [`NotTaken::Full`] also while another such record is in flight.
+    /// The errors of `enqueue`, except [`NotTaken::Alone`]. [`NotTaken::Full`] also while another such record is in
+    /// flight.
     fn enqueue_alone(
         &mut self,
         ticket: Ticket,
@@ -57,8 +58,8 @@ pub trait Sink: Send {
     /// Whether a record for this destination could be offered now. Hands over nothing.
     ///
     /// # Errors
-    /// [`NotTaken::Destination`] while it is requested, [`NotTaken::Unavailable`] or [`NotTaken::Missing`] if the
-    /// broker has answered after `since` that the destination accepts no records.
+    /// [`NotTaken::Destination`] while the sink asks the broker about the destination, [`NotTaken::Unavailable`] or
+    /// [`NotTaken::Missing`] if the broker has answered after `since` that the destination accepts no records.
     fn probe(&mut self, _topic: &str, _since: Instant) -> Result<(), NotTaken> {
         Ok(())
     }
@@ -125,8 +126,8 @@ pub enum NotTaken {
 // What the product knows of a broker: its kind, its keys in the configuration, and its settings. A new broker
 // implements these three, and `Sink`.
 
-/// A kind of broker, as `sink.kind` names it. `KINDS` of `postrider-sinks` lists those of the product; whoever embeds
-/// it may give the reader of the configuration others.
+/// A kind of broker, as `sink.kind` names it. `KINDS` of `postrider-sinks` lists those of the product; a program
+/// that embeds Postrider may give the reader of the configuration others.
 pub trait SinkKind: Sync {
     /// The word in the configuration, in the cursor row and on the command line.
     fn name(&self) -> &'static str;
@@ -135,8 +136,8 @@ pub trait SinkKind: Sync {
     /// keys are known without a list of their own. It reports what is wrong to `keys`, and goes on with the default.
     fn read(&self, keys: &dyn Keys) -> Arc<dyn SinkConfig>;
 
-    /// Its keys with their defaults, each below its description, as `config/postrider.reference.toml` has them in
-    /// `[pipelines.orders.sink]`. The JSON schema takes descriptions and defaults from it.
+    /// The keys of this kind with their defaults, each below its description, as `config/postrider.reference.toml` has
+    /// them in `[pipelines.orders.sink]`. The JSON schema takes descriptions and defaults from it.
     fn reference(&self) -> &'static str;
 }
 
@@ -373,7 +374,7 @@ impl fmt::Debug for NameRule {
 /// A key with the value in effect.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Shown {
-    /// The table below `[pipelines.NAME.sink]`, `create_topics.config`; empty for that itself.
+    /// The table below `[pipelines.NAME.sink]`, `create_topics.config`; empty for the sink's own table.
     pub table: &'static str,
     /// The key.
     pub key: String,
@@ -416,14 +417,15 @@ impl SinkError {
         Self { message: message.into(), hint: hint.into(), key: Vec::new(), source: None }
     }
 
-    /// The key below `[pipelines.NAME.sink]` that it is about, part by part; without it the error is about the table.
+    /// The key below `[pipelines.NAME.sink]` that the error is about, part by part; without it the error is about the
+    /// table.
     #[must_use]
     pub fn at(mut self, key: &[&str]) -> Self {
         self.key = key.iter().map(|&part| part.to_owned()).collect();
         self
     }
 
-    /// What it comes from.
+    /// Sets the underlying error.
     #[must_use]
     pub fn caused_by(mut self, source: impl Error + Send + Sync + 'static) -> Self {
         self.source = Some(Box::new(source));
@@ -435,7 +437,7 @@ impl SinkError {
         &self.hint
     }
 
-    /// The parts of the key that it is about; none where it is about the table.
+    /// The parts of the key that the error is about; none if the error is about the table.
     pub fn key(&self) -> &[String] {
         &self.key
     }

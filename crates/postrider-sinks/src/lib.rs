@@ -25,7 +25,7 @@ pub static KINDS: &[&dyn SinkKind] = &[
     &discard::Discard,
 ];
 
-/// The kind where `sink.kind` is not given. A build without it wants the key.
+/// The kind where `sink.kind` is not given. A build without Kafka requires `sink.kind`.
 pub const DEFAULT_KIND: &str = "kafka";
 
 /// The values of `delivery`.
