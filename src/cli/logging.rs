@@ -19,7 +19,7 @@ const QUIET: &str = "error";
 pub(super) fn start(global: &Global, env: Env<'_>) -> Result<(), CliError> {
     let filter = if global.quiet { QUIET } else { &global.log };
     let wrong = |source| CliError::Log { filter: filter.to_owned(), source };
-    let parsed = EnvFilter::try_new(filter).map_err(wrong)?;
+    let parsed = EnvFilter::try_new(present_targets(filter)).map_err(wrong)?;
     let color = global.color(env, io::stderr().is_terminal());
     let log = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(io::stderr);
     // A second start, which happens in tests, keeps the first log.
@@ -32,6 +32,12 @@ pub(super) fn start(global: &Global, env: Env<'_>) -> Result<(), CliError> {
     };
     drop(started);
     Ok(())
+}
+
+/// The filter with the present names of modules. A filter that names a former one would hide the lines of that module
+/// without a word.
+fn present_targets(filter: &str) -> String {
+    filter.replace("postrider::driver", "postrider::pipeline")
 }
 
 /// Whether a line names its module: only with a filter that is used to search for a bug, or that names modules.

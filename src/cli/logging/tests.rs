@@ -39,3 +39,14 @@ fn a_line_repeats_nothing() {
                     hint=\"check \\\"sink.brokers\\\"\"\n";
     assert_eq!(text, expected);
 }
+
+#[test]
+fn filter_with_a_former_module_shows_the_lines_of_the_present_one() {
+    assert_eq!(
+        present_targets("warn,postrider::driver=info,postrider::kafka=debug"),
+        "warn,postrider::pipeline=info,postrider::kafka=debug"
+    );
+    let here = env!("CARGO_PKG_NAME");
+    let pipeline = std::any::type_name::<crate::pipeline::PipelineSpec>();
+    assert!(pipeline.starts_with(&format!("{here}::pipeline")), "{pipeline}");
+}

@@ -189,6 +189,11 @@ fn a_specification_shows_no_values_of_properties() {
     let text = format!("{spec:?}");
     assert!(text.contains("sasl.password"), "{text}");
     assert!(!text.contains("hunter2"), "{text}");
+    let read = [("sasl.password", "hunter2"), ("sasl.username", "carrier")];
+    let read = read.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let text = format!("{:?}", crate::kafka::config::Properties(read.into()));
+    assert!(text.contains("sasl.password") && text.contains("sasl.username"), "{text}");
+    assert!(!text.contains("hunter2") && !text.contains("carrier"), "{text}");
 }
 
 #[test]
