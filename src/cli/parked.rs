@@ -505,31 +505,41 @@ impl Operation<'_> {
             .filter(|id| !events.iter().any(|event| session.names(id, event)))
             .map(Id::to_string)
             .collect();
-        let (events, refused): (Vec<_>, Vec<_>) =
-            events.into_iter().partition(|event| self.refuses(event).is_none());
+        let mut refused = Vec::new();
+        let mut possible = Vec::new();
+        for event in events {
+            match self.refuses(&event) {
+                Some(why) => refused.push((event, why)),
+                None => possible.push(event),
+            }
+        }
+        let events = possible;
         one_each(session, ids, &events)?;
         self.announce(session, &events)?;
-        let mut outcomes: Vec<(ParkedEvent, String)> = Vec::new();
+        let mut outcomes: Vec<(ParkedEvent, RequestOutcome)> = Vec::new();
         if self.act.dry_run {
-            let would = format!("would {}", self.request.name());
-            outcomes.extend(events.into_iter().map(|event| (event, would.clone())));
+            outcomes.extend(
+                events.into_iter().map(|event| (event, RequestOutcome::Would(self.request))),
+            );
         } else if !events.is_empty() && self.agreed(&events)? {
             outcomes = self.carry_out(session, &events, env).await?;
         } else {
-            outcomes.extend(events.into_iter().map(|event| (event, "unchanged".to_owned())));
+            outcomes.extend(events.into_iter().map(|event| (event, RequestOutcome::Unchanged)));
         }
         // An event for which the request is not possible is an error only if it was named by its id.
         let succeeded = (refused.is_empty() || ids.is_empty())
-            && outcomes.iter().all(|(_, outcome)| is_success(outcome));
-        for event in refused {
-            let why = self.refuses(&event).unwrap_or_default();
-            outcomes.push((event, why));
-        }
+            && outcomes.iter().all(|(_, outcome)| outcome.is_success());
+        outcomes.extend(refused);
         outcomes.sort_by_key(|(event, _)| event.position);
         let mut out = Output::stdout();
         if self.act.json {
-            let value =
-                outcome(session.spec.name(), self.request, self.act.dry_run, &outcomes, &missing);
+            let value = outcomes_json(
+                session.spec.name(),
+                self.request,
+                self.act.dry_run,
+                &outcomes,
+                &missing,
+            );
             out.line(&format!("{value:#}")).map_err(CliError::Output)?;
         } else if outcomes.is_empty() && missing.is_empty() {
             let text = format!("{}: no parked event matches", session.spec.name());
@@ -537,7 +547,7 @@ impl Operation<'_> {
         } else if !outcomes.is_empty() {
             let lines: Vec<String> = outcomes
                 .iter()
-                .map(|(event, word)| format!("{}  {word}", event.position))
+                .map(|(event, outcome)| format!("{}  {outcome}", event.position))
                 .collect();
             out.line(&lines.join("\n")).map_err(CliError::Output)?;
         }
@@ -548,17 +558,17 @@ impl Operation<'_> {
     }
 
     /// Why the request is not possible for this event.
-    fn refuses(&self, event: &ParkedEvent) -> Option<String> {
+    fn refuses(&self, event: &ParkedEvent) -> Option<RequestOutcome> {
         if event.state.resolved() {
-            return Some(format!("nothing to do: the event is already {}", event.state.name()));
+            return Some(RequestOutcome::AlreadyResolved(event.state));
         }
         if let Some(other) = &event.requested {
-            let by = other.by.as_deref().unwrap_or("an unknown user");
-            return Some(format!("nothing done: {} was already requested by {by}", other.what));
+            let (what, by) = (other.what.clone(), other.by.clone());
+            return Some(RequestOutcome::AlreadyRequested { what, by });
         }
         // A request cannot supply a topic: the topic comes from the row, which cannot be changed.
         let no_topic = event.topic.is_empty() && self.request != Request::Skip;
-        no_topic.then(|| "nothing done: the event has no topic and can only be skipped".to_owned())
+        no_topic.then_some(RequestOutcome::NoTopic)
     }
 
     /// Prints the events before anything is changed.
@@ -602,7 +612,7 @@ impl Operation<'_> {
         session: &ParkedSession<'_>,
         events: &[ParkedEvent],
         env: Env<'_>,
-    ) -> Result<Vec<(ParkedEvent, String)>, CliError> {
+    ) -> Result<Vec<(ParkedEvent, RequestOutcome)>, CliError> {
         let by = operator(env);
         let reason = self.act.reason.as_deref();
         let request = NewRequest { request: self.request, by: &by, reason, value: self.value };
@@ -626,7 +636,7 @@ impl Operation<'_> {
                 } else if self.settled(&event) || event.requested.is_some() {
                     self.became(&event, relay)
                 } else {
-                    queued(blocker(session, &event).await?.as_ref())
+                    RequestOutcome::Queued { blocked_by: blocker(session, &event).await? }
                 };
                 outcomes.push((event, outcome));
             }
@@ -642,60 +652,145 @@ impl Operation<'_> {
     }
 
     /// The outcome for an event whose state was changed by another user since it was listed.
-    fn lost(&self, event: &ParkedEvent) -> String {
-        let why = self.refuses(event);
-        why.unwrap_or_else(|| "nothing done: the event was changed meanwhile".to_owned())
+    fn lost(&self, event: &ParkedEvent) -> RequestOutcome {
+        self.refuses(event).unwrap_or(RequestOutcome::ChangedMeanwhile)
     }
 
     /// The outcome of the request.
-    fn became(&self, event: &ParkedEvent, relay: Option<bool>) -> String {
+    fn became(&self, event: &ParkedEvent, relay: Option<bool>) -> RequestOutcome {
         match (event.state, &event.requested) {
-            (State::Done, _) => "published".to_owned(),
-            (State::Skipped, _) => "skipped".to_owned(),
-            (_, Some(_)) if relay == Some(false) => {
-                format!("{} requested; carried out when postrider run starts", self.request.name())
-            }
-            (_, Some(_)) => format!("{} requested, not carried out yet", self.request.name()),
-            (_, None) if event.declined => {
-                "declined by the relay: not possible in the event's present state".to_owned()
-            }
+            (State::Done, _) => RequestOutcome::Published,
+            (State::Skipped, _) => RequestOutcome::Skipped,
+            (_, Some(_)) if relay == Some(false) => RequestOutcome::AtNextStart(self.request),
+            (_, Some(_)) => RequestOutcome::NotYet(self.request),
+            (_, None) if event.declined => RequestOutcome::Declined,
             (state, None) if event.attempts > 0 || state == State::Dead => {
-                let why = event.error.as_deref().unwrap_or("unknown reason");
-                format!("refused again, {}: {why}", state.name())
+                RequestOutcome::RefusedAgain { state, why: event.error.clone() }
             }
-            (_, None) => queued(None),
+            (_, None) => RequestOutcome::Queued { blocked_by: None },
         }
     }
 }
 
-/// The earliest unresolved event of the same aggregate that `event` waits behind.
+/// The outcome of a request for one event. Its text is printed, and [`RequestOutcome::is_success`] decides the exit
+/// code.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum RequestOutcome {
+    /// With `--dry-run`: the request would be written.
+    Would(Request),
+    /// The user did not confirm.
+    Unchanged,
+    /// The event was already published or skipped.
+    AlreadyResolved(State),
+    /// The event has a request that is not carried out yet.
+    AlreadyRequested {
+        /// That request.
+        what: String,
+        /// Its author, if known.
+        by: Option<String>,
+    },
+    /// The event has no topic, so it can only be skipped.
+    NoTopic,
+    /// The event was changed after it was listed, and the request was not written.
+    ChangedMeanwhile,
+    /// The event is published.
+    Published,
+    /// The event is skipped.
+    Skipped,
+    /// The request is written, and no relay is running.
+    AtNextStart(Request),
+    /// The request is written, and the relay has not carried it out yet.
+    NotYet(Request),
+    /// The relay declined the request.
+    Declined,
+    /// The event was attempted again and refused.
+    RefusedAgain {
+        /// The state since then.
+        state: State,
+        /// The reason of the refusal, if known.
+        why: Option<String>,
+    },
+    /// The event is to be published and has not been refused since the request.
+    Queued {
+        /// State and position of the earliest unresolved event of the same aggregate, if the event waits behind it.
+        blocked_by: Option<(State, Position)>,
+    },
+}
+
+impl RequestOutcome {
+    /// Whether the request was carried out or can still be: otherwise the exit code is that of problems.
+    const fn is_success(&self) -> bool {
+        match self {
+            Self::Would(_)
+            | Self::Unchanged
+            | Self::AlreadyResolved(_)
+            | Self::Published
+            | Self::Skipped
+            | Self::AtNextStart(_)
+            | Self::NotYet(_)
+            | Self::Queued { .. } => true,
+            Self::AlreadyRequested { .. }
+            | Self::NoTopic
+            | Self::ChangedMeanwhile
+            | Self::Declined
+            | Self::RefusedAgain { .. } => false,
+        }
+    }
+}
+
+impl std::fmt::Display for RequestOutcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Would(request) => write!(f, "would {}", request.name()),
+            Self::Unchanged => f.write_str("unchanged"),
+            Self::AlreadyResolved(state) => {
+                write!(f, "nothing to do: the event is already {}", state.name())
+            }
+            Self::AlreadyRequested { what, by } => {
+                let by = by.as_deref().unwrap_or("an unknown user");
+                write!(f, "nothing done: {what} was already requested by {by}")
+            }
+            Self::NoTopic => {
+                f.write_str("nothing done: the event has no topic and can only be skipped")
+            }
+            Self::ChangedMeanwhile => f.write_str("nothing done: the event was changed meanwhile"),
+            Self::Published => f.write_str("published"),
+            Self::Skipped => f.write_str("skipped"),
+            Self::AtNextStart(request) => {
+                write!(f, "{} requested; carried out when postrider run starts", request.name())
+            }
+            Self::NotYet(request) => {
+                write!(f, "{} requested, not carried out yet", request.name())
+            }
+            Self::Declined => {
+                f.write_str("declined by the relay: not possible in the event's present state")
+            }
+            Self::RefusedAgain { state, why } => {
+                let why = why.as_deref().unwrap_or("unknown reason");
+                write!(f, "refused again, {}: {why}", state.name())
+            }
+            Self::Queued { blocked_by: None } => f.write_str("queued"),
+            Self::Queued { blocked_by: Some((state, position)) } => {
+                let state = state.name();
+                write!(f, "queued; blocked by {state} event {position} of the same aggregate")
+            }
+        }
+    }
+}
+
+/// State and position of the earliest unresolved event of the same aggregate, if `event` waits behind it.
 async fn blocker(
     session: &ParkedSession<'_>,
     event: &ParkedEvent,
-) -> Result<Option<ParkedEvent>, CliError> {
+) -> Result<Option<(State, Position)>, CliError> {
     if event.aggregate.is_none() {
         return Ok(None);
     }
     let mut wanted = filter(&[], &FilterArgs::default(), &[State::Waiting, State::Dead]);
     wanted.aggregate.clone_from(&event.aggregate);
     let first = session.list(&wanted, 1).await?.pop();
-    Ok(first.filter(|first| first.position < event.position))
-}
-
-/// The outcome for an event that is to be published and has not been refused since the request.
-fn queued(blocker: Option<&ParkedEvent>) -> String {
-    blocker.map_or_else(
-        || "queued".to_owned(),
-        |first| {
-            let (state, position) = (first.state.name(), first.position);
-            format!("queued; blocked by {state} event {position} of the same aggregate")
-        },
-    )
-}
-
-/// Whether the outcome of a request is success.
-fn is_success(outcome: &str) -> bool {
-    !["nothing done", "declined", "refused"].iter().any(|failure| outcome.starts_with(failure))
+    let first = first.filter(|first| first.position < event.position);
+    Ok(first.map(|first| (first.state, first.position)))
 }
 
 /// Whether a process reads the pipeline's slot; `None` if there is no slot.
@@ -924,16 +1019,16 @@ fn bytes_json(bytes: Option<&[u8]>) -> Value {
 }
 
 /// The outcomes of a command as JSON.
-fn outcome(
+fn outcomes_json(
     pipeline: &str,
     request: Request,
     dry_run: bool,
-    outcomes: &[(ParkedEvent, String)],
+    outcomes: &[(ParkedEvent, RequestOutcome)],
     missing: &[String],
 ) -> Value {
-    let event = |(event, outcome): &(ParkedEvent, String)| {
+    let event = |(event, outcome): &(ParkedEvent, RequestOutcome)| {
         let mut value = event_json(pipeline, event);
-        value["outcome"] = json!(outcome);
+        value["outcome"] = json!(outcome.to_string());
         value
     };
     json!({
@@ -964,6 +1059,76 @@ mod tests {
         assert_eq!(parse_aggregate("order:a:b"), Ok(("order".to_owned(), "a:b".to_owned())));
         assert!(parse_aggregate("order").is_err());
         assert!(state("waitng").unwrap_err().contains("waiting"));
+    }
+
+    fn parked_event(state: State) -> ParkedEvent {
+        ParkedEvent {
+            position: Position { commit_lsn: "0/1A2B3C8".parse().unwrap(), ordinal: 5 },
+            state,
+            event_id: None,
+            event_type: None,
+            aggregate: None,
+            blocks: true,
+            topic: "orders".to_owned(),
+            payload_bytes: None,
+            attempts: 0,
+            next_attempt_at: None,
+            error_code: None,
+            error: None,
+            commit_time: None,
+            parked_at: None,
+            resolved_at: None,
+            overtaken_by: None,
+            requested: None,
+            acted: None,
+            declined: false,
+        }
+    }
+
+    #[test]
+    fn an_outcome_decides_the_exit_code_whatever_its_text_is() {
+        let act = ActArgs::default();
+        let operation = Operation { request: Request::Retry, value: None, act: &act };
+        let waiting = parked_event(State::Waiting);
+        let skip = OperatorAction { what: "skip".to_owned(), by: None, at: None, reason: None };
+        let requested = ParkedEvent { requested: Some(skip), ..waiting.clone() };
+        let refused =
+            ParkedEvent { attempts: 2, error: Some("queued".to_owned()), ..waiting.clone() };
+        let declined = ParkedEvent { declined: true, ..waiting.clone() };
+        let done = parked_event(State::Done);
+        let outcomes = [
+            operation.became(&waiting, Some(true)),
+            RequestOutcome::Queued { blocked_by: Some((State::Dead, waiting.position)) },
+            operation.became(&done, Some(true)),
+            operation.became(&requested, Some(false)),
+            operation.became(&requested, Some(true)),
+            operation.became(&refused, Some(true)),
+            operation.became(&declined, Some(true)),
+            operation.lost(&waiting),
+            operation.lost(&requested),
+            operation.lost(&ParkedEvent { topic: String::new(), ..waiting.clone() }),
+            operation.lost(&done),
+        ];
+        let shown: Vec<String> = outcomes
+            .iter()
+            .map(|outcome| format!("{}: {outcome}", u8::from(!outcome.is_success())))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                "0: queued",
+                "0: queued; blocked by dead event 0/1A2B3C8:5 of the same aggregate",
+                "0: published",
+                "0: retry requested; carried out when postrider run starts",
+                "0: retry requested, not carried out yet",
+                "1: refused again, waiting: queued",
+                "1: declined by the relay: not possible in the event's present state",
+                "1: nothing done: the event was changed meanwhile",
+                "1: nothing done: skip was already requested by an unknown user",
+                "1: nothing done: the event has no topic and can only be skipped",
+                "0: nothing to do: the event is already done",
+            ]
+        );
     }
 
     #[test]

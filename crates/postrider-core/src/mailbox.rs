@@ -1,6 +1,7 @@
-//! Posts of a sink, kept until the pipeline takes them: reports by ticket, and the broker's health.
+//! The mailbox between a sink and its pipeline: the sink posts reports by ticket and the broker's health, and the posts
+//! are kept until the pipeline takes them.
 //!
-//! Any thread may post (librdkafka's do). One lock is taken for a post and one for a whole batch taken.
+//! Any thread may post; the threads of librdkafka do. A post takes one lock, and so does taking all posts.
 
 use crate::record::{Outcome, Ticket};
 use std::future::poll_fn;
@@ -10,26 +11,26 @@ use std::task::{Poll, Waker};
 /// A message of a sink.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Post {
-    /// What became of a record.
+    /// The outcome of a record.
     Report {
         /// The record's ticket.
         ticket: Ticket,
-        /// What became of it.
+        /// The outcome.
         outcome: Outcome,
     },
-    /// A record that was refused as busy may be offered again.
+    /// A record that was not accepted for a temporary reason may be offered again.
     Retry,
-    /// The broker can't be reached, or a destination can't accept records: the reason, and what fixes it.
+    /// The broker can't be reached, or a destination can't accept records.
     ///
-    /// Repeated while it lasts. Nothing is lost meanwhile, and nothing is given up.
+    /// Repeated while the problem lasts. No record is lost or discarded meanwhile.
     Down {
-        /// What is wrong, in one line, without secrets.
+        /// The problem, in one line, without secrets.
         reason: String,
-        /// The line that fixes it, if there is one.
+        /// How to fix it, if that is known.
         hint: Option<String>,
         /// The destination, if the problem is that of one destination.
         topic: Option<String>,
-        /// The destination was never known ([`NotTaken::Missing`](crate::sink::NotTaken::Missing)).
+        /// The destination was never available ([`NotTaken::Missing`](crate::sink::NotTaken::Missing)).
         missing: bool,
     },
     /// The broker, or the destination, accepts records again.
@@ -37,25 +38,26 @@ pub enum Post {
         /// The destination; `None` if the broker answers again.
         topic: Option<String>,
     },
-    /// A broker has answered, and its cluster is not the one that records may go to, or none was admitted yet.
+    /// A broker has answered, and its cluster is not the admitted one
+    /// ([`Sink::admit`](crate::sink::Sink::admit)), or no cluster was admitted yet.
     Located,
-    /// The client's state can't be trusted any more: reset it and start from the cursor.
+    /// The client's state is unknown: the pipeline has to reset the sink and to start again from its cursor.
     ///
-    /// Comes after the report of the record that was the cause, where there is one, and is not repeated.
+    /// Posted once, after the report of the record that was the cause, if there is such a record.
     Broken {
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
-    /// The sink can't be used as it is configured, and no waiting helps.
+    /// The sink can't be used as it is configured, and a retry does not help.
     Unfit {
-        /// What is wrong.
+        /// The reason.
         reason: String,
-        /// What fixes it.
+        /// How to fix it.
         hint: String,
     },
 }
 
-/// A box that the sink posts to and the pipeline takes from; clones share it.
+/// The posts of a sink that the pipeline has not taken yet. Clones share them.
 #[derive(Clone, Default, Debug)]
 pub struct Mailbox(Arc<Mutex<Held>>);
 
@@ -71,7 +73,7 @@ impl Mailbox {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a post, and wakes the pipeline if the box was empty.
+    /// Adds a post, and wakes the task that waits in [`Mailbox::arrived`].
     pub fn post(&self, post: Post) {
         self.leave(|posts| posts.push(post));
     }
@@ -97,7 +99,7 @@ impl Mailbox {
         }
     }
 
-    /// Takes all posts in their order, by exchanging the buffers: `into` must be empty.
+    /// Takes all posts in their order. `into` must be empty: the buffers are exchanged.
     pub fn take(&self, into: &mut Vec<Post>) {
         debug_assert!(into.is_empty(), "posts taken before were not handled");
         std::mem::swap(&mut self.held().posts, into);

@@ -1,6 +1,7 @@
-//! Where records go: the seam that every broker is plugged into.
+//! Sinks: the interface to message brokers.
 //!
-//! A sink takes records one at a time with a ticket, never waits, and posts what became of each to a [`Mailbox`].
+//! A sink takes one record at a time, with a ticket, and never waits. It posts the outcome of each record to a
+//! [`Mailbox`].
 
 use crate::finding::Finding;
 pub use crate::mailbox::{Mailbox, Post};
@@ -17,17 +18,20 @@ use std::time::{Duration, Instant};
 ///
 /// All methods are called from one thread, in the order of the stream. None of them waits except `close`.
 pub trait Sink: Send {
-    /// Hands over one record. The sink copies what it needs before it returns.
+    /// Offers one record. The sink copies what it needs before it returns.
     ///
-    /// On `Ok` exactly one report for the ticket comes to the mailbox, or none if the sink is reset or closed first, or
-    /// posts [`Post::Broken`]. On `Err` no report comes: the same record has to be offered again, before any other,
-    /// or it is refused for good. The refusal is an answer and not a post, so that nothing behind the record can
-    /// overtake it.
+    /// After `Ok` exactly one report for the ticket is posted, or none if the sink is reset or closed first, or posts
+    /// [`Post::Broken`]. After `Err` no report is posted: unless the record is refused for good, the same record must
+    /// be offered again before any other one. A refusal is returned and not posted, so that no later record can
+    /// overtake the refused one.
+    ///
+    /// # Errors
+    /// See [`NotTaken`].
     fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), NotTaken>;
 
-    /// As `enqueue`, for a record that is retried. What the sink learnt of its destination before `since` refuses
-    /// nothing, because the destination may have been fixed. One answer serves all records that were retried before the
-    /// request.
+    /// As `enqueue`, for a record that is retried. Facts about the destination from before `since` do not count,
+    /// because the destination may have been fixed meanwhile: the sink requests them again. One answer is used for all
+    /// records that were retried before the request.
     ///
     /// # Errors
     /// As `enqueue`. [`NotTaken::Unavailable`] and [`NotTaken::Missing`] are answers from after `since`.
@@ -40,8 +44,8 @@ pub trait Sink: Send {
         self.enqueue(ticket, record)
     }
 
-    /// As `enqueue`, or with `since` as `enqueue_again`, for a record that was answered [`NotTaken::Alone`]: nothing
-    /// that must stay in order with it is in flight, and nothing such is handed over before its report.
+    /// As `enqueue`, or with `since` as `enqueue_again`, for a record that was answered with [`NotTaken::Alone`]. No
+    /// record that must stay in order with it may be in flight, and none may be offered before its report.
     ///
     /// # Errors
     /// The errors of `enqueue`, except [`NotTaken::Alone`]. [`NotTaken::Full`] also while another such record is in
@@ -55,7 +59,7 @@ pub trait Sink: Send {
         self.enqueue(ticket, record)
     }
 
-    /// Whether a record for this destination could be offered now. Hands over nothing.
+    /// Checks whether a record for this destination could be offered now. No record is sent.
     ///
     /// # Errors
     /// [`NotTaken::Destination`] while the sink asks the broker about the destination, [`NotTaken::Unavailable`] or
@@ -64,130 +68,134 @@ pub trait Sink: Send {
         Ok(())
     }
 
-    /// Sends the records that waited for reports which have arrived. To be called after posts were taken, and at the
-    /// returned time.
+    /// Sends records that have waited for reports of earlier records. Must be called after posts were taken, and at the
+    /// returned time, if there is one.
     fn turn(&mut self) -> Option<Instant> {
         None
     }
 
-    /// The cluster whose brokers answer, by its identifier; `None` until one has answered, and where there is no such
-    /// thing. Empty where the brokers name none.
+    /// The identifier of the cluster that the connected brokers belong to. `None` until a broker has answered, and for
+    /// a sink without clusters. Empty if the brokers name no cluster.
     fn cluster(&self) -> Option<String> {
         None
     }
 
-    /// No record is taken until the next [`Self::admit`]: `enqueue` answers [`NotTaken::Full`].
+    /// Accepts no record until the next [`Self::admit`]: `enqueue` returns [`NotTaken::Full`].
     fn hold(&mut self) {}
 
-    /// Records may go to this cluster, and to no other. Where the brokers turn out to be of another one, nothing is
-    /// taken, and [`Post::Located`] says so.
+    /// Allows records to go to this cluster only. If the brokers belong to another cluster, the sink accepts no record
+    /// and posts [`Post::Located`].
     fn admit(&mut self, _cluster: &str) {}
 
-    /// Whether nothing is on its way, reported or not.
+    /// Whether no record is queued or in flight, including discarded records that may still reach the broker.
     fn is_idle(&self) -> bool {
         true
     }
 
-    /// Gives up everything in flight and starts with new producers; reports of what was in flight may still come, or
-    /// not.
+    /// Discards all records in flight, and continues with new producers. Reports of discarded records may still be
+    /// posted.
     ///
-    /// What was in flight is then `Unknown`, all of it: the caller starts again from its cursor.
+    /// The outcome of every record that was in flight is then `Unknown`: the caller starts again from its cursor.
     fn reset(&mut self);
 
-    /// Lets what was handed over be sent, unless something of it was given up, and waits for reports, at most `grace`;
-    /// then disconnects. Records that still wait for the reports of others are not sent: to have them sent, wait until
-    /// [`is_idle`](Self::is_idle) first.
+    /// Sends the accepted records, unless a record was discarded, waits for their reports, at most `grace`, and then
+    /// disconnects. Records that still wait for reports of earlier records are not sent: a caller that wants them sent
+    /// waits until [`is_idle`](Self::is_idle) before.
     fn close(&mut self, grace: Duration);
 }
 
-/// Why a record was not taken.
+/// Why a record was not accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NotTaken {
     /// The client's own queue is full, or the client is being replaced. A post to the mailbox says when to offer it
     /// again.
     Full,
-    /// The sink has requested what it must know of the destination. A post says when to offer the record again.
+    /// The sink has requested facts about the destination, without which it cannot send. A post says when to offer the
+    /// record again.
     Destination,
-    /// A broker has answered that the destination accepts no records: it is missing, or we may not write to it. A post
-    /// says when that is over.
+    /// A broker has answered that the destination accepts no records: the destination does not exist, or this client
+    /// may not write to it. A post says when the destination accepts records again.
     Unavailable,
-    /// As `Unavailable`, and this sink has never known the destination: the record may name one that does not exist.
+    /// As `Unavailable`, and the destination has never been available to this sink: the record may name a destination
+    /// that does not exist.
     Missing,
-    /// The record does not fit the last answer about its destination, which is old and is requested again. Nothing else
-    /// waits for the new answer: other records may be offered meanwhile. A post says when to offer this one again.
+    /// The record does not fit the known limits of its destination. They were read some time ago, and the sink has
+    /// requested them again. Other records may be offered meanwhile. A post says when to offer this record again.
     Doubted(Refusal),
-    /// Only the broker can decide whether it accepts the record, and nothing that must stay in order with the record
-    /// may be in flight meanwhile. To be offered by `enqueue_alone`; no post says when.
+    /// Only the broker can decide whether it accepts the record, and no record that must stay in order with it may be
+    /// in flight meanwhile. The record must be offered by `enqueue_alone`; no post says when.
     Alone,
     /// The record can never be published as it is.
     Refused(Refusal),
 }
 
-// What the product knows of a broker: its kind, its keys in the configuration, and its settings. A new broker
-// implements these three, and `Sink`.
+// The description of a broker for the rest of the product: its kind, its keys in the configuration, and its settings. A
+// new broker implements `SinkKind`, `SinkConfig` and `Sink`.
 
-/// A kind of broker, as `sink.kind` names it. `KINDS` of `postrider-sinks` lists those of the product; a program
-/// that embeds Postrider may give the reader of the configuration others.
+/// A kind of broker, as `sink.kind` names it. `KINDS` of `postrider-sinks` lists the kinds of the product. A program
+/// that embeds Postrider may pass others to the reader of the configuration.
 pub trait SinkKind: Sync {
-    /// The word in the configuration, in the cursor row and on the command line.
+    /// The name in the configuration, in the cursor row and on the command line.
     fn name(&self) -> &'static str;
 
-    /// Reads the keys of the kind in `[pipelines.NAME.sink]`. It asks for every key that it has, in each call: so the
-    /// keys are known without a list of their own. It reports what is wrong to `keys`, and goes on with the default.
+    /// Reads the keys of this kind in `[pipelines.NAME.sink]`. Every call requests every key of the kind from `keys`,
+    /// so no separate list of keys is needed. Mistakes are reported to `keys`, and the default is used instead.
     fn read(&self, keys: &dyn Keys) -> Arc<dyn SinkConfig>;
 
-    /// The keys of this kind with their defaults, each below its description, as `config/postrider.reference.toml` has
-    /// them in `[pipelines.orders.sink]`. The JSON schema takes descriptions and defaults from it.
+    /// The keys of this kind with their defaults, each below its description, in the format of
+    /// `[pipelines.orders.sink]` in `config/postrider.reference.toml`. The JSON schema takes descriptions and defaults
+    /// from this text.
     fn reference(&self) -> &'static str;
 }
 
-/// One table of the configuration, asked for its keys one by one. What is wrong is collected; nothing stops at the
-/// first.
+/// One table of the configuration, whose keys are requested one by one. All mistakes are collected, not only the first.
 pub trait Keys {
     /// Whether the table is in the file.
     fn is_present(&self) -> bool;
 
-    /// A string with its variables filled in; `None` where it is absent or wrong.
+    /// A string with its variables substituted; `None` if it is absent or wrong.
     fn text(&self, key: &'static str) -> Option<String>;
 
-    /// A string that must be there and not be empty. `example` is a value for the message. Where the pipeline uses
-    /// another kind of sink, nothing must be there.
+    /// A required string that must not be empty. `example` is a value for the message. If the pipeline uses another
+    /// kind of sink, the string is not required.
     fn required(&self, key: &'static str, example: &str) -> Option<String>;
 
-    /// A whole number between two bounds; the default where it is absent or wrong.
+    /// A whole number between two bounds; the default if it is absent or wrong.
     fn number(&self, key: &'static str, default: u32, range: RangeInclusive<u32>) -> u32;
 
-    /// One of a few words, by its place among `words`; `later` are words of versions to come. 0 where it is absent or
-    /// wrong.
+    /// One of a few words, as its index in `words`; 0 if it is absent or wrong. `later` are words that are reserved for
+    /// later versions.
     fn word(&self, key: &'static str, words: &[&str], later: &[&str]) -> usize;
 
     /// A table in this one.
     fn table(&self, key: &'static str) -> Box<dyn Keys + '_>;
 
-    /// A table in this one, or `false` in its place, which is as if it were absent.
+    /// A table in this one, or `false` in its place, which means the same as an absent table.
     fn table_or_false(&self, key: &'static str) -> Box<dyn Keys + '_>;
 
-    /// All entries of a table whose keys the user chooses: strings, numbers and booleans as strings. A name with dots
-    /// outside of quotes, which is a table of tables in TOML, is one name.
+    /// All entries of a table whose keys the user chooses. Numbers and booleans are returned as strings. A name with
+    /// unquoted dots is returned as one name, although TOML reads it as nested tables.
     fn entries(&self) -> Vec<KeyValue>;
 
-    /// The key has another name since an earlier version. A file that has the old one is refused.
+    /// Declares that a key was renamed. A file that has the old name is refused.
     fn renamed(&self, old: &'static str, new: &'static str);
 
-    /// A file that holds a secret, and what it holds now; `None` where it can't be read, which is reported. `path` is
-    /// that of the key, [`KeyValue::path`]; `file` is relative to the configuration.
+    /// A file that contains a secret, and its present content; `None` if it can't be read, which is reported. `path` is
+    /// the path of the key, as in [`KeyValue::path`]; `file` is relative to the configuration file.
     fn secret_file(&self, path: &str, file: &str) -> Option<(SecretFile, String)>;
 
-    /// Warns where everybody may read a file that holds a secret and that the client reads itself.
+    /// Warns if every user of the machine may read a file that contains a secret and that the client library reads
+    /// itself.
     fn warn_of_secret(&self, path: &str, file: &str);
 
-    /// Reports what is wrong with a key of this table.
+    /// Reports a mistake in a key of this table.
     fn error(&self, key: &str, message: String);
 
-    /// Reports what is wrong with an entry, by [`KeyValue::path`].
+    /// Reports a mistake in an entry, by [`KeyValue::path`].
     fn error_at(&self, path: &str, message: String);
 
-    /// Reports the keys that were not asked for. The table of the sink itself is finished by its reader.
+    /// Reports the keys that were not requested, which are unknown. Must not be called for the sink's own table: the
+    /// reader of the configuration does that.
     fn finish(&self);
 }
 
@@ -196,75 +204,76 @@ pub trait Keys {
 pub struct KeyValue {
     /// The name, with its dots.
     pub name: String,
-    /// Its value, with its variables filled in.
+    /// The value, with its variables substituted.
     pub value: String,
     /// The key's path in the file, for messages.
     pub path: String,
 }
 
-/// The settings of one sink, as they were read: all that the product knows of it before it is opened, and without it.
+/// The settings of one sink, as they were read from the configuration.
 ///
-/// [`open`](Self::open) never waits for the network, and `check` does not touch it. `preflight`, `cluster` and
-/// `create` wait for a broker, up to half a minute.
+/// [`open`](Self::open) never waits for the network, and [`check`](Self::check) does not use it. `preflight`, `cluster`
+/// and `create` wait for a broker, up to half a minute.
 pub trait SinkConfig: Any + fmt::Debug + Send + Sync {
     /// The name of the kind.
     fn kind(&self) -> &'static str;
 
-    /// What the broker can do, and what it costs.
+    /// What the broker supports, and its limits.
     fn capabilities(&self) -> Capabilities;
 
-    /// What a destination may be called.
+    /// The rule for names of destinations.
     fn names(&self) -> NameRule;
 
-    /// Where records go, for a reader: the brokers' addresses.
+    /// The brokers' addresses, for messages.
     fn place(&self) -> String;
 
     /// The keys with the values in effect, in the order of the reference configuration. Secrets are masked.
     fn values(&self) -> Vec<Shown>;
 
-    /// What is wrong with the settings, as far as that can be seen without a broker.
+    /// The mistakes in the settings that can be found without a broker.
     fn check(&self, needs: &Needs) -> Vec<SinkError>;
 
-    /// Opens the sink, and starts to connect it: a broker that can't be reached is no error here, it is a
+    /// Opens the sink, which connects in the background. An unreachable broker is no error here; it is posted as
     /// [`Post::Down`].
     ///
     /// # Errors
-    /// What [`check`](Self::check) finds; a thread that can't be started.
+    /// The mistakes that [`check`](Self::check) finds; a thread that can't be started.
     fn open(&self, needs: &Needs, mailbox: Mailbox) -> Result<Box<dyn Sink>, SinkError>;
 
-    /// What is allowed and yet unwise in the settings, for `postrider check`, without the network.
+    /// Findings about settings that are allowed but not recommended, for `postrider check`. The network is not used.
     fn settings(&self, _pipeline: &str) -> Vec<Finding> {
         Vec::new()
     }
 
-    /// Whether the broker answers and takes us, and what stands in the way of records for `destinations`; `keyed` says
-    /// whether they have keys. Publishes nothing.
+    /// Checks whether the broker answers and accepts the login, and whether it would accept records for `destinations`.
+    /// `keyed`: the records have keys. Publishes nothing.
     fn preflight(&self, _needs: &Needs, _destinations: &[String], _keyed: bool) -> Vec<Finding> {
         Vec::new()
     }
 
-    /// The cluster whose brokers answer, by its identifier; `None` where there is no such thing, or no broker answers.
+    /// The identifier of the cluster that the configured brokers belong to; `None` if no broker answers, and for a sink
+    /// without clusters.
     fn cluster(&self, _needs: &Needs) -> Option<String> {
         None
     }
 
-    /// Whether the settings say that destinations that are missing are created.
+    /// Whether missing destinations are created, by the settings.
     fn creates(&self) -> bool {
         false
     }
 
-    /// Creates those of the destinations that do not exist; what became of each.
+    /// Creates the destinations that do not exist. Returns one finding for each.
     fn create(&self, _needs: &Needs, _destinations: &[String]) -> Vec<Finding> {
         Vec::new()
     }
 
-    /// What to do so that the destination takes an event that was refused: a halt's hint.
+    /// How to make the destination accept an event that was refused: the hint of a halt.
     fn hint(&self, _refusal: Refusal, _destination: &str) -> String {
         GENERAL_HINT.to_owned()
     }
 
-    /// The command that lets the destination take a parked event, by the error code of its row. `size` is that of the
-    /// record, in bytes of key, value and headers.
+    /// The command that makes the destination accept a parked event, by the error code of the event's row. `size`:
+    /// bytes of key, value and headers of the record.
     fn command(&self, _code: &str, _destination: &str, _size: usize) -> Option<String> {
         None
     }
@@ -273,21 +282,21 @@ pub trait SinkConfig: Any + fmt::Debug + Send + Sync {
 /// The hint of a refusal for which no fix is known.
 pub const GENERAL_HINT: &str = "fix the destination so that it accepts the event, then start again";
 
-/// What a pipeline needs of its sink.
+/// The requirements of a pipeline on its sink.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Needs {
-    /// The pipeline's name, by which a broker's logs and quotas may know us.
+    /// The pipeline's name, which a broker may show in logs and use for quotas.
     pub pipeline: String,
-    /// Events that may be in flight at most.
+    /// The most events in flight.
     pub in_flight_events: usize,
-    /// Bytes that may be in flight at most, with [`Capabilities::held_bytes`] for each record.
+    /// The most bytes in flight, including [`Capabilities::held_bytes`] for each record.
     pub in_flight_bytes: usize,
-    /// The largest record in bytes of key, value and headers, where the operator sets one; else the destination's own
-    /// limit.
+    /// The operator's limit on the size of a record, in bytes of key, value and headers; `None` if only the
+    /// destination's own limit applies.
     pub size_max: Option<usize>,
     /// The destinations that are known before the first event.
     pub destinations: Vec<String>,
-    /// What is published.
+    /// What the sink is opened for.
     pub purpose: Purpose,
 }
 
@@ -296,44 +305,44 @@ pub struct Needs {
 pub enum Purpose {
     /// The live stream of a pipeline.
     Live,
-    /// Events that are published again, beside the live stream: nobody waits for them.
+    /// Events that are published again beside the live stream. Their latency does not matter.
     Replay,
 }
 
-/// What a broker can do, and what it costs, as data: nobody else has to know which broker it is.
+/// What a broker supports, and its limits. The other parts of the product use this instead of the kind of the broker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub struct Capabilities {
-    /// In which order records are kept.
+    /// Which records the broker keeps in order.
     pub order: Order,
     /// A refusal may name a batch instead of a record ([`Refusal::of_batch`]).
     pub refuses_batches: bool,
-    /// The position can be committed with the records.
+    /// The position can be committed in one transaction with the records.
     pub transactions: bool,
-    /// The broker drops a record that it has already.
+    /// The broker discards a record that it has already.
     pub dedupe: bool,
     /// Records have headers.
     pub headers: bool,
     /// A record without a value differs from one with an empty value.
     pub null_value: bool,
-    /// Bytes of the largest record, where all destinations have the same limit.
+    /// The size of the largest record, if all destinations have the same limit. Unit: bytes.
     pub record_bytes_max: Option<usize>,
-    /// Bytes that are held for a record from the hand-over to the report, beside its key, value and headers: flow
-    /// control counts them.
+    /// Memory for a record between `enqueue` and its report, in addition to key, value and headers. Flow control counts
+    /// it. Unit: bytes.
     pub held_bytes: usize,
-    /// Brokers name their cluster: a position belongs to one.
+    /// Brokers name their cluster, and a position belongs to one cluster.
     pub clusters: bool,
-    /// Records go to a server that other processes publish to: those of a process that has ended may still arrive, and
+    /// Records go to a server over a network. Records of a process that has ended may still arrive there, and
     /// destinations may be missing.
     pub remote: bool,
 }
 
-/// In which order a broker keeps records.
+/// Which records a broker keeps in order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
-    /// All of them in the order in which they were taken.
+    /// All records, in the order in which the sink accepted them.
     Total,
-    /// Those with the same key and destination.
+    /// Records with the same key and destination.
     Key,
 }
 
@@ -342,7 +351,7 @@ pub enum Order {
 pub struct NameRule {
     /// Whether a name is allowed. Called once for each change of the name, not for each record.
     pub allows: fn(&[u8]) -> bool,
-    /// Whose rule it is, for messages: `Kafka`.
+    /// The owner of the rule, for messages: `Kafka`.
     pub owner: &'static str,
     /// The rule in words: `1 to 249 of A-Z a-z 0-9 . _ -`.
     pub words: &'static str,
@@ -402,7 +411,7 @@ impl Shown {
     }
 }
 
-/// Why a sink can't be opened, or what is wrong with its settings.
+/// Why a sink can't be opened, or a mistake in its settings.
 #[derive(Debug)]
 pub struct SinkError {
     message: String,
@@ -412,7 +421,7 @@ pub struct SinkError {
 }
 
 impl SinkError {
-    /// What is wrong, as a fragment without the value of a secret, and what fixes it.
+    /// An error with a message, which is a fragment without the value of a secret, and a hint: how to fix it.
     pub fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { message: message.into(), hint: hint.into(), key: Vec::new(), source: None }
     }
@@ -432,7 +441,7 @@ impl SinkError {
         self
     }
 
-    /// What fixes it, in one line.
+    /// How to fix it, in one line.
     pub fn hint(&self) -> &str {
         &self.hint
     }

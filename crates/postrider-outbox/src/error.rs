@@ -212,54 +212,67 @@ impl Problem {
 impl Poison {
     /// What to do. Correcting the row in the table does not help, because WAL has the row as it was inserted.
     pub fn hint(&self) -> String {
-        const PASS_OVER: &str = "WAL can't be changed: pass it over \
-            (docs/operations.md#passing-over), insert it again corrected";
         match &self.problem {
             Problem::TopicName { names, .. } => format!(
-                "fix route.topic and start again; or {PASS_OVER} (a topic has {})",
-                names.words
+                "fix route.topic and start again; or {}",
+                insert_again(&format!(" corrected (a topic has {})", names.words))
             ),
             Problem::Partition => format!(
-                "leave route.partition empty and start again; or {PASS_OVER}: with the number of one of the topic's \
-                 partitions"
+                "leave route.partition empty and start again; or {}",
+                insert_again(" with the number of one of the topic's partitions")
             ),
             Problem::NullPayload => format!(
-                "set payload.null to \"tombstone\" or \"empty\" and start again; or {PASS_OVER}: with a payload"
+                "set payload.null to \"tombstone\" or \"empty\" and start again; or {}",
+                insert_again(" with a payload")
             ),
             Problem::NotHex(_) => {
-                "the session's bytea_output is not hex, though Postrider sets it: see what resets it"
+                "the session's bytea_output is not hex, though Postrider sets it: find out what changes it, such as a \
+                 connection pooler"
                     .to_owned()
             }
             Problem::Null(column) => format!(
-                "{PASS_OVER}; SET NOT NULL on \"{column}\" refuses such rows from now on"
+                "{}. SET NOT NULL on \"{column}\" refuses such rows from now on",
+                insert_again(&format!(" with a value in \"{column}\""))
             ),
-            Problem::NotText(column) => format!("{PASS_OVER}: with UTF-8 in \"{column}\""),
-            Problem::NotAnObject(column) => format!(
-                "{PASS_OVER}: with a JSON object such as {{\"source\": \"shop\"}} in \"{column}\""
-            ),
-            Problem::Time(column) => format!(
-                "{PASS_OVER}: with a time such as 2026-03-01 04:00:00+00 in \"{column}\", or NULL"
-            ),
+            Problem::NotText(column) => insert_again(&format!(" with UTF-8 in \"{column}\"")),
+            Problem::NotAnObject(column) => insert_again(&format!(
+                " with a JSON object such as {{\"source\": \"shop\"}} in \"{column}\""
+            )),
+            Problem::Time(column) => insert_again(&format!(
+                " with a time such as 2026-03-01 04:00:00+00 in \"{column}\", or NULL"
+            )),
             Problem::NoZone(_) => {
                 "set source.time_zone to the zone of the sessions that insert, such as \"America/New_York\", and \
                  start again"
                     .to_owned()
             }
             Problem::HeaderName(column) => {
-                format!("{PASS_OVER}: with names without \\u0000 in \"{column}\"")
+                insert_again(&format!(" with names without \\u0000 in \"{column}\""))
             }
             Problem::RowTooLarge(_) => {
                 "store the payload elsewhere, UPDATE the row with a reference to it, and start again; or set \
                  parking.on_poison to \"block_key\": the row is parked, and other aggregates go on"
                     .to_owned()
             }
-            Problem::NotJson | Problem::NoMember(_) => {
-                "WAL can't be changed: pass it over (docs/operations.md#passing-over), emit it again: a JSON object \
-                 with aggregate_type, aggregate_id, event_type and payload"
-                    .to_owned()
-            }
+            Problem::NotJson | Problem::NoMember(_) => skip_and(
+                "emit it again as a JSON object with aggregate_type, aggregate_id, event_type and payload",
+            ),
         }
     }
+}
+
+/// The hint for an event whose row must be inserted again; `corrected`: how the new row differs.
+fn insert_again(corrected: &str) -> String {
+    let skip = skip_and(&format!("insert it again{corrected}"));
+    format!("{skip}. Changing the row is not enough: WAL keeps it as it was inserted")
+}
+
+/// The hint to skip an event and to write a new one, with what is lost by it.
+fn skip_and(write_again: &str) -> String {
+    format!(
+        "skip the event as docs/operations/skipping.md describes, and {write_again}. The skipped event is never \
+         published, and the new one comes after all events that are committed before it"
+    )
 }
 
 struct Shown<'a>(Option<&'a str>);

@@ -16,7 +16,7 @@ use tokio_postgres::{Client, Row};
 pub struct ServerFacts {
     /// `server_version_num`: 150018.
     pub version: u32,
-    /// Whether it is a standby.
+    /// Whether the server is a standby.
     pub in_recovery: bool,
     /// `wal_level`, as it is configured.
     pub wal_level: String,
@@ -46,7 +46,7 @@ pub struct Instance {
     pub system_identifier: String,
     /// The timeline.
     pub timeline: u32,
-    /// Whether it is a standby.
+    /// Whether the server is a standby.
     pub in_recovery: bool,
     /// The database of the session.
     pub database: String,
@@ -207,38 +207,38 @@ pub struct SlotRow {
     pub name: String,
     /// The output plugin; `None` for a physical slot.
     pub plugin: Option<String>,
-    /// Whether it is a logical slot.
+    /// Whether the slot is a logical slot.
     pub logical: bool,
     /// The database it decodes; `None` for a physical slot.
     pub database: Option<String>,
-    /// Dropped when its session ends.
+    /// The slot is dropped when its session ends.
     pub temporary: bool,
-    /// Decodes PREPARE TRANSACTION as it happens.
+    /// The slot decodes PREPARE TRANSACTION as it happens.
     pub two_phase: bool,
-    /// The backend that holds it now.
+    /// The backend that uses the slot now.
     pub active_pid: Option<u32>,
     /// `reserved`, `extended`, `unreserved` or `lost`; `None` while nothing is reserved.
     pub wal_status: Option<String>,
-    /// The oldest WAL it needs; `None` when it is invalidated.
+    /// The oldest WAL that the slot needs; `None` when the slot is invalidated.
     pub restart_lsn: Option<Lsn>,
-    /// Up to where its consumer has confirmed; `None` while the slot is being created.
+    /// The position up to which the slot's consumer has confirmed; `None` while the slot is being created.
     pub confirmed_flush_lsn: Option<Lsn>,
-    /// Bytes of WAL that may still be written before it is in danger; `None` without a limit or when lost.
+    /// Bytes of WAL that may still be written before the slot can be lost; `None` without a limit or when it is lost.
     pub safe_wal_size: Option<i64>,
-    /// PostgreSQL 16 and later: invalidated by a conflict with recovery.
+    /// PostgreSQL 16 and later: the slot was invalidated by a conflict with recovery.
     pub conflicting: bool,
-    /// PostgreSQL 17 and later: synchronised to standbys.
+    /// PostgreSQL 17 and later: the slot is synchronised to standbys.
     pub failover: bool,
-    /// PostgreSQL 17 and later: created by slot synchronisation, here or before this server was promoted.
+    /// PostgreSQL 17 and later: the slot was created by slot synchronisation, here or before this server was promoted.
     pub synced: bool,
-    /// PostgreSQL 17 and later: why it was invalidated (`wal_removed`, `idle_timeout` …).
+    /// PostgreSQL 17 and later: why the slot was invalidated (`wal_removed`, `idle_timeout` …).
     pub invalidation_reason: Option<String>,
-    /// PostgreSQL 17 and later: when it was last released, as the server prints it; `None` while in use.
+    /// PostgreSQL 17 and later: when the slot was last released, as the server prints it; `None` while it is in use.
     pub inactive_since: Option<String>,
 }
 
 impl SlotRow {
-    /// Whether it was invalidated: it can never be used again.
+    /// Whether the slot was invalidated. Such a slot can never be used again.
     pub fn lost(&self) -> bool {
         self.wal_status.as_deref() == Some("lost")
             || self.invalidation_reason.is_some()
@@ -364,7 +364,7 @@ pub struct PublicationFacts {
 }
 
 impl PublicationFacts {
-    /// Whether it publishes statements that the relay ignores. `updates`: the relay needs updates.
+    /// Whether the publication publishes statements that the relay ignores. `updates`: the relay needs updates.
     pub fn more_than_needed(&self, updates: bool) -> bool {
         self.delete_or_truncate || self.update && !updates
     }
@@ -375,11 +375,11 @@ impl PublicationFacts {
 /// gives the changed row another `xmin`, and a row that was deleted and created again has another OID.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PublicationVersion {
-    /// OID and `xmin` of its row, and of the rows that put the outbox table into it ([`version_sql`]).
+    /// OID and `xmin` of the publication's row, and of the rows that add the outbox table to it ([`version_sql`]).
     rows: String,
     /// The OIDs alone.
     oids: String,
-    /// What it publishes, and its owner.
+    /// What the publication publishes, and its owner.
     settings: String,
     /// The snapshot that saw these rows.
     snapshot: String,
@@ -388,11 +388,12 @@ pub struct PublicationVersion {
 /// How a publication changed between two readings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PublicationChange {
-    /// Not at all.
+    /// The publication was not changed.
     Unchanged,
     /// One statement explains the change, and the publication published inserts of the table before and after it.
     Explained,
-    /// It was changed and changed back, or dropped and created again: rows in between may have been left out.
+    /// The publication was changed and changed back, or dropped and created again: rows in between may have been left
+    /// out.
     MayHaveLeftOut,
 }
 
@@ -550,7 +551,7 @@ pub async fn affected_rows(
                        WHERE n.nspname = $1::pg_catalog.text AND c.relname = $2::pg_catalog.text))";
     let row = client.query_one(sql, &[&name.schema, &name.name]).await.map_err(failed)?;
     let open_writers: bool = row.try_get(0).map_err(failed)?;
-    // A row's transaction is given the epoch that puts it in the past.
+    // A row's transaction number has no epoch, so the epoch is chosen that puts it in the past.
     let sql = format!(
         "WITH past AS (SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::int8 AS at) \
          SELECT pg_catalog.count(*) FROM {name} AS o, past \
@@ -590,8 +591,8 @@ pub async fn changed_since(
     table: Option<u32>,
 ) -> Result<ChangesSince, SourceError> {
     let failed = |e| SourceError::control(format!("read the age of publication {name:?}"), e);
-    // A row's transaction is given the epoch that puts it in the past. Of a table's catalog rows, that of a system
-    // column is never updated.
+    // A row's transaction number has no epoch, so the epoch is chosen that puts it in the past. Of a table's catalog
+    // rows, that of a system column is never updated.
     let sql = "\
 WITH past AS (SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::int8 AS at), \
 known AS (SELECT CASE WHEN pending_lsn <= watermark THEN pending_snapshot ELSE resolved_snapshot END AS of \
@@ -655,15 +656,15 @@ pub struct TableFacts {
     pub oid: u32,
     /// The kind of relation.
     pub kind: RelationKind,
-    /// How its rows are stored.
+    /// How the table's rows are stored.
     pub persistence: Persistence,
-    /// Whether it is a partition of another table.
+    /// Whether the table is a partition of another table.
     pub is_partition: bool,
-    /// Whether its inserts wake a polling relay (`setup --notify`).
+    /// Whether inserts into the table wake a polling relay (`setup --notify`).
     pub notifies: bool,
     /// The partitions of a partitioned table.
     pub partitions: Partitions,
-    /// Its columns, in order, without dropped ones.
+    /// The table's columns, in order, without dropped ones.
     pub columns: Vec<ColumnFacts>,
 }
 
@@ -676,7 +677,7 @@ pub struct ColumnFacts {
     pub type_name: String,
     /// The type, as the catalog has it.
     pub type_facts: TypeFacts,
-    /// Whether it refuses NULL.
+    /// Whether the column refuses NULL.
     pub not_null: bool,
     /// GENERATED ALWAYS AS: not in the stream before PostgreSQL 18, and there only if the publication asks for it.
     pub generated: bool,
@@ -700,7 +701,7 @@ pub const UNFIT_LEAVES_MAX: usize = 10;
 /// A leaf whose rows are not in WAL. The server refuses a temporary one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnfitLeaf {
-    /// Its name.
+    /// The leaf's name.
     pub name: TableName,
     /// The reason.
     pub kind: UnfitLeafKind,
@@ -791,9 +792,9 @@ async fn partitions(client: &Client, root: u32) -> Result<Partitions, tokio_post
 pub struct LeafChange {
     /// The table.
     pub name: TableName,
-    /// It was detached, and is a table of its own now; otherwise an existing table was attached.
+    /// The table was a leaf and was detached; otherwise an existing table was attached as a leaf.
     pub detached: bool,
-    /// Its size on disk. Unit: bytes.
+    /// The table's size on disk. Unit: bytes.
     pub bytes: u64,
 }
 
@@ -910,9 +911,9 @@ pub async fn read_table(
 /// A type and, if it is a domain, the base type beneath all domains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TypeFacts {
-    /// Its OID.
+    /// The type's OID.
     pub oid: u32,
-    /// The OID of the base type; its own if it is no domain.
+    /// The OID of the base type; the type's own OID if it is not a domain.
     pub base_oid: u32,
     /// The modifier of a column of that type; for a domain, that of the innermost domain; -1 for none.
     pub base_modifier: i32,

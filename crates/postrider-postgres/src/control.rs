@@ -40,7 +40,7 @@ SET default_transaction_deferrable = off; SET idle_session_timeout = 0";
 ///
 /// `transaction_timeout` exists from 17 on. `session_replication_role` would skip triggers and foreign keys when rows
 /// are updated or deleted; it is left alone if an administrator has set it for a role that may not change it.
-const PINNED_WHERE_THERE: &str = "\
+const PINNED_IF_SUPPORTED: &str = "\
 SELECT pg_catalog.set_config(s.name, '0', false) FROM pg_catalog.pg_settings AS s WHERE s.name = 'transaction_timeout' \
 UNION ALL SELECT pg_catalog.set_config(s.name, 'origin', false) FROM pg_catalog.pg_settings AS s \
 WHERE s.name = 'session_replication_role' AND s.setting <> 'origin' \
@@ -140,7 +140,7 @@ impl Control {
         let connection = tokio::spawn(connection);
         let client = Arc::new(client);
         let mut control = Self { client, canceller, connection, ended: false, inbox };
-        for settings in [PINNED, PINNED_WHERE_THERE] {
+        for settings in [PINNED, PINNED_IF_SUPPORTED] {
             if let Err(error) = control.client.batch_execute(settings).await {
                 return Err(control.blame("set up the control session", error).await);
             }
@@ -171,7 +171,8 @@ impl Control {
         self.inbox.arrived.notified().await;
     }
 
-    /// The same as a handle of its own, to wait for it and for the session together.
+    /// A handle with the same method as [`Control::notified`], to wait for a request and for the end of the session
+    /// together.
     pub fn notifications(&self) -> Notifications {
         Notifications(Arc::clone(&self.inbox))
     }
@@ -212,8 +213,8 @@ impl Control {
         }
     }
 
-    /// The better of two errors for one cause: the client only knows that its connection was closed, the connection
-    /// knows why.
+    /// The more exact of two errors with one cause: the client only knows that its connection was closed, the
+    /// connection knows why.
     async fn blame(&mut self, doing: &str, error: tokio_postgres::Error) -> SourceError {
         if error.is_closed() { self.closed().await } else { SourceError::control(doing, error) }
     }

@@ -1,4 +1,4 @@
-//! The error policy of the source: what to do about an error. One total function, whose whole table a test prints.
+//! The error policy of the source: one total function from errors to actions. A test prints the whole table.
 //!
 //! A pure function of the error's kind, its SQLSTATE and the statement that it came from, never of its text. An unknown
 //! error counts as transient: a wrong "transient" stops the pipeline visibly, a wrong "definite" halts a healthy one.
@@ -40,14 +40,14 @@ impl Phase {
 /// The action that an error leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Drop both connections and repeat the whole handshake, without an end, with back-off.
+    /// Drop both connections and repeat the whole handshake, with back-off and without a limit of attempts.
     Reconnect(Class),
     /// Only this statement failed, and it may succeed later: it is repeated on the same connection, and nothing else
     /// waits for it. Without a stream that could continue, as [`Action::Reconnect`].
     Later(Class),
     /// Another process holds the slot: as [`Action::Reconnect`], and log that.
     StandBy,
-    /// The server refused something: repeat the handshake, because its start check knows the reason better; if the
+    /// The server refused something: repeat the handshake, because its start check finds the exact reason; if the
     /// check finds nothing wrong, halt with this reason.
     Recheck(HaltReason),
     /// An operator must act. [`explain`] builds the halt.
@@ -144,12 +144,12 @@ pub fn action(error: &SourceError, phase: Phase, proven: bool) -> Action {
     }
 }
 
-/// What an SQLSTATE of one of our own statements leads to.
+/// The action for an SQLSTATE of one of our own statements.
 ///
-/// The session is the walsender's neighbour, not the walsender: no SQLSTATE here says anything of slot, publication or
-/// stream. Three things are told apart: the session is over, or this server takes no writes (connect again); the
-/// statement may succeed later (`Later`, or connect again where the relay can't go on without it); and the table
-/// refuses what we write, for a reason that only a person can take away.
+/// These statements do not run on the walsender's session, so no SQLSTATE here is about the slot, the publication or
+/// the stream. Three cases are distinguished. First, the session has ended, or the server accepts no writes: connect
+/// again. Second, the statement may succeed later: [`Action::Later`], or connect again if the relay cannot continue
+/// without it. Third, the table refuses the statement for a reason that only an operator can remove: halt.
 fn by_statement(state: SqlState, statement: Statement, proven: bool) -> Action {
     if let Some(class) = session_over(state) {
         return Action::Reconnect(class);
@@ -167,7 +167,7 @@ fn by_statement(state: SqlState, statement: Statement, proven: bool) -> Action {
             None if state.as_str() == "55000" && statement == Statement::Claim => {
                 Action::Reconnect(Class::NotPrimary)
             }
-            // A migration may have removed the table for a moment: the start check knows better.
+            // A migration may have removed the table for a short time: the start check finds out.
             None if matches!(state.as_str(), "42P01" | "42703" | "3F000") => {
                 Action::Recheck(HaltReason::TableUnfit)
             }
@@ -179,7 +179,7 @@ fn by_statement(state: SqlState, statement: Statement, proven: bool) -> Action {
             Some(class) => Action::Reconnect(class),
             None => own_table(state, proven),
         },
-        // People wait for these statements; no event does.
+        // No event waits for these statements.
         Statement::Requests | Statement::Look => {
             let class = passing(state).or_else(|| at_work(state)).unwrap_or(Class::Unknown);
             Action::Later(class)
@@ -315,8 +315,8 @@ pub struct Repeats {
     count: u32,
 }
 
-/// The same SQLSTATE at the same position so many times in a row is no coincidence. A full disk or a lack of memory can
-/// last longer, so those classes ([`Class::Resources`]) are not counted.
+/// After this number of errors in a row with the same SQLSTATE at the same position, the error is assumed to be
+/// permanent. A full disk or a lack of memory can last longer, so those classes ([`Class::Resources`]) are not counted.
 pub const REPEATS_MAX: u32 = 3;
 
 impl Repeats {
@@ -362,14 +362,14 @@ pub fn explain(reason: HaltReason, error: &SourceError, names: &Names) -> Halt {
         HaltReason::TableUnfit if error.statement().is_some() => table_refuses(error, names),
         HaltReason::PoisonEvent => (
             "one message of the stream can't be taken; everything behind it waits in the slot".to_owned(),
-            "keep payloads below the limit: ALTER TABLE … ADD CHECK (octet_length(payload::text) < …); to pass over \
-             this one see docs/operations.md"
+            "keep payloads below the limit: ALTER TABLE … ADD CHECK (octet_length(payload::text) < …); to skip \
+             this one see docs/operations/skipping.md"
                 .to_owned(),
         ),
         HaltReason::Wedged => (
             "the server fails at the same position each time: everything behind it waits in the slot".to_owned(),
-            "the server's log has the full error; a row that can't be converted or decoded is passed over as \
-             docs/operations.md says"
+            "the server's log has the full error; to skip a row that can't be converted or decoded see \
+             docs/operations/skipping.md"
                 .to_owned(),
         ),
         HaltReason::Protocol => (

@@ -21,18 +21,18 @@ pub const HOLDERS_MAX: usize = 5;
 pub enum Holder {
     /// A session.
     Session {
-        /// Its backend.
+        /// The session's backend.
         pid: i32,
-        /// Its `application_name`.
+        /// The session's `application_name`.
         application: String,
-        /// Its role.
+        /// The session's role.
         role: String,
-        /// How long its transaction has been open, if the role may see that. Unit: seconds.
+        /// How long the session's transaction has been open, if our role may see that. Unit: seconds.
         seconds: Option<i64>,
     },
     /// A prepared transaction (`PREPARE TRANSACTION`) that was not ended.
     Prepared {
-        /// Its name.
+        /// The transaction's name.
         gid: String,
     },
 }

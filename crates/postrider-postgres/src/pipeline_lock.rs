@@ -25,7 +25,7 @@ pub enum PipelineLock {
     Acquired,
     /// Another session has it.
     HeldBy {
-        /// Its backend; `None` if it has just ended.
+        /// That session's backend; `None` if the session has just ended.
         pid: Option<u32>,
     },
 }

@@ -8,11 +8,11 @@ use tokio_postgres::Client;
 /// A numbered migration of the schema.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Migration {
-    /// Its position in the order, from 1 without gaps.
+    /// The migration's position in the order, from 1 without gaps.
     pub number: u32,
-    /// The name of its file, without number and extension.
+    /// The name of the migration's file, without number and extension.
     pub name: &'static str,
-    /// Its statements. They name every object with its schema.
+    /// The migration's statements. They name every object with its schema.
     pub sql: &'static str,
 }
 
@@ -90,7 +90,7 @@ pub enum SchemaState {
     Empty,
     /// All migrations up to this number are applied; 0 for none.
     Version(u32),
-    /// It was not read: another role could run code with the rights of this session ([`schema_owner`]).
+    /// The schema was not read: another role could run code with the rights of this session ([`schema_owner`]).
     Untrusted,
 }
 

@@ -28,7 +28,7 @@ const GRANTORS_SINCE: u32 = 160_000;
 /// Whose rights the statements of a session have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SessionRights {
-    /// Those of the relay: `run` and the commands that work for it.
+    /// The rights of the relay: `run` and the commands that work for it.
     Relay,
     /// `setup` or `check` by the login of `source.url`.
     OwnLogin,
@@ -62,11 +62,12 @@ struct ForeignRight {
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct ObjectOwner {
     role: String,
-    /// The session's role has its rights.
+    /// The session's role has the owner's rights.
     acts: bool,
-    /// It is a member by a grant that its own grant would change: on 16 and later one of its own, before that any.
+    /// The session's role is a member by a grant that another grant by it would change: on 16 and later a grant by the
+    /// role itself, before that any grant.
     granted: bool,
-    /// It may grant the membership.
+    /// The session's role may grant the membership.
     grants: bool,
 }
 

@@ -47,7 +47,7 @@ impl TimeType {
 pub struct TimeColumn {
     /// The column.
     pub name: String,
-    /// Its type, as SQL writes it.
+    /// The column's type, as SQL writes it.
     pub type_name: String,
     /// The kind of the type.
     pub kind: TimeType,

@@ -57,7 +57,7 @@ async fn sql_ascii_arrives_where_it_is_utf8_and_halts_where_it_is_not() {
         .await;
     pipeline.sql.batch(&format!("{INSERT}('order', '1', 'T', '3')")).await;
     let halted = run_to_halt(&pipeline.config).await;
-    halted.assert_says("PR016", &["22021"], &["docs/operations.md"]);
+    halted.assert_says("PR016", &["22021"], &["docs/operations/skipping.md"]);
     assert!(!halted.message.contains("0xff"), "a value: {halted:#?}");
     let records = pipeline.topic.read_all().await;
     let keys: Vec<_> = records.iter().map(ReadRecord::key_text).collect();

@@ -38,9 +38,6 @@ const RETIRED_IN_SOURCES: [(&str, &str); 18] = [
     ("knocks", "connects"),
 ];
 
-/// Sources that still have words of [`RETIRED_IN_SOURCES`]. The list may only shrink.
-const NOT_YET: [&str; 2] = ["crates/postrider-postgres", "crates/postrider-sinks"];
-
 /// Literals that are names and not text: a key of JSON.
 const NAMES: [&str; 1] = ["mend"];
 
@@ -133,10 +130,9 @@ fn users_read_no_retired_words() {
         |path: &Path| !is_unit_test(path) && !path.starts_with("crates/postrider-relay/src/sim");
     for (path, source) in sources().into_iter().filter(|(path, _)| shown(path)) {
         let own = source.split("\nmod tests {").next().unwrap_or_default();
-        let is_held = !NOT_YET.iter().any(|folder| path.starts_with(folder));
         for (line, text) in literals(own) {
             words_in(&RETIRED, &text).for_each(|word| note(&path, line, word));
-            if is_held && !NAMES.contains(&text.as_str()) {
+            if !NAMES.contains(&text.as_str()) {
                 words_in(&RETIRED_IN_SOURCES, &text).for_each(|word| note(&path, line, word));
             }
         }

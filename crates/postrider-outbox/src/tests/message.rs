@@ -86,22 +86,22 @@ fn what_is_not_an_event_is_poison() {
     expect![[r#"
         error: event without id at 0/1A2B3C8:5 can't be published:
                the logical message is not a JSON object
-        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), emit it again: a JSON object with aggregate_type, aggregate_id, event_type and payload
+        hint:  skip the event as docs/operations/skipping.md describes, and emit it again as a JSON object with aggregate_type, aggregate_id, event_type and payload. The skipped event is never published, and the new one comes after all events that are committed before it
         error: event without id at 0/1A2B3C8:5 can't be published:
                the logical message is not a JSON object
-        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), emit it again: a JSON object with aggregate_type, aggregate_id, event_type and payload
+        hint:  skip the event as docs/operations/skipping.md describes, and emit it again as a JSON object with aggregate_type, aggregate_id, event_type and payload. The skipped event is never published, and the new one comes after all events that are committed before it
         error: event "00000000-0000000001A2B3C8-00000005" at 0/1A2B3C8:5 can't be published:
                the logical message has no "aggregate_type"
-        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), emit it again: a JSON object with aggregate_type, aggregate_id, event_type and payload
+        hint:  skip the event as docs/operations/skipping.md describes, and emit it again as a JSON object with aggregate_type, aggregate_id, event_type and payload. The skipped event is never published, and the new one comes after all events that are committed before it
         error: event "00000000-0000000001A2B3C8-00000005" at 0/1A2B3C8:5 can't be published:
                the logical message has no "aggregate_id"
-        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), emit it again: a JSON object with aggregate_type, aggregate_id, event_type and payload
+        hint:  skip the event as docs/operations/skipping.md describes, and emit it again as a JSON object with aggregate_type, aggregate_id, event_type and payload. The skipped event is never published, and the new one comes after all events that are committed before it
         error: event "00000000-0000000001A2B3C8-00000005" at 0/1A2B3C8:5 can't be published:
                "headers" is not a JSON object
-        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected: with a JSON object such as {"source": "shop"} in "headers"
+        hint:  skip the event as docs/operations/skipping.md describes, and insert it again with a JSON object such as {"source": "shop"} in "headers". The skipped event is never published, and the new one comes after all events that are committed before it. Changing the row is not enough: WAL keeps it as it was inserted
         error: event "00000000-0000000001A2B3C8-00000005" at 0/1A2B3C8:5 can't be published:
                its topic, from {aggregate_type}, is not a name Kafka allows
-        hint:  fix route.topic and start again; or WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)
+        hint:  fix route.topic and start again; or skip the event as docs/operations/skipping.md describes, and insert it again corrected (a topic has 1 to 249 of A-Z a-z 0-9 . _ -). The skipped event is never published, and the new one comes after all events that are committed before it. Changing the row is not enough: WAL keeps it as it was inserted
     "#]]
     .assert_eq(&all);
 }

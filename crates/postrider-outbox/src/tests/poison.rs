@@ -30,16 +30,16 @@ fn null_where_a_value_is_needed_is_poison() {
     expect![[r#"
         error: event without id at 0/1A2B3C8:5 can't be published:
                "id" is NULL
-        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected; SET NOT NULL on "id" refuses such rows from now on
+        hint:  skip the event as docs/operations/skipping.md describes, and insert it again with a value in "id". The skipped event is never published, and the new one comes after all events that are committed before it. Changing the row is not enough: WAL keeps it as it was inserted. SET NOT NULL on "id" refuses such rows from now on
         error: event "42" at 0/1A2B3C8:5 can't be published:
                "aggregate_type" is NULL
-        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected; SET NOT NULL on "aggregate_type" refuses such rows from now on
+        hint:  skip the event as docs/operations/skipping.md describes, and insert it again with a value in "aggregate_type". The skipped event is never published, and the new one comes after all events that are committed before it. Changing the row is not enough: WAL keeps it as it was inserted. SET NOT NULL on "aggregate_type" refuses such rows from now on
         error: event "42" at 0/1A2B3C8:5 can't be published:
                "aggregate_id" is NULL
-        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected; SET NOT NULL on "aggregate_id" refuses such rows from now on
+        hint:  skip the event as docs/operations/skipping.md describes, and insert it again with a value in "aggregate_id". The skipped event is never published, and the new one comes after all events that are committed before it. Changing the row is not enough: WAL keeps it as it was inserted. SET NOT NULL on "aggregate_id" refuses such rows from now on
         error: event "42" at 0/1A2B3C8:5 can't be published:
                "event_type" is NULL
-        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected; SET NOT NULL on "event_type" refuses such rows from now on
+        hint:  skip the event as docs/operations/skipping.md describes, and insert it again with a value in "event_type". The skipped event is never published, and the new one comes after all events that are committed before it. Changing the row is not enough: WAL keeps it as it was inserted. SET NOT NULL on "event_type" refuses such rows from now on
     "#]]
     .assert_eq(&all);
 }
@@ -78,7 +78,7 @@ fn an_empty_aggregate_type_has_no_topic() {
     expect![[r#"
         error: event "42" at 0/1A2B3C8:5 can't be published:
                its topic, from {aggregate_type}, is not a name Kafka allows
-        hint:  fix route.topic and start again; or WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)
+        hint:  fix route.topic and start again; or skip the event as docs/operations/skipping.md describes, and insert it again corrected (a topic has 1 to 249 of A-Z a-z 0-9 . _ -). The skipped event is never published, and the new one comes after all events that are committed before it. Changing the row is not enough: WAL keeps it as it was inserted
     "#]]
     .assert_eq(&map_layout(Layout::Postrider, &row));
 }
@@ -117,16 +117,16 @@ fn text_that_is_not_utf8_is_poison_and_payloads_are_bytes() {
     expect![[r#"
         error: event without id at 0/1A2B3C8:5 can't be published:
                "id" is not UTF-8
-        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected: with UTF-8 in "id"
+        hint:  skip the event as docs/operations/skipping.md describes, and insert it again with UTF-8 in "id". The skipped event is never published, and the new one comes after all events that are committed before it. Changing the row is not enough: WAL keeps it as it was inserted
         error: event "42" at 0/1A2B3C8:5 can't be published:
                its topic, from {aggregate_type}, is not a name Kafka allows
-        hint:  fix route.topic and start again; or WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)
+        hint:  fix route.topic and start again; or skip the event as docs/operations/skipping.md describes, and insert it again corrected (a topic has 1 to 249 of A-Z a-z 0-9 . _ -). The skipped event is never published, and the new one comes after all events that are committed before it. Changing the row is not enough: WAL keeps it as it was inserted
         error: event "42" at 0/1A2B3C8:5 can't be published:
                "aggregate_id" is not UTF-8
-        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected: with UTF-8 in "aggregate_id"
+        hint:  skip the event as docs/operations/skipping.md describes, and insert it again with UTF-8 in "aggregate_id". The skipped event is never published, and the new one comes after all events that are committed before it. Changing the row is not enough: WAL keeps it as it was inserted
         error: event "42" at 0/1A2B3C8:5 can't be published:
                "event_type" is not UTF-8
-        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected: with UTF-8 in "event_type"
+        hint:  skip the event as docs/operations/skipping.md describes, and insert it again with UTF-8 in "event_type". The skipped event is never published, and the new one comes after all events that are committed before it. Changing the row is not enough: WAL keeps it as it was inserted
         event     42 "OrderPlaced"
         aggregate order / o-7
         topic     order

@@ -1,4 +1,4 @@
-//! The table, printed whole.
+//! The whole table of the error policy as a snapshot.
 
 use super::*;
 use crate::names::{Names, TableName, Times};
@@ -85,7 +85,7 @@ fn the_whole_table() {
     expect_file!["snapshots/table.txt"].assert_eq(&out);
 }
 
-/// The same for statements of ours, by SQLSTATE. The phase does not matter: a statement is never the walsender's.
+/// The table for our own statements, by SQLSTATE. The phase does not matter, because the walsender runs none of them.
 #[test]
 fn the_whole_table_by_statement() {
     let names: Vec<&str> = Statement::ALL.iter().map(|statement| statement.name()).collect();
@@ -115,7 +115,7 @@ fn the_whole_table_by_statement() {
     expect_file!["snapshots/statements.txt"].assert_eq(&out);
 }
 
-/// The publication and the slot are the stream's. Whatever a statement of ours meets says nothing of them.
+/// Only the stream uses the publication and the slot, so no error of our own statements is about them.
 #[test]
 fn no_error_of_a_statement_of_ours_is_taken_for_one_of_slot_or_publication() {
     for state in STATES {
@@ -128,7 +128,7 @@ fn no_error_of_a_statement_of_ours_is_taken_for_one_of_slot_or_publication() {
     }
 }
 
-/// Of a halt that a statement of ours leads to: what it means, and what to change, which loses no event.
+/// Every halt that one of our own statements leads to has a meaning and a hint, and following the hint loses no event.
 #[test]
 fn every_halt_of_a_statement_names_what_to_change_and_gives_nothing_up() {
     let names = names();

@@ -8,9 +8,9 @@
 //! that ends it, never before. If the session ends, the rows are unlocked and have no new status.
 //!
 //! Order: rows that one statement sees were committed before rows that only a later statement sees, so successive
-//! claims follow the commits. There is no "last id", hence no gap to miss. Inside a claim the rows of an aggregate are
-//! sorted by their number, or by their time. A row that is locked by another session, delayed, or failed holds back the
-//! later rows of its aggregate, and of no other.
+//! claims follow the commits. No highest id is remembered, so a row whose transaction commits late is not missed.
+//! Inside a claim the rows of an aggregate are sorted by their number, or by their time. A row that is locked by
+//! another session, delayed, or failed holds back the later rows of its aggregate, and of no other.
 
 pub mod claim;
 pub(crate) mod order;

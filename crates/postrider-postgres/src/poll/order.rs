@@ -1,39 +1,45 @@
-//! The order in which the rows of an aggregate are published, wherever the table is read: polling, repair, backfill,
-//! replay.
+//! The order of the rows of an aggregate, wherever the table is read: by polling, a repair, a backfill, or a replay.
 //!
-//! A number is assigned in order by the session that has locked the aggregate. Other ids have no order, so rows are
-//! sorted by the time column. Rows of the same time are mostly of one transaction: rows that have failed come first,
-//! the others in the order of insertion (transaction, command, place).
+//! If ids are numbers, rows are sorted by id: numbers are assigned in order by the session that has locked the
+//! aggregate. Other ids have no order, so rows are sorted by the time column. Rows with the same time are mostly rows
+//! of one transaction. Among them, rows that have failed come first. The others come in the order of insertion: by
+//! transaction number (`xmin`), command (`cmin`) and place (`ctid`). Each of the three can be wrong.
 //!
-//! PostgreSQL does not log the command (`cmin`). The redo of an insert sets it to 0 (`heap_xlog_insert`), so after a
-//! crash, or on a promoted standby, a row has its command only where its page was written, or logged as a whole, after
-//! the row was inserted; the rows behind it in that page have 0. A `DELETE` or `UPDATE` that is rolled back also
-//! leaves its own command in the row; a row lock does not. In a page the rows of a transaction lie in the order of
-//! insertion, so commands that go back in a page were lost, and the places alone decide then for that transaction.
-//! Places mislead where the transaction went on in a page before the one it began in; and commands that were lost
-//! can't be told from others where they do not go back. So the order of insertion is not always to be had.
+//! # Commands
 //!
-//! A row that was deleted or updated in vain has an `xmax`; but so has a row of a claim that was given back, and its
-//! command is right. A claim locks the first rows of an aggregate. So commands of an aggregate's rows are taken for
-//! overwritten where a row has an `xmax`, and one without an `xmax` would come before it.
+//! PostgreSQL does not log the command. The redo of an insert sets it to 0 (`heap_xlog_insert`). So after a crash, or
+//! on a promoted standby, a row has its command only if its page was written, or logged as a whole, after the row was
+//! inserted; later rows of that page have command 0. A `DELETE` or `UPDATE` that is rolled back also leaves its own
+//! command in the row; a row lock does not.
 //!
-//! A savepoint has a transaction number (`xmin`) of its own, which is higher than that of its transaction, and
-//! PostgreSQL does not keep whose savepoint it was. Commands are counted on across savepoints. So the number misleads
-//! wherever a transaction goes on after a savepoint, and the command misleads between transactions. Where the server
-//! keeps commit times (`track_commit_timestamp`), they decide: a savepoint has that of its transaction. Elsewhere rows
-//! of one aggregate that have the same time, with digits below the millisecond, are taken for rows of one transaction,
-//! and sorted by command instead of by number,
+//! The rows of a transaction lie in a page in the order of insertion. So if commands decrease within a page, commands
+//! were lost, and only the places are used for that transaction. Places are wrong if the transaction continued in a
+//! page that lies before its first page. Lost commands that do not decrease cannot be recognised. So the order of
+//! insertion cannot always be determined.
 //!
-//! - where they lie in one page, whose places then decide. Two transactions may have such a time in common as well;
-//!   but where writers of an aggregate exclude each other, the second one inserts after the first has ended, so the
-//!   places are the order too, unless the page was vacuumed between the two;
-//! - where they lie in several pages, and in one of them a row with a lower number lies behind a row with a higher
-//!   number, and has a later command: a transaction went on after its savepoint. Nothing in any of the pages may
-//!   contradict this.
+//! A row whose `DELETE` or `UPDATE` was rolled back has an `xmax`. A row of an abandoned claim has one as well, and its
+//! command is right; a claim locks the first rows of an aggregate. So the commands of an aggregate's rows count as
+//! overwritten only if a row has an `xmax`, and a row without an `xmax` would come before it.
 //!
-//! In any other case the number decides. Times with a precision of a millisecond or of a second, and no time at all,
-//! are common to many transactions of an aggregate. The places of their rows prove nothing: meanwhile pages were
-//! vacuumed, and rows inserted before those that were there.
+//! # Transaction numbers
+//!
+//! A savepoint has a transaction number of its own, which is higher than that of its transaction, and PostgreSQL does
+//! not keep which transaction it belongs to. Commands are counted across savepoints. So transaction numbers are wrong
+//! if a transaction continues after a savepoint, and commands cannot be compared between transactions. If the server
+//! keeps commit times (`track_commit_timestamp`), these decide, because a savepoint has the commit time of its
+//! transaction. Otherwise rows of one aggregate that have the same time, with digits below the millisecond, are assumed
+//! to be rows of one transaction, and are sorted by command instead of by transaction number, in two cases:
+//!
+//! - The rows lie in one page. Then their places decide. Two transactions may have the same time by chance. If writers
+//!   of an aggregate exclude each other, the second one inserts after the first has ended, so the places give the right
+//!   order for them too, unless the page was vacuumed between the two.
+//! - The rows lie in several pages. In one of these pages a row with a lower transaction number lies behind a row with
+//!   a higher one and has a later command, which proves that a transaction continued after its savepoint. No row in any
+//!   of the pages contradicts this.
+//!
+//! In any other case the transaction number decides. If times have a precision of a millisecond or of a second, or if
+//! there is no time column, many transactions of an aggregate have the same time. The places of their rows prove
+//! nothing, because pages may have been vacuumed, and rows inserted before existing ones.
 
 use super::spec::PollSpec;
 use super::sql::key;
@@ -43,11 +49,12 @@ use crate::times::TimeType;
 use pg_replication::error::SourceError;
 use tokio_postgres::Client;
 
-/// Columns of [`source`] beside the table's own, which are not called so.
+/// Columns that [`source`] adds to those of the table. The application's columns do not have such names.
 ///
-/// Of the row: what its failures and the age of its transaction sort by, when that has committed, page, command,
-/// whether another transaction has locked, changed or deleted it since then, whether its time has digits below the
-/// millisecond, and a hash of its aggregate.
+/// Facts about the row itself, in this order: its negated number of failures, the negated age of its transaction (to be
+/// sorted ascending), the transaction's commit time, the row's page, its command, whether another transaction has
+/// locked, changed or deleted the row since, whether its time has digits below the millisecond, and a hash of its
+/// aggregate.
 const FAILURES: &str = "\"postrider.failures\"";
 const AGE: &str = "\"postrider.age\"";
 const COMMIT: &str = "\"postrider.commit\"";
@@ -56,26 +63,26 @@ const CMIN: &str = "\"postrider.cmin\"";
 const TOUCHED: &str = "\"postrider.touched\"";
 const FINE: &str = "\"postrider.fine\"";
 const AGGREGATE: &str = "\"postrider.aggregate\"";
-/// Of the rows with its transaction number: the highest command up to the row in its page, and whether commands were
-/// lost.
+/// Facts about the rows with the same transaction number: the highest command of those in the same page up to this row,
+/// and whether commands were lost.
 const HIGHEST: &str = "\"postrider.highest\"";
 const LOST: &str = "\"postrider.lost\"";
-/// Of the rows with its time and aggregate: what the row says of whether they are of one transaction (0: nothing, 1: it
-/// proves it, 2: it contradicts it, or its command may be lost).
+/// Whether this row shows that the rows with the same time and aggregate are rows of one transaction. 0: it shows
+/// nothing, 1: it proves it, 2: it contradicts it, or its command may be lost.
 const EVIDENCE: &str = "\"postrider.evidence\"";
-/// The highest of these, whether commands of the rows were overwritten, whether the rows are in one page, and the age
-/// of their oldest transaction.
+/// Facts about the rows with the same time and aggregate: the highest [`EVIDENCE`], whether commands were overwritten,
+/// whether the rows are in one page, and the negated age of their oldest transaction.
 const WHOLE_EVIDENCE: &str = "\"postrider.whole_evidence\"";
 const OVERWRITTEN: &str = "\"postrider.overwritten\"";
 const IN_PAGE: &str = "\"postrider.in_page\"";
 const WHOLE_AGE: &str = "\"postrider.whole_age\"";
-/// What rows are sorted by: the age of the transaction, or 0 where its commit time decides; and the command, or 0 where
-/// that was lost.
+/// Sort keys: the negated age of the transaction, or 0 if its commit time decides; and the command, or 0 if it was
+/// lost.
 const SORT_AGE: &str = "\"postrider.sort_age\"";
 const SORT_COMMAND: &str = "\"postrider.sort_command\"";
 
-/// The rows of the table for which `filter` holds, as `o`, with what [`order`] asks for: what follows FROM, with the
-/// WHERE where there is one.
+/// SQL that follows `FROM`: the rows (`o`) of the table for which `filter` holds, with the columns that [`order`] uses.
+/// If ids are numbers, the SQL ends with a `WHERE`.
 pub(crate) fn source(spec: &PollSpec, shape: &TableShape, filter: &str) -> String {
     let table = &spec.table;
     if by_number(spec, shape) {
@@ -84,7 +91,7 @@ pub(crate) fn source(spec: &PollSpec, shape: &TableShape, filter: &str) -> Strin
     let failures = spec.marks.failures();
     let failures = failures.map(|name| format!(" - o.{} AS {FAILURES},", ident(name)));
     let of_number = same(spec, AGE);
-    // The commit time is not asked for in the innermost query: its function is volatile, and the planner would read and
+    // The commit time is not computed in the innermost query: its function is volatile, so the planner would read and
     // sort the whole table before the first row, instead of reading it by its index.
     let rows = format!(
         "SELECT o.*, bool_or(o.{CMIN} < o.{HIGHEST}) OVER (PARTITION BY {of_number}) AS {LOST}\n  \
@@ -114,7 +121,8 @@ pub(crate) fn source(spec: &PollSpec, shape: &TableShape, filter: &str) -> Strin
     )
 }
 
-/// These rows, with what tells whether the rows of one aggregate, and with one time, are of one transaction.
+/// Adds to `rows` the columns from which [`one`] decides whether the rows of one aggregate with the same time are rows
+/// of one transaction. `fine`: whether the time of a row has digits below the millisecond, as SQL.
 fn with_evidence(spec: &PollSpec, fine: &str, rows: &str) -> String {
     let of_whole = same(spec, AGGREGATE);
     let before = |name: &str| format!("lag(o.{name}) OVER p");
@@ -138,30 +146,31 @@ fn with_evidence(spec: &PollSpec, fine: &str, rows: &str) -> String {
     )
 }
 
-/// Whether the rows with the time and aggregate of a row are taken for rows of one transaction. Rows that have failed
-/// were written by polling.
+/// Whether the rows with the time and aggregate of a row are assumed to be rows of one transaction. Rows that have
+/// failed are not: polling has written them since.
 fn one(spec: &PollSpec) -> String {
     let failed = spec.marks.failures().map(|_| format!(" AND o.{FAILURES} = 0"));
     format!("(o.{FINE}{} AND (o.{IN_PAGE} OR o.{WHOLE_EVIDENCE} = 1))", failed.unwrap_or_default())
 }
 
-/// The keys of rows with the same time and the same of something else.
+/// A list of expressions that are equal for rows with the same time, the same failures, and the same value of `what`.
 fn same(spec: &PollSpec, what: &str) -> String {
     let mut keys = of_event(spec, "o", |_| format!("o.{FAILURES}"));
     keys.push(format!("o.{what}"));
     keys.join(", ")
 }
 
-/// When a row's transaction has committed, or `-infinity` where the server does not know.
+/// The commit time of a row's transaction, or `-infinity` if the server does not know it.
 const COMMIT_TIME: &str = "coalesce(CASE WHEN (SELECT current_setting('track_commit_timestamp') = 'on' \
      AND NOT pg_is_in_recovery()) THEN pg_xact_commit_timestamp(o.xmin) END, '-infinity')";
 
-/// The page in which a row lies, of all pages of a table and its partitions, as a number.
+/// The page of a row as a number, which is unique among all pages of a table and its partitions.
 fn page(row: &str) -> String {
     format!("(({row}.tableoid::int8 << 32) + ({row}.ctid::text::point)[0]::int8)")
 }
 
-/// Whether a row's time has digits below the millisecond; `None` where the type of the column does not tell.
+/// SQL for whether a row's time has digits below the millisecond; `None` if there is no time column, or its type does
+/// not store points in time.
 fn fine(spec: &PollSpec, shape: &TableShape, row: &str) -> Option<String> {
     let time = spec.time.as_ref()?;
     match shape.time_type(time) {
@@ -173,7 +182,7 @@ fn fine(spec: &PollSpec, shape: &TableShape, row: &str) -> Option<String> {
     }
 }
 
-/// The order of rows of [`source`], first key first.
+/// The sort keys for rows of [`source`], the first key first.
 pub(crate) fn order(spec: &PollSpec, shape: &TableShape) -> Vec<String> {
     if by_number(spec, shape) {
         return vec![id(spec, shape, "o")];
@@ -184,7 +193,7 @@ pub(crate) fn order(spec: &PollSpec, shape: &TableShape) -> Vec<String> {
     keys
 }
 
-/// What [`before`] asks for of a row of [`source`], beside the values of [`order`].
+/// The columns of a row of [`source`] that [`before`] uses in addition to the values of [`order`].
 pub(super) fn age_column(spec: &PollSpec, shape: &TableShape) -> String {
     if by_number(spec, shape) {
         String::new()
@@ -193,17 +202,20 @@ pub(super) fn age_column(spec: &PollSpec, shape: &TableShape) -> String {
     }
 }
 
-/// Whether row `b` of the table comes before `f`, a row of [`source`] with the values of [`order`] as `o0`, `o1`, …,
-/// its place as `oid` and `tid`, and [`age_column`]. As far as `b` tells: where both are in one page, and have the same
-/// time with digits below the millisecond, the places decide, as in [`source`]. Commit times are not asked for: their
-/// function is volatile, and the planner would look for `b` once for each row.
+/// SQL for whether row `b` of the table comes before `f`. `f` is a row of [`source`] with the values of [`order`] as
+/// `o0`, `o1`, …, its place as `oid` and `tid`, and the columns of [`age_column`].
+///
+/// The comparison uses only facts that `b` itself has. If both rows are in one page and have the same time with digits
+/// below the millisecond, their places decide, as in [`source`]. Commit times are not compared: their function is
+/// volatile, so the planner would search for `b` once for each row.
 pub(super) fn before(spec: &PollSpec, shape: &TableShape) -> String {
     let last = order(spec, shape).len() - 1;
     let mut keys = Vec::new();
     if !by_number(spec, shape) {
         let of_event = of_event(spec, "b", |failures| format!("- b.{}", ident(failures)));
         keys.extend(of_event.into_iter().zip((0..).map(|at| format!("f.o{at}"))));
-        // As `f` has it: one that is taken for lost would come before all others, and nothing would hold it back.
+        // The command itself, not the sort key: a command that counts as lost has sort key 0, so no row would come
+        // before `f`, and `f` would not be held back by any.
         let command = "f.command".to_owned();
         let not_failed = spec.marks.failures().map_or("", |_| " AND f.o1 = 0");
         let in_page = fine(spec, shape, "b").map(|fine| {
@@ -227,7 +239,7 @@ pub(super) fn before(spec: &PollSpec, shape: &TableShape) -> String {
     format!("ROW({}) < ROW({})", of_b.join(", "), of_f.join(", "))
 }
 
-/// The id, as rows are sorted by it.
+/// The sort key of the id.
 pub(super) fn id(spec: &PollSpec, shape: &TableShape, row: &str) -> String {
     let column = shape.column(&spec.id);
     column.map_or_else(|| format!("{row}.{}", ident(&spec.id)), |column| column.sort_key(row))
@@ -237,7 +249,8 @@ fn by_number(spec: &PollSpec, shape: &TableShape) -> bool {
     shape.column(&spec.id).is_some_and(|column| column.number)
 }
 
-/// The first keys, which the application and polling have written: the time, and the failures.
+/// The first sort keys, which are columns of the table: the time (written by the application), and the failures
+/// (written by polling).
 fn of_event(spec: &PollSpec, row: &str, failures: impl Fn(&str) -> String) -> Vec<String> {
     let time = spec.time.iter().map(|time| format!("{row}.{}", ident(time)));
     time.chain(spec.marks.failures().map(failures)).collect()
@@ -246,16 +259,17 @@ fn of_event(spec: &PollSpec, row: &str, failures: impl Fn(&str) -> String) -> Ve
 /// Why a table does not record the order of events of one transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Unrecorded {
-    /// The id is no number, and no time is named.
+    /// The id is not a number, and no time column is configured.
     NoTime,
-    /// The time is that of the transaction, or of the statement: its default, as the server writes it.
+    /// The default of the time column is the time of the transaction or of the statement. The value is that default, as
+    /// the server writes it.
     Default(String),
-    /// The time has no digits below the millisecond, or fewer: its type, as the server writes it.
+    /// The time column has a precision below the microsecond's. The value is its type, as the server writes it.
     Precision(String),
 }
 
-/// Whether the id (`$2`) is a number, or a domain over one; the default of the time column (`$3`); and its type, where
-/// that is `timestamptz` or `timestamp` with a precision below the microsecond's.
+/// Reads whether the id (`$2`) is a number or a domain over one, the default of the time column (`$3`), and the type of
+/// the time column if it is `timestamptz` or `timestamp` with a precision below the microsecond's.
 const DEFAULT_SQL: &str = "\
 SELECT CASE WHEN t.typbasetype <> 0 THEN t.typbasetype ELSE t.oid END IN (20, 21, 23, 1700), \
   (SELECT pg_get_expr(d.adbin, d.adrelid) FROM pg_attribute a \
@@ -265,7 +279,7 @@ SELECT CASE WHEN t.typbasetype <> 0 THEN t.typbasetype ELSE t.oid END IN (20, 21
    WHERE a.attrelid = $1 AND a.attname = $3::text AND a.atttypid IN (1114, 1184) AND a.atttypmod BETWEEN 0 AND 5) \
 FROM pg_attribute i JOIN pg_type t ON t.oid = i.atttypid WHERE i.attrelid = $1 AND i.attname = $2::text";
 
-/// Calls in a default of which events of one transaction, or of one statement, get the same time.
+/// Functions that return the same time for all events of a transaction or of a statement.
 const SAME_FOR_ALL: [&str; 6] = [
     "now()",
     "CURRENT_TIMESTAMP",
@@ -275,8 +289,8 @@ const SAME_FOR_ALL: [&str; 6] = [
     "CURRENT_DATE",
 ];
 
-/// Whether the table records in which order the events of one transaction were inserted, as far as its definition
-/// tells: times that the application writes are its own.
+/// Reads why the table does not record the order in which the events of one transaction were inserted; `None` if it
+/// does, by its definition. Times that the application writes itself cannot be checked.
 ///
 /// # Errors
 /// An error of the server or of the connection.

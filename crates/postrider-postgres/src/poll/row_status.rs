@@ -27,13 +27,13 @@ const ROUNDS_MAX: usize = 6;
 /// A published event whose row gets its status.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PublishedRow {
-    /// Its position in the stream.
+    /// The event's position in the stream.
     pub position: Position,
-    /// Its aggregate, whose rows get their status in order. `None` if the event has no place in an order.
+    /// The event's aggregate, whose rows get their status in order. `None` if the event has no place in an order.
     pub lane: Option<Lane>,
     /// The id, as in `Mapped::event_id`.
     pub id: String,
-    /// The transaction that wrote its row.
+    /// The transaction that wrote the event's row.
     pub written: WritingTransaction,
     /// The row is known to be visible to other sessions.
     pub visible: bool,
@@ -43,9 +43,9 @@ pub struct PublishedRow {
 /// the same id later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct WritingTransaction {
-    /// Its number, as pgoutput's Begin message has it.
+    /// The transaction's number, as in pgoutput's Begin message.
     pub xid: Option<u32>,
-    /// When it was committed.
+    /// When the transaction was committed.
     pub committed: Option<PgTime>,
     /// The event's own time, if its record has it. Unit: milliseconds since 1970.
     pub time_ms: Option<i64>,
@@ -55,8 +55,8 @@ pub struct WritingTransaction {
 #[derive(Clone, Debug)]
 pub struct StatusWriter {
     statement: tokio_postgres::Statement,
-    /// The same statement for ids that the column cannot have (a logical message's id may be any text): slow, because
-    /// it compares the ids' texts.
+    /// The same statement for ids that the column cannot have (a logical message's id may be any text). It is slow,
+    /// because it compares the ids' texts.
     by_text: String,
     table: TableName,
     locked: String,

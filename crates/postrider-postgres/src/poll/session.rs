@@ -44,7 +44,7 @@ pub enum Opened {
     Polling(Box<Poller>),
     /// Another session polls for this pipeline: try again later.
     StandBy {
-        /// Its backend; `None` if it has just ended.
+        /// That session's backend; `None` if the session has just ended.
         pid: Option<u32>,
     },
 }
@@ -94,8 +94,8 @@ impl Poller {
         let client = control.client();
         client.batch_execute(PINNED).await.map_err(failed)?;
         let shape = table::read(client, spec).await?;
-        // Last: an error before this point leaves no lock behind. A session keeps its lock until the server has ended
-        // it, and our next attempt would take it for another's.
+        // The lock is taken last, so that an error before this point leaves none behind. A session keeps its lock until
+        // the server has ended the session, and the next attempt of this process would be refused as long.
         if let PipelineLock::HeldBy { pid } = lock(client, &spec.pipeline).await? {
             return Ok(Opened::StandBy { pid });
         }
@@ -376,7 +376,7 @@ impl Poller {
         self.inserted.notified().await;
     }
 
-    /// The same as a handle of its own, to wait for this and for [`Self::closed`] together.
+    /// The notification of [`Self::notified`] as a handle, to wait for it and for [`Self::closed`] together.
     pub fn wake(&self) -> Arc<Notify> {
         Arc::clone(&self.inserted)
     }
@@ -440,7 +440,7 @@ impl Poller {
 const MOMENT: &str = "timestamp with time zone";
 
 /// The query for how long the oldest ready row of a polled table has waited, from which the lag of polling is computed.
-/// It only reads, on any session, so it works when no claim is possible.
+/// The query only reads, and any session can run it, so it works when no claim is possible.
 #[derive(Clone, Debug)]
 pub struct OldestReady {
     sql: String,

@@ -1,4 +1,4 @@
-//! The SQL as text, with names that need their quotes.
+//! The statements of polling as snapshots, with names that must be quoted.
 
 use super::claim::{Place, RowOutcome};
 use super::row_status;

@@ -44,9 +44,9 @@ pub(super) struct AnySlot {
     pub(super) name: String,
     pub(super) logical: bool,
     pub(super) active: bool,
-    /// It has an `xmin`: its standby sends feedback.
+    /// The slot has an `xmin`: its standby sends feedback.
     pub(super) feedback: bool,
-    /// WAL that it retains, in bytes; `None` on a standby, and if nothing is reserved.
+    /// Bytes of WAL that the slot retains; `None` on a standby, and if nothing is reserved.
     pub(super) retained: Option<i64>,
 }
 
@@ -131,19 +131,19 @@ pub(super) async fn sessions(client: &Client) -> Read<Sessions> {
 pub(super) struct RoleFacts {
     pub(super) name: String,
     pub(super) superuser: bool,
-    /// Created by `initdb`: it cannot be made an ordinary role.
+    /// The role was created by `initdb`, so it cannot be made an ordinary role.
     pub(super) bootstrap: bool,
-    /// REPLICATION, superuser, or the equivalent of a managed service.
+    /// The role has REPLICATION, is a superuser, or has the equivalent right of a managed service.
     pub(super) replication: bool,
     pub(super) can_login: bool,
     pub(super) bypasses_rls: bool,
-    /// Its connection limit; negative for none.
+    /// The role's connection limit; negative for none.
     pub(super) connections: i32,
     pub(super) valid_until: Option<String>,
     pub(super) expired: bool,
     pub(super) expires_soon: bool,
     pub(super) may_connect: bool,
-    /// May create schemas and publications in the database.
+    /// The role may create schemas and publications in the database.
     pub(super) may_create: bool,
     /// The service has the role `rds_replication`.
     pub(super) rds: bool,
@@ -205,22 +205,22 @@ pub(super) struct TableSurroundings {
     pub(super) rls_open: bool,
     /// DELETE and UPDATE can be published.
     pub(super) has_identity: bool,
-    /// The root of the partitioned table that it is a partition of.
+    /// The root of the partitioned table that the outbox table is a partition of.
     pub(super) root: Option<TableName>,
-    /// Tables that inherit from it, and are not partitions.
+    /// Tables that inherit from the outbox table, and are not partitions.
     pub(super) children: Vec<TableName>,
     /// Enabled BEFORE INSERT row triggers, without those of partitions.
     pub(super) triggers: Vec<String>,
     /// Rules ON INSERT DO INSTEAD.
     pub(super) rules: Vec<String>,
-    /// The role may read it.
+    /// The role may read the table.
     pub(super) readable: bool,
-    /// The role may set the status of its rows, and delete them.
+    /// The role may set the status of the table's rows, and delete them.
     pub(super) markable: bool,
     pub(super) deletable: bool,
     /// The role may insert into the dead-letter table; `None` if there is none.
     pub(super) buriable: Option<bool>,
-    /// The role of the session owns it.
+    /// The role of the session owns the table.
     pub(super) owned: bool,
     /// The table of a view, if the view has only one.
     pub(super) beneath: Option<TableName>,

@@ -113,8 +113,8 @@ pub fn settings(names: &Names, conninfo: &Conninfo) -> Vec<Finding> {
     vec![
         Finding::warning("tls_verify", format!("sslmode does not prove that {} is the server", conninfo.hosts()))
             .why(format!(
-            "somebody in between could take the server's place and learn the login; sslrootcert names the file of your \
-             own certificate authority, where you have one{}",
+            "an attacker on the network could take the server's place and learn the login; if you have your own \
+             certificate authority, set sslrootcert to its file{}",
             remediation::password_note(conninfo)
         ))
         .config(remediation::config(&names.pipeline, "source.url", &url)),
@@ -344,7 +344,7 @@ struct FactSnapshot<'a> {
     /// Whether the publication may have left out rows that are not known to be published.
     since: ChangesSince,
     slot: Option<SlotRow>,
-    /// Who reads the slot: application, and role with address.
+    /// The session that reads the slot: its application, and its role with address.
     holder: Option<(String, String)>,
     /// `None` if it may not be read.
     schema: Option<SchemaState>,

@@ -60,7 +60,7 @@ impl Remediation {
         config(&self.pipeline, key, value)
     }
 
-    /// Deletes the cursor row, if there is one: whoever executes it accepts the gap.
+    /// The statement that deletes the cursor row, if there is one. A user who executes it accepts the gap.
     pub(super) fn forget(&self) -> Option<String> {
         let pipeline = literal(&self.pipeline);
         self.has_cursor
@@ -77,7 +77,7 @@ impl Remediation {
         }
     }
 
-    /// Starts again and publishes every row of the table: for a cursor row that says nothing about this server.
+    /// Starts again and publishes every row of the table: for a cursor row that does not belong to this server.
     pub(super) fn every_row(&self, finding: Finding, slot: bool) -> Finding {
         let finding = if slot { finding.sql(self.drop_slot()) } else { finding };
         let finding = match self.forget() {

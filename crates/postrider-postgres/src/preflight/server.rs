@@ -247,8 +247,8 @@ fn tls(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
         out.push(
             Finding::warning("tls", format!("the connection to {} is not encrypted", conninfo.hosts()))
                 .why(format!(
-                    "whoever is on the way reads every event, and can take the server's place; sslrootcert names the \
-                     file of your own certificate authority, where you have one{}",
+                    "an attacker on the network can read every event and take the server's place; if you have your \
+                     own certificate authority, set sslrootcert to its file{}",
                     password_note(conninfo)
                 ))
                 .sql("ALTER SYSTEM SET ssl = on;")
@@ -485,9 +485,9 @@ pub(super) fn rights(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
                 format!("role {:?} owns schema \"postrider\" or tables in it", role.name),
             )
             .why(
-                "Whoever has its login can add a trigger there, which runs with the rights of an administrator who \
-                 uses the tables by hand (Postrider itself refuses that). setup by an administrator takes them over, \
-                 and the relay keeps its rights on rows",
+                "A user with its login can add a trigger to these tables, which runs with the rights of an \
+                 administrator who uses the tables by hand (Postrider refuses to use them as an administrator). setup \
+                 by an administrator takes the tables over, and the relay keeps its rights on rows",
             )
             .shell(format!(
                 "postrider setup -p {} --url '{}'",
@@ -496,8 +496,8 @@ pub(super) fn rights(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
             )),
         );
     }
-    let stands = !matches!(snapshot.schema, Some(SchemaState::Missing | SchemaState::Empty));
-    if stands && !snapshot.cursor_usable {
+    let has_tables = !matches!(snapshot.schema, Some(SchemaState::Missing | SchemaState::Empty));
+    if has_tables && !snapshot.cursor_usable {
         out.push(
             Finding::error(
                 "cursor_rights",

@@ -73,7 +73,7 @@ fn missing(snapshot: &FactSnapshot<'_>) -> Finding {
     }
 }
 
-/// Where the events are that no slot sends.
+/// Where to find the events that no slot sends.
 fn unpublished_events(snapshot: &FactSnapshot<'_>) -> &'static str {
     if snapshot.ask.names.table.is_some() {
         "otherwise their rows are published from the table, and a new slot is created (--dry-run counts them first)"
@@ -82,7 +82,7 @@ fn unpublished_events(snapshot: &FactSnapshot<'_>) -> &'static str {
     }
 }
 
-/// Creates a new slot, after publishing what the old one would have sent.
+/// Adds the remediation that publishes the events the old slot would have sent, and creates a new slot.
 fn again(snapshot: &FactSnapshot<'_>, finding: Finding, drop_slot: bool) -> Finding {
     let lines = &snapshot.lines;
     if snapshot.ask.names.table.is_some() {
@@ -96,7 +96,8 @@ fn again(snapshot: &FactSnapshot<'_>, finding: Finding, drop_slot: bool) -> Find
     finding.shell(lines.setup.clone())
 }
 
-/// The slot of our name belongs to something else: the pipeline's slot gets another name.
+/// The finding for a slot of the configured name that cannot be the pipeline's. The remediation gives the pipeline's
+/// slot another name.
 fn unusable(snapshot: &FactSnapshot<'_>, slot: &SlotRow) -> Option<Finding> {
     let name = &slot.name;
     let plugin = slot.plugin.as_deref().unwrap_or_default();
@@ -177,7 +178,7 @@ fn lost(snapshot: &FactSnapshot<'_>, slot: &SlotRow) -> Finding {
     )
 }
 
-/// WAL that it retains, in bytes.
+/// Bytes of WAL that the slot retains.
 fn retained(snapshot: &FactSnapshot<'_>, slot: &SlotRow) -> i64 {
     snapshot
         .slots
@@ -187,7 +188,7 @@ fn retained(snapshot: &FactSnapshot<'_>, slot: &SlotRow) -> i64 {
         .unwrap_or(0)
 }
 
-/// How much WAL it retains, and how near that is to the limit.
+/// How much WAL the slot retains, and how near that is to the limit.
 fn held(snapshot: &FactSnapshot<'_>, slot: &SlotRow, out: &mut Vec<Finding>) {
     let retained = retained(snapshot, slot);
     let name = &slot.name;
@@ -229,8 +230,11 @@ fn active(snapshot: &FactSnapshot<'_>, slot: &SlotRow, out: &mut Vec<Finding>) {
             format!("slot {name:?} is read by a running relay (backend {pid}, {details})"),
         ));
     } else {
-        let who =
-            if application.is_empty() { "somebody".to_owned() } else { format!("{application:?}") };
+        let who = if application.is_empty() {
+            "another process".to_owned()
+        } else {
+            format!("{application:?}")
+        };
         out.push(
             Finding::warning("slot_active", format!("slot {name:?} is read by {who} (backend {pid}, {details})"))
                 .why(
@@ -269,7 +273,7 @@ pub(super) fn cursor_rules(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) 
     let setup = snapshot.lines.setup.clone();
     let known = schema::VERSION;
     match snapshot.schema {
-        // It may not be read; `cursor_rights` reports that.
+        // The schema may not be read, which `cursor_rights` reports.
         None => return,
         Some(SchemaState::Missing | SchemaState::Empty) => {
             out.push(
@@ -314,7 +318,7 @@ pub(super) fn cursor_rules(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) 
             out.push(Finding::ok("schema", format!("schema \"postrider\", version {number}")));
         }
     }
-    // The position of a slot that is lost or not ours says nothing.
+    // The position of a slot that is lost, or that belongs to another program, has no meaning here.
     let slot_is_bad =
         ["slot_lost", "slot_plugin", "slot_database", "slot_temporary", "slot_two_phase"];
     if snapshot.ask.streams && !out.iter().any(|finding| slot_is_bad.contains(&finding.id)) {

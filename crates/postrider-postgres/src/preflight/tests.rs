@@ -1,4 +1,5 @@
-//! Rules whose cause can't be had on a server in a test: each from one change to a snapshot that is well.
+//! Rules whose cause cannot be produced on a server in a test. Each finding follows from one change to a snapshot that
+//! passes all rules.
 
 use super::facts::{AnySlot, RoleFacts, Sessions, TableSurroundings};
 use super::remediation::Remediation;
@@ -10,7 +11,7 @@ use expect_test::{Expect, expect};
 
 const URL: &str = "postgresql://postrider@127.0.0.1/shop";
 
-/// What is found, after `change`.
+/// The findings after `change`.
 fn found(url: &str, change: impl FnOnce(&mut FactSnapshot<'_>)) -> Vec<Finding> {
     let facts = good();
     let conninfo = Conninfo::parse(url, &|_| None).unwrap();
@@ -35,7 +36,7 @@ fn found(url: &str, change: impl FnOnce(&mut FactSnapshot<'_>)) -> Vec<Finding> 
     found
 }
 
-/// What is told beside what is well, after `change`.
+/// Compares the findings after `change` that are not `ok`.
 fn findings_are(url: &str, change: impl FnOnce(&mut FactSnapshot<'_>), expected: &Expect) {
     let mut found = found(url, change);
     found.retain(|finding| finding.severity != Severity::Ok);
@@ -142,7 +143,7 @@ fn old_minors_are_reported_with_their_bugs() {
     findings_are(URL, |snapshot| snapshot.server.version = 160_014, &expect![""]);
 }
 
-/// From 19 on `wal_level` is a floor, which the first logical slot raises.
+/// From PostgreSQL 19 on `wal_level` is a minimum, which the first logical slot raises.
 #[test]
 fn the_wal_level_is_asked_for_by_the_servers_version() {
     for (version, level, needed) in [

@@ -95,15 +95,15 @@ fn elsewhere(what: &str) -> SourceError {
     SourceError::new(SourceErrorKind::SessionAttrs, format!("create the repair's slot: {what}"))
 }
 
-/// Records what is known to be resolved, before anything changes.
+/// Records what is known to be resolved, before anything is changed.
 async fn note(client: &Client, repair: &NewRepair<'_>) -> Result<(), SourceError> {
     let failed = |e| SourceError::control("record the repair", e);
     let pipeline = &repair.names.pipeline;
     // Rows that were listed before stay listed, also if a slot was being created for the rest of them.
     let continues = repair.before.is_some_and(RepairRow::unfinished);
     let pages = if continues { "number < 0" } else { "true" };
-    // The list's positions lie between the last of the old slot and the first of the new one: some WAL of our own makes
-    // room for them.
+    // The positions of the list must lie between the last position of the old slot and the first one of the new slot.
+    // This transaction writes some WAL, so that there are enough positions between them.
     let sql = format!(
         "BEGIN;\n\
          INSERT INTO postrider.repair AS r (pipeline, kind, state, selection, ledger, ledger_at, slot) \

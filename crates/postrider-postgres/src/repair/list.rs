@@ -59,14 +59,14 @@ const XID: &str = "((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8)
 /// Counts of rows that polling would publish.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UnmarkedRows {
-    /// All of them.
+    /// All rows that polling would publish.
     pub all: u64,
-    /// Those that the stream is known to have published; `None` if nothing is known about transactions. If `before` is
-    /// not known, rows from before the slot was created are among them.
+    /// The rows that the stream is known to have published; `None` if nothing is known about transactions. If `before`
+    /// is not known, rows from before the slot was created are among them.
     pub passed: Option<u64>,
-    /// Those that may be from before the slot was created; `None` if that is not known.
+    /// The rows that may be from before the slot was created; `None` if that is not known.
     pub before: Option<u64>,
-    /// Those that the slot may not send: from before it was created, or known to be published.
+    /// The rows that the slot may not send: from before it was created, or known to be published.
     pub not_streamed: Option<u64>,
 }
 
@@ -414,10 +414,10 @@ pub struct RepairSummary {
     pub aggregates: u64,
     /// Bytes of their values.
     pub bytes: u64,
-    /// Of the rows, those that were committed while the relay may have been running, so that it is not known whether
+    /// The rows that were committed while the relay may have been running, so that it is not known whether
     /// they were published; and those that may be published parked events with the same ids.
     pub uncertain: u64,
-    /// Of the rows, those that may be skipped or published events with the same ids: they are parked, not published.
+    /// The rows that may be skipped or published events with the same ids: they are parked, not published.
     pub undecided: u64,
     /// The first and the last id, if there are rows and ids are numbers.
     pub ids: Option<(String, String)>,

@@ -129,7 +129,7 @@ pub fn check_server(facts: &Facts) -> Result<(), Halt> {
     start::check_repair(facts).map_err(|halt| of_another_cluster(facts, halt))
 }
 
-/// The cursor row says nothing about this cluster, so an operator has to decide which rows are to be published.
+/// The halt for a cursor row of another cluster: an operator has to decide which rows are to be published.
 fn of_another_cluster(facts: &Facts, halt: Halt) -> Halt {
     let ours = &facts.server.system_identifier;
     let other = facts.cursor.as_ref().is_some_and(|cursor| cursor.system_identifier != *ours);

@@ -147,7 +147,7 @@ impl RepairReader {
         let marker =
             if marks { Some(StatusWriter::prepare(control.client(), &spec).await?) } else { None };
         let table = OutboxTable::read(control.client(), spec).await?;
-        // Last, as in the poller.
+        // The lock is taken last, as in `Poller::open`.
         if let PipelineLock::HeldBy { pid } = lock(control.client(), &pipeline).await? {
             return Ok(Err(pid));
         }
@@ -203,7 +203,8 @@ impl RepairReader {
                    FROM postrider.repair r WHERE r.pipeline = $1";
         let row = self.client().query_one(sql, &[&self.pipeline]).await.map_err(failed)?;
         let last: PgLsn = row.try_get(0).map_err(failed)?;
-        // This is no position of the server: any higher number will do, and the new slot's positions are higher still.
+        // The result is not a position of the server. Any higher number is suitable, and the new slot's positions are
+        // higher.
         Ok(Lsn::from_wire(lsn(last).to_wire() + 1))
     }
 

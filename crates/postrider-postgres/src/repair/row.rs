@@ -76,7 +76,7 @@ pub struct RepairRow {
     pub kind: RepairKind,
     /// The state.
     pub state: RepairState,
-    /// Which rows.
+    /// Which rows are published.
     pub selection: Selection,
     /// A `pg_snapshot` whose transactions were all resolved before the repair; `None` if there is none.
     pub ledger: Option<String>,
@@ -84,21 +84,21 @@ pub struct RepairRow {
     pub ledger_at: Option<SystemTime>,
     /// The new slot.
     pub slot: String,
-    /// Where it begins; `None` while it is being created.
+    /// The position at which the new slot begins; `None` while it is being created.
     pub slot_created_lsn: Option<Lsn>,
-    /// The slot's snapshot.
+    /// The snapshot of the new slot.
     pub snapshot: Option<String>,
     /// How rows were selected and ordered, in words.
     pub method: String,
-    /// Rows that were ever on the list.
+    /// The number of rows that were ever on the list.
     pub rows_total: u64,
-    /// Of them, published or parked.
+    /// The number of listed rows that are published or parked.
     pub rows_published: u64,
-    /// Of them, perhaps published before.
+    /// The number of listed rows that may have been published before the repair.
     pub rows_uncertain: u64,
-    /// Of them, deleted before they were published.
+    /// The number of listed rows that were deleted before they were published.
     pub rows_gone: u64,
-    /// Numbers that no row has, between the lowest listed and the highest of all.
+    /// The count of ids that no row has, between the lowest listed id and the highest id of the table.
     pub ids_missing: Option<u64>,
 }
 

@@ -118,7 +118,7 @@ async fn in_zone<T>(
 /// A row of `postrider.replay`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Replay {
-    /// Its name.
+    /// The replay's name.
     pub name: String,
     /// The request, as JSON.
     pub request: String,
@@ -138,14 +138,14 @@ pub struct Replay {
     pub published: u64,
     /// Events that were not published; only the report says why.
     pub refused: u64,
-    /// Whether it is finished.
+    /// Whether the replay is finished.
     pub finished: bool,
 }
 
 /// A replay to begin.
 #[derive(Clone, Copy, Debug)]
 pub struct NewReplay<'a> {
-    /// Its name.
+    /// The replay's name.
     pub name: &'a str,
     /// The request, as JSON.
     pub request: &'a str,

@@ -40,11 +40,11 @@ pub enum SetupError {
         /// The server's error.
         #[source]
         error: SourceError,
-        /// Who can do it.
+        /// How, and by which role, it can be done.
         hint: String,
     },
     /// A step was executed without an effect.
-    #[error("could not {step}: it was done, and does not show")]
+    #[error("could not {step}: its statements succeeded but had no effect")]
     NoEffect {
         /// The step's title.
         step: String,
@@ -110,13 +110,13 @@ pub enum SetupProgress<'a> {
 pub struct Blocker {
     /// The transaction.
     pub xid: String,
-    /// Its backend; `None` for a prepared transaction.
+    /// The transaction's backend; `None` for a prepared transaction.
     pub pid: Option<u32>,
     /// The prepared transaction's name, or the session's application; empty if our role may not see it.
     pub name: String,
-    /// `active`, `idle in transaction`, `prepared` …
+    /// The session's state: `active`, `idle in transaction`, `prepared` …
     pub state: String,
-    /// Seconds since it began.
+    /// Seconds since the transaction began.
     pub seconds: f64,
 }
 
@@ -355,7 +355,7 @@ pub(crate) async fn blockers(
 /// The state of the slot of a pipeline in mode `auto` after an operation on it.
 #[derive(Debug)]
 pub enum SlotOutcome {
-    /// There is a slot that can be streamed from.
+    /// A slot exists, and can be streamed from.
     Usable,
     /// Not possible now, and why.
     NotYet(String),

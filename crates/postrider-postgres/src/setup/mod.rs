@@ -50,7 +50,7 @@ pub struct Step {
     pub kind: StepKind,
     /// Kind and name of the object: `create publication "postrider_orders"`.
     pub title: String,
-    /// Why, and why at this point: a sentence or two.
+    /// Why the step is needed, and why at this point: a sentence or two.
     pub why: &'static str,
     /// The statements.
     pub sql: String,

@@ -171,9 +171,9 @@ fn ownership(facts: &Facts, found: &UntrustedSchema, options: &Options<'_>, plan
     plan.steps.push(Step {
         kind: StepKind::Ownership,
         title: found.title(),
-        why: "Whoever owns these tables can have its own code run by an administrator who uses them. The owner until \
-              now keeps its rights on rows; the relay needs no more. A schema with objects that are not Postrider's \
-              is refused. What else is missing is known after this step.",
+        why: "A role that owns these tables can add code to them, which runs with the rights of an administrator who \
+              uses them. The previous owner keeps its rights on rows; the relay needs no others. A schema with \
+              objects that are not Postrider's is refused. What else is missing is known after this step.",
         sql: transaction(&found.sql(options.role, facts.server.version)),
     });
 }
@@ -236,9 +236,8 @@ const WHY_SLOT: &str = "Events committed from here on are kept for the relay. It
 /// From PostgreSQL 19 on, `wal_level` is a minimum.
 const WHY_FIRST_SLOT: &str = "Events committed from here on are kept for the relay. It waits for every transaction \
     that is running now, in any database of the cluster, so it may take as long as the longest of them; no lock is \
-    held meanwhile. The cursor row is created with the slot's own position. Where the cluster has no other \
-     logical slot, this \
-    one raises the WAL level from replica to logical, and may wait for a checkpoint.";
+    held meanwhile. The cursor row is created with the slot's own position. If the cluster has no other logical slot, \
+    this one raises the WAL level from replica to logical, and may wait for a checkpoint.";
 
 fn slot_and_cursor(facts: &Facts, options: &Options<'_>, plan: &mut SetupPlan) {
     let name = &facts.names.slot;
@@ -263,7 +262,7 @@ fn slot_and_cursor(facts: &Facts, options: &Options<'_>, plan: &mut SetupPlan) {
         return;
     };
     plan.adopted.push(match slot.confirmed_flush_lsn {
-        Some(at) => format!("slot {name:?}, standing at {at}"),
+        Some(at) => format!("slot {name:?}, at position {at}"),
         None => format!("slot {name:?}"),
     });
     if facts.cursor.is_some() {
@@ -282,7 +281,7 @@ fn slot_and_cursor(facts: &Facts, options: &Options<'_>, plan: &mut SetupPlan) {
     });
 }
 
-/// Only a relay that polls listens.
+/// Adds the notification trigger. Only a polling relay listens for its notifications.
 fn notify(facts: &Facts, plan: &mut SetupPlan) {
     let Some(table) = &facts.names.table else { return };
     if facts.table.as_ref().is_some_and(|facts| facts.notifies) {
@@ -396,7 +395,7 @@ pub enum Backfilled {
     Listed(Box<RepairRow>),
     /// Another process has the pipeline's lock.
     Locked {
-        /// Its backend, where it is known.
+        /// That process' backend, if it is known.
         pid: Option<u32>,
     },
 }

@@ -64,9 +64,9 @@ pub struct RightsFacts {
     pub kind: ServerKind,
     /// The role of the session.
     admin: String,
-    /// It may use replication slots.
+    /// The session's role may use replication slots.
     admin_replicates: bool,
-    /// It may create schemas and publications.
+    /// The session's role may create schemas and publications.
     admin_creates: bool,
     /// The role may replicate.
     replicates: bool,

@@ -1,4 +1,4 @@
-//! The plan, as the SQL that a DBA gets.
+//! Plans as the SQL that `setup --print-sql` prints for a DBA.
 
 use super::*;
 use crate::schema::{SchemaState, VERSION};
@@ -7,7 +7,7 @@ use crate::start::tests::good;
 use expect_test::expect_file;
 use postrider_core::error::{Halt, HaltReason};
 
-/// A server with the outbox table and nothing else of ours.
+/// A server that has the outbox table and none of Postrider's objects.
 fn bare() -> Facts {
     let mut facts = good();
     facts.slot = None;

@@ -102,7 +102,7 @@ pub enum Decision {
     Resume(Box<Resume>),
     /// Another process holds the slot: retry when the slot is free.
     StandBy {
-        /// Its backend.
+        /// The other process' backend.
         pid: u32,
     },
     /// Not possible now, but possibly later without an operator: retry the whole handshake, with back-off.
@@ -121,7 +121,7 @@ pub struct Resume {
     pub skip_before: Option<Position>,
     /// The existing row, with this server's timeline and this stream's options: the base of later writes.
     pub cursor: Cursor,
-    /// There is no row yet: it must be created ([`crate::store::cursor::create`]) before the stream starts.
+    /// No cursor row exists yet: it must be created ([`crate::store::cursor::create`]) before the stream starts.
     pub adopt: bool,
     /// Notes for an operator, logged once per start.
     pub notes: Vec<Note>,
@@ -576,8 +576,8 @@ pub enum AfterStart {
 pub fn check_after_start(slot: Option<&SlotRow>, pid: u32, resume: &Resume) -> AfterStart {
     let again = |message: String| AfterStart::Again { message };
     let Some(slot) = slot else { return again("the slot was dropped since the start".to_owned()) };
-    // Held by nobody: the server has already ended the stream, for instance with an error at its first change.
-    // Everything before that is valid, and the stream itself reports how it ended.
+    // If no process holds the slot, the server has already ended the stream, for instance with an error at its first
+    // change. Everything before that is valid, and the stream itself reports how it ended.
     if slot.active_pid.is_some_and(|holder| holder != pid) {
         return again(format!("slot {:?} is not held by our connection", slot.name));
     }
@@ -600,7 +600,7 @@ pub fn check_after_start(slot: Option<&SlotRow>, pid: u32, resume: &Resume) -> A
 /// The first server version that synchronises slots to standbys, and marks the synchronised ones.
 const SYNCED_SINCE: u32 = 170_000;
 
-/// The cluster is the cursor's, and its timeline has not gone back.
+/// The cluster is the one that the cursor belongs to, and its timeline has not gone back.
 fn same(facts: &Facts) -> Option<Halt> {
     let cursor = facts.cursor.as_ref()?;
     let found = facts.system_identifier();

@@ -138,7 +138,8 @@ pub(super) fn slot_missing(facts: &Facts) -> Option<Halt> {
     facts.slot.is_none().then(|| missing(facts))
 }
 
-/// The slot does not exist: before the first run a step was left out, later events are missing.
+/// The halt for a slot that does not exist. If there is no cursor row, setup was not completed; otherwise the slot was
+/// dropped, and events are missing.
 pub(super) fn missing(facts: &Facts) -> Halt {
     let names = &facts.names;
     let message = format!("slot {:?} does not exist", names.slot);
@@ -325,7 +326,7 @@ fn begin_without(facts: &Facts) -> String {
     )
 }
 
-/// The commands that publish every row of the table and so lose nothing, if the cursor row says nothing about this
+/// The commands that publish every row of the table, and so lose no event, if the cursor row does not belong to this
 /// server.
 pub(crate) fn begin_with_every_row(facts: &Facts) -> String {
     if facts.names.table.is_none() {
@@ -731,7 +732,8 @@ fn unfit(facts: &Facts, what: &str, hint: &str) -> Halt {
     )
 }
 
-/// No UPDATE would be seen, so none would halt the pipeline. Inserts are complete.
+/// The halt for a publication without updates: the relay would see no UPDATE, so none would halt the pipeline. The
+/// stream has all inserts.
 fn no_updates(facts: &Facts, alter: &str) -> Halt {
     halt(
         HaltReason::PublicationUnfit,

@@ -1,4 +1,4 @@
-//! Every rule's message as a snapshot, each from one change to facts that are good.
+//! The message of every rule as a snapshot. Each message follows from one change to facts that pass all rules.
 
 mod histories;
 
@@ -319,7 +319,7 @@ fn leaf(facts: &mut Facts, kind: UnfitLeafKind) {
         vec![UnfitLeaf { name: TableName::new("public", "late"), kind }];
 }
 
-/// As layout `commerce` marks.
+/// Adds the row status of layout `commerce`.
 fn marked(facts: &mut Facts) {
     let name = TableName::new("public", "outbox");
     let text = |name: &str| name.to_owned();
@@ -356,7 +356,8 @@ fn marked(facts: &mut Facts) {
     facts.marks = Some(RowStatusFacts { spec, dlq: None });
 }
 
-/// Before 18 it shows among the published columns all the same.
+/// Makes column `payload` a generated column. Before PostgreSQL 18 the catalog counts it among the published columns,
+/// although the stream does not have it.
 fn generate(facts: &mut Facts) {
     if facts.server.version >= 180_000 {
         published(facts).columns.retain(|column| column != "payload");

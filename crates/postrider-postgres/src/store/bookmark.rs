@@ -195,54 +195,54 @@ async fn drop_slot(client: &Client, slot: &str) -> Result<(), SourceError> {
 /// A bookmark: its row and its slot. Times are UTC, `2026-01-02T03:04:05Z`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Bookmark {
-    /// Its name.
+    /// The bookmark's name.
     pub name: String,
     /// The operator's note.
     pub note: Option<String>,
-    /// The slot that holds it.
+    /// The slot that retains the bookmark's WAL.
     pub slot: String,
     /// The position: transactions that commit at it or later are after the bookmark. `None` if the bookmark was never
     /// finished.
     pub lsn: Option<Lsn>,
-    /// The timeline the position is of.
+    /// The timeline of the position.
     pub timeline: u32,
-    /// Whether logical messages were asked for.
+    /// Whether logical messages are part of the stream.
     pub messages: bool,
-    /// When it was created.
+    /// When the bookmark was created.
     pub created_at: String,
-    /// The same, in microseconds since 2000-01-01 UTC.
+    /// When the bookmark was created, in microseconds since 2000-01-01 UTC.
     pub created_micros: i64,
-    /// When it expires.
+    /// When the bookmark expires.
     pub expires_at: Option<String>,
-    /// Whether it can be replayed.
+    /// Whether the bookmark can be replayed.
     pub state: BookmarkState,
-    /// The oldest WAL its slot needs.
+    /// The oldest WAL that the slot needs.
     pub restart_lsn: Option<Lsn>,
-    /// The confirmed position of its slot: nothing that commits before it can be read any more.
+    /// The confirmed position of the slot: nothing that commits before it can be read any more.
     pub confirmed_lsn: Option<Lsn>,
-    /// The walsender that reads from it now.
+    /// The walsender that reads from the slot now.
     pub active_pid: Option<u32>,
-    /// Bytes of WAL that the server retains for it; 0 if it has no slot.
+    /// Bytes of WAL that the server retains for the slot; 0 if the slot does not exist.
     pub held_bytes: u64,
 }
 
 /// Whether a bookmark can be replayed, and if not, why.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum BookmarkState {
-    /// It can be replayed from.
+    /// The bookmark can be replayed.
     Usable,
-    /// Its creation was interrupted.
+    /// The creation of the bookmark was interrupted.
     Unfinished,
-    /// Postrider dropped it: the reason, and when.
+    /// Postrider dropped the bookmark: the reason, and when.
     Dropped {
         /// `expired` or `budget`.
         why: String,
-        /// When.
+        /// When the bookmark was dropped.
         at: String,
     },
-    /// Its slot does not exist: it was dropped by hand, or lost in a failover.
+    /// The bookmark's slot does not exist: it was dropped by hand, or lost in a failover.
     SlotMissing,
-    /// Its slot has lost WAL: the server's reason.
+    /// The bookmark's slot has lost WAL: the server's reason.
     SlotLost {
         /// `wal_removed`, `idle_timeout` …
         why: String,
@@ -257,7 +257,7 @@ pub enum BookmarkState {
 }
 
 impl BookmarkState {
-    /// Whether it can be replayed from.
+    /// Whether the bookmark can be replayed.
     pub fn usable(&self) -> bool {
         *self == Self::Usable
     }
@@ -392,14 +392,14 @@ const KEPT_DAYS: i32 = 30;
 /// Why a bookmark was dropped without an operator's command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DropReason {
-    /// It has expired (`--expire`).
+    /// The bookmark has expired (`--expire`).
     Expired,
     /// All bookmarks together retained more than `bookmarks.retain_max`.
     Budget,
 }
 
 impl DropReason {
-    /// Its name in the table and the log.
+    /// The name of the reason in the table and the log.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Expired => "expired",
@@ -413,7 +413,7 @@ impl DropReason {
 pub struct DroppedBookmark {
     /// The bookmark.
     pub name: String,
-    /// Why.
+    /// Why the bookmark was dropped.
     pub reason: DropReason,
     /// Bytes of WAL that all bookmarks together retained before.
     pub held_bytes: u64,
@@ -467,7 +467,7 @@ fn next(there: &[Bookmark], expired: &[String], retain_max: u64) -> Option<(usiz
     (held(oldest) > retain_max && free(oldest)).then_some((at, DropReason::Budget))
 }
 
-/// Bytes that it retains. A bookmark whose WAL was removed retains none.
+/// Bytes of WAL that the bookmark retains. A bookmark whose WAL was removed retains none.
 fn held(bookmark: &Bookmark) -> u64 {
     match bookmark.state {
         BookmarkState::Usable
@@ -502,15 +502,15 @@ pub enum BookmarkError {
         /// The given name.
         name: String,
     },
-    /// There is one of this name.
+    /// A bookmark of this name exists.
     #[error("bookmark \"{name}\" already exists, created at {created_at}")]
     Exists {
         /// The name.
         name: String,
-        /// When it was made, UTC.
+        /// When it was created, UTC.
         created_at: String,
     },
-    /// There is none of this name.
+    /// No bookmark of this name exists.
     #[error("pipeline \"{pipeline}\" has no bookmark \"{name}\"{}", others(known))]
     Unknown {
         /// The pipeline.
@@ -527,7 +527,7 @@ pub enum BookmarkError {
     NoSlot {
         /// The pipeline.
         pipeline: String,
-        /// Its slot.
+        /// The pipeline's slot.
         slot: String,
     },
     /// The pipeline's slot has lost WAL.
@@ -537,7 +537,7 @@ pub enum BookmarkError {
     SlotLost {
         /// The pipeline.
         pipeline: String,
-        /// Its slot.
+        /// The pipeline's slot.
         slot: String,
     },
     /// All slots of the server are in use.
@@ -557,7 +557,7 @@ pub enum BookmarkError {
         /// The walsender.
         pid: u32,
     },
-    /// Slots are created and dropped on a primary.
+    /// The server is a standby, and slots are created and dropped on the primary only.
     #[error("the server is a standby: bookmarks are created on the primary")]
     Standby,
     /// An error of the server or of the connection.

@@ -30,11 +30,11 @@ pub struct Cursor {
     pub timeline: u32,
     /// The slot.
     pub slot: String,
-    /// Where the slot was created or adopted. Tells the slot from an earlier slot of the same name.
+    /// Where the slot was created or adopted. It distinguishes the slot from an earlier slot of the same name.
     pub slot_created_lsn: Lsn,
     /// The publication that was streamed.
     pub publication: String,
-    /// Whether logical messages were asked for: they take part in ordinals.
+    /// Whether logical messages are part of the stream: they are counted in ordinals.
     pub messages: bool,
     /// Every event below it is resolved.
     pub watermark: Watermark,
@@ -68,7 +68,8 @@ const COLUMNS: &str = "pipeline, system_identifier, timeline, slot, slot_created
                        messages, watermark, flush_limit, partial_commit_lsn, partial_ordinal, \
                        owner_epoch";
 
-/// For `before_slot`: every row from before the slot was made is published. No row's transaction is below 3.
+/// A value of `before_slot`: every row from before the creation of the slot is published. The snapshot sees no row,
+/// because no row's transaction number is below 3.
 pub(crate) const NOTHING_BEFORE: &str = "'3:3:'::pg_catalog.pg_snapshot";
 
 /// The snapshot that `repair` selects rows by when the slot is lost. All of its transactions are resolved.
@@ -173,7 +174,7 @@ pub struct Seized {
     pub partial: Option<Position>,
     /// The publication that was streamed.
     pub publication: String,
-    /// Whether logical messages were asked for.
+    /// Whether logical messages were part of the stream.
     pub messages: bool,
 }
 
@@ -285,7 +286,7 @@ pub async fn histories(client: &Client, pipeline: &str) -> Result<Option<Histori
 pub struct ServerHistory<'a> {
     /// The cluster.
     pub system_identifier: &'a str,
-    /// Its timeline.
+    /// The cluster's timeline.
     pub timeline: u32,
     /// The earlier timelines; empty if they are not known.
     pub switches: &'a [TimelineSwitch],
@@ -591,7 +592,7 @@ pub struct PositionSettings {
     pub key: String,
     /// The outbox table, as SQL writes it.
     pub table: Option<String>,
-    /// Its OID.
+    /// The table's OID.
     pub table_oid: Option<u32>,
     /// The layout.
     pub layout: String,
@@ -664,7 +665,7 @@ impl PositionSettings {
 pub struct SettingsRow {
     /// The slot; `None` for a polling pipeline.
     pub slot: Option<String>,
-    /// Its position.
+    /// The pipeline's position.
     pub watermark: String,
     /// The stream has moved the position since the slot was created, or a repair created the slot: events may have been
     /// published.

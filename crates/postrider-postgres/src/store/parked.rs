@@ -1,8 +1,8 @@
 //! The parked table, `postrider.parked`: the durable form of the relay's lanes. Owns the rows and their statements.
 //!
-//! The relay decides what is parked and what becomes of it; a person asks by a request in the row
-//! ([`requests`](super::requests)); a start continues from what [`load`] reads. Every write is fenced by the owner's
-//! epoch in the cursor row ([`super::cursor::take_over`]).
+//! The relay decides which events are parked and how they are resolved. An operator requests an action by a request in
+//! the row ([`requests`](super::requests)). A start continues from the rows that [`load`] reads. Every write is fenced
+//! by the owner's epoch in the cursor row ([`super::cursor::take_over`]).
 //!
 //! Payloads are handled as bytes and appear in no error, log or `Debug`.
 

@@ -109,21 +109,21 @@ pub struct Filter {
 /// One event, without its record. Times are UTC, `2026-01-02T03:04:05Z`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParkedEvent {
-    /// Its position, which identifies it.
+    /// The event's position, which identifies the event.
     pub position: Position,
-    /// Its state.
+    /// The event's state.
     pub state: State,
-    /// Its id, if it has one.
+    /// The event's id, if it has one.
     pub event_id: Option<String>,
-    /// Its type, if it has one.
+    /// The event's type, if it has one.
     pub event_type: Option<String>,
-    /// Type and id of its aggregate, if they are known.
+    /// Type and id of the event's aggregate, if they are known.
     pub aggregate: Option<(String, String)>,
     /// Whether later events of its aggregate wait for it.
     pub blocks: bool,
-    /// Its destination; empty if no topic could be made.
+    /// The event's topic; empty if none could be determined.
     pub topic: String,
-    /// Bytes of its payload, as long as the payload is kept.
+    /// Bytes of the payload, as long as the payload is kept.
     pub payload_bytes: Option<i64>,
     /// Failed attempts.
     pub attempts: i32,
@@ -135,9 +135,9 @@ pub struct ParkedEvent {
     pub error: Option<String>,
     /// When its transaction was committed.
     pub commit_time: Option<String>,
-    /// When it was parked.
+    /// When the event was parked.
     pub parked_at: Option<String>,
-    /// When it was published or skipped.
+    /// When the event was published or skipped.
     pub resolved_at: Option<String>,
     /// A later event of its aggregate that was published before it.
     pub overtaken_by: Option<Position>,
@@ -145,7 +145,7 @@ pub struct ParkedEvent {
     pub requested: Option<OperatorAction>,
     /// The last request that was carried out or declined.
     pub acted: Option<OperatorAction>,
-    /// That request could not be carried out.
+    /// The request in `acted` could not be carried out.
     pub declined: bool,
 }
 
@@ -285,7 +285,7 @@ pub async fn record(
 /// A request and its author.
 #[derive(Clone, Copy)]
 pub struct NewRequest<'a> {
-    /// What is asked for.
+    /// The requested action.
     pub request: Request,
     /// The operating system user; the server adds the database role.
     pub by: &'a str,

@@ -38,9 +38,9 @@ pub enum RequeueDecision {
 /// A parked event whose id is also the id of a row of the table, and which is or may be that row.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RequeuedEvent {
-    /// Its id, as the row of the table has it.
+    /// The event's id, as in the row of the table.
     pub event_id: String,
-    /// Its position in the parked table.
+    /// The event's position in the parked table.
     pub position: Position,
     /// What to do with the row.
     pub decision: RequeueDecision,
@@ -377,13 +377,13 @@ pub async fn undo_parking(
 /// A parked event that the cursor row has not passed: its row in the table has no status yet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AheadOfCursor {
-    /// Its position.
+    /// The event's position.
     pub position: Position,
-    /// Its id.
+    /// The event's id.
     pub id: String,
-    /// When its transaction was committed.
+    /// When the event's transaction was committed.
     pub commit_time: PgTime,
-    /// Its own time, if it has one.
+    /// The event's own time, if it has one.
     pub timestamp_ms: Option<i64>,
 }
 
@@ -447,7 +447,7 @@ const IS_NEWER: &str =
 pub(crate) const DECIDED: &str =
     "(p.state = 'skipped' OR p.state = 'done' AND p.acted_action IS NOT DISTINCT FROM 'replace')";
 
-/// Whether the row is certainly the event of `p`, where it is not [`another`].
+/// Whether the row is certainly the event of `p`, provided that it is not [`another`].
 pub(crate) fn the_same() -> String {
     format!("coalesce({} AND NOT {IS_NEWER}, false)", committed_with())
 }

@@ -1,6 +1,6 @@
-//! The few librdkafka calls that the crate wraps with a pause (flush: 100 ms), with copies (headers), or not at all
-//! on a producer (the topic's configuration). With its `create`, `description` and `events` the only place with
-//! `unsafe`; it decides nothing.
+//! The calls of librdkafka that are made directly, and not through the crate `rdkafka`: that crate's `flush` polls
+//! every 100 ms, its headers are copied once more, and it sends no administrator's requests on a producer's own
+//! connection. This is the only file of the sink with `unsafe`.
 #![expect(unsafe_code, reason = "librdkafka's C functions, on handles the crate keeps alive")]
 
 use super::config::CreateTopics;
@@ -20,7 +20,8 @@ use std::time::Duration;
 // A ticket travels through librdkafka as a pointer-sized opaque.
 const _: () = assert!(size_of::<usize>() >= size_of::<u64>(), "tickets need 64-bit pointers");
 
-// Errors by their number: a broker's may be one that librdkafka's enum does not have.
+// The functions return numbers here, and not the enum of the bindings: a broker may send an error number that the enum
+// does not have.
 unsafe extern "C" {
     #[link_name = "rd_kafka_event_error"]
     fn event_error(event: *mut sys::rd_kafka_event_t) -> c_int;
@@ -39,7 +40,8 @@ fn failed(number: i32) -> Result<(), RDKafkaErrorCode> {
     if number == 0 { Ok(()) } else { Err(code_of(number)) }
 }
 
-/// Hands one record to librdkafka, which copies it, and chooses a partition where none is given. Never blocks.
+/// Adds one record to librdkafka's queue. librdkafka copies the record, and chooses a partition if none is given. Never
+/// blocks.
 pub(super) fn produce(
     producer: &Producer,
     (topic, partition): (&CStr, Option<i32>),
@@ -49,7 +51,7 @@ pub(super) fn produce(
     let headers = headers(record.headers);
     let (value, value_len) = raw(record.value);
     let (key, key_len) = raw(record.key);
-    // librdkafka reads 0 as "now"; Kafka takes no time before 1970.
+    // librdkafka interprets 0 as the current time, and Kafka accepts no time before 1970.
     let timestamp = record.timestamp_ms.map_or(0, |time| time.max(1));
     // SAFETY: the handle lives as long as `producer`; every tag is followed by the arguments rdkafka.h names for it,
     // and the bytes are copied before the call returns (RD_KAFKA_MSG_F_COPY). The opaque is a number, read back as a
@@ -109,7 +111,7 @@ fn headers(headers: &[Header<'_>]) -> *mut sys::rd_kafka_headers_t {
     }
 }
 
-/// Pointer and length as librdkafka wants them: a null pointer is a null value.
+/// Pointer and length for librdkafka; a null pointer is a null value.
 const fn raw(bytes: Option<&[u8]>) -> (*mut c_void, usize) {
     match bytes {
         None => (ptr::null_mut(), 0),
@@ -126,28 +128,29 @@ fn millis(time: Duration) -> c_int {
     c_int::try_from(time.as_millis()).unwrap_or(c_int::MAX)
 }
 
-/// Sends what lingers and waits until every record has its report, at most `timeout`. True when none is left.
+/// Sends the queued records at once, and waits until every record has its report, at most `timeout`. Returns whether
+/// every record has one.
 pub(super) fn flush(producer: &Producer, timeout: Duration) -> bool {
     // SAFETY: the handle lives as long as `producer`, and a thread polls its reports.
     let result = unsafe { sys::rd_kafka_flush(producer.client().native_ptr(), millis(timeout)) };
     result == RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR
 }
 
-/// Tells a producer of brokers, comma-separated, as at its start. It keeps each such text for as long as it lives, and
-/// connects to those that it does not know. Never waits.
+/// Adds bootstrap brokers to a producer, as a comma-separated list. The producer connects to those that it does not
+/// know yet. librdkafka keeps each list until the producer is destroyed. Never waits.
 pub(super) fn add_brokers(producer: &Producer, brokers: &CStr) {
     // SAFETY: the handle lives as long as `producer`; the text is copied before the call returns.
     unsafe { sys::rd_kafka_brokers_add(producer.client().native_ptr(), brokers.as_ptr()) };
 }
 
-/// Gives a producer another SASL name and password (PLAIN, SCRAM). It uses them from its next login on, and tries the
-/// brokers at once whose login was refused. Connections that are logged in stay.
+/// Gives a producer another SASL name and password (PLAIN, SCRAM). The producer uses them from its next login on, and
+/// retries brokers that have refused its login immediately. Connections that are logged in stay open.
 pub(super) fn set_login(producer: &Producer, username: &str, password: &str) {
     let texts = (CString::new(username), CString::new(password));
-    // A value with a zero byte is no login that librdkafka could send.
+    // librdkafka cannot send a value with a zero byte.
     let (Ok(username), Ok(password)) = texts else { return };
-    // SAFETY: the handle lives as long as `producer`; both texts are copied before the call returns. The error, which
-    // is only made where one of them is null, is given back.
+    // SAFETY: the handle lives as long as `producer`; both texts are copied before the call returns. The returned error
+    // is destroyed; librdkafka creates one only if a text is null.
     unsafe {
         let client = producer.client().native_ptr();
         let error =
@@ -158,7 +161,7 @@ pub(super) fn set_login(producer: &Producer, username: &str, password: &str) {
     }
 }
 
-/// Throws away what is queued and not yet in a request; with `in_flight`, what is in a request too. Never waits.
+/// Discards the queued records that are not in a request yet; with `in_flight`, also those that are. Never waits.
 pub(super) fn purge(producer: &Producer, in_flight: bool) {
     let flags = sys::RD_KAFKA_PURGE_F_QUEUE
         | sys::RD_KAFKA_PURGE_F_NON_BLOCKING
@@ -167,10 +170,11 @@ pub(super) fn purge(producer: &Producer, in_flight: bool) {
     unsafe { sys::rd_kafka_purge(producer.client().native_ptr(), flags) };
 }
 
-/// Asks an administrator's question and reads its answer. Waits at most `timeout`.
+/// Sends an administrator's request and reads its answer. Waits at most `timeout`.
 ///
 /// # Safety
-/// `send` asks one question of the kind `op` with what it is given, and keeps none of it; `read` reads its answer.
+/// `send` sends one request of the kind `op` with the objects that it is given, and keeps none of them. `read` accepts
+/// the answer to such a request.
 unsafe fn ask<T>(
     producer: &Producer,
     op: sys::rd_kafka_admin_op_t,
@@ -183,7 +187,8 @@ unsafe fn ask<T>(
     read: unsafe fn(*mut sys::rd_kafka_event_t) -> Result<T, RDKafkaErrorCode>,
 ) -> Result<T, RDKafkaErrorCode> {
     let client = producer.client().native_ptr();
-    // SAFETY: every object made here is destroyed here, after its last use; the event owns the result and its strings.
+    // SAFETY: every object created here is destroyed here, after its last use; the event owns the result and its
+    // strings.
     unsafe {
         let queue = sys::rd_kafka_queue_new(client);
         let options = sys::rd_kafka_AdminOptions_new(client, op);
@@ -209,14 +214,14 @@ unsafe fn ask<T>(
     }
 }
 
-/// The configuration of a topic as its broker has it: name and value of each entry. Waits at most `timeout`.
+/// Reads the configuration of a topic from its broker: name and value of each entry. Waits at most `timeout`.
 pub(super) fn topic_config(
     producer: &Producer,
     topic: &CStr,
     timeout: Duration,
 ) -> Result<Vec<(String, String)>, RDKafkaErrorCode> {
     let op = sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBECONFIGS;
-    // SAFETY: one question of that kind; the resource is destroyed after its last use.
+    // SAFETY: one request of that kind; the resource is destroyed after its last use.
     let send = |client, options: *mut sys::rd_kafka_AdminOptions_t, queue| unsafe {
         let mut resource = sys::rd_kafka_ConfigResource_new(
             sys::rd_kafka_ResourceType_t::RD_KAFKA_RESOURCE_TOPIC,
@@ -225,7 +230,7 @@ pub(super) fn topic_config(
         sys::rd_kafka_DescribeConfigs(client, &raw mut resource, 1, options, queue);
         sys::rd_kafka_ConfigResource_destroy(resource);
     };
-    // SAFETY: `entries` reads the answer to that question.
+    // SAFETY: `entries` reads the answer to that request.
     unsafe { ask(producer, op, timeout, send, entries) }
 }
 
@@ -272,16 +277,16 @@ unsafe fn text(text: *const c_char) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-// A producer's events, as librdkafka queues them: delivery reports a request at a time, errors, log lines.
+// The events of a producer, as librdkafka queues them: the delivery reports of one request, errors, and log lines.
 //
-// The crate's own loop takes a reference and a lock for each report, and can't be told to come back later. Hands plain
-// values to the producer's context, which decides.
+// The crate `rdkafka` has a loop for them, but that loop takes a reference and a lock for each report, and it cannot
+// wait for further reports. The events are passed as plain values to the producer's `Context`.
 
-/// What became of one record, as librdkafka says it.
+/// The delivery report of one record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Report {
     pub(super) ticket: Ticket,
-    /// Its place in the partition, or the offset and no error.
+    /// The record's offset in the partition, or the error.
     pub(super) result: Result<i64, Code>,
 }
 
@@ -293,12 +298,12 @@ pub(super) struct Events {
 
 // SAFETY: librdkafka's queues may be used by any thread.
 unsafe impl Send for Events {}
-// SAFETY: the same; to take an event needs no exclusive access.
+// SAFETY: the same; taking an event needs no exclusive access.
 unsafe impl Sync for Events {}
 
 impl Events {
     pub(super) fn of(producer: Producer) -> Result<Self, KafkaError> {
-        // SAFETY: the handle lives as long as `producer`; the reference to its queue is given back on drop.
+        // SAFETY: the handle lives as long as `producer`; the reference to its queue is released on drop.
         let queue = unsafe { sys::rd_kafka_queue_get_main(producer.client().native_ptr()) };
         let none = || KafkaError::ClientCreation("it has no queue of events".to_owned());
         Ok(Self { queue: NonNull::new(queue).ok_or_else(none)?, producer })
@@ -308,10 +313,10 @@ impl Events {
         &self.producer
     }
 
-    /// Hands the next event to the producer's context; false where none came within `timeout`. What was acknowledged is
-    /// gathered, to be told.
+    /// Passes the next event to the producer's context; returns false if no event came within `timeout`.
+    /// Acknowledgements are only collected in `gathered`, for [`report_acked`](Self::report_acked).
     pub(super) fn take(&self, timeout: Duration, gathered: &mut Gathered) -> bool {
-        // SAFETY: the queue is alive, and the event is given back when it is dropped.
+        // SAFETY: the queue is alive, and the event is destroyed when it is dropped.
         let event = unsafe { sys::rd_kafka_queue_poll(self.queue.as_ptr(), millis(timeout)) };
         let Some(event) = NonNull::new(event).map(Event) else { return false };
         let context = self.producer.client().context();
@@ -321,25 +326,25 @@ impl Events {
                 gathered.events.push(event);
             }
             sys::RD_KAFKA_EVENT_ERROR => {
-                // What came before it is told before it.
+                // Acknowledgements that came before the error are reported before it.
                 self.report_acked(gathered);
                 let (code, reason) = event.error();
                 context.error(KafkaError::Global(code), reason.trim());
             }
             sys::RD_KAFKA_EVENT_LOG => {
-                // Whoever takes the log may be slow.
+                // The acknowledgements must not wait for the log, which may be slow.
                 self.report_acked(gathered);
                 if let Some((level, facility, line)) = event.line() {
                     context.log(level, facility.trim(), line.trim());
                 }
             }
-            // Statistics and a token's end are asked for by nobody.
+            // Statistics and the expiry of tokens are not subscribed to.
             _ => {}
         }
         true
     }
 
-    /// Tells of what [`take`](Self::take) has gathered.
+    /// Reports the acknowledgements that [`take`](Self::take) has collected.
     pub(super) fn report_acked(&self, gathered: &mut Gathered) {
         let context = self.producer.client().context();
         context.report_acked(&mut gathered.acked);
@@ -347,7 +352,7 @@ impl Events {
         context.has_room();
     }
 
-    /// Whoever waits in [`take`](Self::take) comes back.
+    /// Makes a thread that waits in [`take`](Self::take) return.
     pub(super) fn wake(&self) {
         // SAFETY: the queue is alive.
         unsafe { sys::rd_kafka_queue_yield(self.queue.as_ptr()) };
@@ -356,13 +361,14 @@ impl Events {
 
 impl Drop for Events {
     fn drop(&mut self) {
-        // SAFETY: the reference of `of`; the producer is dropped after it.
+        // SAFETY: the reference that `of` took; the producer is dropped after it.
         unsafe { sys::rd_kafka_queue_destroy(self.queue.as_ptr()) };
     }
 }
 
-/// Acknowledgements that are told together, and their events. Those are given back after that: for librdkafka their
-/// records are in flight until then, so that whoever flushes a producer knows that all has been told.
+/// Acknowledgements that are reported together, and the events that they came in. An event is destroyed after its
+/// acknowledgements were reported. Until then librdkafka counts its records as in flight, so a flush of the producer
+/// ends only after every acknowledgement was reported.
 #[derive(Default)]
 pub(super) struct Gathered {
     acked: Vec<Ticket>,
@@ -370,13 +376,13 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
-    /// Acknowledgements that are not told yet.
+    /// The number of acknowledgements that are not reported yet.
     pub(super) fn count(&self) -> usize {
         self.acked.len()
     }
 }
 
-/// One event.
+/// One event of librdkafka. Dropping it destroys it.
 struct Event(NonNull<sys::rd_kafka_event_t>);
 
 impl Event {
@@ -385,12 +391,12 @@ impl Event {
         unsafe { sys::rd_kafka_event_type(self.0.as_ptr()) }
     }
 
-    /// Each record's report, once.
+    /// The report of each record, once.
     fn reports(&self) -> impl Iterator<Item = Report> {
         std::iter::from_fn(|| {
-            // SAFETY: the event is alive, and owns the message, which is only read here. The opaque is the number that
-            // `produce` gave. The error is a broker's number, and may be one that librdkafka's enum does not have: so
-            // nothing refers to the message as a whole.
+            // SAFETY: the event is alive and owns the message, which is only read here. The opaque is the number that
+            // `produce` gave. The error is a broker's number, which librdkafka's enum may not have, so no reference to
+            // the message as a whole is created.
             let (error, offset, private) = unsafe {
                 let message =
                     NonNull::new(sys::rd_kafka_event_message_next(self.0.as_ptr()).cast_mut())?;
@@ -429,12 +435,12 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: the event came from a queue and is given back once.
+        // SAFETY: the event came from a queue and is destroyed once.
         unsafe { sys::rd_kafka_event_destroy(self.0.as_ptr()) };
     }
 }
 
-/// As syslog numbers them.
+/// The level with this number of syslog.
 const fn level_of(number: i32) -> RDKafkaLogLevel {
     match number {
         0 => RDKafkaLogLevel::Emerg,
@@ -449,7 +455,7 @@ const fn level_of(number: i32) -> RDKafkaLogLevel {
 }
 
 /// # Safety
-/// `text` is null, or a C string that lives as long as what it is borrowed for.
+/// `text` is null, or a C string that lives for `'a`.
 unsafe fn borrowed<'a>(text: *const c_char) -> Cow<'a, str> {
     if text.is_null() {
         return Cow::Borrowed("");
@@ -458,9 +464,9 @@ unsafe fn borrowed<'a>(text: *const c_char) -> Cow<'a, str> {
     unsafe { CStr::from_ptr(text) }.to_string_lossy()
 }
 
-// A topic as its broker describes it: which one it is, and whether we may write to it.
+// A broker's description of a topic: the topic's id, and whether this client may write to it.
 
-/// What a topic keeps for as long as it lives, and one that is made anew under its name does not have (Kafka, KIP-516).
+/// The id of a topic. A topic that is deleted and created again under the same name has another id (Kafka, KIP-516).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct TopicId(i64, i64);
 
@@ -471,26 +477,27 @@ impl TopicId {
     }
 }
 
-/// What a broker says of a topic.
+/// A broker's description of a topic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Description {
-    /// None before Kafka 2.8.
+    /// The topic's id; `None` before Kafka 2.8.
     pub(super) id: Option<TopicId>,
-    /// Whether we may write to it; where the broker says it, as from Kafka 2.3 on.
+    /// Whether this client may write to the topic; `None` if the broker does not say, as before Kafka 2.3.
     pub(super) may_write: Option<bool>,
 }
 
-/// Asks the controller for a topic (`DescribeTopics` with authorized operations). Waits at most `timeout`.
+/// Requests the description of a topic from the controller (`DescribeTopics` with authorized operations). Waits at most
+/// `timeout`.
 ///
 /// # Errors
-/// The topic's own error, or why the broker could not be asked.
+/// The topic's own error, or why no broker could be asked.
 pub(super) fn describe(
     producer: &Producer,
     topic: &CStr,
     timeout: Duration,
 ) -> Result<Description, RDKafkaErrorCode> {
     let op = sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS;
-    // SAFETY: one question of that kind; the collection is destroyed after its last use.
+    // SAFETY: one request of that kind; the collection is destroyed after its last use.
     let send = |client, options, queue| unsafe {
         let error = sys::rd_kafka_AdminOptions_set_include_authorized_operations(options, 1);
         if !error.is_null() {
@@ -501,7 +508,7 @@ pub(super) fn describe(
         sys::rd_kafka_DescribeTopics(client, topics, options, queue);
         sys::rd_kafka_TopicCollection_destroy(topics);
     };
-    // SAFETY: `description` reads the answer to that question.
+    // SAFETY: `description` reads the answer to that request.
     unsafe { ask(producer, op, timeout, send, description) }
 }
 
@@ -555,19 +562,19 @@ unsafe fn may_write(topic: *const sys::rd_kafka_TopicDescription_t) -> Option<bo
     }
     // SAFETY: the array is as long as its count says.
     let may = |operation| (0..count).any(|index| unsafe { *allowed.add(index) } == operation);
-    // Who sees the topic may describe it: a list without that is no answer.
+    // A client that sees the topic may describe it, so a list without DESCRIBE is not the list of allowed operations.
     may(sys::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_DESCRIBE)
         .then(|| may(sys::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_WRITE))
 }
 
-// The administrator's request that makes a topic, on a producer's own connection.
+// The administrator's request that creates a topic, on a producer's own connection.
 
 unsafe extern "C" {
     #[link_name = "rd_kafka_topic_result_error"]
     fn topic_error(result: *const sys::rd_kafka_topic_result_t) -> c_int;
 }
 
-/// Why a topic was not made: the broker's code, and its words where it has some.
+/// Why a topic was not created: the broker's code, and its message if it sent one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct NotMade {
     pub(super) code: RDKafkaErrorCode,
@@ -580,7 +587,7 @@ impl From<RDKafkaErrorCode> for NotMade {
     }
 }
 
-/// Makes a topic, or with `only_validate` asks whether it could be made. Waits at most `timeout`.
+/// Creates a topic, or with `only_validate` asks whether it could be created. Waits at most `timeout`.
 pub(super) fn create_topic(
     producer: &Producer,
     topic: &CStr,
@@ -600,7 +607,7 @@ pub(super) fn create_topic(
         .map(|(name, value)| Ok((c_string(name)?, c_string(value)?)))
         .collect::<Result<Vec<_>, RDKafkaErrorCode>>()?;
     let mut said: [c_char; 256] = [0; 256];
-    // SAFETY: -1 is the broker's default for both numbers; `said` is as long as it is said to be.
+    // SAFETY: -1 is the broker's default for both numbers; `said` has the length that is given.
     let mut new = unsafe {
         sys::rd_kafka_NewTopic_new(
             topic.as_ptr(),

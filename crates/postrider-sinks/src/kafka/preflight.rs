@@ -53,7 +53,7 @@ pub(super) fn settings(config: &KafkaConfig, pipeline: &str) -> Vec<Finding> {
                 "broker_plaintext",
                 format!("the connection to {brokers} is not encrypted"),
             )
-            .why("whoever is on the way reads every event and, with SASL PLAIN, the password")
+            .why("an attacker on the network can read every event and, with SASL PLAIN, the password")
             .config(set(protocol, if sasl { "SASL_SSL" } else { "SSL" })),
         );
     }
@@ -64,7 +64,7 @@ pub(super) fn settings(config: &KafkaConfig, pipeline: &str) -> Vec<Finding> {
         if is(name, off) {
             found.push(
                 Finding::warning("broker_verify", format!("`{name}` is {off}"))
-                    .why("whoever gets in between can take the broker's place")
+                    .why("an attacker on the network can take the broker's place")
                     .config(set(name, on)),
             );
         }
@@ -130,7 +130,7 @@ pub(super) fn create(spec: &KafkaSpec, topics: &[String]) -> Vec<Finding> {
                 Made::No | Made::Later => Finding::error(
                     "topic_missing",
                     format!(
-                        "topic \"{topic}\" does not exist, and sink.create_topics does not make it"
+                        "topic \"{topic}\" does not exist, and sink.create_topics does not create it"
                     ),
                 ),
                 Made::Not(why) => {
@@ -283,7 +283,7 @@ impl Ask<'_> {
                 }
                 (
                     "topic_missing",
-                    "sink.create_topics does not make it: its events wait, parked, until somebody does",
+                    "sink.create_topics does not create it: its events are parked until the topic exists",
                 )
             }
             Code::TopicAuthorizationFailed => ("topic_write", "its events wait until we may write"),

@@ -1,15 +1,16 @@
 //! The producers of a sink: as many as `sink.producers` says.
 //!
 //! librdkafka puts the batch of one partition into a request, and a broker serves one request of a connection at a
-//! time, so the partitions of a producer stand in one line. Several producers are several lines. Which of them takes a
-//! record depends on its key alone, not on how many partitions the topic has just now, nor on a partition of its own:
-//! so all events of an aggregate go through the same one, in order. If `producers` divides the partitions and the key
-//! chooses among them, partition p has producer p mod `producers`. They are made, emptied and given up together: where
-//! one can't be trusted any more, none is.
+//! time. So the partitions of one producer are served one after the other, and several producers are served in
+//! parallel. The key of a record alone decides which producer takes it, not the topic's present number of partitions,
+//! and not the record's own partition. So all events of an aggregate go through the same producer, in order. If
+//! `producers` divides the number of partitions and the key decides the partition, partition p is served by producer p
+//! mod `producers`. All producers are created, flushed and discarded together: if the state of one is unknown, all are
+//! replaced.
 //!
-//! Records above their topic's limit before compression have a producer of their own, which is made for the first of
-//! them. It belongs to the others in everything else. It has at most one record, so a broker's refusal leaves no gap
-//! that a later record could pass: it is the only one that goes on after a refusal.
+//! Records that are larger than their topic's limit before compression have a producer of their own, which is created
+//! for the first such record. It has at most one record in flight, so no later record can overtake a refused one, and
+//! it is the only producer that continues after a refusal. In all else it is treated as the others are.
 
 use super::codes::{Answers, outcome};
 use super::config::{KafkaSpec, OpenError};
@@ -32,19 +33,19 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Producers that are made, emptied and given up together.
+/// Producers that are created, flushed and discarded together.
 pub(super) struct Producers {
     first: Polled,
     others: Vec<Polled>,
-    /// The one for records above their topic's limit before compression, once there was one.
+    /// The producer for records above their topic's limit before compression; created for the first such record.
     large: OnceLock<Polled>,
     shared: Arc<Shared>,
-    /// One of them is broken, and so all are.
+    /// One producer is broken, so all of them have to be replaced.
     broken: Arc<AtomicBool>,
 }
 
 impl Producers {
-    /// Makes `count` of them, at least one.
+    /// Creates `count` producers, at least one.
     pub(super) fn make(
         config: &ClientConfig,
         shared: &Arc<Shared>,
@@ -60,8 +61,8 @@ impl Producers {
         Ok(Self { first, others, large: OnceLock::new(), shared, broken })
     }
 
-    /// Makes the producer for large records, with this configuration, which must not guarantee that there are no gaps:
-    /// librdkafka gives up a producer with that guarantee when a record of it is refused.
+    /// Creates the producer for large records with this configuration, which must not set
+    /// `enable.gapless.guarantee`: with it a refused record makes librdkafka's producer unusable.
     pub(super) fn make_large(&self, config: &ClientConfig) -> Result<(), OpenError> {
         let context = Context::new(Arc::clone(&self.shared), Arc::clone(&self.broken));
         let made = Polled::make(config, context)?;
@@ -69,7 +70,7 @@ impl Producers {
         Ok(())
     }
 
-    /// The producer for large records, where it was made.
+    /// The producer for large records, if it was created.
     pub(super) fn large(&self) -> Option<&Producer> {
         self.large.get().map(|polled| &**polled)
     }
@@ -82,17 +83,17 @@ impl Producers {
         self.polled().map(|polled| &**polled)
     }
 
-    /// The one to ask questions with.
+    /// The producer whose connections are used for requests about topics and the cluster.
     pub(super) fn first(&self) -> &Producer {
         &self.first
     }
 
-    /// How many there are, without the one for large records.
+    /// The number of producers, without the one for large records.
     pub(super) const fn count(&self) -> usize {
         self.others.len() + 1
     }
 
-    /// The one that takes this record, and its number.
+    /// The producer that takes this record, and its number.
     #[inline]
     pub(super) fn of(&self, record: &Record<'_>) -> (usize, &Producer) {
         if self.others.is_empty() { (0, &self.first) } else { self.one_of(record) }
@@ -102,14 +103,14 @@ impl Producers {
         let number = match (record.key, record.partition) {
             (Some(key), _) => murmur2(key),
             (None, Some(partition)) => partition.unsigned_abs(),
-            // No order is asked for.
+            // A record without key and partition has no place in an order.
             (None, None) => 0,
         };
         let index = number as usize % self.count();
         (index, index.checked_sub(1).map_or(&self.first, |other| &self.others[other]))
     }
 
-    /// From here on their reports and errors go nowhere.
+    /// From now on reports and errors of these producers are ignored.
     pub(super) fn mute(&self) {
         self.all().for_each(|producer| producer.client().context().mute());
     }
@@ -118,9 +119,9 @@ impl Producers {
         self.all().all(|producer| producer.client().context().muted())
     }
 
-    /// Has all know how many partitions a topic has, as the first one does that was asked. One that is not told takes
-    /// no record for a new partition, for minutes (`topic.metadata.refresh.interval.ms`). Waits at most `timeout` each;
-    /// false where one had no answer.
+    /// Requests the metadata of a topic on every producer except the first, which has them already. A producer that
+    /// does not know a new partition accepts no record for it, for minutes (`topic.metadata.refresh.interval.ms`).
+    /// Waits at most `timeout` for each producer. Returns whether every producer had an answer.
     pub(super) fn learn(&self, topic: &str, timeout: Duration) -> bool {
         let mut all = true;
         for producer in self.others.iter().chain(self.large.get()) {
@@ -132,29 +133,30 @@ impl Producers {
         all
     }
 
-    /// Tells all of them of brokers once more. See [`native::add_brokers`].
+    /// Adds bootstrap brokers to all producers. See [`native::add_brokers`].
     pub(super) fn add_brokers(&self, brokers: &CStr) {
         self.all().for_each(|producer| native::add_brokers(producer, brokers));
     }
 
-    /// Gives all of them another SASL login. See [`native::set_login`].
+    /// Gives all producers another SASL login. See [`native::set_login`].
     pub(super) fn set_login(&self, username: &str, password: &str) {
         self.all().for_each(|producer| native::set_login(producer, username, password));
     }
 
-    /// One of them takes no more records, or all were given up.
+    /// Whether a producer accepts no more records, or all producers were discarded.
     pub(super) fn is_broken(&self) -> bool {
         self.first().client().context().is_broken()
             || self.all().any(|producer| producer.client().fatal_error().is_some())
     }
 
-    /// Sends what lingers and waits until every record has its report, at most `timeout`. True when none is left.
-    /// Behind one that takes all the time the others are only looked at: they have worked meanwhile.
+    /// Sends the queued records at once, and waits until every record has its report, at most `timeout`. Returns
+    /// whether every record has one. If one producer uses up the time, the others are only checked: they were sending
+    /// meanwhile.
     pub(super) fn flush(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let flush =
             |producer| native::flush(producer, deadline.saturating_duration_since(Instant::now()));
-        // Each has its turn, though one before it was not done.
+        // Every producer is flushed, also if one before it did not finish.
         self.all().map(flush).filter(|done| !done).count() == 0
     }
 
@@ -163,19 +165,19 @@ impl Producers {
         self.all().for_each(|producer| native::purge(producer, in_flight));
     }
 
-    /// Records without their report.
+    /// The number of records without a report.
     pub(super) fn in_flight_count(&self) -> i32 {
         self.all().map(rdkafka::producer::Producer::in_flight_count).sum()
     }
 }
 
 impl Drop for Producers {
-    /// To drop one takes 0.2 s (measured), so they go side by side.
+    /// Dropping a producer takes 0.2 s (measured), so the producers are dropped in parallel.
     fn drop(&mut self) {
         std::thread::scope(|scope| {
             for producer in self.others.drain(..).chain(self.large.take()) {
                 let one = std::thread::Builder::new().name("kafka-drop".to_owned());
-                // Without a thread it is dropped here.
+                // If no thread can be started, the producer is dropped by this thread.
                 drop(one.spawn_scoped(scope, move || drop(producer)));
             }
         });
@@ -202,26 +204,27 @@ pub(super) fn murmur2(key: &[u8]) -> u32 {
 
 // A producer, and the thread that takes its events.
 //
-// Delivery reports come a request at a time, some tenths of a millisecond apart, and each would wake this thread and
-// the driver. So while more is in flight the thread rests a little, and tells together what has come. Only the news of
-// an acknowledgement waits, and not where somebody waits for it; no record does.
+// The delivery reports of each request arrive together, and those of the next request some tenths of a millisecond
+// later. Each arrival would wake this thread and the pipeline's thread. So while more records are in flight, the thread
+// pauses for a short time and then reports all acknowledgements that have arrived. Only reports of acknowledgements are
+// delayed, never records, and no report is delayed while the pipeline waits for one.
 
-/// librdkafka's producer, whose events somebody has to take.
+/// librdkafka's producer, whose events are taken by [`Polled`].
 pub(super) type Producer = BaseProducer<Context>;
 
-/// How long an acknowledgement may wait for others that are reported with it.
+/// The longest delay of an acknowledgement, so that others are reported with it.
 const REST: Duration = Duration::from_millis(2);
 
-/// The same while records wait in the send queue.
+/// As [`REST`], while records wait in the send queue.
 const REST_IN_TURNS: Duration = Duration::from_micros(500);
 
-/// Acknowledgements that are reported without waiting for more.
+/// This number of acknowledgements is reported without waiting for more.
 const TOGETHER: usize = 4096;
 
-/// The thread looks up so often though nothing comes.
+/// The longest wait for an event, after which the thread checks whether it has to stop.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A producer whose events are taken as long as it lives.
+/// A producer, and the thread that takes its events as long as the producer exists.
 pub(super) struct Polled {
     shared: Arc<EventThreadState>,
     thread: Option<JoinHandle<()>>,
@@ -233,10 +236,10 @@ struct EventThreadState {
 }
 
 impl Polled {
-    /// Makes a producer that connects in the background.
+    /// Creates a producer, which connects in the background.
     pub(super) fn make(config: &ClientConfig, context: Context) -> Result<Self, OpenError> {
-        // Before librdkafka does, and for good: OpenSSL is not to clean up at the exit of the process, beside the
-        // threads of producers that are on their way out. Without TLS it would only cost memory, 1.6 MB.
+        // OpenSSL is initialised before librdkafka does it, so that it frees nothing when the process exits: threads of
+        // producers may still be running then. Without TLS the initialisation would only cost 1.6 MB of memory.
         let protocol = config.get("security.protocol").unwrap_or_default();
         if protocol.to_ascii_lowercase().ends_with("ssl") {
             openssl_sys::init();
@@ -279,11 +282,11 @@ impl EventThreadState {
         while gathered.count() < TOGETHER && self.events.take(Duration::ZERO, gathered) {}
     }
 
-    /// How long what was gathered waits for more, if more is to come.
+    /// How long the collected acknowledgements wait for more; `None` if they are reported now.
     fn rest(&self, gathered: &Gathered) -> Option<Duration> {
         let (producer, count) = (self.events.producer(), gathered.count());
         let context = producer.client().context();
-        // What was gathered is among it.
+        // This number includes the collected acknowledgements.
         let in_flight = usize::try_from(producer.in_flight_count()).unwrap_or_default();
         if count >= in_flight.min(TOGETHER) || context.is_awaited() {
             return None;
@@ -301,7 +304,7 @@ impl Deref for Polled {
 }
 
 impl Drop for Polled {
-    /// Takes the events until here; the producer itself takes 0.2 s to go.
+    /// Ends the thread that takes the events. Dropping the producer itself takes 0.2 s.
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.wake();
@@ -314,26 +317,26 @@ impl Drop for Polled {
 
 // librdkafka's callbacks, on the thread that takes its events: delivery reports, errors, log lines.
 //
-// Reports go to the mailbox by ticket; the order in which they come means nothing (measured: they
-// come by partition).
+// Reports are posted to the mailbox by ticket. The order of reports is not that of the records: librdkafka reports
+// partition by partition (measured).
 
-/// librdkafka's warnings that reach the log, a second and producer.
+/// The most warnings of librdkafka that are logged, for each producer and second.
 const LOG_LINES_PER_SECOND: u32 = 5;
 
-/// Pause between two of its lines on a connection that failed, each producer. A cluster that can't be reached is told
-/// by ourselves, with what fixes it; this is for the one broker of several that is gone.
+/// Pause between two of its warnings about a failed connection, for each producer. An unreachable cluster is logged by
+/// Postrider, with a hint; these warnings are needed if only one of several brokers is unreachable.
 const CONNECTION_PAUSE: Duration = Duration::from_mins(15);
 
-/// Why a producer is done with whose report no broker gave.
+/// Why a producer is replaced that has reported a record as written without a broker's answer for it.
 const INFERRED: &str =
     "a record was taken for written because a later one was: its topic may have been recreated";
 
 /// The callbacks of one producer.
 pub(super) struct Context {
     shared: Arc<Shared>,
-    /// The producer was given up: its reports do not count any more.
+    /// The producer was discarded, and its reports are ignored.
     muted: AtomicBool,
-    /// `Broken` was asked for, by this one or by one beside it.
+    /// [`Post::Broken`] was requested, by this producer or by another one of the sink.
     broken: Arc<AtomicBool>,
     answers: Answers,
     firsts: Firsts,
@@ -342,7 +345,7 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// Of one of several producers, which share `broken`.
+    /// The context of one producer. All producers of a sink share `broken`.
     pub(super) fn new(shared: Arc<Shared>, broken: Arc<AtomicBool>) -> Self {
         Self {
             shared,
@@ -355,7 +358,7 @@ impl Context {
         }
     }
 
-    /// From here on this producer's reports and errors go nowhere.
+    /// From now on reports and errors of this producer are ignored.
     pub(super) fn mute(&self) {
         self.muted.store(true, Ordering::Release);
     }
@@ -364,14 +367,14 @@ impl Context {
         self.muted.load(Ordering::Acquire)
     }
 
-    /// Has it said, once, that the producer's state can't be trusted any more. The keeper says it, a moment later:
-    /// the report of the record that was the cause may still be on its way, behind the news of a fatal error or of
-    /// others that were purged.
+    /// Requests one post that the producer's state is unknown. The metadata thread posts it a little later, because the
+    /// report of the record that was the cause may arrive after the fatal error, or after the reports of purged
+    /// records.
     pub(super) fn broken(&self, reason: String) {
         if self.muted() || self.broken.swap(true, Ordering::AcqRel) {
             return;
         }
-        // Under the inbox's lock, as a reset takes it back: else one that comes in between leaves half of it.
+        // Under the inbox's lock, because a reset undoes both changes: without the lock it could undo only one.
         self.shared.update_inbox(|inbox| {
             if !self.muted() {
                 self.shared.failed.store(true, Ordering::SeqCst);
@@ -380,17 +383,18 @@ impl Context {
         });
     }
 
-    /// That was asked for.
+    /// Whether [`Self::broken`] was called.
     pub(super) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
     }
 
-    /// The records that are the first of their partitions.
+    /// The first records of partitions.
     pub(super) const fn firsts(&self) -> &Firsts {
         &self.firsts
     }
 
-    /// Reports of one request. What was acknowledged is gathered in `acked`, for [`report_acked`](Self::report_acked).
+    /// Handles the reports of one request. Acknowledgements are only collected in `acked`, for
+    /// [`report_acked`](Self::report_acked).
     pub(super) fn delivered(&self, reports: impl Iterator<Item = Report>, acked: &mut Vec<Ticket>) {
         if self.muted() {
             return;
@@ -398,7 +402,7 @@ impl Context {
         for Report { ticket, result } in reports {
             match result {
                 Ok(offset) if self.answers.has(offset) => acked.push(ticket),
-                // Behind what was acknowledged before.
+                // Earlier acknowledgements are reported first.
                 Ok(_) => {
                     self.acknowledged(acked);
                     self.broken(INFERRED.to_owned());
@@ -411,7 +415,7 @@ impl Context {
         }
     }
 
-    /// Tells of what was gathered.
+    /// Reports the collected acknowledgements.
     pub(super) fn report_acked(&self, acked: &mut Vec<Ticket>) {
         if self.muted() {
             acked.clear();
@@ -420,7 +424,7 @@ impl Context {
         self.acknowledged(acked);
     }
 
-    /// Somebody waits for an answer.
+    /// Whether the pipeline waits for a report, because the queue is full.
     pub(super) fn is_awaited(&self) -> bool {
         self.shared.full.load(Ordering::SeqCst)
     }
@@ -430,7 +434,7 @@ impl Context {
         self.shared.is_queueing.load(Ordering::Relaxed)
     }
 
-    /// Posts that there is room again, if the caller waits for it.
+    /// Posts that the queue has room again, if the pipeline waits for it.
     pub(super) fn has_room(&self) {
         if self.muted() {
             return;
@@ -450,8 +454,9 @@ impl Context {
         acked.clear();
     }
 
-    /// A record was given up. Whatever is behind it would overtake it, so the producer is done with. Only behind one
-    /// that was sent to find out whether the broker takes its size there is nothing, and all goes on.
+    /// Handles a record that was not written. Later records of the producer would overtake it, so the producer is
+    /// replaced. Only a record that was sent alone, because the broker had to decide about its size, has no later
+    /// records: then the producer continues.
     fn refused(&self, ticket: Ticket, code: Code) {
         let outcome = outcome(code);
         let too_large = matches!(code, Code::MessageSizeTooLarge | Code::MessageBatchTooLarge);
@@ -463,7 +468,7 @@ impl Context {
         if too_large || matches!(outcome, Outcome::Rejected { scope: Scope::Destination, .. }) {
             self.shared.forget_topics(code);
         }
-        // What is merely unknown is said once, by `Broken`, behind the report that names the cause.
+        // Unknown outcomes are not reported one by one: `Broken` covers them, after the report that names the cause.
         if outcome != Outcome::Unknown {
             self.shared.mailbox.report(ticket, outcome);
         }
@@ -474,7 +479,7 @@ impl Context {
 impl ProducerContext for Context {
     type DeliveryOpaque = usize;
 
-    /// What comes when the producer is dropped, and nobody takes its events any more.
+    /// A report that librdkafka delivers while the producer is dropped, when the thread no longer takes events.
     fn delivery(&self, result: &DeliveryResult<'_>, ticket: usize) {
         let result = match result {
             Ok(message) => Ok(message.offset()),
@@ -502,8 +507,9 @@ impl ClientContext for Context {
     }
 
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
-        // Remarks on settings are about ours (`enable.gapless.guarantee` is called experimental, and is meant) or
-        // about those of the operator, who reads CONFIGURATION.md: not worth a warning at every start.
+        // Remarks on settings are not logged as warnings at every start. They are about our settings
+        // (`enable.gapless.guarantee` is intended, though librdkafka calls it experimental), or about settings that the
+        // operator has chosen from CONFIGURATION.md.
         let level = if facility == "CONFWARN" { RDKafkaLogLevel::Debug } else { level };
         let throttle = if facility == "FAIL" { &self.connections } else { &self.lines };
         match level {
@@ -527,36 +533,34 @@ impl ClientContext for Context {
     fn stats_raw(&self, _statistics: &[u8]) {}
 }
 
-// The sizes that producers are made with: of a batch, of the largest record, of librdkafka's queue.
-//
-// Knows the operator's numbers, a topic's limit and a record; decides when producers of other sizes are needed, and
-// makes none.
+// The sizes that producers are created with: of a batch, of the largest record, and of librdkafka's queue. They follow
+// from the operator's settings, the topic's limit and the record.
 
-/// The largest `message.max.bytes` librdkafka takes, in bytes.
+/// The largest `message.max.bytes` that librdkafka accepts. Unit: bytes.
 const CLIENT_BYTES_MAX: usize = 1_000_000_000;
 
-/// `message.max.bytes` of the producer for large records: librdkafka judges a record before compression, with its
-/// framing. Bytes.
+/// `message.max.bytes` of the producer for large records: librdkafka compares it with the size of a record before
+/// compression, with its framing. Unit: bytes.
 const LARGE_CLIENT_BYTES: usize = ATTEMPT_BYTES_MAX.next_power_of_two();
 
-/// librdkafka judges a record by the most its framing may take; this much more than a topic's limit is enough for it.
-/// Bytes.
+/// librdkafka checks the size of a record with the largest possible framing. A producer's limit is larger than a
+/// topic's limit by this number, which covers that framing. Unit: bytes.
 const FRAMING_BYTES: usize = 1_024;
 
-/// What is decided when producers are made, and can't be changed later.
+/// The sizes that are set when producers are created, and can't be changed later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct SizeLimits {
-    /// `batch.size`: uncompressed bytes of a batch, unless one record alone is larger.
+    /// `batch.size`: the most uncompressed bytes of a batch, unless one record alone is larger.
     pub(super) batch: usize,
-    /// `message.max.bytes`: the largest record. Each request's buffer may become as large, so it is no larger than it
-    /// must be.
+    /// `message.max.bytes`: the largest record. The buffer of each request may become as large, so the limit is only as
+    /// large as necessary.
     pub(super) client: usize,
-    /// Whether `client` may grow: the operator has not fixed it.
+    /// Whether `client` may be raised: the operator has not set it.
     pub(super) grows: bool,
 }
 
 impl SizeLimits {
-    /// The operator's numbers, or ours.
+    /// The operator's settings, or else our defaults.
     pub(super) fn of(spec: &KafkaSpec) -> Self {
         let number =
             |name: &str| spec.properties.get(name).and_then(|text| text.trim().parse().ok());
@@ -568,8 +572,8 @@ impl SizeLimits {
         }
     }
 
-    /// Those that producers must have to send this record to this topic: batches under the topic's limit, as one above
-    /// is refused whole, and room for the record itself.
+    /// The sizes with which producers can send this record to this topic: batches within the topic's limit, because a
+    /// larger batch is refused as a whole, and a limit that admits the record itself.
     pub(super) fn to_send(self, record: &Record<'_>, facts: &Facts) -> Self {
         let mut sizes = self;
         sizes.batch = sizes.batch.min(batch_within(facts.limit));
@@ -580,21 +584,21 @@ impl SizeLimits {
         sizes
     }
 
-    /// Those of the producer for records above their topics' limits before compression. It has one record at a time,
-    /// so the limit itself costs no memory.
+    /// The sizes of the producer for records above their topics' limits before compression. That producer has one
+    /// record at a time, so a high limit costs no memory.
     pub(super) fn for_large(self) -> Self {
         let client = if self.grows { LARGE_CLIENT_BYTES } else { self.client };
         Self { client, ..self }
     }
 
-    /// Whether librdkafka compresses batches: a codec is set, under either of its names.
+    /// Whether librdkafka compresses batches: a codec is set, under one of the two names of the property.
     pub(super) fn compress(spec: &KafkaSpec) -> bool {
         let names = ["compression.type", "compression.codec"];
         let codec = names.iter().find_map(|name| spec.properties.get(*name));
         codec.is_none_or(|codec| !codec.trim().eq_ignore_ascii_case("none"))
     }
 
-    /// Writes them into the configuration of the next producer, with room for the largest record in the queue.
+    /// Writes the sizes into the configuration of the next producer. Its queue has room for the largest record.
     pub(super) fn put(self, spec: &KafkaSpec, config: &mut ClientConfig) {
         config.set("batch.size", self.batch.to_string());
         config.set("message.max.bytes", self.client.to_string());
@@ -602,26 +606,27 @@ impl SizeLimits {
     }
 }
 
-/// Uncompressed bytes of a batch (`batch.size`), unless a topic takes less. Below the broker's default limit of
-/// 1,048,588.
+/// The most uncompressed bytes of a batch (`batch.size`), unless a topic accepts less. It is below the broker's default
+/// limit of 1,048,588.
 pub(super) const BATCH_BYTES: usize = 1_000_000;
 
-/// `batch.size` for a topic that takes `limit` bytes: librdkafka bounds a batch before compression, and sends it
-/// uncompressed where compression would make it larger, so a little room is enough.
+/// `batch.size` for a topic that accepts `limit` bytes. librdkafka limits a batch before compression, and sends it
+/// uncompressed if compression would make it larger, so a small margin is enough.
 const fn batch_within(limit: usize) -> usize {
     let bytes = limit - limit / 50;
     if bytes == 0 { 1 } else { bytes }
 }
 
-/// Twice what the caller lets in flight, with room for one record of the largest size; librdkafka's own limit is 2 TiB.
+/// Twice the bytes that the pipeline allows in flight, with room for one record of the largest size; librdkafka's own
+/// limit is 2 TiB.
 fn queue_kbytes(spec: &KafkaSpec, record: usize) -> usize {
     let bytes = spec.in_flight_bytes.saturating_mul(2).saturating_add(record);
     (bytes / 1024).min(2_147_483_647)
 }
 
-// Lets so many lines in so long a time through, and counts the rest.
+// A rate limit for log lines.
 
-/// So many in each window.
+/// Admits a number of lines in each window of time, and counts the others.
 pub(super) struct Throttle {
     lines: u32,
     window: Duration,
@@ -640,7 +645,8 @@ impl Throttle {
         Self { lines, window, state: Mutex::new(state) }
     }
 
-    /// `Some(n)` lets a line through, after `n` that were not; `None` does not.
+    /// Returns `None` if a line is not admitted; otherwise the number of lines that were not admitted since the last
+    /// one that was.
     pub(super) fn admit(&self) -> Option<u64> {
         self.admit_at(Instant::now())
     }
@@ -664,7 +670,8 @@ impl Throttle {
 mod tests {
     use super::*;
 
-    /// They know partitions as they were, and say no more that they are broken: a reset must not take them for new.
+    /// Discarded producers know former partitions, and no longer report that they are broken: a reset must not reuse
+    /// them.
     #[test]
     fn what_was_given_up_is_broken_though_nothing_was_handed_to_it() {
         let shared = Arc::new(Shared::new(crate::Mailbox::default()));
@@ -738,14 +745,14 @@ mod polled_tests {
         config.set("bootstrap.servers", cluster.bootstrap_servers());
         config.set("enable.idempotence", "true");
         let polled = Polled::make(&config, Context::new(shared, Arc::default())).unwrap();
-        // The first of them before there is a connection.
+        // The first records are sent before there is a connection.
         for first in [0, 100, 200] {
             (first..first + 100).for_each(|ticket| enqueue(&polled, ticket));
             let (begun, mut all, mut posts) = (Instant::now(), Vec::new(), Vec::new());
             while polled.in_flight_count() > 0 && begun.elapsed() < DEADLINE {
                 std::thread::yield_now();
             }
-            // Nothing is in flight any more, so everything is reported: the metadata thread and a stop rely on it.
+            // The metadata thread and a stop rely on this: when nothing is in flight any more, everything was reported.
             assert_eq!(polled.in_flight_count(), 0);
             mailbox.take(&mut posts);
             all.extend(tickets(&mut posts));

@@ -1,7 +1,5 @@
-//! Which of librdkafka's properties we set, which an operator may, and which are refused because they would break a
-//! promise.
-//!
-//! Knows the promises; knows no topic and no broker. Makes the [`ClientConfig`] that producers are made from.
+//! librdkafka's properties: which are set by Postrider, which an operator may set, and which are refused because they
+//! would break a guarantee. The result is the [`ClientConfig`] that producers are created with.
 
 #[cfg(test)]
 mod tests;
@@ -12,9 +10,9 @@ use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaConfRes;
 
-/// What an operator's property may be.
+/// The values that an operator may give a property.
 enum Rule {
-    /// Only these values, each of which keeps the promise.
+    /// Only these values, each of which keeps the guarantee.
     Only(&'static [&'static str]),
     /// At most this number, and at least 1.
     AtMost(u32),
@@ -22,8 +20,9 @@ enum Rule {
     Never,
 }
 
-/// What librdkafka takes for the same, and the name that we use (`_RK_C_ALIAS` in rdkafka_conf.c). A configuration is
-/// handed over in the order of a hash table: under two names one property would have now this value, now that.
+/// Other names of properties (`_RK_C_ALIAS` in rdkafka_conf.c), each with the name that is used here. A configuration
+/// is passed to librdkafka in the order of a hash table, so the value of a property that is set under two names would
+/// differ from start to start.
 const ALIASES: &[(&str, &str)] = &[
     ("compression.codec", "compression.type"),
     ("delivery.timeout.ms", "message.timeout.ms"),
@@ -39,7 +38,7 @@ pub(super) fn our_name(name: &str) -> &str {
     ALIASES.iter().find(|(other, _)| *other == name).map_or(name, |(_, ours)| ours)
 }
 
-/// A property with a rule, what another value would break, and what to do instead.
+/// A property with a rule: what another value would break, and what to do instead.
 struct Guard {
     name: &'static str,
     rule: Rule,
@@ -55,7 +54,7 @@ const KEPT: &str = "Postrider sets what its promises need";
 const IN_FLIGHT: &str = "`flow.in_flight_events` and `flow.in_flight_bytes` are the bound";
 const BOUND: &str = "Postrider bounds what is in flight and makes this queue larger";
 
-/// Every property that is not the operator's alone. Aliases stand beside the name they are an alias of.
+/// Every property that has a rule. An alias follows the property that it is an alias of.
 const GUARDS: &[Guard] = &[
     guard("bootstrap.servers", Rule::Never, "the key `brokers` says it", "write it in `brokers`"),
     guard(
@@ -103,7 +102,7 @@ const AUTO_CREATE: &str = "a misspelt route would create topics with the broker'
 const TOKEN: &str = "nobody would renew the token when it expires";
 const TRANSACTIONS: &str = "Postrider does not use transactions";
 
-/// librdkafka's configuration for `spec`: our settings, and the operator's on top where they break no promise.
+/// librdkafka's configuration for `spec`: our settings, overridden by the operator's properties.
 ///
 /// # Errors
 /// The first of [`mistakes`].
@@ -118,9 +117,8 @@ pub(super) fn client_config(spec: &KafkaSpec) -> Result<ClientConfig, OpenError>
     Ok(config)
 }
 
-/// The same for the producer for large records. It has one record at a time, so there is nothing that a gap could
-/// reorder, and without that guarantee librdkafka goes on with the producer after a refusal. Nor does a record of it
-/// wait for others.
+/// The configuration of the producer for large records. That producer has one record at a time, so a gap cannot reorder
+/// records, and without `enable.gapless.guarantee` it can be used after a refusal. Its records do not wait for others.
 pub(super) fn for_large(
     sizes: SizeLimits,
     spec: &KafkaSpec,
@@ -132,7 +130,7 @@ pub(super) fn for_large(
     config
 }
 
-/// Every property that is refused, in the order of their names, and what they lack together.
+/// The errors of all refused properties, in the order of their names, and then the error of their combination.
 pub(super) fn mistakes(spec: &KafkaSpec) -> Vec<OpenError> {
     let build = Build::here();
     let of = |(name, value): (&String, &String)| of_property(build, name, value).err();
@@ -144,7 +142,7 @@ pub(super) fn mistakes(spec: &KafkaSpec) -> Vec<OpenError> {
 fn of_property(build: Build, name: &str, value: &str) -> Result<(), OpenError> {
     build.allows(name, value)?;
     allowed(name, value)?;
-    // One property at a time, so that the error names it: librdkafka's own text repeats the value, which may be a
+    // Each property is tried alone, so that our error names it. librdkafka's own text repeats the value, which may be a
     // secret.
     let mut probe = ClientConfig::new();
     probe.set(name, value);
@@ -152,7 +150,7 @@ fn of_property(build: Build, name: &str, value: &str) -> Result<(), OpenError> {
 }
 
 fn allowed(name: &str, value: &str) -> Result<(), OpenError> {
-    // librdkafka takes `topic.acks` for `acks`, and some names begin with it by themselves.
+    // librdkafka reads `topic.acks` as `acks`. The names of some properties begin with `topic.` themselves.
     if name.starts_with("topic.") && !NAMES.contains(&name) {
         let (why, fix) = (TOPIC_PREFIX, "write its name without `topic.`");
         return Err(OpenError::Refused { name: name.to_owned(), why, fix });
@@ -185,15 +183,15 @@ fn refusal(name: &str, error: &KafkaError) -> OpenError {
     OpenError::BadValue { name: name.to_owned() }
 }
 
-/// Whether the operator has records wait for others in librdkafka.
+/// Whether the operator has set that records wait for others in librdkafka (`linger.ms`).
 pub(super) fn lingers(spec: &KafkaSpec) -> bool {
     let names = ["linger.ms", "queue.buffering.max.ms"];
     let mut values = names.iter().filter_map(|name| spec.properties.get(*name));
     values.any(|value| value.trim().parse::<f64>() != Ok(0.0))
 }
 
-/// What the promises need, and for the rest what measured best. Security is as librdkafka's defaults have it: none,
-/// unless the operator says so.
+/// The settings that the guarantees require, and otherwise those that had the best results in measurements. Security
+/// has librdkafka's defaults: no encryption and no login, unless the operator sets them.
 fn ours(spec: &KafkaSpec) -> ClientConfig {
     let mut config = ClientConfig::new();
     config.set_log_level(RDKafkaLogLevel::Info);
@@ -205,13 +203,13 @@ fn ours(spec: &KafkaSpec) -> ClientConfig {
         ("message.timeout.ms", "0"),
         ("partitioner", "murmur2_random"),
         ("compression.type", "lz4"),
-        // What comes while five requests are on their way goes together all the same (docs/decisions/batching.md).
+        // Records that arrive while five requests are in flight are batched even so (docs/decisions/batching.md).
         ("linger.ms", "0"),
         ("batch.num.messages", "50000"),
         ("socket.keepalive.enable", "true"),
         ("reconnect.backoff.ms", "50"),
         ("reconnect.backoff.max.ms", "1000"),
-        // A broker that closes an idle connection is not worth a line.
+        // Brokers close idle connections regularly, so this is not logged.
         ("log.connection.close", "false"),
         ("allow.auto.create.topics", "false"),
         ("client.id", spec.client_id.as_str()),
@@ -224,16 +222,16 @@ fn ours(spec: &KafkaSpec) -> ClientConfig {
     config
 }
 
-/// Twice what the caller lets in flight, and some: librdkafka's queue is a safety net, the caller's bound is the bound.
+/// More than twice the events that the pipeline allows in flight. The pipeline's bound is the effective one;
+/// librdkafka's queue is never full in normal operation.
 fn queue_messages(spec: &KafkaSpec) -> usize {
     spec.in_flight_events.saturating_mul(2).saturating_add(1_000).min(10_000_000)
 }
 
-// The names of librdkafka's producer properties, for "did you mean".
-//
-// From CONFIGURATION.md of librdkafka 2.12.1. Whether a name is known is librdkafka's own word, never this list's.
+// The names of librdkafka's producer properties (CONFIGURATION.md of librdkafka 2.12.1), for suggestions in messages.
+// librdkafka alone decides whether a name is known.
 
-/// Every property an operator may write, in order.
+/// Every property that an operator may write, in alphabetical order.
 pub(super) const NAMES: &[&str] = &[
     "acks",
     "allow.auto.create.topics",
@@ -367,19 +365,19 @@ pub(super) const NAMES: &[&str] = &[
     "transactional.id",
 ];
 
-// Logins that this build can't make, refused by name before librdkafka is asked: its own words are "recompile", or the
-// property is taken and the login fails later.
+// Login methods that this build does not support. They are refused here, because librdkafka's own message only says
+// "recompile", or librdkafka accepts the property and the login fails later.
 //
-// What librdkafka was built with is what it says of itself (`builtin.features`). Postrider's own build has neither
-// Cyrus SASL (Kerberos) nor libcurl (OIDC tokens); docs/decisions/logins.md has the reasons.
+// `builtin.features` lists what librdkafka was built with. Postrider's own build has neither Cyrus SASL (Kerberos) nor
+// libcurl (OIDC tokens); docs/decisions/logins.md has the reasons.
 
-/// What to use instead, of what every broker has.
+/// Alternatives that every broker supports.
 const INSTEAD: &str = "use SCRAM-SHA-512 or PLAIN over SASL_SSL (sasl.username, sasl.password), or a TLS client \
                        certificate (ssl.certificate.location, ssl.key.location)";
-/// The same at Amazon's managed service.
+/// Alternatives at Amazon's managed service.
 const INSTEAD_MSK: &str = "Amazon MSK also takes SASL/SCRAM (port 9096, user and password in AWS Secrets Manager: \
                            sasl.mechanism = SCRAM-SHA-512) and TLS client certificates (port 9094)";
-/// Where Java's clients write the login into one property.
+/// The alternative to the property in which Java's clients have the whole login.
 const JAAS: &str = "write user and password into sasl.username and sasl.password";
 
 const KERBEROS: &str = "Kerberos (GSSAPI), and this build has no Cyrus SASL";
@@ -388,10 +386,10 @@ const MSK: &str =
     "the IAM login of Amazon MSK, whose signed tokens only Amazon's Java classes make";
 const JAVA: &str = "a login of the Java client, and librdkafka has no such property";
 
-/// The names of the property that says how to log in.
+/// The names of the property for the login method.
 const MECHANISM: [&str; 2] = ["sasl.mechanisms", "sasl.mechanism"];
 
-/// What librdkafka was built with.
+/// Optional login methods that librdkafka was built with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Build {
     kerberos: bool,
@@ -399,7 +397,7 @@ pub(super) struct Build {
 }
 
 impl Build {
-    /// By its own word.
+    /// The methods of this process' librdkafka, from `builtin.features`.
     pub(super) fn here() -> Self {
         let native = ClientConfig::new().create_native_config();
         let features = native.and_then(|native| native.get("builtin.features"));
@@ -408,7 +406,7 @@ impl Build {
         Self { kerberos: has("sasl_gssapi"), oidc: has("oidc") || has("sasl_oauthbearer_oidc") }
     }
 
-    /// Whether one property asks for a login that can't be made.
+    /// Refuses a property that requests a login method which this build does not support.
     pub(super) fn allows(self, name: &str, value: &str) -> Result<(), OpenError> {
         let lacks =
             |what, instead| Err(OpenError::NoLogin { name: name.to_owned(), what, instead });
@@ -430,14 +428,15 @@ impl Build {
         if !self.kerberos && (mechanism("GSSAPI") || name.starts_with("sasl.kerberos.")) {
             return lacks(KERBEROS, INSTEAD);
         }
-        // Without OIDC there is nobody to give a token: librdkafka's unsecured one is refused for its expiry.
+        // Without OIDC nothing provides a token. librdkafka's unsecured token is refused because it expires.
         if !self.oidc && (mechanism("OAUTHBEARER") || name.starts_with("sasl.oauthbearer.")) {
             return lacks(OIDC, INSTEAD);
         }
         Ok(())
     }
 
-    /// Whether all of them ask for the mechanism that librdkafka takes where none is named.
+    /// Refuses properties that request SASL without a mechanism if this build does not support librdkafka's default
+    /// mechanism, GSSAPI.
     pub(super) fn allows_all(self, spec: &KafkaSpec) -> Result<(), OpenError> {
         let protocol = spec.properties.get("security.protocol");
         let sasl =
@@ -469,7 +468,7 @@ mod logins_tests {
         }
     }
 
-    /// A build that has more is told nothing: the table holds for whatever librdkafka says of itself.
+    /// A build with more features refuses less: the rules depend on what librdkafka reports about itself.
     #[test]
     fn logins_that_a_build_lacks_are_refused_by_name() {
         let both = Build { kerberos: true, oidc: true };
@@ -511,7 +510,7 @@ mod logins_tests {
         }
     }
 
-    /// librdkafka would take GSSAPI.
+    /// librdkafka's default mechanism is GSSAPI.
     #[test]
     fn mechanism_is_named_where_the_default_is_one_that_the_build_lacks() {
         let spec = |properties: &[(&str, &str)]| KafkaSpec {
@@ -535,7 +534,7 @@ mod logins_tests {
         assert!(Build { kerberos: true, oidc: false }.allows_all(&spec(&[sasl])).is_ok());
     }
 
-    /// The documents say so: a build that has them changes the documents.
+    /// The documents describe this build. A build with other features requires a change of the documents.
     #[test]
     fn this_build_has_what_the_documents_say() {
         assert_eq!(Build::here(), NEITHER);

@@ -1,4 +1,5 @@
-//! What is known of a topic, how it is asked for, and whether a record fits.
+//! Topics: their facts and how these are read, whether a record fits, topics that were created again, topics that may
+//! not be written, the creation of topics, and records that are larger than their topic's limit before compression.
 
 #[cfg(test)]
 mod tests;
@@ -20,47 +21,49 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The broker's default of `message.max.bytes`, taken where the topic's own limit may not be read (Kafka's
-/// documentation).
+/// The broker's default of `message.max.bytes` (Kafka's documentation), used if the topic's own limit may not be read.
+/// Unit: bytes.
 pub(super) const BROKER_DEFAULT_BYTES: usize = 1_048_588;
 
-/// Bytes of a record batch before its first record (message format 2).
+/// The size of a record batch's header, before its first record (message format 2). Unit: bytes.
 const BATCH_HEADER_BYTES: usize = 61;
 
-/// How long the topic's configuration is waited for while events wait for the topic. Without it a limit that is smaller
-/// than the default is learnt the hard way: a batch is refused, and the topic asked for again.
+/// The longest wait for the topic's configuration while events wait for the topic. Without the configuration the
+/// default limit is assumed. If the topic's limit is lower, a batch is refused, and the topic is looked up again.
 pub(super) const CONFIG_ANSWER_MAX: Duration = Duration::from_millis(500);
 
-/// What the sink must know of a topic before it sends.
+/// The facts about a topic that the sink needs before it sends a record to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// The name, as C wants it.
+    /// The name, for librdkafka.
     pub(super) name: CString,
-    /// How many partitions it has.
+    /// The number of partitions.
     pub(super) partitions: i32,
-    /// How many brokers lead them.
+    /// The number of brokers that lead partitions of the topic.
     pub(super) leaders: usize,
-    /// Copies in sync of the partition that has the fewest; 0 where one has no leader.
+    /// The number of in-sync replicas of the partition that has the fewest; 0 if a partition has no leader.
     pub(super) in_sync: usize,
-    /// Bytes of a batch it takes (`max.message.bytes`).
+    /// The largest batch that the topic accepts (`max.message.bytes`). Unit: bytes.
     pub(super) limit: usize,
-    /// Replicas that must have a record before it is acknowledged, where we may read it.
+    /// The number of replicas that must have a record before it is acknowledged (`min.insync.replicas`); `None` if the
+    /// configuration may not be read.
     pub(super) min_insync: Option<u32>,
-    /// How the topic keeps its batches (`compression.type`): `producer`, a codec, `uncompressed`; where we may read it.
+    /// How the broker stores batches of the topic (`compression.type`): `producer`, a codec, or `uncompressed`; `None`
+    /// if the configuration may not be read.
     pub(super) compression: Option<String>,
-    /// Whether limit and replicas are the topic's own; else they are the broker's defaults.
+    /// Whether the topic's configuration was read; otherwise the broker's defaults are assumed.
     pub(super) configured: bool,
-    /// When the broker was asked.
+    /// When the request was sent.
     pub(super) asked_at: Instant,
 }
 
 impl Facts {
-    /// The broker undoes the producer's compression: what counts is the size without.
+    /// Whether the broker stores batches uncompressed, so that its limit applies to the uncompressed size.
     fn keeps_uncompressed(&self) -> bool {
         self.compression.as_deref() == Some("uncompressed")
     }
 
-    /// One of its partitions takes nothing, by no fault of the client's.
+    /// Whether a partition accepts no records, because it has no leader or not enough in-sync replicas.
     pub(super) fn lacks(&self) -> bool {
         self.in_sync < self.min_insync.map_or(1, |copies| copies as usize)
     }
@@ -69,36 +72,37 @@ impl Facts {
 /// Why a topic can't be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unusable {
-    /// The topic's own error, or why the broker could not be asked.
+    /// The topic's own error, or why no broker could be asked.
     pub(super) code: Code,
-    /// Brokers of the cluster; 0 where none answered.
+    /// The number of brokers of the cluster; 0 if no broker answered.
     pub(super) brokers: usize,
 }
 
 impl Unusable {
-    /// Whether a broker says that there is no such topic.
+    /// Whether a broker has answered that the topic does not exist.
     pub(super) const fn does_not_exist(self) -> bool {
         matches!(self.code, Code::UnknownTopicOrPartition | Code::UnknownTopic)
     }
 
-    /// Whether there is no such topic, as far as we may see: a broker says "not authorised" of a name that it would not
-    /// show us either way.
+    /// Whether the topic does not exist as far as this client can see. A broker answers "not authorised" for a name
+    /// that the client may not see, whether such a topic exists or not.
     pub(super) const fn is_missing(self) -> bool {
         self.does_not_exist()
             || matches!(self.code, Code::InvalidTopic | Code::TopicAuthorizationFailed)
     }
 }
 
-/// Asks for a topic; waits at most `timeout`, and `config_timeout` for its configuration.
+/// Requests the facts about a topic. Waits at most `timeout` for its metadata, and `config_timeout` for its
+/// configuration.
 ///
 /// # Errors
-/// The topic's own error (missing, not ours to see), or why the broker could not be asked.
+/// The topic's own error (missing, not visible for this client), or why no broker could be asked.
 pub(super) fn look_up(
     producer: &Producer,
     topic: &str,
     (timeout, config_timeout): (Duration, Duration),
 ) -> Result<Facts, Unusable> {
-    // Before the question: what is changed while it is under way is not yet known.
+    // The time before the request: the answer need not include changes that were made after it was sent.
     let asked_at = Instant::now();
     let unasked = |code| Unusable { code, brokers: 0 };
     let name = CString::new(topic).map_err(|_nul| unasked(Code::InvalidTopic))?;
@@ -118,8 +122,8 @@ pub(super) fn look_up(
         return Err(unusable(unclear));
     }
     let leaders: BTreeSet<i32> = found.partitions().iter().map(MetadataPartition::leader).collect();
-    // To read the configuration is optional: the permission may be missing, and so may the request itself among
-    // Kafka's relatives (librdkafka's mock broker never answers it).
+    // The configuration is optional: the permission may be missing, and compatible servers may not have the request
+    // (librdkafka's mock broker never answers it).
     let config = native::topic_config(producer, &name, config_timeout);
     let configured = config.is_ok();
     let entries = config.unwrap_or_default();
@@ -142,9 +146,9 @@ pub(super) fn look_up(
     })
 }
 
-/// Where the record goes, as Kafka's clients choose it. Chosen here, for what is known of the topic, and not by
-/// librdkafka, whose several producers learn of new partitions at several times. Without partition and key no order is
-/// asked for, but in a topic of one partition there is one all the same.
+/// The partition of a record, chosen as Kafka's clients choose it; `None` if librdkafka may choose any. It is chosen
+/// here, from the facts about the topic, because several producers of librdkafka learn of new partitions at different
+/// times. A record without partition and key has no place in an order, but a topic of one partition keeps one anyway.
 #[inline]
 pub(super) fn partition_of(record: &Record<'_>, facts: &Facts) -> Option<i32> {
     match (record.partition, record.key) {
@@ -157,25 +161,27 @@ pub(super) fn partition_of(record: &Record<'_>, facts: &Facts) -> Option<i32> {
     }
 }
 
-/// Whether key, value and headers are within the operator's own limit, if there is one.
+/// Checks the size of key, value and headers against the operator's own limit, if there is one.
 pub(super) fn within(record: &Record<'_>, size_max: Option<usize>) -> Result<(), Refusal> {
     let Some(limit) = size_max else { return Ok(()) };
     let size = record.size_bytes();
     if size > limit { Err(Refusal::too_large(size, limit)) } else { Ok(()) }
 }
 
-/// How a record fits its topic.
+/// Whether a topic accepts a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fit {
-    /// However little it compresses.
+    /// Yes, whatever the compression achieves.
     Surely,
-    /// If it compresses enough: the broker can say. Bytes of a batch of it alone, not compressed.
+    /// If it compresses well enough, which only the broker can decide. `size`: bytes of a batch with only this record,
+    /// not compressed.
     Compressed { size: usize },
 }
 
-/// Whether the topic takes the record, alone in a batch. `compresses`: whether the producer compresses batches.
+/// Whether the topic accepts the record, alone in a batch. `compresses`: whether the producer compresses batches.
 ///
-/// The broker judges a batch as it arrives, and once more where it keeps it in another way (`compression.type`).
+/// The broker checks the size of a batch as it arrives, and again if it stores the batch with another compression
+/// (`compression.type`).
 pub(super) fn fits(record: &Record<'_>, facts: &Facts, compresses: bool) -> Result<Fit, Refusal> {
     if let Some(partition) = record.partition
         && !(0..facts.partitions).contains(&partition)
@@ -183,7 +189,7 @@ pub(super) fn fits(record: &Record<'_>, facts: &Facts, compresses: bool) -> Resu
         return Err(Refusal::partition(partition));
     }
     let limit = facts.limit;
-    // The exact size is only worth its loop near the limit.
+    // The exact size needs a loop over the headers, so it is computed only near the limit.
     if batch_bytes_at_most(record) <= limit {
         return Ok(Fit::Surely);
     }
@@ -194,19 +200,20 @@ pub(super) fn fits(record: &Record<'_>, facts: &Facts, compresses: bool) -> Resu
     if size > ATTEMPT_BYTES_MAX {
         return Err(Refusal::too_large(size, limit.max(ATTEMPT_BYTES_MAX)));
     }
-    // The default that is taken for a limit which may not be read is a guess, and the broker knows.
+    // If the limit may not be read, the default is only an assumption, and the broker decides.
     if (compresses && !facts.keeps_uncompressed()) || !facts.configured {
         return Ok(Fit::Compressed { size });
     }
     Err(Refusal::too_large(size, limit))
 }
 
-/// As [`batch_bytes`], or a little more: ten bytes of lengths a header, and 64 for the rest.
+/// An upper bound of [`batch_bytes`]: ten bytes of lengths for each header, and 64 for the rest.
 pub(super) fn batch_bytes_at_most(record: &Record<'_>) -> usize {
     record.size_bytes() + BATCH_HEADER_BYTES + 64 + 10 * record.headers.len()
 }
 
-/// Bytes of a batch of this record alone, not compressed (Kafka protocol, "Record Batch"; held against a real broker).
+/// Bytes of a batch with only this record, not compressed (Kafka protocol, "Record Batch"; compared with a real
+/// broker).
 fn batch_bytes(record: &Record<'_>) -> usize {
     let sized = |bytes: Option<usize>| bytes.map_or(1, |len| varint_bytes(len) + len);
     let headers: usize = record
@@ -229,19 +236,19 @@ const fn varint_bytes(number: usize) -> usize {
     bits.div_ceil(7)
 }
 
-// Which topics are not those that they were. One that is deleted and made anew keeps its name and has another id.
+// Topics that were deleted and created again. Such a topic has the same name and another id.
 //
-// librdkafka does not notice what came between, if it was asked for nothing meanwhile. It then believes none of the
-// new leaders, whose epochs begin at 0 again and so are older than those it knows, and sends to the former ones for
-// ever (its issue 4898, open; seen with 2.12.1:
-// `kafka_astray::topic_that_is_made_anew_with_another_leader_gets_its_records`). And no partition of the topic knows
-// the producer that was introduced to those of before. Only another producer helps.
+// librdkafka does not notice this if it requested no metadata in between. The leader epochs of the new topic begin at 0
+// again, so librdkafka regards the new leaders as outdated, and sends to the former leaders without end (its issue
+// 4898, open; seen with 2.12.1: `kafka_astray::topic_that_is_made_anew_with_another_leader_gets_its_records`). In
+// addition, no partition of the new topic knows the producer id that the former partitions knew. In both cases only a
+// new producer helps.
 //
-// Owns the ids that were heard. Brokers may answer that lag behind one another: a topic never gets a former id back,
-// so the former one says nothing.
+// Brokers may answer with outdated metadata. A topic never gets a former id back, so an answer with the former id is
+// ignored.
 
-/// Topics whose id is remembered. Of a further one nothing is noticed but that nothing is acknowledged
-/// ([`stall`](super::stall)).
+/// The most topics whose ids are remembered. If a further topic is created again, only the lack of acknowledgements
+/// shows it ([`AckStall`](super::health::AckStall)).
 const TOPICS_MAX: usize = 10_000;
 
 #[derive(Default)]
@@ -256,8 +263,9 @@ pub(super) struct TopicIds {
 }
 
 impl TopicIds {
-    /// A topic has this id: whether it is another one than it had. Then new producers are made, and so the other topics
-    /// may be what they are from here on. Not where it is not `due`: then that is found when it is asked for again.
+    /// Records the id of a topic, and returns whether the topic had another id before. Then the caller creates new
+    /// producers, which know no former partitions, so the ids of all other topics are learnt again. If `due` is false,
+    /// another id is not recorded: it is found when the topic is looked up again.
     pub(super) fn changed(&mut self, topic: &str, id: TopicId, due: bool) -> bool {
         if self.topics.len() == TOPICS_MAX && !self.topics.contains_key(topic) {
             return false;
@@ -292,7 +300,7 @@ mod ids_tests {
         assert!(ids.changed("a", newer, true));
     }
 
-    /// Behind a topic that was made anew all are asked for, just then: what is heard of them counts.
+    /// After a topic was created again, all topics are looked up at once; an id that is read before is not lost.
     #[test]
     fn what_is_heard_before_it_is_due_is_remembered_and_not_lost() {
         let mut ids = TopicIds::default();
@@ -302,7 +310,7 @@ mod ids_tests {
         assert!(ids.changed("a", new, true));
     }
 
-    /// All of a cluster that was exchanged: the producers that are made for the first know no other of before.
+    /// All topics of a cluster that was replaced: the new producers for the first topic know no former topic either.
     #[test]
     fn topics_that_are_made_anew_together_cost_one_set_of_producers() {
         let mut ids = TopicIds::default();
@@ -316,12 +324,12 @@ mod ids_tests {
     }
 }
 
-// Topics that we may see and not write to: they look like any other until one of them refuses a record. From then on
-// each that is asked for is asked for our rights too.
+// Topics that this client may see and may not write to. Their metadata do not differ from those of other topics, so
+// they are found when such a topic refuses a record. From then on the client's rights are requested with every look-up.
 //
-// The last answers are kept here; the metadata thread acts on a closed topic.
+// The last answers are stored here; the metadata thread acts on a closed topic.
 
-/// Topics remembered as closed; a further one is found open, and refuses again.
+/// The most topics that are remembered as closed. A further topic counts as open, and refuses its next record again.
 const CLOSED_MAX: usize = 1_000;
 
 #[derive(Default)]
@@ -330,10 +338,10 @@ pub(super) struct Rights {
 }
 
 impl Rights {
-    /// Whether a topic that is there is closed to us, by what its broker says.
+    /// Whether this client may not write to an existing topic, by the broker's description of the topic.
     ///
-    /// The controller is asked, which may be a broker that nobody has spoken to: where it gives no answer, the one
-    /// before holds.
+    /// The description comes from the controller, to which the client may have no connection. If the controller does
+    /// not answer, its previous answer is used.
     pub(super) fn closed(&mut self, topic: &str, described: Result<Description, Code>) -> bool {
         match described.map(|described| described.may_write) {
             Ok(Some(false)) if self.closed.len() < CLOSED_MAX => {
@@ -348,18 +356,19 @@ impl Rights {
     }
 }
 
-// Topics that are missing and may be made (`sink.create_topics`): which, how many a minute, and what came of it.
+// The creation of missing topics (`sink.create_topics`): which topics, how many in a minute, and the results.
 
-/// Topics that are made in a minute. A field that has another value in each row must not fill the cluster with topics.
+/// The most topics that are created in a minute. A column that has another value in each row must not fill the cluster
+/// with topics.
 const A_MINUTE: usize = 60;
 
-/// Before a topic that could not be made is tried again.
+/// The pause before the creation of a topic is attempted again.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// Topics that could not be made and are remembered with the reason.
+/// The most topics that are remembered with the reason why they could not be created.
 const FAILED_MAX: usize = 1_000;
 
-/// `sink.create_topics`, compiled.
+/// `sink.create_topics`, with its compiled pattern.
 #[derive(Clone, Debug)]
 pub(super) struct TopicCreation {
     pub(super) spec: CreateTopics,
@@ -373,14 +382,15 @@ impl TopicCreation {
         Ok(Self { spec: spec.clone(), allow: allow.map_err(|_syntax| OpenError::AllowPattern)? })
     }
 
-    /// Whether a topic of this name is made. One with an empty part is not: a field of its template was empty in a row.
+    /// Whether a topic of this name is created. A name with an empty part is not allowed, because it comes from a row
+    /// in which a column of the template is empty.
     pub(super) fn allows(&self, topic: &str) -> bool {
         is_topic_name(topic.as_bytes())
             && !has_empty_part(topic)
             && self.allow.as_ref().is_none_or(|allow| allow.is_match(topic))
     }
 
-    /// How a topic is made, for a reader.
+    /// The settings of new topics, in words.
     pub(super) fn words(&self) -> String {
         let count = |number: Option<u32>, what: &str| match number {
             Some(1) => format!("1 {what}"),
@@ -399,24 +409,24 @@ impl TopicCreation {
     }
 }
 
-/// What came of the request to make a topic.
+/// The result of a request to create a topic.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Made {
-    /// The topic exists now: created by us, or by another client at the same time.
+    /// The topic exists now: it was created by this client, or by another one at the same time.
     Yes,
     /// The topic is not to be created, or no topics are.
     No,
-    /// It is to be made, and was not: why.
+    /// The topic could not be created, and why.
     Not(NotMade),
-    /// Too many were made in the last minute.
+    /// Too many topics were created in the last minute.
     Later,
 }
 
-/// Makes topics.
+/// Creates topics.
 #[derive(Debug)]
 pub(super) struct Creation {
     wanted: Option<TopicCreation>,
-    /// When the last ones were made.
+    /// When topics were created in the last minute.
     made_at: VecDeque<Instant>,
     failed: BTreeMap<String, (NotMade, Instant)>,
 }
@@ -431,7 +441,7 @@ impl Creation {
         self.wanted.as_ref().map_or_else(Vec::new, |wanted| wanted.spec.known.clone())
     }
 
-    /// Makes a topic that is missing, if it is to be made. Waits at most `timeout`.
+    /// Creates a missing topic, if the settings allow it. Waits at most `timeout`.
     pub(super) fn make(&mut self, producer: &Producer, topic: &str, timeout: Duration) -> Made {
         let Some(wanted) = self.wanted.as_ref().filter(|wanted| wanted.allows(topic)) else {
             return Made::No;
@@ -460,7 +470,7 @@ impl Creation {
                 self.failed.remove(topic);
                 Made::Yes
             }
-            // Somebody else made it at the same time.
+            // Another client created the topic at the same time.
             Err(NotMade { code: Code::TopicAlreadyExists, .. }) => {
                 self.failed.remove(topic);
                 Made::Yes
@@ -553,27 +563,28 @@ mod creation_tests {
     }
 }
 
-// Records that are larger than their topic takes before compression, so that only the broker can say whether it takes
-// them: which of them is on its way, and which the broker has refused.
+// Records that are larger than their topic's limit before compression, so that only the broker can decide whether it
+// accepts them: which of them is in flight, and which were refused.
 //
-// The broker judges a batch as it arrives, compressed. Such a record is sent alone in its batch by a producer of its
-// own, which has one record at a time, while the caller sends nothing else that must stay in order with it. So a
-// refusal means this record, and nothing else has to be given up for it. A record that was refused is not sent again
-// while its topic is as it was.
+// The broker checks the compressed size of a batch. Such a record is sent alone in its batch by a producer of its own,
+// which has one record in flight at a time, and the pipeline sends nothing meanwhile that must stay in order with it.
+// So a refusal is about this record only, and no other record has to be sent again. A refused record is not sent again
+// while the topic's limit and compression are unchanged.
 
-/// The largest record that is sent in the hope that it compresses, in bytes. A broker closes the connection on a
-/// request above its `socket.request.max.bytes` (100 MiB by default) without an answer, and the producer would send it
-/// again without end.
+/// The largest record that is sent although it fits only if it compresses well. A broker closes the connection without
+/// an answer if a request is larger than its `socket.request.max.bytes` (100 MiB by default), and the producer would
+/// send the request again without end. Unit: bytes.
 pub(super) const ATTEMPT_BYTES_MAX: usize = 100_000_000;
 
-/// Refused records that are remembered; the oldest is forgotten first, and sent once more if it comes again.
+/// The most refused records that are remembered. The oldest is forgotten first, and is then sent again if it is offered
+/// again.
 const REFUSED_MAX: usize = 10_000;
 
-/// How long a refusal counts. After that the broker is asked again: it may take the record for a reason that the
-/// topic's configuration does not show.
+/// How long a refusal is remembered. After that the record is sent again: the broker may accept it now for a reason
+/// that the topic's configuration does not show.
 const REFUSED_FOR: Duration = Duration::from_mins(10);
 
-/// Names a record by its content.
+/// Identifies a record by a hash of its content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Fingerprint(u64);
 
@@ -588,7 +599,7 @@ impl Fingerprint {
     }
 }
 
-/// One on its way.
+/// The record in flight.
 #[derive(Clone, Debug)]
 struct Sent {
     ticket: Ticket,
@@ -598,7 +609,7 @@ struct Sent {
     compression: Option<String>,
 }
 
-/// One that was refused, and what its topic was like.
+/// A refused record, and the relevant settings of its topic at that time.
 #[derive(Clone, Debug)]
 struct Refused {
     fingerprint: Fingerprint,
@@ -622,7 +633,7 @@ impl LargeRecords {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The record is handed to its producer, which has no other.
+    /// Notes that the record was given to its producer, which has no other record.
     pub(super) fn sent(
         &self,
         ticket: Ticket,
@@ -634,7 +645,8 @@ impl LargeRecords {
         self.state().sent = Some(Sent { ticket, fingerprint, size, limit, compression });
     }
 
-    /// The broker refused a record for its size: why, where it was this one.
+    /// Notes that the broker refused a record because of its size. Returns the reason if it is the large record in
+    /// flight.
     pub(super) fn refuse(&self, ticket: Ticket) -> Option<Refusal> {
         let mut state = self.state();
         let sent = state.sent.take_if(|sent| sent.ticket == ticket)?;
@@ -646,7 +658,8 @@ impl LargeRecords {
         Some(Refusal::too_large_compressed(size, limit))
     }
 
-    /// Whether the broker has refused this record, and its topic is as it was then.
+    /// Whether the broker has refused this record, and the topic's limit was not raised nor its compression changed
+    /// since.
     pub(super) fn is_refused(&self, fingerprint: Fingerprint, facts: &Facts) -> bool {
         let mut state = self.state();
         state.refused.retain(|refused| refused.at.elapsed() < REFUSED_FOR);

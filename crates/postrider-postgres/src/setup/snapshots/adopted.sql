@@ -3,7 +3,7 @@
 -- There already: table "public"."outbox".
 -- There already: publication "postrider_orders".
 -- There already: schema "postrider", version 8.
--- There already: slot "postrider_orders", standing at 0/5000.
+-- There already: slot "postrider_orders", at position 0/5000.
 
 -- 1. adopt slot "postrider_orders": create its cursor
 -- The slot already exists: the relay continues from its position.

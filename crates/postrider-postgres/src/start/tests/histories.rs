@@ -9,7 +9,7 @@ fn promote(facts: &mut Facts) {
     switch(facts, 1, "0/5900", "no recovery target specified");
 }
 
-/// As [`promote`], on a server that says nothing of how its slots came to be.
+/// As [`promote`], on a server version that does not record whether a slot was synchronised.
 fn promote_16(facts: &mut Facts) {
     promote(facts);
     facts.server.version = 160_013;
