@@ -3,12 +3,15 @@
 //! `ARCHITECTURE.md` describes the crates and modules. Which module may use which is in `tests/it/tidy/layers.rs`, a
 //! test that fails on any other dependency.
 
-pub use pg_replication::{lsn, pgoutput, secret_file};
-pub use postrider_core::{backoff, error, event, finding, parked, record, status, zone};
+pub use postrider_core::{
+    backoff, error, event, finding, offset, parked, record, row, row_buffer, source, status, store,
+    timestamp, zone,
+};
 pub use postrider_outbox as outbox;
 pub use postrider_postgres as postgres;
 pub use postrider_relay::{ack, relay};
 pub use postrider_sinks as sink;
+pub use secret_file;
 
 #[cfg(feature = "admin")]
 pub mod admin;

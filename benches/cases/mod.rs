@@ -2,14 +2,18 @@
 //!
 //! The preparation of a case is not measured; then the case processes its events.
 
+use pg_replication::lsn::Lsn;
 use postrider::ack::{Progress, Tracker};
-use postrider::event::{Aggregate, PgTime, Position};
-use postrider::lsn::{Lsn, Watermark};
+use postrider::event::{Aggregate, Position};
+use postrider::offset::{Offset, Watermark};
 use postrider::outbox::{At, Layout, Mapper, OutboxSpec};
 use postrider::parked::{Entry, Lane, State};
-use postrider::pgoutput::{self, Message};
+use postrider::postgres::lsn::from_pg_micros;
+use postrider::postgres::{DecodedObjects, Decoder, Encoding, Frame};
 use postrider::record::{Outcome, Ticket};
-use postrider::relay::{Change, Effect, Input, Limits, OnPoison, ParkingRules, Relay, Settings};
+use postrider::relay::{self, Effect, Input, Limits, OnPoison, ParkingRules, Relay, Settings};
+use postrider::source::Change;
+use postrider::timestamp::Timestamp;
 use std::hint::black_box;
 use std::time::Duration;
 
@@ -74,36 +78,46 @@ fn relation() -> Vec<u8> {
     frame
 }
 
+fn frame(data: &[u8]) -> Frame<'_> {
+    Frame::XLogData { wal_start: Lsn::ZERO, wal_end: Lsn::ZERO, data }
+}
+
+fn decoder() -> Decoder {
+    Decoder::new(DecodedObjects::default(), None, Encoding::UTF8)
+}
+
 fn decode(events: usize) -> Run {
-    let frame = insert();
+    let data = insert();
+    let mut decoder = decoder();
     Box::new(move || {
         for _ in 0..events {
-            let Ok(Message::Insert(insert)) = pgoutput::decode(black_box(&frame)) else {
-                panic!("an insert")
+            let Ok(Change::Row(row)) = decoder.change(&frame(black_box(&data))) else {
+                panic!("a row")
             };
-            black_box(insert.new.len());
+            black_box(row.cells.len());
         }
     })
 }
 
 fn map(events: usize) -> Run {
-    let (frame, relation) = (insert(), relation());
+    let (data, relation) = (insert(), relation());
     let mut mapper = Mapper::new(OutboxSpec::for_layout(Layout::Postrider)).expect("a mapper");
-    let Ok(Message::Relation(relation)) = pgoutput::decode(&relation) else { panic!("a relation") };
-    mapper.relation(&relation).expect("a table that fits");
+    let mut decoder = decoder();
+    let Ok(Change::Table(table)) = decoder.change(&frame(&relation)) else { panic!("a table") };
+    mapper.table(&table).expect("a table that fits");
     Box::new(move || {
-        let Ok(Message::Insert(insert)) = pgoutput::decode(&frame) else { panic!("an insert") };
+        let Ok(Change::Row(row)) = decoder.change(&frame(&data)) else { panic!("a row") };
         for ordinal in 0..events as u64 {
-            let position = Position { commit_lsn: lsn(4_711), ordinal };
-            let at = At { position, commit_time: PgTime { micros: 848_599_143_833_097 } };
-            let event = mapper.insert(black_box(&insert), at);
+            let position = Position { commit: lsn(4_711), ordinal };
+            let at = At { position, commit_time: from_pg_micros(848_599_143_833_097) };
+            let event = mapper.row(black_box(&row), at);
             black_box(event.expect("no poison").expect("our table").record().size_bytes());
         }
     })
 }
 
-fn lsn(value: u64) -> Lsn {
-    Lsn::from_wire(value)
+fn lsn(value: u64) -> Offset {
+    Offset::new(value)
 }
 
 fn rules() -> ParkingRules {
@@ -136,7 +150,7 @@ fn aggregates() -> Vec<String> {
 
 fn event(id: &str) -> Input<'_> {
     let aggregate = Aggregate { kind: "order", id };
-    Input::Change(Change::Event { aggregate, size_bytes: 350, wait: Duration::ZERO })
+    Input::Change(relay::Change::Event { aggregate, size_bytes: 350, wait: Duration::ZERO })
 }
 
 /// Whole transactions: every event is published, then all reports of a transaction arrive.
@@ -147,15 +161,15 @@ fn through(relay: &mut Relay, names: &[String], events: usize) {
         let end_lsn = lsn(2_000_100 + transaction * 1_000_000);
         // Later than the interval of the cursor row, which is written at most once per transaction.
         let now = Duration::from_millis(transaction);
-        let commit_time = PgTime { micros: 0 };
-        relay.apply(now, Input::Begin { commit_lsn, commit_time }, &mut effects);
+        let commit_time = Timestamp { unix_micros: 0 };
+        relay.apply(now, Input::Begin { commit: commit_lsn, commit_time }, &mut effects);
         for id in names {
             relay.apply(now, event(black_box(id)), &mut effects);
             tickets.extend(effects.drain(..).filter_map(|effect| {
                 if let Effect::Publish(ticket) = effect { Some(ticket) } else { None }
             }));
         }
-        relay.apply(now, Input::Commit { commit_lsn, end_lsn }, &mut effects);
+        relay.apply(now, Input::Commit { commit: commit_lsn, end: end_lsn }, &mut effects);
         assert_eq!(tickets.len(), TRANSACTION_EVENTS, "events published");
         for ticket in tickets.drain(..) {
             relay.apply(now, Input::Report { ticket, outcome: Outcome::Acked }, &mut effects);
@@ -173,7 +187,7 @@ fn relay(events: usize) -> Run {
 fn dead(number: u64) -> Entry {
     let id = number.to_string();
     Entry {
-        position: Position { commit_lsn: lsn(number + 1), ordinal: 0 },
+        position: Position { commit: lsn(number + 1), ordinal: 0 },
         lane: Some(Lane::of(Aggregate { kind: "stuck", id: &id })),
         state: State::Dead,
         attempts: 10,
@@ -196,13 +210,13 @@ fn relay_behind_one(events: usize) -> Run {
     Box::new(move || {
         let mut effects = Vec::new();
         let (commit_lsn, end_lsn) = (lsn(2_000_000), lsn(2_000_100));
-        let (now, commit_time) = (Duration::ZERO, PgTime { micros: 0 });
-        relay.apply(now, Input::Begin { commit_lsn, commit_time }, &mut effects);
+        let (now, commit_time) = (Duration::ZERO, Timestamp { unix_micros: 0 });
+        relay.apply(now, Input::Begin { commit: commit_lsn, commit_time }, &mut effects);
         for number in 0..events {
             relay.apply(now, event(&names[number % names.len()]), &mut effects);
             effects.clear();
         }
-        relay.apply(now, Input::Commit { commit_lsn, end_lsn }, &mut effects);
+        relay.apply(now, Input::Commit { commit: commit_lsn, end: end_lsn }, &mut effects);
         for ticket in (1..events as u64).chain([0]).map(Ticket) {
             relay.apply(now, Input::Report { ticket, outcome: Outcome::Acked }, &mut effects);
             effects.clear();

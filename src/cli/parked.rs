@@ -363,12 +363,12 @@ fn id(text: &str) -> Result<Id, String> {
     if let Some(header) = HeaderPosition::parse(text) {
         return Ok(Id::Position(header.position));
     }
-    let position = text.rsplit_once(':').and_then(|(commit_lsn, ordinal)| {
-        let commit_lsn = commit_lsn.parse().ok()?;
+    let position = text.rsplit_once(':').and_then(|(commit, ordinal)| {
+        let commit = commit.parse().ok()?;
         // The column is signed.
         let ordinal =
             ordinal.parse::<i64>().ok().and_then(|ordinal| u64::try_from(ordinal).ok())?;
-        Some(Id::Position(Position { commit_lsn, ordinal }))
+        Some(Id::Position(Position { commit, ordinal }))
     });
     Ok(position.unwrap_or_else(|| Id::Event(text.to_owned())))
 }
@@ -1063,7 +1063,7 @@ mod tests {
 
     fn parked_event(state: State) -> ParkedEvent {
         ParkedEvent {
-            position: Position { commit_lsn: "0/1A2B3C8".parse().unwrap(), ordinal: 5 },
+            position: Position { commit: "0/1A2B3C8".parse().unwrap(), ordinal: 5 },
             state,
             event_id: None,
             event_type: None,

@@ -159,7 +159,7 @@ async fn assess(
 /// The halt of a mode in which the command does not apply: only mode `wal` needs its slot repaired.
 fn of_mode(spec: &PipelineSpec) -> Option<Halt> {
     let (message, hint) = match spec.mode {
-        Mode::Wal => return None,
+        Mode::Wal | Mode::Embedded => return None,
         Mode::Poll => {
             ("mode = \"poll\" has no slot", "start postrider run: it publishes the unmarked rows")
         }

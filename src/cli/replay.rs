@@ -6,14 +6,15 @@ use super::Output;
 use super::bookmark::{session, size, the_one};
 use super::error::{CliError, Exit};
 use crate::config::{self, Config};
-use crate::event::{HeaderPosition, PgTime, Position};
-use crate::lsn::Lsn;
+use crate::event::{HeaderPosition, Position};
+use crate::offset::Offset;
 use crate::postgres::control::Control;
 use crate::postgres::replay as rows;
 use crate::replay::{
     Ended, From, Plan, Prepared, ReplayJob, ReplayOptions, ReplayProgress, ReplayRequest,
     ReplayUpdate, Source, SourceChoice, Until,
 };
+use crate::timestamp::Timestamp;
 use crate::zone::Zone;
 use clap::ValueEnum;
 use serde_json::{Value, json};
@@ -89,7 +90,7 @@ async fn request(
     };
     let until = match &args.until {
         None => None,
-        Some(text) => Some(match text.parse::<Lsn>() {
+        Some(text) => Some(match text.parse::<Offset>() {
             Ok(lsn) => Until::Lsn(lsn),
             Err(_) => Until::Time(time(control, "--until", text, zone).await?),
         }),
@@ -116,12 +117,12 @@ async fn time(
     flag: &'static str,
     text: &str,
     zone: Option<&Zone>,
-) -> Result<PgTime, CliError> {
+) -> Result<Timestamp, CliError> {
     let wrong = || CliError::NotATime { flag, text: text.to_owned() };
     if let Ok(ago) = config::duration(text) {
         let now = rows::time(control.client(), "now", None, false).await?.ok_or_else(wrong)?;
         let ago = i64::try_from(ago.as_micros()).unwrap_or(i64::MAX);
-        return Ok(PgTime { micros: now.micros.saturating_sub(ago) });
+        return Ok(Timestamp { unix_micros: now.unix_micros.saturating_sub(ago) });
     }
     rows::time(control.client(), text, zone, flag == "--until").await?.ok_or_else(wrong)
 }
@@ -130,7 +131,7 @@ async fn time(
 async fn default_name(request: &ReplayRequest, control: &Control) -> Result<String, CliError> {
     let what = match &request.from {
         From::Bookmark(name) => name.chars().take(40).collect(),
-        From::Lsn { at, .. } => format!("lsn-{}", at.commit_lsn).replace('/', "-"),
+        From::Lsn { at, .. } => format!("lsn-{}", at.commit).replace('/', "-"),
         From::Since(_) => "since".to_owned(),
         From::Anywhere => "events".to_owned(),
     };
@@ -242,10 +243,10 @@ fn position(text: &str) -> Result<Position, String> {
         return Ok(header.position);
     }
     let (lsn, ordinal) = text.split_once(':').unwrap_or((text, "0"));
-    let commit_lsn: Lsn = lsn.parse().ok().ok_or(EXPECTED)?;
+    let commit: Offset = lsn.parse().ok().ok_or(EXPECTED)?;
     // The column is signed.
     let ordinal = ordinal.parse::<i64>().ok().and_then(|ordinal| u64::try_from(ordinal).ok());
-    Ok(Position { commit_lsn, ordinal: ordinal.ok_or(EXPECTED)? })
+    Ok(Position { commit, ordinal: ordinal.ok_or(EXPECTED)? })
 }
 
 fn aggregate(text: &str) -> Result<(String, String), String> {
@@ -264,7 +265,7 @@ fn plan_text(pipeline: &str, plan: &Plan, options: ReplayOptions) -> String {
     let from = match &plan.source {
         Source::Log { bookmark, from, until, .. } => format!(
             "from WAL, through bookmark {bookmark}: {from} to {until}, {} of WAL, in commit order",
-            size(until.bytes_since(from.commit_lsn))
+            size(until.distance_from(from.commit))
         ),
         Source::Table { order, .. } => format!(
             "from the outbox table, {order}, which may differ from commit order; without header position, which rows \
@@ -379,9 +380,9 @@ fn per_second(events: u64, seconds: f64) -> u64 {
     Duration::try_from_secs_f64(events / seconds).map_or(0, |rate| rate.as_secs())
 }
 
-fn permille(from: Lsn, at: Lsn, until: Lsn) -> u64 {
-    let all = u128::from(until.bytes_since(from)).max(1);
-    let done = u128::from(at.bytes_since(from));
+fn permille(from: Offset, at: Offset, until: Offset) -> u64 {
+    let all = u128::from(until.distance_from(from)).max(1);
+    let done = u128::from(at.distance_from(from));
     u64::try_from(done * 1000 / all).unwrap_or(1000).min(1000)
 }
 
@@ -516,7 +517,7 @@ mod tests {
 
     #[test]
     fn the_bar_follows_the_wal_and_shows_the_time_left() {
-        let lsn = |at: u64| Lsn::from_wire(at);
+        let lsn = |at: u64| Offset::new(at);
         assert_eq!(permille(lsn(100), lsn(150), lsn(200)), 500);
         assert_eq!(permille(lsn(100), lsn(100), lsn(100)), 0);
         let second = Duration::from_secs(1);

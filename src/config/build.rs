@@ -10,7 +10,7 @@ use crate::outbox::{Mapper, OnUpdate, OutboxSpec, Role, TimestampSource};
 use crate::pipeline::{Mode, PipelineSpec, PollSettings, poll_spec};
 use crate::postgres::Conninfo;
 use crate::postgres::names::{DecidingColumn, Names, TableName, Times};
-use crate::postgres::poll::{Backoff, PollSpec, RowStatus};
+use crate::postgres::poll::{Backoff, PollSpec};
 use crate::relay::{Limits, OnPoison, ParkingRules};
 use crate::secret_file::SecretFile;
 use crate::sink::{Needs, Purpose};
@@ -89,14 +89,14 @@ pub(super) fn spec(
 
 /// Why an UPDATE of an application cannot be seen, or not be distinguished from one of Postrider; `None` if it can.
 fn sees_no_update(pipeline: &PipelineConfig, poll: &PollSettings) -> Option<&'static str> {
-    let deletes = poll.table.as_ref().is_some_and(|table| matches!(table.marks, RowStatus::Delete));
+    let has_status = poll.table.as_ref().is_none_or(|table| table.marks.has_status());
     if pipeline.outbox.table.is_none() {
         Some("\"halt\" needs outbox.table: logical messages are never updated; leave it out")
     } else if pipeline.mode != Mode::Wal {
         Some(
             "\"halt\" needs mode = \"wal\": polling sees rows as they are, and no UPDATE; leave it out",
         )
-    } else if poll.mark_streamed && !deletes {
+    } else if poll.mark_streamed && has_status {
         Some(
             "\"halt\" does not go with poll.mark_streamed, whose marks are UPDATEs of the table too; leave one of them \
              out",
@@ -117,10 +117,10 @@ fn times(outbox: &OutboxSpec, poll: &PollSettings, polls: bool) -> Times {
             deciding.push(DecidingColumn { column: column.to_owned(), what });
         }
     }
-    let marks = poll.table.as_ref().filter(|_| polls).map(|table| &table.marks);
-    if let Some(RowStatus::Sqlgarden { last_attempt_at, .. }) = marks {
+    let table = poll.table.as_ref().filter(|_| polls);
+    if let Some(last_attempt) = table.and_then(|table| table.marks.last_attempt()) {
         let what = "when a refused event is tried again";
-        deciding.push(DecidingColumn { column: last_attempt_at.clone(), what });
+        deciding.push(DecidingColumn { column: last_attempt.to_owned(), what });
     }
     let stamps = outbox.timestamp == TimestampSource::Event || polls;
     let stamp = outbox.column(Role::Time).filter(|_| stamps).map(str::to_owned);

@@ -81,6 +81,7 @@ impl Rows<'_> {
         let mode = match pipeline.mode {
             Mode::Wal => "wal",
             Mode::Poll => "poll",
+            Mode::Embedded => "embedded",
             Mode::Auto => "auto",
         };
         self.add(&format!("pipelines.{}", pipeline.name), "mode", json!(mode));

@@ -95,7 +95,7 @@ pub async fn propose(
     for (role, column) in &fit.columns {
         draft.set("outbox.columns", role.name(), column.replace("${", "$${"));
     }
-    draft.set("sink", "brokers", "localhost:9092");
+    super::set_sink(&mut draft);
     super::explain(&mut draft, fit.layout);
     let mut found = vec![format!("table {}, layout {}", sql_name(&chosen.name), fit.layout.name())];
     for (role, column) in &fit.columns {

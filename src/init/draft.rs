@@ -1,5 +1,6 @@
 //! A configuration that is being assembled: keys by table, in the order in which they were set.
 
+use crate::sink::DEFAULT_KIND;
 use toml::Table;
 pub use toml::Value;
 
@@ -87,6 +88,11 @@ impl Draft {
     /// The value of a key.
     pub fn get(&self, table: &str, key: &str) -> Option<&Value> {
         self.keys.iter().find(|(t, k, _)| t == table && k == key).map(|(.., value)| value)
+    }
+
+    /// The kind of the sink: `sink.kind`, or the default.
+    pub(super) fn sink_kind(&self) -> &str {
+        self.get("sink", "kind").and_then(Value::as_str).unwrap_or(DEFAULT_KIND)
     }
 
     /// The keys of a table, in order.

@@ -16,6 +16,7 @@ pub use write::text;
 
 use crate::config;
 use crate::outbox::{Layout, OutboxSpec};
+use crate::sink::{FirstFile, KINDS};
 use std::path::Path;
 
 /// A template for a layout, with values to fill in.
@@ -24,9 +25,24 @@ pub fn plain(layout: Layout) -> Draft {
     draft.set("source", "url", "postgresql://postrider@localhost/app");
     draft.set("outbox", "table", format!("public.{}", layout.table()));
     draft.set("outbox", "layout", layout.name());
-    draft.set("sink", "brokers", "localhost:9092");
+    set_sink(&mut draft);
     explain(&mut draft, layout);
     draft
+}
+
+/// Sets the sink's keys that have no default to examples.
+fn set_sink(draft: &mut Draft) {
+    for (key, example) in first_file(draft.sink_kind()).keys {
+        draft.set("sink", key, *example);
+    }
+}
+
+/// What a first file has for a kind of sink; nothing for a kind that this build does not have.
+fn first_file(kind: &str) -> FirstFile {
+    KINDS
+        .iter()
+        .find(|known| known.name() == kind)
+        .map_or_else(FirstFile::default, |known| known.first_file())
 }
 
 /// Adds the layout's default route as comments.

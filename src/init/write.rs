@@ -2,6 +2,7 @@
 
 use super::draft::Draft;
 use crate::config::key_as_toml;
+use crate::sink::FirstFileTable;
 use std::fmt::Write as _;
 use toml::Value;
 
@@ -99,25 +100,6 @@ const TABLES: &[FileTable] = &[
         always: false,
     },
     FileTable { table: "parking", comment: "", keys: &[("dead_topic", "", None)], always: false },
-    FileTable {
-        table: "sink",
-        comment: "",
-        keys: &[("kind", "", None), ("brokers", "", None)],
-        always: true,
-    },
-    FileTable {
-        table: "sink.create_topics",
-        comment: "Missing topics are created with these settings; the others have the broker's defaults.",
-        keys: &[("partitions", "", None), ("replication_factor", "", None), ("allow", "", None)],
-        always: false,
-    },
-    FileTable { table: "sink.create_topics.config", comment: "", keys: &[], always: false },
-    FileTable {
-        table: "sink.properties",
-        comment: "Settings of librdkafka. A name that ends in _file takes the value from a file.",
-        keys: &[],
-        always: false,
-    },
 ];
 
 /// The text of the file.
@@ -132,6 +114,7 @@ pub fn text(draft: &Draft) -> String {
     for part in TABLES {
         table(&mut text, draft, part);
     }
+    sink(&mut text, draft);
     if !draft.tail.is_empty() {
         text.push('\n');
     }
@@ -139,18 +122,58 @@ pub fn text(draft: &Draft) -> String {
     text
 }
 
-fn table(text: &mut String, draft: &Draft, part: &FileTable) {
-    let has_more =
-        draft.keys_of(part.table).next().is_some() || draft.notes_of(part.table).next().is_some();
-    if !part.always && !has_more {
-        return;
+/// The sink's tables, as its kind orders them.
+fn sink(text: &mut String, draft: &Draft) {
+    let first = super::first_file(draft.sink_kind());
+    heading(text, draft, "sink", "");
+    rest(text, draft, "sink", &["kind"], first.keys.iter().map(|(key, _)| *key));
+    for FirstFileTable { path, comment, keys } in first.tables {
+        let table = format!("sink.{path}");
+        if has_content(draft, &table) {
+            heading(text, draft, &table, comment);
+            rest(text, draft, &table, keys, []);
+        }
     }
+}
+
+/// Whether a table has a key or a comment.
+fn has_content(draft: &Draft, table: &str) -> bool {
+    draft.keys_of(table).next().is_some() || draft.notes_of(table).next().is_some()
+}
+
+fn heading(text: &mut String, draft: &Draft, table: &str, words: &str) {
     text.push('\n');
-    if !part.comment.is_empty() {
-        comment(text, part.comment);
+    if !words.is_empty() {
+        comment(text, words);
     }
     // Writing to a String does not fail.
-    writeln!(text, "[pipelines.{}.{}]", key_as_toml(&draft.name), part.table).unwrap_or_default();
+    writeln!(text, "[pipelines.{}.{table}]", key_as_toml(&draft.name)).unwrap_or_default();
+}
+
+/// The keys `first` and `second` in this order, then the table's other keys, then its comments.
+fn rest<'k>(
+    text: &mut String,
+    draft: &Draft,
+    table: &str,
+    first: &[&'k str],
+    second: impl IntoIterator<Item = &'k str>,
+) {
+    let known: Vec<&str> = first.iter().copied().chain(second).collect();
+    for key in &known {
+        if let Some(value) = draft.get(table, key) {
+            line(text, key, value);
+        }
+    }
+    let others = draft.keys_of(table).filter(|(key, _)| !known.contains(key));
+    others.for_each(|(key, value)| line(text, key, value));
+    draft.notes_of(table).for_each(|note| comment(text, note));
+}
+
+fn table(text: &mut String, draft: &Draft, part: &FileTable) {
+    if !part.always && !has_content(draft, part.table) {
+        return;
+    }
+    heading(text, draft, part.table, part.comment);
     for (key, words, example) in part.keys {
         match (draft.get(part.table, key), example) {
             (Some(value), _) => {

@@ -11,12 +11,10 @@ use super::poll::Polling;
 use super::requeue::{RowOrigin, undecided};
 use super::service::Stop;
 use crate::ack::Progress;
-use crate::error::{Halt, HaltReason};
-use crate::event::{Position, claim_lsn};
-use crate::lsn::Lsn;
+use crate::event::Position;
+use crate::offset::Offset;
 use crate::outbox::Role;
 use crate::parked::{Entry, Lane, Parked, ParkedUpdate, State};
-use crate::pgoutput;
 use crate::postgres::client::Canceller;
 use crate::postgres::poll::{Claim, OldestReady, PayloadCopy, Poller, RowOutcome};
 use crate::postgres::store::cursor::{self, CursorWrite};
@@ -25,7 +23,7 @@ use crate::postgres::store::requeue;
 use crate::postgres::{SourceError, pipeline_lock, repair};
 use crate::record::Ticket;
 use crate::relay::{Change, Input};
-use bytes::Bytes;
+use crate::row::{OwnedTable, Row};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,9 +36,9 @@ pub(super) struct OpenClaim {
     /// The claimed rows.
     claim: Claim,
     /// The position by which the relay knows the claim.
-    at: Lsn,
+    at: Offset,
     /// The first position after it.
-    end: Lsn,
+    end: Offset,
     /// Number of rows that were fed.
     fed: usize,
     /// The tickets of the rows that were fed, in ascending order. A row without a ticket has the one of the next row.
@@ -78,7 +76,7 @@ struct ClaimPart {
 
 impl OpenClaim {
     /// Opens a claim that has rows. `floor` is the end of the claim before.
-    pub(super) fn new(claim: Claim, floor: Lsn) -> Self {
+    pub(super) fn new(claim: Claim, floor: Offset) -> Self {
         let (at, end) = position(claim.at, floor);
         let (rows, now) = (claim.rows.len(), Instant::now());
         Self {
@@ -101,7 +99,7 @@ impl OpenClaim {
     }
 
     /// The first position after the claim.
-    pub(super) fn end(&self) -> Lsn {
+    pub(super) fn end(&self) -> Offset {
         self.end
     }
 
@@ -134,10 +132,10 @@ impl OpenClaim {
     /// The number of leading rows that are resolved: by the relay, or because they are committed. What the claim has
     /// parked among the committed rows must not be undone, whatever the relay remembers of it.
     fn resolved(&self, progress: &Progress) -> usize {
-        if progress.watermark.lsn() >= self.end {
+        if progress.watermark.offset() >= self.end {
             return self.outcomes.len();
         }
-        let partial = progress.partial.filter(|partial| partial.commit_lsn == self.at);
+        let partial = progress.partial.filter(|partial| partial.commit == self.at);
         let by_relay = partial.map_or(0, |at| usize::try_from(at.ordinal).unwrap_or(0));
         by_relay.max(self.done.iter().take_while(|done| **done).count())
     }
@@ -203,7 +201,7 @@ impl OpenClaim {
     /// The parked events, where `loaded` are those of the tables: rows whose failure the outbox table will keep are not
     /// among them.
     pub(super) fn parked(&self, mut loaded: Vec<Entry>) -> Vec<Entry> {
-        let ours = |entry: &Entry| entry.position.commit_lsn == self.at;
+        let ours = |entry: &Entry| entry.position.commit == self.at;
         if !self.failures.is_empty() {
             // The rows of their dead letters are in the parked table instead.
             loaded.retain(|entry| !ours(entry));
@@ -218,10 +216,10 @@ impl Pipeline {
     pub(super) fn feed_claim(&mut self, now: Duration, open: &mut OpenClaim) {
         if !open.begun && !self.relay.stopping() {
             open.begun = true;
-            let (commit_lsn, commit_time) = (open.at, open.claim.claimed_at);
-            self.apply(now, Input::Begin { commit_lsn, commit_time });
+            let (commit, commit_time) = (open.at, open.claim.claimed_at);
+            self.apply(now, Input::Begin { commit, commit_time });
         }
-        while let Some(row) = open.claim.rows.get(open.fed) {
+        while let Some(row) = open.claim.rows.row(open.fed) {
             if self.relay.stopping() || self.ending() || !self.relay.intake_open() {
                 return;
             }
@@ -237,34 +235,25 @@ impl Pipeline {
             self.polled_ids.feeds(open.fed, xmin);
             self.row_status.feeds(xmin);
             self.requeued.feeds(xmin);
-            match pgoutput::decode(row) {
-                Ok(message) => {
-                    let taken = if open.claim.is_too_large(open.fed) {
-                        self.feed_too_large(now, &message)
-                    } else {
-                        self.feed_row(now, &message)
-                    };
-                    if !taken {
-                        return;
-                    }
-                    open.fed += 1;
-                }
-                Err(error) => {
-                    let halt = Box::new(unreadable(&error));
-                    self.apply(now, Input::Halt(halt));
-                    return;
-                }
+            let taken = if open.claim.is_too_large(open.fed) {
+                self.feed_too_large(now, &row)
+            } else {
+                self.feed_row(now, &row)
+            };
+            if !taken {
+                return;
             }
+            open.fed += 1;
         }
         if !open.committed && !self.relay.stopping() {
             open.committed = true;
-            self.apply(now, Input::Commit { commit_lsn: open.at, end_lsn: open.end });
+            self.apply(now, Input::Commit { commit: open.at, end: open.end });
         }
     }
 
     /// Whether the relay has resolved every row of the claim.
     pub(super) fn claim_is_resolved(&self, open: &OpenClaim) -> bool {
-        open.committed && self.relay.progress().watermark.lsn() >= open.end
+        open.committed && self.relay.progress().watermark.offset() >= open.end
     }
 
     /// Takes rows of parked events. They are written to the parked table in the transaction of the claim, or become the
@@ -384,7 +373,7 @@ impl Pipeline {
         let dead_letter = |row: &Parked| {
             let index = usize::try_from(row.entry.position.ordinal).ok()?;
             let failed = matches!(open.outcomes.get(index)?, Some(RowOutcome::Failed { .. }));
-            let attempts = polling.poller.dies(open.claim.rows.get(index).filter(|_| failed)?)?;
+            let attempts = polling.poller.dies(&open.claim.rows.row(index).filter(|_| failed)?)?;
             let entry = Entry { state: State::Dead, lane: None, attempts, ..row.entry };
             Some(Parked { entry, ..row.clone() })
         };
@@ -471,7 +460,7 @@ impl Pipeline {
         let done = open.resolved(&self.relay.progress());
         let parks = polling.store.jobs.unseen == Some(open.at);
         let back = (parks && done < open.rows()).then_some(Position {
-            commit_lsn: open.at,
+            commit: open.at,
             ordinal: u64::try_from(done).unwrap_or(u64::MAX),
         });
         let places = back.map(|from| self.requeued.places_back(from)).unwrap_or_default();
@@ -520,10 +509,10 @@ impl Pipeline {
 ///
 /// The next commit may get the end of WAL as its position, and its event must not be taken for one that was parked in
 /// this claim.
-fn position(wal_end: Lsn, floor: Lsn) -> (Lsn, Lsn) {
-    let at = claim_lsn(wal_end.max(floor));
+fn position(wal_end: Offset, floor: Offset) -> (Offset, Offset) {
+    let at = crate::postgres::lsn::claim_lsn(wal_end.max(floor));
     // Any number above the position and not above that of the next claim is right.
-    (at, Lsn::from_wire(at.to_wire() + 1))
+    (at, Offset::new(at.get() + 1))
 }
 
 /// The index of the row in its claim.
@@ -542,15 +531,6 @@ fn failure(row: &Parked) -> RowOutcome {
     }
 }
 
-fn unreadable(error: &pgoutput::DecodeError) -> Halt {
-    Halt {
-        reason: HaltReason::Protocol,
-        message: format!("a claimed row can't be read: {error}"),
-        meaning: "nothing is lost: it is not marked".into(),
-        hint: "start again; if it comes back, report it with the server's version".into(),
-    }
-}
-
 /// A session that claims rows, one claim at a time: of the table, or of the list of a repair.
 pub(super) enum ClaimReader {
     Poll(Box<Poller>),
@@ -558,11 +538,11 @@ pub(super) enum ClaimReader {
 }
 
 impl ClaimReader {
-    /// The table as a pgoutput Relation message.
-    pub(super) fn relation(&self) -> Bytes {
+    /// The description of the table.
+    pub(super) fn description(&self) -> OwnedTable {
         match self {
-            Self::Poll(poller) => poller.relation().clone(),
-            Self::Repair(reader) => reader.relation(),
+            Self::Poll(poller) => poller.description(),
+            Self::Repair(reader) => reader.table().description(),
         }
     }
 
@@ -571,13 +551,6 @@ impl ClaimReader {
         match self {
             Self::Poll(poller) => Some(poller.oldest_ready()),
             Self::Repair(_) => None,
-        }
-    }
-
-    pub(super) fn table_oid(&self) -> u32 {
-        match self {
-            Self::Poll(poller) => poller.table_oid(),
-            Self::Repair(reader) => reader.table().oid(),
         }
     }
 
@@ -646,7 +619,7 @@ impl ClaimReader {
     }
 
     /// If the table counts failures and one more makes this row dead: the count including that failure.
-    pub(super) fn dies(&self, row: &[u8]) -> Option<u32> {
+    pub(super) fn dies(&self, row: &Row<'_>) -> Option<u32> {
         match self {
             Self::Poll(poller) => poller.dies(row),
             Self::Repair(_) => None,
@@ -692,12 +665,12 @@ impl ClaimReader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::is_claim_lsn;
+    use crate::postgres::lsn::is_claim_lsn;
 
     #[test]
     fn claims_rise_and_never_stand_where_a_commit_can() {
-        let mut floor = Lsn::ZERO;
-        for wal_end in [0x100, 0x100, 0x108, 0x50, 0x200].map(Lsn::from_wire) {
+        let mut floor = Offset::ZERO;
+        for wal_end in [0x100, 0x100, 0x108, 0x50, 0x200].map(Offset::new) {
             let (at, end) = position(wal_end, floor);
             assert!(at >= floor && at >= wal_end && end > at);
             assert!(is_claim_lsn(at), "where a commit record may begin");
@@ -709,7 +682,7 @@ mod tests {
     /// when that is acknowledged. Otherwise its aggregate could end with a repetition of an earlier event.
     #[test]
     fn row_that_is_fed_again_is_settled_when_it_is_acknowledged_again() {
-        let mut open = OpenClaim::new(Claim::of_aggregates(&["a", "b", "b", "c"]), Lsn::ZERO);
+        let mut open = OpenClaim::new(Claim::of_aggregates(&["a", "b", "b", "c"]), Offset::ZERO);
         let fed =
             |open: &mut OpenClaim, from: u64| open.tickets.extend((from..from + 4).map(Ticket));
         let settled = |open: &OpenClaim| {

@@ -18,8 +18,7 @@ use super::{halts, settings_change};
 use crate::ack::Progress;
 use crate::error::{Halt, HaltReason};
 use crate::event::{HistoryId, Position};
-use crate::lsn::Lsn;
-use crate::outbox::Encoding;
+use crate::offset::Offset;
 use crate::postgres::catalog::{self, Instance};
 use crate::postgres::control::{Control, FactsQuery};
 use crate::postgres::error_policy::Phase;
@@ -32,7 +31,7 @@ use crate::postgres::store::parked::{self, Loaded};
 use crate::postgres::store::requeue;
 use crate::postgres::stream::SystemIdentity;
 use crate::postgres::{
-    SourceError, SourceErrorKind, StartReplication, WalConnection, WalStream, repair,
+    Encoding, SourceError, SourceErrorKind, StartReplication, WalConnection, WalStream, repair,
 };
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -83,7 +82,7 @@ pub(super) enum Failure {
     Source(SourceError, Phase),
     /// Another process has the slot. `progress`, if known: the server's end of WAL, and what that process has
     /// confirmed.
-    StandBy { active_pid: u32, progress: Option<(Lsn, Lsn)> },
+    StandBy { active_pid: u32, progress: Option<(Offset, Offset)> },
     /// The stream can't start yet.
     Wait { message: String },
     /// The sink was reset. The database is not the cause.
@@ -215,7 +214,7 @@ async fn handshake(
 
     let backend_pid = wal.backend_pid();
     let start = StartReplication {
-        lsn: resume.start.lsn(),
+        lsn: crate::postgres::lsn::to_wire(resume.start.offset()),
         messages: spec.messages(),
         confirm_interval: spec.confirm_interval,
         ..StartReplication::new(&spec.names.slot, &spec.names.publication)
@@ -334,8 +333,7 @@ pub(super) async fn load_all(
     client: &tokio_postgres::Client,
     pipeline: &str,
 ) -> Result<Vec<Loaded>, SourceError> {
-    parked::load(client, pipeline, Position { commit_lsn: Lsn::from_wire(u64::MAX), ordinal: 0 })
-        .await
+    parked::load(client, pipeline, Position { commit: Offset::MAX, ordinal: 0 }).await
 }
 
 /// Makes one attempt to get what polling needs: the pipeline's lock, and the ownership of its tables.
@@ -385,7 +383,7 @@ async fn poll_handshake(
     };
     let instance = one_server(client, poller.client()).await?;
     // The table that is compared below must be the table that is read.
-    if facts.table.as_ref().is_some_and(|table| table.oid != poller.table_oid()) {
+    if facts.table.as_ref().is_some_and(|table| table.oid != poller.description().id.0) {
         let message = "another table has the outbox table's name since a moment ago".to_owned();
         return Err(Failure::Wait { message });
     }

@@ -1,7 +1,7 @@
-//! The hot path: frames of the stream, one by one, through decoder, mapper and relay into the sink.
+//! The hot path: changes of the source, one by one, through mapper and relay into the sink.
 //!
 //! This module allocates nothing for an event that is published and never waits. If the intake is closed or the sink is
-//! busy, it keeps the offset in the batch and continues there; the batch stays in the buffer in which it was read.
+//! busy, it keeps the place in the batch and continues there; the batch stays in the buffer in which it was read.
 
 use super::halts;
 use super::lifecycle::Pipeline;
@@ -11,28 +11,30 @@ use super::requeue::RequeuedEvents;
 use super::row_status::{HandOverFilter, RowStatusQueue};
 use super::spec::PipelineSpec;
 use crate::error::{Halt, HaltReason};
-use crate::event::{Aggregate, PgTime};
+use crate::event::Aggregate;
 use crate::metrics::PipelineMetrics;
 use crate::outbox::{At, MapError, Mapped, Mapper};
 use crate::parked::Entry;
-use crate::pgoutput::{self, Insert, LogicalMessage, Message, Update};
 use crate::postgres::poll::ROW_BYTES_MAX;
-use crate::postgres::{Batch, Frame};
+use crate::postgres::{Batch, Decoder};
 use crate::record::{Record, Refusal, Ticket};
 use crate::relay::{Change, Effect, Input, OnPoison, Relay};
+use crate::row::Row;
 use crate::sink::{NotTaken, Sink};
+use crate::source::{self, Message, Unreadable};
+use crate::timestamp::Timestamp;
 use std::time::Duration;
 
-/// Frames fed before the loop handles other inputs. At about 1 µs a frame: 2 ms.
-const FRAMES_MAX: usize = 2048;
+/// Changes fed before the loop handles other inputs. At about 1 µs a change: 2 ms.
+pub(super) const CHANGES_MAX: usize = 2048;
 
 /// A batch, and how far it has been fed.
 #[derive(Debug)]
 pub(super) struct Feeding {
     /// The frames.
     pub(super) batch: Batch,
-    /// Offset of the next frame.
-    pub(super) offset: usize,
+    /// The place of the next change.
+    pub(super) place: usize,
 }
 
 /// Why feeding stopped.
@@ -44,19 +46,22 @@ pub(super) enum Fed {
     Turn,
     /// The intake is closed, or the sink is busy: continue after a post.
     Waiting,
+    /// The source needs an answer of its own before it can read on.
+    Blocked,
     /// An effect waits that ends the stream.
     Ended,
 }
 
 /// A change that may be an event.
 enum Candidate<'a> {
-    Row(&'a Insert<'a>),
-    Message(&'a LogicalMessage<'a>),
+    Row(&'a Row<'a>),
+    Message(&'a Message<'a>),
 }
 
 enum FeedStep {
     Next,
     Stay,
+    Blocked,
 }
 
 impl Pipeline {
@@ -65,107 +70,108 @@ impl Pipeline {
     pub(super) fn feed_ready(
         &mut self,
         now: Duration,
+        decoder: &mut Decoder,
         at_hand: &mut Option<Feeding>,
         more: impl Fn() -> Option<Batch>,
     ) -> Fed {
-        let mut frames = FRAMES_MAX;
+        let mut changes = CHANGES_MAX;
         self.log.held_at = None;
         loop {
             if at_hand.is_none() && !self.relay.stopping() {
-                *at_hand = more().map(|batch| Feeding { batch, offset: 0 });
+                *at_hand = more().map(|batch| Feeding { batch, place: 0 });
             }
             let Some(feeding) = at_hand else { return Fed::Whole };
-            match self.feed(now, feeding, &mut frames) {
+            let mut batch = decoder.batch(&feeding.batch);
+            match self.feed(now, &mut batch, &mut feeding.place, &mut changes) {
                 Fed::Whole => *at_hand = None,
-                stopped @ (Fed::Turn | Fed::Waiting | Fed::Ended) => return stopped,
+                stopped @ (Fed::Turn | Fed::Waiting | Fed::Blocked | Fed::Ended) => return stopped,
             }
         }
     }
 
-    /// Feeds frames of `feeding` until something stops it.
-    fn feed(&mut self, now: Duration, feeding: &mut Feeding, frames: &mut usize) -> Fed {
-        while *frames > 0 {
-            *frames -= 1;
-            let Some((frame, next)) = feeding.batch.frame_at(feeding.offset) else {
-                return Fed::Whole;
-            };
+    /// Feeds the changes of `batch` from `place` on until something stops it.
+    pub(super) fn feed(
+        &mut self,
+        now: Duration,
+        batch: &mut (impl source::Batch + ?Sized),
+        place: &mut usize,
+        changes: &mut usize,
+    ) -> Fed {
+        while *changes > 0 {
+            *changes -= 1;
+            let Some(at_place) = batch.change_at(*place).transpose() else { return Fed::Whole };
             if self.relay.stopping() || self.ending() {
                 return Fed::Ended;
             }
-            match self.frame(now, &frame) {
-                FeedStep::Next => feeding.offset = next,
-                FeedStep::Stay => {
-                    self.log.held_at = self.relay.upcoming().map(|next| next.commit_time);
-                    return Fed::Waiting;
+            let step = match at_place {
+                Ok((change, next)) => {
+                    let step = self.offer(now, &change);
+                    if matches!(step, FeedStep::Next) {
+                        *place = next;
+                    }
+                    step
                 }
-            }
+                Err(error) => {
+                    self.apply(now, Input::Halt(Box::new(unreadable(&error))));
+                    FeedStep::Stay
+                }
+            };
+            let stopped = match step {
+                FeedStep::Next => continue,
+                FeedStep::Stay => Fed::Waiting,
+                FeedStep::Blocked => Fed::Blocked,
+            };
+            self.log.held_at = self.relay.upcoming().map(|next| next.commit_time);
+            return stopped;
         }
         Fed::Turn
     }
 
-    fn frame(&mut self, now: Duration, frame: &Frame<'_>) -> FeedStep {
-        match frame {
-            Frame::Keepalive { wal_end, .. } => {
-                self.apply(now, Input::Keepalive { wal_end: *wal_end });
-                FeedStep::Next
-            }
-            Frame::XLogData { data, .. } => match pgoutput::decode(data) {
-                Ok(message) => self.message(now, &message),
-                Err(error) => {
-                    self.apply(now, Input::Halt(Box::new(protocol(&error))));
-                    FeedStep::Stay
-                }
-            },
-        }
-    }
-
     /// Feeds one row of a claim; returns whether it was accepted.
-    pub(super) fn feed_row(&mut self, now: Duration, message: &Message<'_>) -> bool {
-        matches!(self.message(now, message), FeedStep::Next)
+    pub(super) fn feed_row(&mut self, now: Duration, row: &Row<'_>) -> bool {
+        matches!(self.change(now, &Candidate::Row(row)), FeedStep::Next)
     }
 
     /// Feeds one row of a claim whose payload was not read because it is too large; returns whether it was accepted.
-    pub(super) fn feed_too_large(&mut self, now: Duration, message: &Message<'_>) -> bool {
-        let Message::Insert(insert) = message else { return self.feed_row(now, message) };
+    pub(super) fn feed_too_large(&mut self, now: Duration, row: &Row<'_>) -> bool {
         let Some(next) = self.relay.upcoming() else {
             return matches!(self.skip(now), FeedStep::Next);
         };
         let at = At { position: next.position, commit_time: next.commit_time };
-        let error = self.mapper.too_large(insert, at, ROW_BYTES_MAX);
+        let error = self.mapper.too_large(row, at, ROW_BYTES_MAX);
         matches!(self.not_mapped(now, at, error), FeedStep::Next)
     }
 
-    fn message(&mut self, now: Duration, message: &Message<'_>) -> FeedStep {
-        let input = match message {
-            Message::Begin(begin) => {
-                self.row_status.begins(begin.xid);
-                Input::Begin { commit_lsn: begin.final_lsn, commit_time: begin.commit_time }
+    /// Applies a change of the source to mapper and relay.
+    fn offer(&mut self, now: Duration, change: &source::Change<'_>) -> FeedStep {
+        let input = match change {
+            source::Change::Row(row) => return self.change(now, &Candidate::Row(row)),
+            source::Change::Begin { commit, time, transaction, first: _ } => {
+                self.row_status.begins(*transaction);
+                Input::Begin { commit: *commit, commit_time: *time }
             }
-            Message::Commit(commit) => {
-                self.committed_at = commit.commit_time;
-                Input::Commit { commit_lsn: commit.commit_lsn, end_lsn: commit.end_lsn }
+            source::Change::Commit { commit, end, time } => {
+                self.committed_at = *time;
+                Input::Commit { commit: *commit, end: *end }
             }
-            Message::Type(of) => {
-                self.mapper.type_name(of);
-                return FeedStep::Next;
-            }
-            Message::Relation(relation) => {
-                self.unknown_types = self.mapper.unknown_types(relation);
-                if !self.unknown_types.is_empty() {
-                    return FeedStep::Stay;
-                }
-                if let Err(error) = self.mapper.relation(relation) {
+            source::Change::Table(table) => {
+                if let Err(error) = self.mapper.table(table) {
                     self.apply(now, Input::Halt(Box::new(halts::unfit_table(&error))));
                     return FeedStep::Stay;
                 }
                 return FeedStep::Next;
             }
-            Message::Insert(insert) => return self.change(now, &Candidate::Row(insert)),
             // A message that is not transactional belongs to no transaction and is no event.
-            Message::Message(logical) if logical.transactional => {
-                return self.change(now, &Candidate::Message(logical));
+            source::Change::Message(message) if message.transactional => {
+                return self.change(now, &Candidate::Message(message));
             }
-            Message::Update(update) => match self.halts_at(update) {
+            source::Change::Message(message) => {
+                // After a reconnect the message is repeated: this counts messages received.
+                self.log.skipped.counts.not_transactional +=
+                    u64::from(self.mapper.has_prefix(message));
+                return FeedStep::Next;
+            }
+            source::Change::Updated(row) => match self.halts_at(row) {
                 // After a reconnect changes that were resolved before are repeated; such an update was skipped then.
                 Some(halt) if self.relay.upcoming().is_some() => {
                     self.apply(now, Input::Halt(halt));
@@ -173,14 +179,10 @@ impl Pipeline {
                 }
                 Some(_) | None => Input::Change(Change::Skipped),
             },
-            Message::Delete(_) | Message::Truncate(_) => Input::Change(Change::Skipped),
-            Message::Message(logical) => {
-                // After a reconnect the message is repeated: this counts messages received.
-                self.log.skipped.counts.not_transactional +=
-                    u64::from(self.mapper.has_prefix(logical));
-                return FeedStep::Next;
-            }
-            Message::Origin(_) => return FeedStep::Next,
+            source::Change::Other => Input::Change(Change::Skipped),
+            source::Change::Heartbeat(upto) => Input::Keepalive { upto: *upto },
+            source::Change::Nothing => return FeedStep::Next,
+            source::Change::Blocked => return FeedStep::Blocked,
         };
         if matches!(input, Input::Change(_)) {
             if self.relay.upcoming().is_some() && !self.relay.intake_open() {
@@ -193,8 +195,8 @@ impl Pipeline {
     }
 
     /// The halt because of an UPDATE, if the configuration asks for one.
-    fn halts_at(&self, update: &Update<'_>) -> Option<Box<Halt>> {
-        match self.mapper.halting_update(update) {
+    fn halts_at(&self, row: &Row<'_>) -> Option<Box<Halt>> {
+        match self.mapper.halting_update(row) {
             Ok(id) => {
                 let at = self.relay.upcoming().map(|next| next.position);
                 id.map(|id| Box::new(halts::updated_row(&self.spec.names, id.as_deref(), at)))
@@ -302,7 +304,7 @@ impl Pipeline {
                 if self.requeued.passes(event_id)
                     || self.polled_ids.has(
                         event_id,
-                        (at.position.commit_lsn, self.row_status.xid()),
+                        (at.position.commit, self.row_status.xid()),
                         aggregate,
                     )
                 {
@@ -310,7 +312,7 @@ impl Pipeline {
                 }
                 self.polled_ids.claimed(event_id);
                 self.metrics.failed(partial.event_type.as_deref().unwrap_or_default());
-                let halt = Box::new(halts::poison_event(&poison));
+                let halt = Box::new(halts::poison_event(&poison, self.spec.mode));
                 let first = self.effects.len();
                 let change = Input::Change(Change::Poison { aggregate, halt });
                 self.relay.apply(now, change, &mut self.effects);
@@ -335,7 +337,7 @@ fn map<'a>(
     at: At,
 ) -> Result<Option<Mapped<'a>>, MapError> {
     match change {
-        Candidate::Row(insert) => mapper.insert(insert, at),
+        Candidate::Row(row) => mapper.row(row, at),
         Candidate::Message(message) => mapper.message(message, at),
     }
 }
@@ -492,7 +494,7 @@ fn wait_of(log: &PipelineLog, requeued: &RequeuedEvents, mapped: &Mapped<'_>) ->
 fn has_expired(
     log: &PipelineLog,
     requeued: &RequeuedEvents,
-    expires_at: Option<PgTime>,
+    expires_at: Option<Timestamp>,
     event_id: &str,
 ) -> bool {
     expires_at.is_some_and(|at| log.has_passed(at)) && !requeued.parks(event_id)
@@ -505,7 +507,7 @@ fn is_repeated(
     mapped: &Mapped<'_>,
     at: At,
 ) -> bool {
-    let (id, of) = (mapped.event_id, (at.position.commit_lsn, row_status.xid()));
+    let (id, of) = (mapped.event_id, (at.position.commit, row_status.xid()));
     row_status.waits_for(id, mapped.aggregate)
         || requeued.passes(id)
         || polled_ids.has(id, of, Some(mapped.aggregate))
@@ -562,14 +564,17 @@ fn take_answer(effects: &mut Vec<Effect>, first: usize) -> RelayAnswer {
     }
 }
 
-fn protocol(error: &pgoutput::DecodeError) -> Halt {
-    Halt {
-        reason: HaltReason::Protocol,
-        message: format!("the server sent a message that can't be read: {error}"),
-        meaning:
-            "nothing is lost: the cursor is before this message; skipping it could lose an event"
-                .into(),
-        hint: "start again; if it comes back, report it with the server's version".into(),
+fn unreadable(error: &Unreadable) -> Halt {
+    match error {
+        Unreadable::Protocol(error) => Halt {
+            reason: HaltReason::Protocol,
+            message: format!("the server sent a message that can't be read: {error}"),
+            meaning:
+                "nothing is lost: the cursor is before this message; skipping it could lose an event"
+                    .into(),
+            hint: "start again; if it comes back, report it with the server's version".into(),
+        },
+        Unreadable::NotText(table) => halts::unfit_table(&MapError::not_text(*table)),
     }
 }
 
@@ -593,7 +598,7 @@ mod tests {
         let mut log = PipelineLog::default();
         log.read_clock();
         // The beginning of 2000, and the end of time.
-        let (past, future) = (PgTime::default(), PgTime { micros: i64::MAX });
+        let (past, future) = (Timestamp::default(), Timestamp::MAX);
         for (id, expires_at, expired) in [
             ("another", Some(past), true),
             ("another", Some(future), false),

@@ -2,12 +2,17 @@
 //! errors are in `postgres`. A halt never contains a payload.
 
 use super::requeue::DOUBT;
+use super::spec::Mode;
 use crate::error::{Chain, Halt, HaltReason};
 use crate::event::{Position, shown_id};
 use crate::outbox::{MapError, Poison, SpecError};
 use crate::postgres::Names;
 use crate::record::Refusal;
 use crate::sink::{SinkConfig, SinkError};
+
+/// What to do about a row of a source of the caller's own that can't be published. Its table is not known here.
+const EMBEDDED_HINT: &str = "correct the row in the source, or let the source send Change::Other in \
+                             its place; then start again";
 
 /// What a halt because of one event means.
 const BEFORE_IT: &str =
@@ -73,12 +78,13 @@ pub(super) fn updated_row(names: &Names, id: Option<&str>, at: Option<Position>)
 }
 
 /// An event can't be read from its row. The halt shows its ID, position and column, never its payload.
-pub(super) fn poison_event(poison: &Poison) -> Halt {
+pub(super) fn poison_event(poison: &Poison, mode: Mode) -> Halt {
+    let hint = if mode == Mode::Embedded { EMBEDDED_HINT.to_owned() } else { poison.hint() };
     Halt {
         reason: HaltReason::PoisonEvent,
         message: poison.to_string(),
         meaning: BEFORE_IT.to_owned(),
-        hint: poison.hint(),
+        hint,
     }
 }
 

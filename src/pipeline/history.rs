@@ -5,7 +5,7 @@
 //! that of another transaction.
 
 use crate::error::{Halt, HaltReason};
-use crate::lsn::{Lsn, Watermark};
+use crate::offset::{Offset, Watermark};
 use crate::postgres::TimelineSwitch;
 use crate::postgres::catalog::ServerFacts;
 use crate::postgres::store::cursor::Cursor;
@@ -14,7 +14,7 @@ use crate::postgres::store::cursor::Cursor;
 #[derive(Clone, Debug)]
 pub(super) struct ServerPast {
     /// Its end of WAL.
-    pub(super) wal_end: Lsn,
+    pub(super) wal_end: Offset,
     /// The timelines before its own; empty if nothing is known of them.
     pub(super) switches: Vec<TimelineSwitch>,
 }
@@ -25,7 +25,7 @@ pub(super) struct SeenPositions {
     /// Confirmed to the server, and so written to its cursor row before.
     pub(super) confirmed: Watermark,
     /// Received from the server.
-    pub(super) received: Lsn,
+    pub(super) received: Offset,
 }
 
 /// Cluster, timeline and slot of a stream.
@@ -36,7 +36,7 @@ pub(super) struct ServerHistory {
     /// The timeline.
     timeline: u32,
     /// Identifies the slot; zero while the table is polled.
-    slot_created_lsn: Lsn,
+    slot_created_lsn: Offset,
 }
 
 impl ServerHistory {
@@ -54,7 +54,7 @@ impl ServerHistory {
         Self {
             system_identifier: server.system_identifier.clone(),
             timeline: server.timeline,
-            slot_created_lsn: Lsn::ZERO,
+            slot_created_lsn: Offset::ZERO,
         }
     }
 
@@ -144,18 +144,18 @@ mod tests {
         ServerHistory {
             system_identifier: system.into(),
             timeline,
-            slot_created_lsn: Lsn::from_wire(slot),
+            slot_created_lsn: Offset::new(slot),
         }
     }
 
     fn past(wal_end: u64, timelines: &[u32]) -> ServerPast {
         let switch = |timeline: &u32| TimelineSwitch {
             timeline: *timeline,
-            at: Lsn::from_wire(50),
+            at: crate::postgres::lsn::to_wire(Offset::new(50)),
             reason: "no recovery target specified".to_owned(),
         };
         ServerPast {
-            wal_end: Lsn::from_wire(wal_end),
+            wal_end: Offset::new(wal_end),
             switches: timelines.iter().map(switch).collect(),
         }
     }
@@ -187,8 +187,8 @@ mod tests {
     #[test]
     fn server_set_back_on_its_timeline_is_refused() {
         let before = at("7", 2, 16);
-        let mark = |lsn| Watermark::resumed(Lsn::from_wire(lsn));
-        let seen = SeenPositions { confirmed: mark(60), received: Lsn::from_wire(80) };
+        let mark = |lsn| Watermark::resumed(Offset::new(lsn));
+        let seen = SeenPositions { confirmed: mark(60), received: Offset::new(80) };
         for (next, wal_end, start, refused) in [
             (at("7", 2, 16), 80, 60, false),
             (at("7", 2, 16), 90, 70, false),

@@ -4,7 +4,7 @@
 //! query of the polled table shows it. While nothing can be read, it is unknown what was committed: then the lag is at
 //! least the time since everything was read, because everything committed after that moment waits.
 
-use crate::lsn::Lsn;
+use crate::offset::Offset;
 use std::time::{Duration, Instant};
 
 /// A database that has not answered for so long is not being read from. Longer than the pause between two queries of
@@ -19,7 +19,7 @@ pub(super) struct LagMeter {
     /// Everything committed before this moment was read.
     read_at: Instant,
     /// An end of WAL that is not reached yet, and since when something below it may wait.
-    unread: Option<(Lsn, Instant)>,
+    unread: Option<(Offset, Instant)>,
     /// The oldest ready row of the polled table.
     row: Option<RowAge>,
 }
@@ -60,7 +60,7 @@ impl LagMeter {
     }
 
     /// A stream has begun; `wal_end` was the server's end of WAL before it.
-    pub(super) fn connected(&mut self, wal_end: Lsn, now: Instant) {
+    pub(super) fn connected(&mut self, wal_end: Offset, now: Instant) {
         self.answered(now);
         self.row = None;
         let since = self.unread.map_or(self.read_at, |(_, since)| since);
@@ -68,7 +68,7 @@ impl LagMeter {
     }
 
     /// The server's end of WAL was queried while the stream had received everything below `received`.
-    pub(super) fn wal_end_seen(&mut self, wal_end: Lsn, received: Lsn, now: Instant) {
+    pub(super) fn wal_end_seen(&mut self, wal_end: Offset, received: Offset, now: Instant) {
         self.answered(now);
         self.reached(received);
         if self.unread.is_none() && received < wal_end {
@@ -77,13 +77,13 @@ impl LagMeter {
     }
 
     /// Another process reads the slot, and has confirmed everything below `confirmed`.
-    pub(super) fn other_reads(&mut self, wal_end: Lsn, confirmed: Lsn, now: Instant) {
+    pub(super) fn other_reads(&mut self, wal_end: Offset, confirmed: Offset, now: Instant) {
         self.wal_end_seen(wal_end, confirmed, now);
         self.read_at = self.unread.map_or(now, |(_, since)| since);
     }
 
     /// Everything below `received` was read.
-    fn reached(&mut self, received: Lsn) {
+    fn reached(&mut self, received: Offset) {
         self.unread = self.unread.filter(|(end, _)| received < *end);
     }
 
@@ -129,7 +129,7 @@ impl LagMeter {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReadMode {
     /// From a stream that has received everything below `received`.
-    Stream { received: Lsn },
+    Stream { received: Offset },
     /// From the table.
     Table,
     /// By another process.
@@ -144,8 +144,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn lsn(at: u64) -> Lsn {
-        Lsn::from_wire(at)
+    fn lsn(at: u64) -> Offset {
+        Offset::new(at)
     }
 
     fn stream(received: u64) -> ReadMode {

@@ -16,9 +16,9 @@ use super::stream::End;
 use super::{halts, hand_over, log, repair, settings_change};
 use crate::backoff::Backoff;
 use crate::error::{Halt, HaltReason};
-use crate::event::{Histories, PgTime, Position};
-use crate::lsn::{Lsn, Watermark};
+use crate::event::{Histories, Position};
 use crate::metrics::{PipelineMetrics, Side};
+use crate::offset::{Offset, Watermark};
 use crate::outbox::Mapper;
 use crate::postgres::error_policy::{self, Action, Class, Phase, Repeats};
 use crate::postgres::store::cursor::{self, SettledHistories};
@@ -27,6 +27,7 @@ use crate::record::Ticket;
 use crate::relay::{Effect, Input, Relay, Restart, Settings};
 use crate::sink::{Mailbox, Post, Purpose, Sink};
 use crate::status::StatusHandle;
+use crate::timestamp::Timestamp;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -34,8 +35,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// The shortest and the longest pause between two attempts to connect.
-const RECONNECT_MIN: Duration = Duration::from_millis(200);
-const RECONNECT_MAX: Duration = Duration::from_secs(15);
+pub(super) const RECONNECT_MIN: Duration = Duration::from_millis(200);
+pub(super) const RECONNECT_MAX: Duration = Duration::from_secs(15);
 
 /// How long a start waits, since the process began, for a broker to report the ID of its cluster. After that the
 /// pipeline starts, and publishes nothing until a broker has reported it.
@@ -58,8 +59,6 @@ pub(super) struct Pipeline {
     pub(super) relay: Relay,
     /// Makes events of rows and logical messages.
     pub(super) mapper: Mapper,
-    /// Types that the current relation refers to and that have to be read from the catalog.
-    pub(super) unknown_types: Vec<u32>,
     /// Where records are published.
     pub(super) sink: Box<dyn Sink>,
     /// The cluster of the sink's brokers.
@@ -71,7 +70,7 @@ pub(super) struct Pipeline {
     /// The last position that was confirmed to the server.
     pub(super) confirmed: Watermark,
     /// Commit time of the newest transaction that was fed.
-    pub(super) committed_at: PgTime,
+    pub(super) committed_at: Timestamp,
     /// The status that `/status` and the metrics read.
     pub(super) status_handle: StatusHandle,
     /// Counters of this pipeline.
@@ -93,7 +92,7 @@ pub(super) struct Pipeline {
     /// The slot is to be dropped as soon as the table is polled.
     pub(super) drops_slot: bool,
     /// The position that was received when the stream last waited for a standby.
-    pub(super) stalled_at: Option<Lsn>,
+    pub(super) stalled_at: Option<Offset>,
     /// `source.wal_retain_max`
     pub(super) wal_retention_limit: Option<WalRetentionLimit>,
     /// How events are read next.
@@ -107,7 +106,7 @@ pub(super) struct Pipeline {
     /// When the sink needs its next turn.
     sink_due: Option<std::time::Instant>,
     /// A commit time, and how many of its events were published since the latency was last observed.
-    observed: (PgTime, u64),
+    observed: (Timestamp, u64),
     /// Zero of the relay's clock.
     epoch: Instant,
     /// Whether this process has streamed or polled before.
@@ -125,7 +124,7 @@ pub(super) struct Pipeline {
     /// What is known of the ownership of the pipeline.
     pub(super) ownership: Ownership,
     /// When events in flight must be given up while there is no stream.
-    lease_ends: Instant,
+    pub(super) lease_ends: Instant,
     /// The last refusal by the server.
     pub(super) last_refusal: LastRefusal,
     /// Detects an error that repeats at the same position.
@@ -164,7 +163,7 @@ pub(super) enum Waited<T> {
 impl Pipeline {
     /// Waits up to [`CLUSTER_WAIT`] for a broker to report its cluster, so that a start need not be repeated because of
     /// it.
-    async fn await_cluster(&mut self, stop: &Stop) -> Option<PipelineExit> {
+    pub(super) async fn await_cluster(&mut self, stop: &Stop) -> Option<PipelineExit> {
         while self.spec.sink.capabilities().clusters
             && self.sink.cluster().is_none()
             && self.epoch.elapsed() < CLUSTER_WAIT
@@ -181,7 +180,7 @@ impl Pipeline {
     /// Allows records to be published to the cluster for which the start was decided. If that cluster is not known,
     /// nothing is published, not even to the cluster of an earlier session: another process may have moved the position
     /// forward in another cluster since.
-    fn admit(&mut self) {
+    pub(super) fn admit(&mut self) {
         let cluster = self.cluster.decided.as_deref();
         match cluster {
             Some(cluster) => self.sink.admit(cluster),
@@ -468,11 +467,7 @@ impl Pipeline {
         let exit = match Self::new(spec, status_handle.clone(), metrics) {
             Ok(mut pipeline) => {
                 let exit = pipeline.run(&stop).await;
-                pipeline.give_up_in_flight();
-                pipeline.sink.close(pipeline.spec.shutdown_grace.min(Duration::from_secs(2)));
-                // Nothing is read any more.
-                pipeline.log.streaming = false;
-                pipeline.report(None);
+                pipeline.finish();
                 exit
             }
             Err(halt) => PipelineExit::Halted(Box::new(halt)),
@@ -481,7 +476,20 @@ impl Pipeline {
         exit
     }
 
-    fn new(
+    /// Gives up what is still in flight, and closes the sink.
+    pub(super) fn finish(&mut self) {
+        self.give_up_in_flight();
+        self.sink.close(self.spec.shutdown_grace.min(Duration::from_secs(2)));
+        // Nothing is read any more.
+        self.log.streaming = false;
+        self.report(None);
+    }
+
+    /// The parts of a pipeline, with an open sink.
+    ///
+    /// # Errors
+    /// The halt of a pipeline whose outbox or sink can't be used.
+    pub(super) fn new(
         spec: PipelineSpec,
         status_handle: StatusHandle,
         metrics: PipelineMetrics,
@@ -507,14 +515,13 @@ impl Pipeline {
             spec: Arc::new(spec),
             relay: Relay::new(settings),
             mapper,
-            unknown_types: Vec::new(),
             sink,
             held_bytes,
             cluster: SinkCluster::default(),
             mailbox,
             effects: Vec::new(),
             confirmed: Watermark::default(),
-            committed_at: PgTime::default(),
+            committed_at: Timestamp::default(),
             status_handle,
             metrics,
             log: log::PipelineLog::default(),
@@ -531,7 +538,7 @@ impl Pipeline {
             repaired: false,
             posts: Vec::new(),
             sink_due: None,
-            observed: (PgTime::default(), 0),
+            observed: (Timestamp::default(), 0),
             epoch: Instant::now(),
             ever_streamed: false,
             history: None,
@@ -581,7 +588,7 @@ impl Pipeline {
         log::released(self, position);
     }
 
-    pub(super) fn published(&mut self, ticket: Ticket, commit_time: PgTime) {
+    pub(super) fn published(&mut self, ticket: Ticket, commit_time: Timestamp) {
         self.row_status.published(ticket);
         self.log.published_total += 1;
         // Events of one transaction have the same latency, and are mostly reported together.
@@ -769,7 +776,7 @@ impl Pipeline {
         let deadline = Instant::now() + CLOSE_MAX;
         while Instant::now() < deadline {
             match catalog::read_slot(store.control.client(), version, &self.spec.names.slot).await {
-                Ok(Some(row)) if row.confirmed_flush_lsn >= Some(self.confirmed.lsn()) => return,
+                Ok(Some(row)) if row.confirmed_flush_lsn >= Some(self.confirmed.offset()) => return,
                 Ok(Some(_)) => tokio::time::sleep(CLOSE_POLL_INTERVAL).await,
                 Ok(None) => return,
                 Err(error) => return log::shutdown_error(self, &error),

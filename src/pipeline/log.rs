@@ -14,8 +14,8 @@ use super::settings_change::{ChangeNote, LeftBehind};
 use super::skipped_log::SkippedLog;
 use super::spec::{Mode, PipelineSpec};
 use crate::error::{Chain, Halt, HaltReason};
-use crate::event::{HistoryId, PgTime, Position};
-use crate::lsn::Lsn;
+use crate::event::{HistoryId, Position};
+use crate::offset::{Offset, Watermark};
 use crate::postgres::catalog::LeafChange;
 use crate::postgres::lock_holders::{self, Holder};
 use crate::postgres::repair::{RepairProgress, RepairRow};
@@ -24,7 +24,9 @@ use crate::postgres::store::cursor::{CursorWrite, PositionSettings};
 use crate::postgres::{SourceError, TableName, error_policy};
 use crate::record::Refusal;
 use crate::status::{self, StatusHandle};
+use crate::timestamp::Timestamp;
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::{debug, error, info, warn};
 
@@ -100,7 +102,7 @@ pub(super) struct PipelineLog {
     /// When the progress of a repair was last logged.
     pub(super) repair_at: Option<Instant>,
     /// Commit time of the transaction that waits while the intake is closed.
-    pub(super) held_at: Option<PgTime>,
+    pub(super) held_at: Option<Timestamp>,
     /// The pipeline is far behind.
     behind: Option<Condition>,
     /// No more events can be parked.
@@ -122,7 +124,7 @@ pub(super) struct PipelineLog {
     /// When the status was last updated.
     pub(super) reported_at: Option<Instant>,
     /// The wall clock, as it was last read.
-    pub(super) wall: PgTime,
+    pub(super) wall: Timestamp,
 }
 
 /// What finds expired events.
@@ -139,25 +141,25 @@ impl PipelineLog {
     /// Reads the wall clock, once for a whole batch.
     pub(super) fn read_clock(&mut self) {
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let micros = i64::try_from(unix.as_micros()).unwrap_or(i64::MAX);
-        self.wall = PgTime { micros: micros - PgTime::UNIX_OFFSET_MICROS };
+        let unix_micros = i64::try_from(unix.as_micros()).unwrap_or(i64::MAX);
+        self.wall = Timestamp { unix_micros };
     }
 
     /// From now until `at`, by the clock of this host; zero if `at` is past.
-    pub(super) fn until(&self, at: PgTime) -> Duration {
-        let micros = at.micros.saturating_sub(self.wall.micros);
+    pub(super) fn until(&self, at: Timestamp) -> Duration {
+        let micros = at.unix_micros.saturating_sub(self.wall.unix_micros);
         Duration::from_micros(u64::try_from(micros).unwrap_or(0))
     }
 
     /// Whether the time of an event (`expires_at`) has passed, by the clock of this host. The claims of a layout with
     /// expiry compare it with the clock of the server.
-    pub(super) fn has_passed(&self, at: PgTime) -> bool {
-        self.expiry == Expiry::ByRelay && at.micros <= self.wall.micros
+    pub(super) fn has_passed(&self, at: Timestamp) -> bool {
+        self.expiry == Expiry::ByRelay && at.unix_micros <= self.wall.unix_micros
     }
 
     /// Time since a commit, by the clock of this host; zero if the clock of the server is ahead.
-    pub(super) fn since(&self, commit_time: PgTime) -> Duration {
-        let micros = self.wall.micros.saturating_sub(commit_time.micros);
+    pub(super) fn since(&self, commit_time: Timestamp) -> Duration {
+        let micros = self.wall.unix_micros.saturating_sub(commit_time.unix_micros);
         Duration::from_micros(u64::try_from(micros).unwrap_or(0))
     }
 }
@@ -187,6 +189,18 @@ pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::start
         seconds,
         "streaming{after}"
     );
+    pipeline.report(None);
+}
+
+/// A stream of an embedded pipeline has begun.
+pub(super) fn embedded_streaming(pipeline: &mut Pipeline, source: &str, from: Watermark) {
+    let outage = pipeline.log.source.take();
+    pipeline.log.streaming = true;
+    let seconds = outage.map(|condition| condition.seconds(Instant::now()));
+    let after = seconds
+        .map_or_else(String::new, |seconds| format!(" again, after {}", duration_text(seconds)));
+    let name = pipeline.spec.name();
+    info!(event = "streaming", pipeline = name, source, %from, seconds, "streaming{after}");
     pipeline.report(None);
 }
 
@@ -351,7 +365,7 @@ pub(super) fn shutdown_incomplete(pipeline: &Pipeline) {
     );
 }
 
-pub(super) fn shutdown_error(pipeline: &Pipeline, error: &SourceError) {
+pub(super) fn shutdown_error(pipeline: &Pipeline, error: &(dyn Error + 'static)) {
     warn!(
         event = "shutdown_error",
         pipeline = pipeline.spec.name(),
@@ -399,18 +413,23 @@ pub(super) fn ended(name: &str, status_handle: &StatusHandle, exit: &PipelineExi
 }
 
 pub(super) fn source_down(pipeline: &mut Pipeline, error: &SourceError) {
-    let reason = Chain(error).to_string();
-    let hint = error_policy::hint(error);
+    source_lost(pipeline, &Chain(error).to_string(), error_policy::hint(error).as_deref());
+}
+
+/// The database, or the source or store of an embedded pipeline, is not available.
+pub(super) fn source_lost(pipeline: &mut Pipeline, reason: &str, hint: Option<&str>) {
+    let source = if pipeline.spec.mode == Mode::Embedded { "source" } else { "database" };
     pipeline.log.reconnects_total += 1;
     pipeline.log.streaming = false;
+    let condition = &mut pipeline.log.source;
     let due =
-        Condition::note(&mut pipeline.log.source, reason.clone(), hint.clone(), Instant::now());
+        Condition::note(condition, reason.to_owned(), hint.map(str::to_owned), Instant::now());
     if let Some(due) = due {
         let DueReport { seconds, tries } = due;
         let words = if tries == 1 {
-            format!("connecting to the database again: {reason}")
+            format!("connecting to the {source} again: {reason}")
         } else {
-            format!("still waiting for database, {}, last: {reason}", due.text())
+            format!("still waiting for {source}, {}, last: {reason}", due.text())
         };
         let pipeline = pipeline.spec.name();
         warn!(event = "source_down", pipeline, seconds, tries, reason, hint, "{words}");
@@ -423,7 +442,7 @@ pub(super) fn history_begins(
     spec: &PipelineSpec,
     history: HistoryId,
     before: HistoryId,
-    from: Lsn,
+    from: Offset,
 ) {
     info!(
         event = "history_begins",
@@ -637,7 +656,7 @@ pub(super) fn sink_down(
     hint: Option<&str>,
 ) {
     // The broker may be down before the first claim.
-    let kept = kept(pipeline.log.polling || pipeline.spec.mode == Mode::Poll);
+    let kept = kept(pipeline.spec.mode, pipeline.log.polling);
     let (condition, now) = (&mut pipeline.log.sink, Instant::now());
     let due = Condition::note(condition, reason.to_owned(), hint.map(str::to_owned), now);
     if let Some(due) = due {
@@ -660,8 +679,13 @@ pub(super) fn sink_down(
 }
 
 /// Where unpublished events are meanwhile.
-const fn kept(polling: bool) -> &'static str {
-    if polling { "the rows stay in the table" } else { "PostgreSQL keeps the WAL" }
+const fn kept(mode: Mode, polling: bool) -> &'static str {
+    match mode {
+        Mode::Embedded => "the source keeps them",
+        Mode::Poll => "the rows stay in the table",
+        Mode::Wal | Mode::Auto if polling => "the rows stay in the table",
+        Mode::Wal | Mode::Auto => "PostgreSQL keeps the WAL",
+    }
 }
 
 pub(super) fn sink_up(pipeline: &mut Pipeline, topic: Option<&str>) {

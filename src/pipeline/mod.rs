@@ -12,6 +12,7 @@ mod claim;
 mod commit_watchdog;
 mod connect;
 mod destinations;
+mod embedded;
 mod failpoint;
 mod feed;
 mod former_owner;
@@ -37,9 +38,10 @@ mod status;
 mod stream;
 mod timer;
 
+pub use embedded::Embedded;
 pub use repair::{identity, repair_table, selection};
 pub use service::{PipelineExit, Service, Stop, StopHandle};
 pub use settings_change::{
     Change, ChangeNote, LeftBehind, Settings, compare as compare_settings, left_behind, polls_now,
 };
-pub use spec::{Mode, OnSlotLost, PipelineSpec, PollSettings, poll_spec, type_facts};
+pub use spec::{Mode, OnSlotLost, PipelineSpec, PollSettings, poll_spec};

@@ -9,8 +9,8 @@ use super::spec::Mode;
 use super::stream::{StoreJob, await_job};
 use super::timer::Timer;
 use super::{halts, log};
-use crate::event::{Aggregate, PgTime, Position};
-use crate::lsn::Lsn;
+use crate::event::{Aggregate, Position};
+use crate::offset::Offset;
 use crate::outbox::{At, Mapped, Poison, set_retry_position};
 use crate::parked::{Entry, Parked, ParkedUpdate, Request};
 use crate::postgres::SourceError;
@@ -23,6 +23,7 @@ use crate::postgres::store::requeue::AheadOfCursor;
 use crate::record::{Outcome, OwnedRecord, Refusal, Scope, Ticket, has_empty_part};
 use crate::relay::{Effect, Input, OnPoison};
 use crate::sink::NotTaken;
+use crate::timestamp::Timestamp;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -116,7 +117,7 @@ pub(super) struct StoreJobs {
     lockers_at: Option<Instant>,
     /// The open claim whose transaction contains rows that the relay takes for written. They are not visible on this
     /// session yet, which does not mean that they were deleted.
-    pub(super) unseen: Option<Lsn>,
+    pub(super) unseen: Option<Offset>,
     /// A query for records.
     fetching: Option<StoreJob<Fetched>>,
     /// A query for requests.
@@ -255,7 +256,7 @@ impl Pipeline {
             return;
         }
         let mut wanted = self.records.missing();
-        wanted.retain(|wanted| Some(wanted.position.commit_lsn) != store.jobs.unseen);
+        wanted.retain(|wanted| Some(wanted.position.commit) != store.jobs.unseen);
         if wanted.is_empty() {
             return;
         }
@@ -376,7 +377,7 @@ impl Pipeline {
         let (client, spec) = (store.control.shared_client(), Arc::clone(&self.spec));
         let unseen = store.jobs.unseen;
         let mut dead = self.relay.dead(DEAD_MAX);
-        dead.retain(|position| Some(position.commit_lsn) != unseen);
+        dead.retain(|position| Some(position.commit) != unseen);
         let polls = self.log.polling;
         let prune = polls && store.jobs.prune_at <= Instant::now();
         if prune {
@@ -388,7 +389,7 @@ impl Pipeline {
             if prune && spec.mode == Mode::Poll {
                 parked::prune_polled(&client, name, KEPT).await?;
             } else if prune {
-                parked::prune(&client, name, Lsn::from_wire(u64::MAX), KEPT).await?;
+                parked::prune(&client, name, Offset::MAX, KEPT).await?;
             }
             if !dead.is_empty() {
                 found.deleted = parked::missing(&client, name, &dead).await?;
@@ -583,7 +584,7 @@ struct LargeInFlight {
     /// Its position.
     position: Position,
     /// Its commit time.
-    commit_time: PgTime,
+    commit_time: Timestamp,
     /// Its ID.
     event_id: String,
     /// Its type.
@@ -810,7 +811,7 @@ impl RecordBuffer {
         &mut self,
         entry: Entry,
         poison: &Poison,
-        commit_time: PgTime,
+        commit_time: Timestamp,
     ) -> &Parked {
         push(
             &mut self.kept,
@@ -828,7 +829,7 @@ impl RecordBuffer {
     }
 }
 
-fn parked(entry: Entry, mapped: &Mapped<'_>, commit_time: PgTime) -> Parked {
+fn parked(entry: Entry, mapped: &Mapped<'_>, commit_time: Timestamp) -> Parked {
     Parked {
         entry,
         commit_time,

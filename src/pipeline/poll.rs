@@ -20,9 +20,8 @@ use super::stream::{End, StoreJob, await_job};
 use super::timer::Timer;
 use crate::ack::Progress;
 use crate::backoff::Backoff;
-use crate::lsn::{Lsn, Watermark};
+use crate::offset::{Offset, Watermark};
 use crate::parked::Entry;
-use crate::pgoutput::{self, Message};
 use crate::postgres::SourceError;
 use crate::postgres::catalog::Instance;
 use crate::postgres::error_policy::Phase;
@@ -91,7 +90,7 @@ pub(super) struct Polling {
     /// The parked events as they were last read.
     pub(super) parked: Vec<Loaded>,
     /// The server's end of WAL when polling began.
-    pub(super) start: Lsn,
+    pub(super) start: Offset,
     /// The history of the server.
     pub(super) server: ServerHistory,
     /// The server process that other sessions of the pipeline must reach too.
@@ -105,7 +104,7 @@ pub(super) struct Polling {
     /// A row failed, and the table records that: the relay discards what it knows of the row at the end of the claim.
     pub(super) failed: bool,
     /// The end of the previous claim.
-    floor: Lsn,
+    floor: Offset,
     /// Whether the parked events have to be read again, as soon as no write is running.
     reload: ParkedReload,
     /// Pauses before the claim is fed again; reset when a claim is settled.
@@ -156,7 +155,7 @@ impl Polling {
         poller: ClaimReader,
         store: StoreSession,
         parked: Vec<Loaded>,
-        (start, server, instance): (Lsn, ServerHistory, Instance),
+        (start, server, instance): (Offset, ServerHistory, Instance),
         keeps_failures: bool,
     ) -> Self {
         let backlog_monitor =
@@ -310,10 +309,9 @@ impl Pipeline {
     /// Tells mapper and relay where polling begins. `same`: positions keep their meaning. Returns a halt if the table
     /// does not fit.
     fn begin_polling(&mut self, polling: &Polling, same: bool) -> Option<Box<crate::error::Halt>> {
-        self.mapper.clear_relations(Some(polling.poller.table_oid()));
-        if let Ok(Message::Relation(relation)) = pgoutput::decode(&polling.poller.relation())
-            && let Err(error) = self.mapper.relation(&relation)
-        {
+        let table = polling.poller.description();
+        self.mapper.clear_tables(Some(table.id));
+        if let Err(error) = self.mapper.table(&table.as_table()) {
             return Some(Box::new(super::halts::unfit_table(&error)));
         }
         self.history = None;
@@ -404,7 +402,7 @@ impl Pipeline {
                     }
                     // The row is committed with the claim, and is found when the parked events are read again.
                     Effect::DeadLetter { ticket, position }
-                        if polling.store.jobs.unseen == Some(position.commit_lsn) =>
+                        if polling.store.jobs.unseen == Some(position.commit) =>
                     {
                         polling.failed = true;
                         self.apply(self.now(), Input::RowMissing { ticket });

@@ -20,7 +20,7 @@ use crate::event::HistoryId;
 use crate::postgres::control::Control;
 use crate::postgres::error_policy::Phase;
 use crate::postgres::names::literal;
-use crate::postgres::poll::{PollSpec, RowStatus};
+use crate::postgres::poll::PollSpec;
 use crate::postgres::repair::{
     self, NewRepair, RepairKind, RepairOutcome, RepairProgress, RepairReader as List, RepairRow,
     RepairState, Selection, Verdict,
@@ -33,12 +33,8 @@ use std::sync::Arc;
 
 /// The table as a repair reads it. Without marking the columns of marks are not read.
 pub fn repair_table(spec: &PipelineSpec, marks: bool) -> Option<PollSpec> {
-    let mut table = spec.poll.table.clone()?;
-    if !marks {
-        table.marks = RowStatus::Delete;
-        table.delete = false;
-    }
-    Some(table)
+    let table = spec.poll.table.clone()?;
+    Some(if marks { table } else { table.without_status() })
 }
 
 /// Whether published rows are marked.

@@ -292,12 +292,12 @@ impl Pipeline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::PgTime;
-    use crate::lsn::Lsn;
+    use crate::offset::Offset;
     use crate::record::OwnedRecord;
+    use crate::timestamp::Timestamp;
 
     fn at(lsn: u64) -> Position {
-        Position { commit_lsn: Lsn::from_wire(lsn), ordinal: 0 }
+        Position { commit: Offset::new(lsn), ordinal: 0 }
     }
 
     fn row(id: Option<&str>, lsn: u64) -> Parked {
@@ -311,7 +311,7 @@ mod tests {
         };
         Parked {
             entry,
-            commit_time: PgTime::default(),
+            commit_time: Timestamp::default(),
             event_id: id.map(str::to_owned),
             event_type: None,
             aggregate: None,

@@ -10,7 +10,7 @@
 
 use crate::ack::Progress;
 use crate::event::{Aggregate, Position};
-use crate::lsn::Lsn;
+use crate::offset::Offset;
 use crate::outbox::At;
 use crate::parked::Lane;
 use crate::postgres::error_policy::{self, Action, Phase};
@@ -194,8 +194,8 @@ impl RowStatusQueue {
     }
 
     /// The stream begins a transaction.
-    pub(super) const fn begins(&mut self, xid: u32) {
-        self.xid = Some(xid);
+    pub(super) const fn begins(&mut self, xid: Option<u32>) {
+        self.xid = xid;
     }
 
     /// The event is published.
@@ -422,7 +422,7 @@ pub(super) struct HandOverFilter {
     /// The transaction that wrote it.
     xmin: u32,
     /// Events committed after this position were never polled; `None` while polling continues.
-    until: Option<Lsn>,
+    until: Option<Offset>,
     /// Aggregates of which the stream has sent an event that is not remembered.
     repeated: HashSet<Lane>,
     /// The owner epoch under which this process has published last.
@@ -493,7 +493,7 @@ impl HandOverFilter {
     }
 
     /// Polling ends at this position.
-    pub(super) fn ends(&mut self, until: Lsn) {
+    pub(super) fn ends(&mut self, until: Offset) {
         self.on = false;
         self.until = Some(until);
     }
@@ -503,21 +503,21 @@ impl HandOverFilter {
     pub(super) fn has(
         &mut self,
         id: &str,
-        (commit_lsn, xid): (Lsn, Option<u32>),
+        (commit, xid): (Offset, Option<u32>),
         aggregate: Option<Aggregate<'_>>,
     ) -> bool {
-        !self.ids.is_empty() && self.skips(id, commit_lsn, xid, aggregate)
+        !self.ids.is_empty() && self.skips(id, commit, xid, aggregate)
     }
 
     fn skips(
         &mut self,
         id: &str,
-        commit_lsn: Lsn,
+        commit: Offset,
         xid: Option<u32>,
         of: Option<Aggregate<'_>>,
     ) -> bool {
         let Some(until) = self.until else { return false };
-        if commit_lsn > until {
+        if commit > until {
             *self = Self::default();
             return false;
         }
@@ -543,17 +543,17 @@ impl HandOverFilter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::PgTime;
-    use crate::lsn::Watermark;
+    use crate::offset::Watermark;
+    use crate::timestamp::Timestamp;
 
     /// The row of an earlier event may be unpublished in the table: if the slot is lost now, the row of the parked
     /// event shows its place after that row.
     #[test]
     fn row_of_a_parked_event_is_marked_only_after_the_cursor_row_passes_it() {
-        let at = |lsn| Position { commit_lsn: Lsn::from_wire(lsn), ordinal: 3 };
+        let at = |lsn| Position { commit: Offset::new(lsn), ordinal: 3 };
         let row = |lsn, ordinal| Progress {
-            watermark: Watermark::resumed(Lsn::from_wire(lsn)),
-            partial: Some(Position { commit_lsn: Lsn::from_wire(lsn), ordinal }),
+            watermark: Watermark::resumed(Offset::new(lsn)),
+            partial: Some(Position { commit: Offset::new(lsn), ordinal }),
         };
         let done = |row_status: &RowStatusQueue| -> Vec<String> {
             row_status.done.iter().map(|row| row.id.clone()).collect()
@@ -563,7 +563,7 @@ mod tests {
             let parked = AheadOfCursor {
                 position: at(lsn),
                 id: id.to_owned(),
-                commit_time: PgTime::default(),
+                commit_time: Timestamp::default(),
                 timestamp_ms: None,
             };
             row_status.parked(Some(parked));
@@ -596,7 +596,7 @@ mod tests {
     /// Whether an event of aggregate `of` is skipped in the stream.
     fn skipped(polled_ids: &mut HandOverFilter, id: usize, of: &str) -> bool {
         let aggregate = Some(Aggregate { kind: "order", id: of });
-        polled_ids.has(&id.to_string(), (Lsn::from_wire(1), Some(XMIN)), aggregate)
+        polled_ids.has(&id.to_string(), (Offset::new(1), Some(XMIN)), aggregate)
     }
 
     #[test]
@@ -611,11 +611,11 @@ mod tests {
             }
         }
         polled_ids.settled(|row| row != 2);
-        assert!(!polled_ids.has("a", (Lsn::from_wire(1), None), None), "polling continues");
-        polled_ids.ends(Lsn::from_wire(10));
-        let at = (Lsn::from_wire(10), Some(XMIN));
+        assert!(!polled_ids.has("a", (Offset::new(1), None), None), "polling continues");
+        polled_ids.ends(Offset::new(10));
+        let at = (Offset::new(10), Some(XMIN));
         assert_eq!(["a", "c", "d"].map(|id| polled_ids.has(id, at, None)), [true, false, true]);
-        assert!(!polled_ids.has("a", (Lsn::from_wire(11), None), None), "never polled");
+        assert!(!polled_ids.has("a", (Offset::new(11), None), None), "never polled");
     }
 
     /// The oldest IDs are discarded; the stream repeats their events, and would publish them after later events.
@@ -624,7 +624,7 @@ mod tests {
         let mut polled_ids = HandOverFilter::default();
         polled_ids.begins(0, 1);
         polled(&mut polled_ids, 0..PUBLISHED_IDS_MAX + 3);
-        polled_ids.ends(Lsn::from_wire(10));
+        polled_ids.ends(Offset::new(10));
         let last = PUBLISHED_IDS_MAX + 2;
         assert!(skipped(&mut polled_ids, 5, "a") && skipped(&mut polled_ids, 7, "b"));
         assert!(!skipped(&mut polled_ids, 2, "a"), "discarded");
@@ -645,7 +645,7 @@ mod tests {
         let mut polled_ids = HandOverFilter::default();
         polled_ids.begins(0, 1);
         polled(&mut polled_ids, 10..20);
-        polled_ids.ends(Lsn::from_wire(10));
+        polled_ids.ends(Offset::new(10));
         assert!(!skipped(&mut polled_ids, 1, "a"));
         assert!(!skipped(&mut polled_ids, 10, "a"));
         assert!(skipped(&mut polled_ids, 11, "b"));
@@ -658,7 +658,7 @@ mod tests {
             let mut polled_ids = HandOverFilter::default();
             polled_ids.begins(0, 1);
             polled(&mut polled_ids, 0..2);
-            polled_ids.ends(Lsn::from_wire(10));
+            polled_ids.ends(Offset::new(10));
             polled_ids.streams(before, before + 1);
             assert_eq!(skipped(&mut polled_ids, 1, "a"), remembered, "behind epoch {before}");
         }
@@ -668,7 +668,7 @@ mod tests {
         polled(&mut polled_ids, 0..2);
         polled_ids.begins(100, 2_500);
         polled(&mut polled_ids, 2..3);
-        polled_ids.ends(Lsn::from_wire(10));
+        polled_ids.ends(Offset::new(10));
         assert!(
             [0, 1, 2].iter().all(|id| skipped(&mut polled_ids, *id, "a")),
             "no other process was the owner"
@@ -677,7 +677,7 @@ mod tests {
         polled(&mut polled_ids, 3..4);
         polled_ids.begins(2_700, 2_800);
         polled(&mut polled_ids, 4..5);
-        polled_ids.ends(Lsn::from_wire(10));
+        polled_ids.ends(Offset::new(10));
         assert_eq!([0, 2, 3, 4].map(|id| skipped(&mut polled_ids, id, "a")), [false; 4]);
         assert!(skipped(&mut polled_ids, 4, "b"));
     }
@@ -689,10 +689,10 @@ mod tests {
         let mut row_status = RowStatusQueue::new(true, true);
         let aggregate = |id| Aggregate { kind: "order", id };
         let sent = [(1, "1", "a"), (2, "2", "a"), (3, "3", "b"), (4, "4", "a")];
-        row_status.begins(XMIN);
+        row_status.begins(Some(XMIN));
         for (number, id, of) in sent {
-            let position = Position { commit_lsn: Lsn::from_wire(8), ordinal: number };
-            let at = At { position, commit_time: PgTime::default() };
+            let position = Position { commit: Offset::new(8), ordinal: number };
+            let at = At { position, commit_time: Timestamp::default() };
             let ticket = Ticket(number);
             row_status.sent(ticket, Some((at, aggregate(of), None)), id);
             row_status.published(ticket);
@@ -734,10 +734,10 @@ mod tests {
             let mut polled_ids = HandOverFilter::default();
             polled_ids.begins(0, 1);
             polled(&mut polled_ids, 1..2);
-            polled_ids.ends(Lsn::from_wire(10));
+            polled_ids.ends(Offset::new(10));
             let aggregate = Some(Aggregate { kind: "order", id: "a" });
             assert_eq!(
-                polled_ids.has("1", (Lsn::from_wire(1), Some(xid)), aggregate),
+                polled_ids.has("1", (Offset::new(1), Some(xid)), aggregate),
                 passed,
                 "{xid}"
             );

@@ -144,7 +144,7 @@ fn thread(
     ended: oneshot::Sender<PipelineExit>,
 ) {
     // If this thread panics, its sender is dropped too.
-    let guard = PanicGuard { status_handle: status_handle.clone() };
+    let guard = PanicGuard::new(status_handle.clone());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
@@ -168,8 +168,14 @@ fn thread(
 }
 
 /// Sets the status to halted if the thread panics.
-struct PanicGuard {
+pub(super) struct PanicGuard {
     status_handle: StatusHandle,
+}
+
+impl PanicGuard {
+    pub(super) fn new(status_handle: StatusHandle) -> Self {
+        Self { status_handle }
+    }
 }
 
 impl Drop for PanicGuard {

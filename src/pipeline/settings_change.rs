@@ -16,8 +16,8 @@ use crate::postgres::SourceError;
 use crate::postgres::catalog::{self, TableFacts};
 use crate::postgres::error_policy::{Action, Phase, action};
 use crate::postgres::names::{TableName, literal};
+use crate::postgres::poll::PollSpec;
 use crate::postgres::poll::claim::OutboxTable;
-use crate::postgres::poll::{PollSpec, RowStatus};
 use crate::postgres::repair::{self, Method, Selection, UnmarkedRows};
 use crate::postgres::start::{self, Facts};
 use crate::postgres::store::cursor::{self, Difference, PositionSettings, SettingsRow};
@@ -142,6 +142,7 @@ const fn word(mode: Mode) -> &'static str {
         Mode::Wal => "wal",
         Mode::Poll => "poll",
         Mode::Auto => "auto",
+        Mode::Embedded => "embedded",
     }
 }
 
@@ -319,7 +320,7 @@ impl Comparison<'_> {
             ("auto", Mode::Poll) if self.found.polls_on => None,
             (_, Mode::Poll) => return self.begins_polling().await,
             ("wal", Mode::Auto) if self.polls => self.polls_at_once().await?,
-            (_, Mode::Auto | Mode::Wal) => None,
+            (_, Mode::Auto | Mode::Wal | Mode::Embedded) => None,
         };
         Ok(halt.map(|halt| (halt, None)))
     }
@@ -747,8 +748,8 @@ impl Comparison<'_> {
 
     /// Whether published rows are still in the table.
     fn replays(&self) -> bool {
-        let deletes = |table: &PollSpec| table.delete || matches!(table.marks, RowStatus::Delete);
-        self.before.mode != "poll" || !self.spec.poll.table.as_ref().is_some_and(deletes)
+        let deletes = self.spec.poll.table.as_ref().is_some_and(PollSpec::deletes_published);
+        self.before.mode != "poll" || !deletes
     }
 
     /// The ways to another layout of the same table, with the same destination.

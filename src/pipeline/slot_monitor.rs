@@ -11,7 +11,7 @@ use super::spec::{Mode, PipelineSpec};
 use super::stream::{StoreJob, await_job};
 use super::timer::Timer;
 use crate::error::{Halt, HaltReason};
-use crate::lsn::Lsn;
+use crate::offset::Offset;
 use crate::postgres::SourceError;
 use crate::postgres::catalog::{
     self, AffectedRows, LeafChange, PublicationChange, PublicationVersion, SlotRow,
@@ -40,7 +40,7 @@ pub(super) const KEPT: Duration = Duration::from_hours(7 * 24);
 #[derive(Clone, Debug)]
 pub(super) struct PublicationState {
     /// Identifies the slot: a new slot of the same name starts after earlier changes.
-    pub(super) slot_created_lsn: Lsn,
+    pub(super) slot_created_lsn: Offset,
     /// `None` if the publication may have left out rows before the stream began; the start has logged that.
     pub(super) version: Option<PublicationVersion>,
     /// OID of the outbox table.
@@ -73,7 +73,7 @@ pub(super) struct SlotStatus {
     /// The slot, if it exists.
     pub(super) slot: Option<SlotRow>,
     /// The server's end of WAL.
-    pub(super) wal_end: Lsn,
+    pub(super) wal_end: Offset,
     /// How long the oldest parked event has been parked.
     pub(super) oldest_parked: Option<Duration>,
     /// The stream waits for a standby.
@@ -90,7 +90,7 @@ impl SlotStatus {
     /// WAL that the slot retains. Unit: bytes.
     pub(super) fn retained(&self) -> Option<u64> {
         let restart = self.slot.as_ref()?.restart_lsn?;
-        Some(self.wal_end.bytes_since(restart))
+        Some(self.wal_end.distance_from(restart))
     }
 }
 
@@ -146,7 +146,7 @@ impl SlotMonitor {
             }
             self.running = Some(Box::pin(async move {
                 if prune {
-                    parked::prune(&client, spec.name(), Lsn::from_wire(u64::MAX), KEPT).await?;
+                    parked::prune(&client, spec.name(), Offset::MAX, KEPT).await?;
                     let max = spec.bookmarks_retain_max;
                     for swept in bookmark::sweep(&client, spec.name(), max).await? {
                         log::bookmark_let_go(spec.name(), &swept, max);
@@ -411,15 +411,15 @@ pub(super) async fn watch(spec: &PipelineSpec, status_handle: &StatusHandle, sto
     }
 }
 
-async fn query_while_halted(spec: &PipelineSpec) -> Result<(Option<SlotRow>, Lsn), SourceError> {
+async fn query_while_halted(spec: &PipelineSpec) -> Result<(Option<SlotRow>, Offset), SourceError> {
     let control = Control::connect(&spec.conninfo, APPLICATION_NAME).await?;
     let server = catalog::read_server(control.client()).await?;
     let slot = catalog::read_slot(control.client(), server.version, &spec.names.slot).await?;
     Ok((slot, server.wal_end))
 }
 
-fn show(status_handle: &StatusHandle, slot: Option<&SlotRow>, wal_end: Lsn) {
-    let since = |lsn: Option<Lsn>| lsn.map(|lsn| wal_end.bytes_since(lsn));
+fn show(status_handle: &StatusHandle, slot: Option<&SlotRow>, wal_end: Offset) {
+    let since = |lsn: Option<Offset>| lsn.map(|lsn| wal_end.distance_from(lsn));
     status_handle.update(|snapshot| {
         snapshot.source_contact_at = Some(std::time::Instant::now());
         snapshot.slot_state = match slot {

@@ -3,15 +3,14 @@
 use super::halts;
 use crate::error::Halt;
 use crate::outbox::{
-    ColumnType, Encoding, Layout, MapError, Mapper, OutboxSpec, Role, SpecError, TimestampSource,
-    TypeFacts, Unfit,
+    DeclaredColumn, MapError, Mapper, OutboxSpec, Role, SpecError, TimestampSource, Unfit,
 };
-use crate::postgres::catalog::{self, ColumnFacts, TableFacts};
+use crate::postgres::catalog::{ColumnFacts, TableFacts};
 use crate::postgres::control::FactsQuery;
-use crate::postgres::poll::{Backoff, PollSpec, RowStatus};
+use crate::postgres::poll::{Backoff, PollSpec};
 use crate::postgres::schema_owner::SessionRights;
 use crate::postgres::start::Identity;
-use crate::postgres::{Conninfo, Names, TableName};
+use crate::postgres::{Conninfo, DecodedObjects, Encoding, Names, TableName};
 use crate::relay::{Limits, ParkingRules};
 use crate::sink::{Needs, Purpose, SinkConfig};
 use std::sync::Arc;
@@ -26,6 +25,8 @@ pub enum Mode {
     Poll,
     /// From the write-ahead log; by polling while the slot can't be used.
     Auto,
+    /// From a source of the program that embeds Postrider ([`Embedded`](super::Embedded)).
+    Embedded,
 }
 
 /// What a running pipeline does when its slot is lost.
@@ -172,11 +173,20 @@ impl PipelineSpec {
     pub fn unfit_types(&self, table: &TableFacts) -> Vec<Unfit> {
         let column = |column| {
             let ColumnFacts { name, type_name, type_facts, .. }: &ColumnFacts = column;
-            let (oid, modifier) = (type_facts.base_oid, type_facts.base_modifier);
-            ColumnType { name, type_name, oid, modifier, is_text: type_facts.is_text }
+            DeclaredColumn { name, of: type_facts.value_type(), type_name }
         };
-        let columns: Vec<ColumnType<'_>> = table.columns.iter().map(column).collect();
+        let columns: Vec<DeclaredColumn<'_>> = table.columns.iter().map(column).collect();
         self.mapper().map_or_else(|_unsound| Vec::new(), |mapper| mapper.unfit_types(&columns))
+    }
+
+    /// What of the stream becomes events, for the decoder of a stream whose rows `mapper` maps.
+    pub fn decoded_objects(&self, mapper: &Mapper) -> DecodedObjects {
+        let table = self.outbox.table.as_ref();
+        DecodedObjects {
+            table: table.map(|of| TableName::new(of.schema.clone(), of.name.clone())),
+            columns: mapper.columns().map(str::to_owned).collect(),
+            message_prefix: self.outbox.message_prefix.clone(),
+        }
     }
 
     /// The encoding of logical messages, for a database in `encoding`.
@@ -209,12 +219,6 @@ impl PipelineSpec {
     }
 }
 
-/// Facts of the catalog about a type, as the mapper takes them.
-pub fn type_facts(facts: &catalog::TypeFacts) -> TypeFacts {
-    let catalog::TypeFacts { oid, base_oid, base_modifier, is_text } = *facts;
-    TypeFacts { oid, base_oid, base_modifier, is_text }
-}
-
 /// How the outbox table of `pipeline` is polled; `None` without a table. `delete`: published rows are deleted
 /// (`poll.mark = "delete"`).
 ///
@@ -231,7 +235,7 @@ pub fn poll_spec(pipeline: &str, outbox: &OutboxSpec, delete: bool) -> Option<Po
         aggregate_id: column(Role::AggregateId)?,
         time: column(Role::Time),
         stamps: outbox.timestamp == TimestampSource::Event,
-        marks: marks(outbox, &table),
+        marks: outbox.row_state(),
         table,
         delete,
         block_key: true,
@@ -239,32 +243,4 @@ pub fn poll_spec(pipeline: &str, outbox: &OutboxSpec, delete: bool) -> Option<Po
         backoff: Backoff::DEFAULT,
         zone: outbox.zone.clone(),
     })
-}
-
-/// The marks of the layout. A column with a role has the name that is configured for that role.
-fn marks(outbox: &OutboxSpec, table: &TableName) -> RowStatus {
-    let named = |role, column: &mut String| {
-        if let Some(name) = outbox.column(role) {
-            name.clone_into(column);
-        }
-    };
-    match outbox.layout {
-        Layout::Postrider | Layout::Debezium => RowStatus::Delete,
-        Layout::Adr30 => RowStatus::adr30(),
-        Layout::Sqlgarden => RowStatus::sqlgarden(),
-        Layout::Commerce => {
-            let mut marks = RowStatus::commerce(table);
-            if let RowStatus::Commerce { available_at, .. } = &mut marks {
-                named(Role::AvailableAt, available_at);
-            }
-            marks
-        }
-        Layout::Gcx => {
-            let mut marks = RowStatus::gcx();
-            if let RowStatus::Gcx { expires_at, .. } = &mut marks {
-                named(Role::ExpiresAt, expires_at);
-            }
-            marks
-        }
-    }
 }

@@ -76,7 +76,7 @@ impl Pipeline {
                 .oldest_parked
                 .filter(|_| parked_any)
                 .map_or(0.0, |age| age.as_secs_f64());
-            snapshot.lag_bytes = slot_status.wal_end.bytes_since(watermark.lsn());
+            snapshot.lag_bytes = slot_status.wal_end.distance_from(watermark.offset());
             let slot = slot_status.slot.as_ref();
             snapshot.slot_retained_bytes = slot_status.retained();
             snapshot.slot_retain_max_bytes = retain_max;

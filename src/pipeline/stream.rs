@@ -9,19 +9,20 @@ use super::parked::{StoreEvent, StoreJobs, StoreSession, requests};
 use super::row_status::{RowStatusBatch, RowStatusOutcome};
 use super::service::{PipelineExit, Stop};
 use super::slot_monitor::{PublicationState, SlotMonitor, SlotStatus};
-use super::spec::{PipelineSpec, type_facts};
+use super::spec::PipelineSpec;
 use super::timer::Timer;
 use super::{former_owner, log};
 use crate::ack::Progress;
 use crate::error::Halt;
-use crate::lsn::Watermark;
-use crate::outbox::TypeFacts;
+use crate::offset::Watermark;
 use crate::parked::Entry;
 use crate::postgres::error_policy::{self, Action, Phase};
+use crate::postgres::lsn::{confirmable, from_wire};
 use crate::postgres::store::cursor::{self, Cursor, CursorWrite};
 use crate::postgres::stream::WalStream;
-use crate::postgres::{Batch, SourceError, SourceErrorKind, catalog};
+use crate::postgres::{Batch, Decoder, SourceError, SourceErrorKind, catalog};
 use crate::relay::{Effect, Input};
+use crate::row::TableId;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -63,6 +64,8 @@ pub(super) struct RowWritten {
 pub(super) struct StreamSession {
     /// The connections.
     pub(super) connected: Connected,
+    /// Makes changes of the frames of this connection.
+    decoder: Decoder,
     /// The batch that is being fed.
     feeding: Option<Feeding>,
     /// A write of the cursor row.
@@ -98,6 +101,7 @@ impl StreamSession {
     /// `published`: the publication, as the previous stream knew it.
     fn new(
         connected: Connected,
+        decoder: Decoder,
         spec: &Arc<PipelineSpec>,
         published: Option<PublicationState>,
     ) -> Self {
@@ -108,6 +112,7 @@ impl StreamSession {
             SlotMonitor::new(connected.store.control.shared_client(), Arc::clone(spec), published);
         Self {
             connected,
+            decoder,
             feeding: None,
             writing: None,
             writing_since: Instant::now(),
@@ -116,6 +121,19 @@ impl StreamSession {
             timer: Timer::default(),
             yielded_at: Duration::ZERO,
         }
+    }
+
+    /// Queries the catalog for the types that the description of a table waits for. This happens with the first row of
+    /// a connection, and with the first row after an ALTER TABLE.
+    async fn add_types(&mut self) -> Result<(), SourceError> {
+        let client = self.connected.store.control.client();
+        let answer = catalog::read_types(client, self.decoder.unknown_types());
+        let found = tokio::time::timeout(TYPES_MAX, answer).await.unwrap_or_else(|elapsed| {
+            let kind = SourceErrorKind::Timeout(TYPES_MAX);
+            Err(SourceError::new(kind, catalog::READ_TYPES).caused_by(elapsed))
+        })?;
+        self.decoder.add_types(&found);
+        Ok(())
     }
 
     /// When the older one of the running writes began.
@@ -127,8 +145,8 @@ impl StreamSession {
     /// Passes the confirmation to the stream. After a reconnect the server repeats what is known already, and nothing
     /// may be confirmed on a stream that has not sent it.
     fn confirm(&self, watermark: Watermark) {
-        if watermark.lsn() <= self.connected.wal.received() {
-            self.connected.wal.confirm(watermark);
+        if watermark.offset() <= from_wire(self.connected.wal.received()) {
+            self.connected.wal.confirm(confirmable(watermark));
         }
     }
 
@@ -138,7 +156,7 @@ impl StreamSession {
         let resume = &self.connected.resume;
         let cursor = Cursor {
             watermark: row.watermark,
-            flush_limit: row.watermark.lsn(),
+            flush_limit: row.watermark.offset(),
             partial: row.partial,
             owner_epoch: self.connected.store.epoch,
             ..resume.cursor.clone()
@@ -182,7 +200,10 @@ impl Pipeline {
         if let Err(error) = self.row_status.find_parked(&client, self.spec.name()).await {
             return End::Lost(error, Phase::Control);
         }
-        let mut session = StreamSession::new(connected, &self.spec, self.publication.take());
+        let objects = self.spec.decoded_objects(&self.mapper);
+        let decoder = Decoder::new(objects, connected.table_oid, connected.encoding);
+        let mut session =
+            StreamSession::new(connected, decoder, &self.spec, self.publication.take());
         self.begin(&session);
         let end = loop {
             if let Some(end) = self.turn(&mut session, stop).await {
@@ -214,9 +235,7 @@ impl Pipeline {
     }
 
     fn begin(&mut self, session: &StreamSession) {
-        self.mapper.clear_relations(session.connected.table_oid);
-        self.mapper.set_message_encoding(session.connected.encoding);
-        self.unknown_types.clear();
+        self.mapper.clear_tables(session.connected.table_oid.map(TableId));
         self.destinations.awaits(None);
         let cursor = session.connected.progress;
         let history = ServerHistory::of(&session.connected.resume.cursor);
@@ -251,8 +270,8 @@ impl Pipeline {
         if let Some(end) = self.perform(session) {
             return Some(end);
         }
-        let StreamSession { feeding, connected, .. } = session;
-        let fed = self.feed_ready(now, feeding, || connected.wal.ready());
+        let StreamSession { feeding, decoder, connected, .. } = session;
+        let fed = self.feed_ready(now, decoder, feeding, || connected.wal.ready());
         // A sink that needs no broker has answered already, and another turn would cost more than taking its posts
         // here. If an attempt waits for an answer, that answer has to make the next turn.
         if fed == Fed::Whole && !self.records.has_attempts() {
@@ -267,30 +286,13 @@ impl Pipeline {
             session.yielded_at = now;
             tokio::task::yield_now().await;
         }
-        let learned = match self.add_types(&session.connected.store).await {
-            Ok(learned) => learned,
-            Err(error) => return Some(End::Lost(error, Phase::Control)),
-        };
-        let more = fed == Fed::Turn || learned;
+        let blocked = fed == Fed::Blocked;
+        if blocked && let Err(error) = session.add_types().await {
+            return Some(End::Lost(error, Phase::Control));
+        }
+        let more = fed == Fed::Turn || blocked;
         let event = self.wait(session, stop, more).await;
         self.react(session, event)
-    }
-
-    /// Queries the catalog for the types that a relation waits for; returns whether there were any. This happens with
-    /// the first row of a connection, and with the first row after an ALTER TABLE.
-    async fn add_types(&mut self, store: &StoreSession) -> Result<bool, SourceError> {
-        if self.unknown_types.is_empty() {
-            return Ok(false);
-        }
-        let asked = std::mem::take(&mut self.unknown_types);
-        let answer = catalog::read_types(store.control.client(), &asked);
-        let found = tokio::time::timeout(TYPES_MAX, answer).await.unwrap_or_else(|elapsed| {
-            let kind = SourceErrorKind::Timeout(TYPES_MAX);
-            Err(SourceError::new(kind, catalog::READ_TYPES).caused_by(elapsed))
-        })?;
-        let found: Vec<TypeFacts> = found.iter().map(type_facts).collect();
-        self.mapper.add_types(&asked, &found);
-        Ok(true)
     }
 
     async fn wait(&self, session: &mut StreamSession, stop: &Stop, more: bool) -> StreamEvent {
@@ -392,7 +394,7 @@ impl Pipeline {
             StreamEvent::SlotStatus(Err(error)) => log::look_failed(self, &error),
             StreamEvent::Batch(Ok(batch)) => {
                 self.lag.answered(std::time::Instant::now());
-                session.feeding = Some(Feeding { batch, offset: 0 });
+                session.feeding = Some(Feeding { batch, place: 0 });
             }
         }
         self.perform(session)

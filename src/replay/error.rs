@@ -1,12 +1,12 @@
 //! Why something was not replayed, and what to do about it.
 
 use crate::error::Halt;
-use crate::lsn::Lsn;
+use crate::offset::Offset;
 use crate::outbox::{MapError, SpecError};
-use crate::pgoutput::DecodeError;
 use crate::postgres::store::bookmark::BookmarkError;
 use crate::postgres::{SourceError, error_policy};
 use crate::sink::SinkError;
+use crate::source::Unreadable;
 
 /// Why a replay did not begin, or ended early. What was acknowledged until then is recorded.
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +17,7 @@ pub enum ReplayError {
     UntilBeforeSince,
     /// The range of positions is empty.
     #[error("--until {until} is not after the position where the replay would begin, {from}")]
-    UntilBeforeFrom { until: Lsn, from: Lsn },
+    UntilBeforeFrom { until: Offset, from: Offset },
     /// The bookmark does not exist, or can't be used.
     #[error(transparent)]
     Bookmark(#[from] BookmarkError),
@@ -31,16 +31,16 @@ pub enum ReplayError {
     #[error(
         "the slot of bookmark \"{name}\" is at {confirmed}, after the position {at}: it was moved"
     )]
-    Moved { name: String, at: Lsn, confirmed: Lsn },
+    Moved { name: String, at: Offset, confirmed: Offset },
     /// A walsender has the slot and does not release it.
     #[error("bookmark \"{name}\" is being read by the server's process {pid}")]
     InUse { name: String, pid: u32 },
     /// No bookmark reaches back that far.
     #[error("{lsn} is older than any WAL that is kept for replays{}", oldest(known.as_ref()))]
-    TooOld { lsn: Lsn, known: Option<(String, Lsn)> },
+    TooOld { lsn: Offset, known: Option<(String, Offset)> },
     /// The position is not written yet.
     #[error("{lsn} is in the future: the server's WAL ends at {wal_end}")]
-    Ahead { lsn: Lsn, wal_end: Lsn },
+    Ahead { lsn: Offset, wal_end: Offset },
     /// The position belongs to another history.
     #[error("the position is of timeline {asked}, and the server is on timeline {now}")]
     OtherTimeline { asked: u32, now: u32 },
@@ -116,7 +116,7 @@ pub enum ReplayError {
     Unfit(#[source] MapError),
     /// A message of the server can't be read.
     #[error("the server sent a message that can't be read")]
-    Protocol(#[source] DecodeError),
+    Protocol(#[source] Unreadable),
     /// The stream contradicts itself.
     #[error("the stream contradicts itself")]
     Broken(#[source] crate::ack::OrderViolation),
@@ -131,7 +131,16 @@ pub enum ReplayError {
     Source(#[from] SourceError),
 }
 
-fn oldest(known: Option<&(String, Lsn)>) -> String {
+impl From<Unreadable> for ReplayError {
+    fn from(error: Unreadable) -> Self {
+        match error {
+            Unreadable::Protocol(_) => Self::Protocol(error),
+            Unreadable::NotText(table) => Self::Unfit(MapError::not_text(table)),
+        }
+    }
+}
+
+fn oldest(known: Option<&(String, Offset)>) -> String {
     known.map_or_else(
         || ": there is no usable bookmark".to_owned(),
         |(name, lsn)| format!(": the oldest is bookmark \"{name}\", from {lsn}"),

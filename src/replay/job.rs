@@ -9,7 +9,7 @@ use super::run::{Reconnect, ReplayContext, Run, SessionEnd};
 use crate::ack::Progress;
 use crate::event::{Aggregate, Position};
 use crate::finding::{Finding, Severity};
-use crate::lsn::{Lsn, Watermark};
+use crate::offset::{Offset, Watermark};
 use crate::outbox::Mapper;
 use crate::parked::Lane;
 use crate::pipeline::PipelineSpec;
@@ -278,7 +278,7 @@ pub struct Ended {
 }
 
 fn progress(next: Position) -> Progress {
-    let watermark = Watermark::resumed(next.commit_lsn);
+    let watermark = Watermark::resumed(next.commit);
     Progress { watermark, partial: (next.ordinal > 0).then_some(next) }
 }
 
@@ -300,7 +300,7 @@ pub(super) async fn locked(
 
 /// The lanes of all parked events that are not resolved.
 pub(super) async fn lanes(client: &Client, pipeline: &str) -> Result<HashSet<Lane>, SourceError> {
-    let end = Position { commit_lsn: Lsn::from_wire(u64::MAX), ordinal: 0 };
+    let end = Position { commit: Offset::MAX, ordinal: 0 };
     let loaded = parked::load(client, pipeline, end).await?;
     let open = loaded.iter().filter(|loaded| !loaded.entry.state.resolved());
     Ok(open.filter_map(|loaded| loaded.entry.lane).collect())

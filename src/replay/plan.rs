@@ -2,12 +2,14 @@
 //! far enough, otherwise the rows of the table.
 
 use super::ReplayError;
-use crate::event::{Aggregate, PgTime, Position};
-use crate::lsn::Lsn;
+use crate::event::{Aggregate, Position};
+use crate::offset::Offset;
 use crate::pipeline::PipelineSpec;
 use crate::postgres::catalog::ServerFacts;
+use crate::postgres::lsn::{from_pg_micros, to_pg_micros};
 use crate::postgres::store::bookmark::{self, Bookmark, BookmarkError};
 use crate::postgres::{replay, replay as rows};
+use crate::timestamp::Timestamp;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use tokio_postgres::Client;
@@ -37,16 +39,16 @@ pub enum Source {
         /// The first position.
         from: Position,
         /// Transactions that commit at this position or later are not replayed.
-        until: Lsn,
+        until: Offset,
     },
     /// The table: rows that still exist, without positions.
     Table {
         /// The order of the rows, as a text.
         order: String,
         /// Only rows of this time or later.
-        since: Option<PgTime>,
+        since: Option<Timestamp>,
         /// Only rows from before this time.
-        until: Option<PgTime>,
+        until: Option<Timestamp>,
     },
 }
 
@@ -71,15 +73,10 @@ pub(super) async fn source(
                 BookmarkError::Unknown { pipeline, name, known }
             })?;
             if request.source == SourceChoice::Table {
-                let since = PgTime { micros: chosen.created_micros };
+                let since = chosen.created;
                 return table(client, spec, request, Some(since)).await;
             }
-            log_from(
-                chosen,
-                Position { commit_lsn: chosen_lsn(chosen)?, ordinal: 0 },
-                server,
-                request,
-            )
+            log_from(chosen, Position { commit: chosen_lsn(chosen)?, ordinal: 0 }, server, request)
         }
         From::Lsn { at, timeline } => {
             if request.source == SourceChoice::Table {
@@ -88,8 +85,8 @@ pub(super) async fn source(
             by_lsn(&all, *at, *timeline, server, request)
         }
         From::Since(since) => {
-            let before = |bookmark: &&Bookmark| bookmark.created_micros <= since.micros;
-            let latest = usable(&all).filter(before).max_by_key(|b| b.created_micros);
+            let before = |bookmark: &&Bookmark| bookmark.created <= *since;
+            let latest = usable(&all).filter(before).max_by_key(|b| b.created);
             log_or_table(client, spec, server, request, latest).await
         }
         From::Anywhere => {
@@ -104,7 +101,7 @@ fn usable(all: &[Bookmark]) -> impl Iterator<Item = &Bookmark> {
 }
 
 /// The position of a bookmark that can be replayed from.
-fn chosen_lsn(bookmark: &Bookmark) -> Result<Lsn, ReplayError> {
+fn chosen_lsn(bookmark: &Bookmark) -> Result<Offset, ReplayError> {
     bookmark.lsn.filter(|_| bookmark.state.usable()).ok_or_else(|| ReplayError::Unusable {
         name: bookmark.name.clone(),
         why: bookmark.state.to_string(),
@@ -119,7 +116,7 @@ fn by_lsn(
     server: &ServerFacts,
     request: &ReplayRequest,
 ) -> Result<Source, ReplayError> {
-    let lsn = at.commit_lsn;
+    let lsn = at.commit;
     if let Some(asked) = timeline.filter(|asked| *asked != server.timeline) {
         return Err(ReplayError::OtherTimeline { asked, now: server.timeline });
     }
@@ -146,7 +143,7 @@ async fn log_or_table(
 ) -> Result<Source, ReplayError> {
     match (request.source, bookmark) {
         (SourceChoice::Auto | SourceChoice::Wal, Some(bookmark)) => {
-            let from = Position { commit_lsn: chosen_lsn(bookmark)?, ordinal: 0 };
+            let from = Position { commit: chosen_lsn(bookmark)?, ordinal: 0 };
             log_from(bookmark, from, server, request)
         }
         (SourceChoice::Wal, None) => Err(ReplayError::NoLog),
@@ -162,13 +159,13 @@ fn log_from(
     server: &ServerFacts,
     request: &ReplayRequest,
 ) -> Result<Source, ReplayError> {
-    if let Some(confirmed) = bookmark.confirmed_lsn.filter(|at| *at > from.commit_lsn) {
-        let (name, at) = (bookmark.name.clone(), from.commit_lsn);
+    if let Some(confirmed) = bookmark.confirmed_lsn.filter(|at| *at > from.commit) {
+        let (name, at) = (bookmark.name.clone(), from.commit);
         return Err(ReplayError::Moved { name, at, confirmed });
     }
     let until = match request.until {
-        Some(Until::Lsn(until)) if until <= from.commit_lsn => {
-            return Err(ReplayError::UntilBeforeFrom { until, from: from.commit_lsn });
+        Some(Until::Lsn(until)) if until <= from.commit => {
+            return Err(ReplayError::UntilBeforeFrom { until, from: from.commit });
         }
         Some(Until::Lsn(until)) => until.min(server.wal_end),
         Some(Until::Time(_)) | None => server.wal_end,
@@ -186,7 +183,7 @@ async fn table(
     client: &Client,
     spec: &PipelineSpec,
     request: &ReplayRequest,
-    since: Option<PgTime>,
+    since: Option<Timestamp>,
 ) -> Result<Source, ReplayError> {
     let Some(poll) = &spec.poll.table else { return Err(ReplayError::NoSource) };
     let since = match &request.from {
@@ -243,7 +240,7 @@ pub enum From {
         timeline: Option<u32>,
     },
     /// With what was committed at this time or later (from the table: with rows of this time or later).
-    Since(PgTime),
+    Since(Timestamp),
     /// At the oldest event there is.
     Anywhere,
 }
@@ -252,9 +249,9 @@ pub enum From {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Until {
     /// Before what commits at this position or later.
-    Lsn(Lsn),
+    Lsn(Offset),
     /// Before what was committed at this time or later.
-    Time(PgTime),
+    Time(Timestamp),
 }
 
 /// Where events are read from.
@@ -275,14 +272,14 @@ impl ReplayRequest {
         let from = match &self.from {
             From::Bookmark(name) => json!({"bookmark": name}),
             From::Lsn { at, timeline } => {
-                json!({"lsn": at.commit_lsn.to_string(), "ordinal": at.ordinal, "timeline": timeline})
+                json!({"lsn": at.commit.to_string(), "ordinal": at.ordinal, "timeline": timeline})
             }
-            From::Since(time) => json!({"since": time.micros}),
+            From::Since(time) => json!({"since": to_pg_micros(*time)}),
             From::Anywhere => Value::Null,
         };
         let until = self.until.map(|until| match until {
             Until::Lsn(lsn) => json!({"lsn": lsn.to_string()}),
-            Until::Time(time) => json!({"time": time.micros}),
+            Until::Time(time) => json!({"time": to_pg_micros(time)}),
         });
         let source = match self.source {
             SourceChoice::Auto => "auto",
@@ -304,12 +301,12 @@ impl ReplayRequest {
     /// The request of a row; `None` if the JSON is of another version, or was changed by hand.
     pub(super) fn from_json(text: &str) -> Option<Self> {
         let value: Value = serde_json::from_str(text).ok()?;
-        let time = |value: &Value| Some(PgTime { micros: value.as_i64()? });
+        let time = |value: &Value| Some(from_pg_micros(value.as_i64()?));
         let from = &value["from"];
         let from = if let Some(name) = from["bookmark"].as_str() {
             From::Bookmark(name.to_owned())
         } else if let Some(lsn) = from["lsn"].as_str() {
-            let at = Position { commit_lsn: lsn.parse().ok()?, ordinal: from["ordinal"].as_u64()? };
+            let at = Position { commit: lsn.parse().ok()?, ordinal: from["ordinal"].as_u64()? };
             let timeline = from["timeline"].as_u64().and_then(|number| u32::try_from(number).ok());
             From::Lsn { at, timeline }
         } else if from.is_object() {
@@ -347,8 +344,8 @@ impl ReplayRequest {
 /// Which events of a source belong to a replay. Where the source begins and ends is in the plan.
 #[derive(Clone, Debug)]
 pub(super) struct Choice {
-    since: Option<PgTime>,
-    until: Option<PgTime>,
+    since: Option<Timestamp>,
+    until: Option<Timestamp>,
     /// Each requested ID, and whether it was found.
     ids: BTreeMap<String, bool>,
     aggregate: Option<(String, String)>,
@@ -380,7 +377,7 @@ impl Choice {
         &mut self,
         id: &str,
         aggregate: Option<Aggregate<'_>>,
-        committed: PgTime,
+        committed: Timestamp,
     ) -> bool {
         if self.since.is_some_and(|since| committed < since)
             || self.until.is_some_and(|until| committed >= until)
@@ -465,8 +462,8 @@ pub(super) async fn resumed_source(
     let asked = ReplayRequest { from, source: SourceChoice::Wal, until: None, ..request.clone() };
     match source(client, spec, server, &asked).await? {
         Source::Log { bookmark, slot, messages, from, .. } => {
-            let start = row.from.map_or(from, |lsn| Position { commit_lsn: lsn, ordinal: 0 });
-            if next.commit_lsn < from.commit_lsn.min(start.commit_lsn) {
+            let start = row.from.map_or(from, |lsn| Position { commit: lsn, ordinal: 0 });
+            if next.commit < from.commit.min(start.commit) {
                 return Err(ReplayError::BadRow { name: row.name.clone() });
             }
             Ok(Source::Log { bookmark, slot, messages, from: start, until })
@@ -481,8 +478,8 @@ mod tests {
 
     #[test]
     fn a_row_keeps_everything_that_was_asked_for() {
-        let lsn = |text: &str| text.parse::<Lsn>().unwrap();
-        let at = Position { commit_lsn: lsn("0/1A2B3C8"), ordinal: 5 };
+        let lsn = |text: &str| text.parse::<Offset>().unwrap();
+        let at = Position { commit: lsn("0/1A2B3C8"), ordinal: 5 };
         let plain = ReplayRequest {
             from: From::Anywhere,
             until: None,
@@ -494,7 +491,7 @@ mod tests {
         };
         let whole = ReplayRequest {
             from: From::Bookmark("b".to_owned()),
-            until: Some(Until::Time(PgTime { micros: -7 })),
+            until: Some(Until::Time(from_pg_micros(-7))),
             ids: vec!["1".to_owned(), "ü\"".to_owned()],
             aggregate: Some(("order".to_owned(), "a:b".to_owned())),
             to: Some("again".to_owned()),
@@ -505,7 +502,7 @@ mod tests {
         let until = ReplayRequest { until: Some(Until::Lsn(lsn("1/2"))), ..plain.clone() };
         let all = [
             of(From::Lsn { at, timeline: Some(2) }),
-            of(From::Since(PgTime { micros: 9 })),
+            of(From::Since(from_pg_micros(9))),
             until,
             whole,
             plain.clone(),
@@ -524,8 +521,8 @@ mod choice_tests {
 
     fn request() -> ReplayRequest {
         ReplayRequest {
-            from: From::Since(PgTime { micros: 10 }),
-            until: Some(Until::Time(PgTime { micros: 20 })),
+            from: From::Since(from_pg_micros(10)),
+            until: Some(Until::Time(from_pg_micros(20))),
             ids: vec!["a".to_owned(), "b".to_owned()],
             aggregate: Some(("order".to_owned(), "1".to_owned())),
             to: None,
@@ -539,7 +536,7 @@ mod choice_tests {
         let mut choice = Choice::new(&request(), &[]);
         let order = Some(Aggregate { kind: "order", id: "1" });
         let other = Some(Aggregate { kind: "order", id: "2" });
-        let at = |micros| PgTime { micros };
+        let at = from_pg_micros;
         assert!(choice.takes("a", order, at(10)));
         assert!(!choice.takes("a", order, at(9)) && !choice.takes("a", order, at(20)));
         assert!(!choice.takes("b", other, at(15)) && !choice.takes("b", None, at(15)));

@@ -10,7 +10,7 @@ use super::ReplayError;
 use super::plan::Choice;
 use crate::ack::{Progress, Tracker};
 use crate::event::{Aggregate, Position};
-use crate::lsn::Lsn;
+use crate::offset::Offset;
 use crate::outbox::{At, MapError, Mapped};
 use crate::parked::Lane;
 use crate::record::{Header, Outcome, Record, Scope, Ticket};
@@ -572,7 +572,7 @@ pub struct ReplayProgress<'a> {
     /// Time since this run began.
     pub elapsed: Duration,
     /// For the WAL: start, current position and end.
-    pub log: Option<(Lsn, Lsn, Lsn)>,
+    pub log: Option<(Offset, Offset, Offset)>,
     /// Events in flight.
     pub in_flight: usize,
 }

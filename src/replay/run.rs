@@ -9,11 +9,12 @@ use crate::backoff::Backoff;
 use crate::error::Chain;
 use crate::event::Position;
 use crate::outbox::Mapper;
-use crate::pipeline::{PipelineSpec, type_facts};
+use crate::pipeline::PipelineSpec;
 use crate::postgres::control::Control;
 use crate::postgres::error_policy::{Action, Phase, Repeats, action};
 use crate::postgres::replay::{OutboxRows, ReplayCounts, RowSelection, SavedPosition};
-use crate::postgres::{SourceError, catalog, replay as rows};
+use crate::postgres::{Decoder, SourceError, catalog, replay as rows};
+use crate::row::TableId;
 use std::future::Future;
 use std::pin::Pin;
 use std::time::{Duration, Instant};
@@ -212,11 +213,10 @@ impl<'a> Run<'a> {
         }
         let offered = reader.feed(mapper, publisher)?;
         if let SourceReader::Stream(log) = &mut *reader
-            && !log.unknown_types.is_empty()
+            && !log.unknown_types().is_empty()
         {
-            let asked = std::mem::take(&mut log.unknown_types);
-            let found = catalog::read_types(self.control.client(), &asked).await?;
-            mapper.add_types(&asked, &found.iter().map(type_facts).collect::<Vec<_>>());
+            let found = catalog::read_types(self.control.client(), log.unknown_types()).await?;
+            log.add_types(&found);
             return Ok(None);
         }
         match offered {
@@ -239,13 +239,14 @@ impl<'a> Run<'a> {
                         .map(|table| table.oid),
                     None => None,
                 };
-                mapper.clear_relations(oid);
+                mapper.clear_tables(oid.map(TableId));
                 let encoding = catalog::read_server(self.control.client()).await?.encoding;
                 let encoding = self.spec.messages_encoding(&encoding);
                 let unreadable = |halt| ReplayError::Messages(Box::new(halt));
-                mapper.set_message_encoding(encoding.map_err(unreadable)?);
+                let objects = self.spec.decoded_objects(mapper);
+                let decoder = Decoder::new(objects, oid, encoding.map_err(unreadable)?);
                 let asked = match &self.plan.request.from {
-                    From::Lsn { at, .. } => Some(at.commit_lsn),
+                    From::Lsn { at, .. } => Some(at.commit),
                     From::Bookmark(_) | From::Since(_) | From::Anywhere => None,
                 };
                 let range = LogRange {
@@ -257,9 +258,14 @@ impl<'a> Run<'a> {
                     asked,
                 };
                 let start = publisher.tracker.progress().position();
-                let log =
-                    BookmarkStream::open(&self.spec.conninfo, APPLICATION_NAME, &range, start)
-                        .await?;
+                let log = BookmarkStream::open(
+                    &self.spec.conninfo,
+                    APPLICATION_NAME,
+                    decoder,
+                    &range,
+                    start,
+                )
+                .await?;
                 Ok(SourceReader::Stream(Box::new(log)))
             }
             Source::Table { order: _, since, until } => {
@@ -313,7 +319,7 @@ impl<'a> Run<'a> {
     ) {
         let log = match (reader, &self.plan.source) {
             (SourceReader::Stream(log), Source::Log { from, until, .. }) => {
-                Some((from.commit_lsn, log.at.min(*until), *until))
+                Some((from.commit, log.at().min(*until), *until))
             }
             (SourceReader::Stream(_) | SourceReader::Table(_) | SourceReader::Closed, _) => None,
         };
@@ -335,8 +341,8 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         let done = match reader {
-            SourceReader::Stream(log) if log.over && publisher.is_settled() => {
-                SavedPosition::Upto(Position { commit_lsn: log.until(), ordinal: 0 })
+            SourceReader::Stream(log) if log.is_over() && publisher.is_settled() => {
+                SavedPosition::Upto(Position { commit: log.until(), ordinal: 0 })
             }
             SourceReader::Stream(_) | SourceReader::Closed => {
                 SavedPosition::Upto(publisher.tracker.progress().position())
@@ -368,7 +374,7 @@ enum SourceReader {
 impl SourceReader {
     fn over(&self) -> bool {
         match self {
-            Self::Stream(log) => log.over,
+            Self::Stream(log) => log.is_over(),
             Self::Table(table) => table.over,
             Self::Closed => false,
         }
@@ -382,7 +388,7 @@ impl SourceReader {
     }
 
     fn wants_frames(&self) -> bool {
-        matches!(self, Self::Stream(log) if !log.has_frames() && !log.over)
+        matches!(self, Self::Stream(log) if !log.has_frames() && !log.is_over())
     }
 
     /// Waits for frames of the WAL. Cancel-safe.
@@ -534,7 +540,7 @@ impl Reconnect {
         };
         match action(error, phase, true) {
             Action::Reconnect(class) | Action::Later(class) => {
-                let at = publisher.tracker.progress().position().commit_lsn;
+                let at = publisher.tracker.progress().position().commit;
                 let wedged = self.repeats.wedged(error, at);
                 (!wedged).then(|| class.pause_min())
             }
@@ -570,7 +576,7 @@ async fn connect(
         Source::Table { .. } => None,
     };
     let ours = |next: Position| {
-        next <= publisher.tracker.progress().position() || Some(next.commit_lsn) == end
+        next <= publisher.tracker.progress().position() || Some(next.commit) == end
     };
     if row.next.is_some_and(|next| !ours(next)) {
         return Err(ReplayError::TakenOver { name });

@@ -5,14 +5,17 @@
 
 use super::ReplayError;
 use super::publisher::{Offered, Publisher};
-use crate::event::{PgTime, Position};
-use crate::lsn::Lsn;
+use crate::event::Position;
+use crate::offset::Offset;
 use crate::outbox::{At, Mapper};
-use crate::pgoutput::{self, Message};
-use crate::postgres::replay::{OutboxRows, TableRow};
+use crate::postgres::lsn;
+use crate::postgres::replay::{FetchedRows, OutboxRows};
+use crate::postgres::value_types::TypeFacts;
 use crate::postgres::{
-    Batch, Conninfo, Frame, SourceError, SqlState, StartReplication, WalConnection, WalStream,
+    Batch, Conninfo, Decoder, SourceError, SqlState, StartReplication, WalConnection, WalStream,
 };
+use crate::source::{Batch as _, Change};
+use crate::timestamp::Timestamp;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::time::sleep;
@@ -28,8 +31,8 @@ const SLOT_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// whatever the rate, and take a processor from the live stream for as long. Unit: bytes.
 const READ_AHEAD_BYTES: usize = 256 << 10;
 
-/// Frames fed before other inputs are handled.
-const FRAMES_MAX: usize = 1024;
+/// Changes fed before other inputs are handled.
+const CHANGES_MAX: usize = 1024;
 
 /// The part of the WAL that is read.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -43,37 +46,43 @@ pub(super) struct LogRange {
     /// Whether logical messages are read.
     pub(super) messages: bool,
     /// Transactions that commit at this position or later are not replayed.
-    pub(super) until: Lsn,
+    pub(super) until: Offset,
     /// The start that the user asked for, if any: to count transactions that began before it.
-    pub(super) asked: Option<Lsn>,
+    pub(super) asked: Option<Offset>,
 }
 
 /// The stream of a bookmark's slot, and the position in it.
 pub(super) struct BookmarkStream {
     /// The stream.
     wal: WalStream,
+    /// Makes changes of the frames of this connection.
+    decoder: Decoder,
+    /// Frames that were read, and the place of the next change.
+    batch: Option<(Batch, usize)>,
+    /// How far the changes were offered.
+    position: LogPosition,
+}
+
+/// The position in the part of the WAL that is read.
+struct LogPosition {
     /// What is read.
     range: LogRange,
-    /// Frames that were read, and the offset of the next one.
-    batch: Option<(Batch, usize)>,
     /// The open transaction.
     current: Option<Current>,
     /// Everything below this position is done.
     start: Position,
     /// How far the stream was read.
-    pub(super) at: Lsn,
+    at: Offset,
     /// The end was passed.
-    pub(super) over: bool,
-    /// Types that the current relation refers to and that have to be read from the catalog.
-    pub(super) unknown_types: Vec<u32>,
+    over: bool,
 }
 
 #[derive(Clone, Copy)]
 struct Current {
     /// Its commit position.
-    commit_lsn: Lsn,
+    commit: Offset,
     /// Its commit time.
-    commit_time: PgTime,
+    commit_time: Timestamp,
     /// The ordinal of the next change.
     ordinal: u64,
 }
@@ -83,12 +92,13 @@ impl BookmarkStream {
     pub(super) async fn open(
         conninfo: &Conninfo,
         application_name: &str,
+        decoder: Decoder,
         range: &LogRange,
         start: Position,
     ) -> Result<Self, ReplayError> {
         let deadline = Instant::now() + SLOT_WAIT_MAX;
         let how = StartReplication {
-            lsn: start.commit_lsn,
+            lsn: lsn::to_wire(start.commit),
             messages: range.messages,
             queue_bytes_max: READ_AHEAD_BYTES,
             ..StartReplication::new(&range.slot, &range.publication)
@@ -106,15 +116,34 @@ impl BookmarkStream {
                 Err(error) => return Err(error.into()),
             }
         };
-        let range = range.clone();
-        let at = start.commit_lsn;
-        let unknown_types = Vec::new();
-        Ok(Self { wal, range, batch: None, current: None, start, at, over: false, unknown_types })
+        let (range, at) = (range.clone(), start.commit);
+        let position = LogPosition { range, current: None, start, at, over: false };
+        Ok(Self { wal, decoder, batch: None, position })
     }
 
     /// The end of the part that is read.
-    pub(super) fn until(&self) -> Lsn {
-        self.range.until
+    pub(super) fn until(&self) -> Offset {
+        self.position.range.until
+    }
+
+    /// How far the stream was read.
+    pub(super) fn at(&self) -> Offset {
+        self.position.at
+    }
+
+    /// Whether the end was passed.
+    pub(super) fn is_over(&self) -> bool {
+        self.position.over
+    }
+
+    /// Types that the description of a table waits for: they have to be read from the catalog.
+    pub(super) fn unknown_types(&self) -> &[u32] {
+        self.decoder.unknown_types()
+    }
+
+    /// Adds what the catalog has of them.
+    pub(super) fn add_types(&mut self, found: &[TypeFacts]) {
+        self.decoder.add_types(found);
     }
 
     /// Whether frames were read and not fed yet.
@@ -128,123 +157,101 @@ impl BookmarkStream {
         Ok(())
     }
 
-    /// Feeds the frames that were read, until they are used up, there are enough for one turn, or the publisher has to
+    /// Feeds the changes that were read, until they are used up, there are enough for one turn, or the publisher has to
     /// be waited for.
     pub(super) fn feed(
         &mut self,
         mapper: &mut Mapper,
         publisher: &mut Publisher,
     ) -> Result<Offered, ReplayError> {
-        let Some((batch, mut offset)) = self.batch.take() else { return Ok(Offered::Done) };
-        let mut left = FRAMES_MAX;
-        while let Some((frame, next)) = batch.frame_at(offset) {
-            if self.over {
+        let Some((batch, mut place)) = self.batch.take() else { return Ok(Offered::Done) };
+        let mut changes = self.decoder.batch(&batch);
+        let mut left = CHANGES_MAX;
+        loop {
+            if self.position.over {
                 return Ok(Offered::Done);
             }
-            let offered = match (left, self.frame(&frame, mapper, publisher)?) {
+            let Some((change, next)) = changes.change_at(place)? else { return Ok(Offered::Done) };
+            let offered = match (left, self.position.offer(&change, mapper, publisher)?) {
                 (_, waits @ Offered::Wait(_)) => waits,
                 (0, Offered::Done) => {
-                    offset = next;
+                    place = next;
                     Offered::Done
                 }
                 (_, Offered::Done) => {
-                    offset = next;
+                    place = next;
                     left -= 1;
                     continue;
                 }
             };
-            self.batch = Some((batch, offset));
+            self.batch = Some((batch, place));
             return Ok(offered);
         }
-        Ok(Offered::Done)
+    }
+}
+
+impl LogPosition {
+    fn reached(&mut self, offset: Offset) {
+        self.at = self.at.max(offset);
+        self.over |= offset >= self.range.until;
     }
 
-    fn frame(
+    fn offer(
         &mut self,
-        frame: &Frame<'_>,
+        change: &Change<'_>,
         mapper: &mut Mapper,
         publisher: &mut Publisher,
     ) -> Result<Offered, ReplayError> {
-        match frame {
-            Frame::Keepalive { wal_end, .. } => {
+        match change {
+            Change::Heartbeat(upto) => {
                 if self.current.is_none() {
-                    self.reached(*wal_end);
-                    publisher.tracker.keepalive((*wal_end).min(self.range.until));
+                    self.reached(*upto);
+                    publisher.tracker.keepalive((*upto).min(self.range.until));
                 }
                 Ok(Offered::Done)
             }
-            Frame::XLogData { wal_start, data, .. } => {
-                let message = pgoutput::decode(data).map_err(ReplayError::Protocol)?;
-                self.message(&message, *wal_start, mapper, publisher)
-            }
-        }
-    }
-
-    fn reached(&mut self, lsn: Lsn) {
-        self.at = self.at.max(lsn);
-        self.over |= lsn >= self.range.until;
-    }
-
-    fn message(
-        &mut self,
-        message: &Message<'_>,
-        wal_start: Lsn,
-        mapper: &mut Mapper,
-        publisher: &mut Publisher,
-    ) -> Result<Offered, ReplayError> {
-        match message {
-            Message::Begin(begin) => {
-                let commit_lsn = begin.final_lsn;
-                self.reached(commit_lsn);
+            Change::Begin { commit, first, time, transaction: _ } => {
+                let (commit, first) = (*commit, *first);
+                self.reached(commit);
                 if self.over {
                     return Ok(Offered::Done);
                 }
-                // The `wal_start` of a Begin is the position of the transaction's first change.
                 let across =
-                    |asked: Lsn| wal_start != Lsn::ZERO && wal_start < asked && asked < commit_lsn;
+                    |asked: Offset| first != Offset::ZERO && first < asked && asked < commit;
                 if self.range.asked.is_some_and(across) {
                     publisher.tally.straddling += 1;
                 }
-                let skip = if commit_lsn == self.start.commit_lsn { self.start.ordinal } else { 0 };
-                publisher.tracker.begin(commit_lsn, skip).map_err(ReplayError::Broken)?;
-                let commit_time = begin.commit_time;
-                self.current = Some(Current { commit_lsn, commit_time, ordinal: 0 });
+                let skip = if commit == self.start.commit { self.start.ordinal } else { 0 };
+                publisher.tracker.begin(commit, skip).map_err(ReplayError::Broken)?;
+                self.current = Some(Current { commit, commit_time: *time, ordinal: 0 });
                 Ok(Offered::Done)
             }
-            Message::Commit(commit) => {
+            Change::Commit { commit, end, time: _ } => {
                 self.current = None;
-                let (commit_lsn, end_lsn) = (commit.commit_lsn, commit.end_lsn);
-                publisher.tracker.commit(commit_lsn, end_lsn).map_err(ReplayError::Broken)?;
-                self.reached(end_lsn);
+                publisher.tracker.commit(*commit, *end).map_err(ReplayError::Broken)?;
+                self.reached(*end);
                 Ok(Offered::Done)
             }
-            Message::Type(of) => {
-                mapper.type_name(of);
+            Change::Table(table) => {
+                mapper.table(table).map_err(ReplayError::Unfit)?;
                 Ok(Offered::Done)
             }
-            Message::Relation(relation) => {
-                self.unknown_types = mapper.unknown_types(relation);
-                if !self.unknown_types.is_empty() {
-                    return Ok(Offered::Wait(Some(Instant::now())));
-                }
-                mapper.relation(relation).map_err(ReplayError::Unfit)?;
-                Ok(Offered::Done)
-            }
-            Message::Insert(insert) => self.change(publisher, |publisher, at, now| {
-                let event = mapper.insert(insert, at);
+            Change::Row(row) => self.change(publisher, |publisher, at, now| {
+                let event = mapper.row(row, at);
                 publisher.offer(event, at, true, now)
             }),
-            Message::Message(logical) if logical.transactional => {
+            Change::Message(message) if message.transactional => {
                 self.change(publisher, |publisher, at, now| {
-                    let event = mapper.message(logical, at);
+                    let event = mapper.message(message, at);
                     publisher.offer(event, at, true, now)
                 })
             }
             // These are no events, but have ordinals.
-            Message::Update(_) | Message::Delete(_) | Message::Truncate(_) => {
+            Change::Updated(_) | Change::Other => {
                 self.change(publisher, |publisher, _, _| publisher.pass())
             }
-            Message::Message(_) | Message::Origin(_) => Ok(Offered::Done),
+            Change::Message(_) | Change::Nothing => Ok(Offered::Done),
+            Change::Blocked => Ok(Offered::Wait(Some(Instant::now()))),
         }
     }
 
@@ -255,10 +262,10 @@ impl BookmarkStream {
         take: impl FnOnce(&mut Publisher, At, Instant) -> Result<Offered, ReplayError>,
     ) -> Result<Offered, ReplayError> {
         let Some(current) = &mut self.current else {
-            let commit_lsn = Lsn::ZERO;
-            return Err(ReplayError::Broken(crate::ack::OrderViolation::NotOpen { commit_lsn }));
+            let commit = Offset::ZERO;
+            return Err(ReplayError::Broken(crate::ack::OrderViolation::NotOpen { commit }));
         };
-        let position = Position { commit_lsn: current.commit_lsn, ordinal: current.ordinal };
+        let position = Position { commit: current.commit, ordinal: current.ordinal };
         let at = At { position, commit_time: current.commit_time };
         let offered = if position < self.start {
             Offered::Done
@@ -286,7 +293,7 @@ pub(super) struct TableRows {
     /// The query.
     rows: OutboxRows,
     /// Rows that were read and not fed yet.
-    at_hand: VecDeque<TableRow>,
+    at_hand: FetchedRows,
     /// Rows that were offered and are not done yet, with their tickets.
     offered: VecDeque<(u64, String)>,
     /// The last row that is done.
@@ -305,15 +312,12 @@ impl TableRows {
         mapper: &mut Mapper,
         publisher: &mut Publisher,
     ) -> Result<Self, ReplayError> {
-        mapper.clear_relations(Some(rows.table_oid()));
-        if let Message::Relation(relation) =
-            pgoutput::decode(rows.relation()).map_err(ReplayError::Protocol)?
-        {
-            mapper.relation(&relation).map_err(ReplayError::Unfit)?;
-        }
-        publisher.tracker.begin(Lsn::ZERO, 0).map_err(ReplayError::Broken)?;
+        let table = rows.description();
+        mapper.clear_tables(Some(table.id));
+        mapper.table(&table.as_table()).map_err(ReplayError::Unfit)?;
+        publisher.tracker.begin(Offset::ZERO, 0).map_err(ReplayError::Broken)?;
         let next_ticket = publisher.tracker.low().0;
-        let (at_hand, offered) = (VecDeque::new(), VecDeque::new());
+        let (at_hand, offered) = (FetchedRows::default(), VecDeque::new());
         Ok(Self { rows, at_hand, offered, done, over: false, next_ticket })
     }
 
@@ -324,7 +328,9 @@ impl TableRows {
 
     /// Fetches rows. Not cancel-safe: a fetch that is dropped loses its rows.
     pub(super) async fn read(&mut self) -> Result<(), SourceError> {
-        self.at_hand = self.rows.next().await?.into();
+        // The memory of the rows before them is free first.
+        self.at_hand = FetchedRows::default();
+        self.at_hand = self.rows.next().await?;
         self.over = self.at_hand.is_empty();
         Ok(())
     }
@@ -341,17 +347,15 @@ impl TableRows {
         publisher: &mut Publisher,
     ) -> Result<Offered, ReplayError> {
         for _ in 0..ROWS_MAX {
-            let Some(row) = self.at_hand.front() else { break };
-            let message = pgoutput::decode(&row.message).map_err(ReplayError::Protocol)?;
-            let Message::Insert(insert) = message else { break };
+            let Some(row) = self.at_hand.first() else { break };
             let at = At { position: Position::default(), commit_time: now() };
-            let event = mapper.insert(&insert, at);
+            let event = mapper.row(&row, at);
             match publisher.offer(event, at, false, Instant::now())? {
                 Offered::Done => {}
                 waits @ Offered::Wait(_) => return Ok(waits),
             }
-            if let Some(row) = self.at_hand.pop_front() {
-                self.offered.push_back((self.next_ticket, row.id));
+            if let Some(id) = self.at_hand.take_first() {
+                self.offered.push_back((self.next_ticket, id));
                 self.next_ticket += 1;
             }
         }
@@ -367,8 +371,7 @@ impl TableRows {
     }
 }
 
-fn now() -> PgTime {
+fn now() -> Timestamp {
     let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let micros = i64::try_from(unix.as_micros()).unwrap_or(i64::MAX);
-    PgTime { micros: micros.saturating_sub(PgTime::UNIX_OFFSET_MICROS) }
+    Timestamp { unix_micros: i64::try_from(unix.as_micros()).unwrap_or(i64::MAX) }
 }

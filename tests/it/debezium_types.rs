@@ -8,9 +8,12 @@
 mod record;
 
 use crate::server::{Client, Database, Version};
-use postrider::event::{PgTime, Position};
+use pg_replication::lsn::Lsn;
+use postrider::event::Position;
 use postrider::outbox::{At, Extra, Layout, Mapper, OutboxSpec, Placement, TableName};
-use postrider::pgoutput::{Message, decode};
+use postrider::postgres::{DecodedObjects, Decoder, Encoding, Frame};
+use postrider::source::Change;
+use postrider::timestamp::Timestamp;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
@@ -174,13 +177,16 @@ fn map(table: &str, messages: &[Vec<u8>], placement: Placement) -> Vec<(usize, O
     });
     spec.extra.push(Extra { column: "aggregateid".into(), placement, may_lack: false });
     let mut mapper = Mapper::new(spec).unwrap();
-    let at = At { position: Position::default(), commit_time: PgTime { micros: 0 } };
+    let at = At { position: Position::default(), commit_time: Timestamp { unix_micros: 0 } };
     let mut all = Vec::new();
-    for bytes in messages {
-        match decode(bytes).unwrap() {
-            Message::Relation(relation) => mapper.relation(&relation).unwrap(),
-            Message::Insert(insert) => {
-                let Some(event) = mapper.insert(&insert, at).unwrap() else { continue };
+    // No type of the table has to be looked up.
+    let mut decoder = Decoder::new(DecodedObjects::default(), None, Encoding::UTF8);
+    for data in messages {
+        let frame = Frame::XLogData { wal_start: Lsn::ZERO, wal_end: Lsn::ZERO, data };
+        match decoder.change(&frame).unwrap() {
+            Change::Table(table) => mapper.table(&table).unwrap(),
+            Change::Row(row) => {
+                let Some(event) = mapper.row(&row, at).unwrap() else { continue };
                 let record = event.record();
                 let n = record.headers.iter().find(|header| header.name == "n").unwrap();
                 let n = std::str::from_utf8(n.value.unwrap()).unwrap().parse().unwrap();
@@ -193,14 +199,14 @@ fn map(table: &str, messages: &[Vec<u8>], placement: Placement) -> Vec<(usize, O
                 };
                 all.push((n, ours));
             }
-            Message::Begin(_)
-            | Message::Commit(_)
-            | Message::Origin(_)
-            | Message::Type(_)
-            | Message::Update(_)
-            | Message::Delete(_)
-            | Message::Truncate(_)
-            | Message::Message(_) => {}
+            Change::Begin { .. }
+            | Change::Commit { .. }
+            | Change::Updated(_)
+            | Change::Message(_)
+            | Change::Other
+            | Change::Heartbeat(_)
+            | Change::Nothing
+            | Change::Blocked => {}
         }
     }
     all

@@ -4,10 +4,11 @@ use crate::await_that::{SOON, await_that};
 use crate::pipeline::Pipeline;
 use crate::relay::{postrider, postrider_at_a_terminal, postrider_ok};
 use crate::server::Version;
-use postrider::event::{Aggregate, PgTime, Position};
+use postrider::event::{Aggregate, Position};
 use postrider::parked::{Entry, Lane, Parked, ParkedOutcome, ParkedUpdate, Request, State};
 use postrider::postgres::Conninfo;
 use postrider::postgres::control::Control;
+use postrider::postgres::lsn::from_pg_micros;
 use postrider::postgres::store::{cursor, parked};
 use postrider::record::OwnedRecord;
 use serde_json::Value;
@@ -19,7 +20,7 @@ const PAYLOAD: &str = "planted-card-4111";
 fn at(text: &str) -> Position {
     let (commit_lsn, ordinal) = text.split_once(':').expect("LSN:ORDINAL");
     let commit_lsn = commit_lsn.parse().expect("a position");
-    Position { commit_lsn, ordinal: ordinal.parse().expect("an ordinal") }
+    Position { commit: commit_lsn, ordinal: ordinal.parse().expect("an ordinal") }
 }
 
 fn row(position: &str, id: &str, aggregate: &str, state: State) -> Parked {
@@ -33,7 +34,7 @@ fn row(position: &str, id: &str, aggregate: &str, state: State) -> Parked {
             wait: Duration::ZERO,
             overtaken_by: None,
         },
-        commit_time: PgTime { micros: 817_000_000_000_000 },
+        commit_time: from_pg_micros(817_000_000_000_000),
         event_id: Some(id.to_owned()),
         event_type: Some("OrderPlaced".to_owned()),
         aggregate: Some(("order".to_owned(), aggregate.to_owned())),

@@ -6,10 +6,11 @@ mod rows;
 
 use crate::await_that::SOON;
 use crate::server::{Client, Database, Version};
-use postrider::event::{Aggregate, PgTime, Position};
-use postrider::lsn::{Lsn, Watermark};
+use postrider::event::{Aggregate, Position};
+use postrider::offset::{Offset, Watermark};
 use postrider::parked::{Entry, Lane, Parked, ParkedUpdate, State};
 use postrider::postgres::control::Control;
+use postrider::postgres::lsn::from_pg_micros;
 use postrider::postgres::store::cursor::{self, Cursor};
 use postrider::postgres::store::parked::{self, Loaded, Stored};
 use postrider::postgres::{Conninfo, schema};
@@ -73,7 +74,7 @@ impl Table {
     }
 
     async fn load_from(&self, from: &str) -> Vec<Loaded> {
-        let from = Position { commit_lsn: lsn(from), ordinal: 0 };
+        let from = Position { commit: lsn(from), ordinal: 0 };
         parked::load(self.client(), PIPELINE, from).await.expect("the rows")
     }
 
@@ -86,7 +87,7 @@ impl Table {
     async fn value(&self, position: Position, expression: &str) -> Option<String> {
         let sql = format!(
             "select ({expression})::text from postrider.parked where commit_lsn = '{}' and ordinal = {}",
-            position.commit_lsn, position.ordinal
+            position.commit, position.ordinal
         );
         self.person().await.text(&sql).await
     }
@@ -97,13 +98,13 @@ async fn session(url: &str) -> Control {
     Control::connect(&conninfo, "postrider parked test").await.expect("a session")
 }
 
-fn lsn(text: &str) -> Lsn {
+fn lsn(text: &str) -> Offset {
     text.parse().expect("a position")
 }
 
 fn at(text: &str) -> Position {
     let (commit_lsn, ordinal) = text.split_once(':').expect("LSN:ORDINAL");
-    Position { commit_lsn: lsn(commit_lsn), ordinal: ordinal.parse().expect("an ordinal") }
+    Position { commit: lsn(commit_lsn), ordinal: ordinal.parse().expect("an ordinal") }
 }
 
 /// A parked event with everything in it.
@@ -119,7 +120,7 @@ fn row(position: &str, aggregate: &str, state: State) -> Parked {
             wait: Duration::ZERO,
             overtaken_by: None,
         },
-        commit_time: PgTime { micros: 817_000_000_123_456 },
+        commit_time: from_pg_micros(817_000_000_123_456),
         event_id: Some(format!("id-{position}")),
         event_type: Some("OrderPlaced".to_owned()),
         aggregate: Some(("order".to_owned(), aggregate.to_owned())),

@@ -10,7 +10,6 @@ mod tables;
 use crate::server::{Client, Database, Version};
 use postrider::event::Position;
 use postrider::outbox::{At, Layout, Mapper, OutboxSpec};
-use postrider::pgoutput::{Message, decode};
 use postrider::pipeline::poll_spec;
 use postrider::postgres::poll::{Claim, Opened, PollSpec, Poller, RowOutcome};
 use postrider::postgres::{Conninfo, SourceError};
@@ -60,17 +59,14 @@ impl Outbox {
     /// `aggregate/event id` of each row, as the mapper reads them.
     fn ids(&self, poller: &Poller, claim: &Claim) -> Vec<String> {
         let mut mapper = Mapper::new(self.records.clone()).unwrap();
-        mapper.clear_relations(Some(poller.table_oid()));
-        let Message::Relation(relation) = decode(poller.relation()).unwrap() else {
-            panic!("no relation")
-        };
-        mapper.relation(&relation).unwrap();
+        let table = poller.description();
+        mapper.clear_tables(Some(table.id));
+        mapper.table(&table.as_table()).unwrap();
         let mut ids = Vec::new();
         for (row, ordinal) in claim.rows.iter().zip(0..) {
-            let Message::Insert(insert) = decode(row).unwrap() else { panic!("no insert") };
-            let position = Position { commit_lsn: claim.at, ordinal };
+            let position = Position { commit: claim.at, ordinal };
             let at = At { position, commit_time: claim.claimed_at };
-            let event = mapper.insert(&insert, at).unwrap().expect("a row of the outbox");
+            let event = mapper.row(&row, at).unwrap().expect("a row of the outbox");
             ids.push(format!("{}/{}", event.aggregate.id, event.event_id));
         }
         ids

@@ -48,8 +48,8 @@ fn numbers(records: &[ReadRecord]) -> Vec<u64> {
 /// A record's place in the log, to compare.
 fn position(record: &ReadRecord) -> (u64, u64) {
     let (_, lsn, ordinal) = record.place().expect("a position");
-    let lsn: postrider::lsn::Lsn = lsn.parse().expect("an LSN");
-    (lsn.to_wire(), ordinal)
+    let lsn: postrider::offset::Offset = lsn.parse().expect("an LSN");
+    (lsn.get(), ordinal)
 }
 
 /// A record's position as it is typed and printed: `0/1A2B3C8:5`.

@@ -5,7 +5,7 @@ pub(crate) mod login;
 
 use crate::await_that::{SOON, await_that};
 use crate::server::{Client, Database, Version};
-use postrider::lsn::{Lsn, Watermark};
+use pg_replication::lsn::{Lsn, Watermark};
 use postrider::postgres::stream::{Frame, StartReplication, WalConnection, WalStream};
 use postrider::postgres::{Conninfo, SourceError, SourceErrorKind, connect_client};
 use std::time::{Duration, Instant};

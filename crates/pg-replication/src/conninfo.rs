@@ -8,8 +8,8 @@
 #[cfg(test)]
 mod tests;
 
-use crate::secret_file::SecretFile;
 use Support::{Applied, Ignored, Refused};
+use secret_file::SecretFile;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;

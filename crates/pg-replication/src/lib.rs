@@ -1,14 +1,13 @@
 //! A client for PostgreSQL's logical replication: connection strings, login, the replication stream, and a decoder for
 //! `pgoutput` (protocol version 1). Supports PostgreSQL 15 to 18.
 //!
-//! The feature `client` (default) has everything that needs a socket. Without it the crate has [`lsn`], [`timestamp`],
-//! [`pgoutput`] and [`secret_file`]: enough to decode messages that were received by other means.
+//! The feature `client` (default) has everything that needs a socket. Without it the crate has [`lsn`], [`timestamp`]
+//! and [`pgoutput`]: enough to decode messages that were received by other means.
 //!
 //! The README has an example; `examples/stream.rs` is the whole program.
 
 pub mod lsn;
 pub mod pgoutput;
-pub mod secret_file;
 pub mod timestamp;
 
 #[cfg(feature = "client")]

@@ -45,6 +45,49 @@ impl fmt::Display for Halt {
 
 impl Error for Halt {}
 
+/// Why a source or a store of an embedded pipeline has failed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// The pipeline connects again, after a pause that grows up to 15 s, without a limit of attempts.
+    Temporary {
+        /// What happened, in one line without secrets and payloads.
+        reason: String,
+        /// What fixes it, if an operator can do something.
+        hint: Option<String>,
+    },
+    /// An operator must act: the pipeline ends.
+    Halt(Box<Halt>),
+}
+
+impl Failure {
+    /// A temporary failure because of this error, with all its sources.
+    pub fn temporary(error: &(dyn Error + 'static)) -> Self {
+        Self::Temporary { reason: Chain(error).to_string(), hint: None }
+    }
+
+    /// The end of a pipeline until an operator acts. `meaning`: what it means for the data; `hint`: what fixes it.
+    pub fn halt(
+        reason: HaltReason,
+        message: impl Into<String>,
+        meaning: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> Self {
+        let (message, meaning, hint) = (message.into(), meaning.into(), hint.into());
+        Self::Halt(Box::new(Halt { reason, message, meaning, hint }))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Temporary { reason, .. } => f.write_str(reason),
+            Self::Halt(halt) => halt.fmt(f),
+        }
+    }
+}
+
+impl Error for Failure {}
+
 macro_rules! halt_reasons {
     ($($(#[$doc:meta])* $variant:ident = $code:literal $name:literal,)*) => {
         /// The reasons for which a pipeline halts, each with a stable code.

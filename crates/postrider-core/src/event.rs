@@ -1,7 +1,6 @@
 //! An event's identity: its position, the history of the position, and its aggregate.
 
-use pg_replication::lsn::Lsn;
-pub use pg_replication::timestamp::PgTime;
+use crate::offset::Offset;
 use std::borrow::Cow;
 use std::fmt;
 use std::num::ParseIntError;
@@ -17,44 +16,31 @@ pub fn shown_id(id: &str) -> Cow<'_, str> {
     }
 }
 
-/// Identity and sort key of an event: the commit LSN of its transaction, and the index of the change in the
+/// Identity and sort key of an event: the offset of its transaction's commit, and the index of the change in the
 /// transaction.
 ///
-/// The position is the same after reconnects, spills and restarts of the server (measured on 15 and 18). The ordinal
-/// counts every change of the transaction that the server sends, also those that are no events. LSNs of rows are not
-/// used, because they are neither unique nor ordered.
+/// A source must give a change the same position each time. PostgreSQL does so after reconnects, spills and restarts of
+/// the server (measured on 15 and 18). The ordinal counts every change of the transaction that the source sends, also
+/// those that are no events. LSNs of rows are not used, because they are neither unique nor ordered.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Position {
-    /// Start of the transaction's commit record (`Begin.final_lsn`).
-    pub commit_lsn: Lsn,
+    /// The offset of the transaction's commit. With PostgreSQL the start of the commit record (`Begin.final_lsn`).
+    pub commit: Offset,
     /// Index of the change in the transaction, from 0.
     pub ordinal: u64,
 }
 
 impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.commit_lsn, self.ordinal)
+        write!(f, "{}:{}", self.commit, self.ordinal)
     }
-}
-
-/// The commit LSN of a claim whose rows were all committed before `wal_end`: the same position with its lowest bit set.
-///
-/// Commit records are aligned to 8 bytes, so no commit of the stream has an odd position.
-#[must_use]
-pub const fn claim_lsn(wal_end: Lsn) -> Lsn {
-    Lsn::from_wire(wal_end.to_wire() | 1)
-}
-
-/// Whether `lsn` is the commit LSN of a claim ([`claim_lsn`]), and not that of a commit record.
-pub const fn is_claim_lsn(lsn: Lsn) -> bool {
-    lsn.to_wire() % 2 == 1
 }
 
 /// The history of the database that a position belongs to, as the Unix second at which the history began.
 ///
-/// LSNs of two histories can't be compared: after a failover or a restore the same LSN is another event. Each history
-/// has a higher number, so a position with its history in front sorts after all positions of earlier histories. 0 is
-/// the history of pipelines that were set up before positions had one.
+/// Offsets of two histories can't be compared: after a failover or a restore the same offset is another event. Each
+/// history has a higher number, so a position with its history in front sorts after all positions of earlier histories.
+/// 0 is the history of pipelines that were set up before positions had one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct HistoryId(pub u32);
 
@@ -67,7 +53,7 @@ impl fmt::Display for HistoryId {
 /// A position as in header `position`: hexadecimal numbers of fixed width, so that positions sort as bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct HeaderPosition {
-    /// The history of the LSN.
+    /// The history of the offset.
     pub history: HistoryId,
     /// The event's position in the history.
     pub position: Position,
@@ -77,8 +63,8 @@ impl HeaderPosition {
     /// Number of digits of the history, which is the first part.
     pub const HISTORY_DIGITS: usize = 8;
 
-    /// Number of digits of the commit LSN.
-    const LSN_DIGITS: usize = 16;
+    /// Number of digits of the commit's offset.
+    const OFFSET_DIGITS: usize = 16;
 
     /// Number of digits of the ordinal.
     const ORDINAL_DIGITS: usize = 8;
@@ -93,33 +79,33 @@ impl HeaderPosition {
             parsed.ok().filter(|_| fits)
         };
         let history = HistoryId(u32::try_from(number(Self::HISTORY_DIGITS)?).ok()?);
-        let commit_lsn = Lsn::from_wire(number(Self::LSN_DIGITS)?);
+        let commit = Offset::new(number(Self::OFFSET_DIGITS)?);
         let ordinal = number(Self::ORDINAL_DIGITS)?;
-        let position = Position { commit_lsn, ordinal };
+        let position = Position { commit, ordinal };
         parts.next().is_none().then_some(Self { history, position })
     }
 }
 
 impl fmt::Display for HeaderPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Position { commit_lsn, ordinal } = self.position;
-        write!(f, "{}-{:016X}-{ordinal:08X}", self.history, commit_lsn.to_wire())
+        let Position { commit, ordinal } = self.position;
+        write!(f, "{}-{:016X}-{ordinal:08X}", self.history, commit.get())
     }
 }
 
-/// The histories of a pipeline's positions, by commit LSN.
+/// The histories of a pipeline's positions, by the offset of the commit.
 ///
 /// After a failover the server has the old timeline up to the switch, and its own timeline from there on. An event that
 /// was committed before the switch is the same on both, and keeps the history with which it may have been published.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Histories {
-    /// Start and number of each history, both ascending. The first starts at 0/0.
-    starts: Vec<(Lsn, HistoryId)>,
+    /// Start and number of each history, both ascending. The first starts at [`Offset::ZERO`].
+    starts: Vec<(Offset, HistoryId)>,
 }
 
 impl Default for Histories {
     fn default() -> Self {
-        Self { starts: vec![(Lsn::ZERO, HistoryId::default())] }
+        Self { starts: vec![(Offset::ZERO, HistoryId::default())] }
     }
 }
 
@@ -129,14 +115,14 @@ impl Histories {
     pub const MAX: usize = 32;
 
     /// From the stored starts and numbers; `None` if [`raised`](Self::raised) could not have made them.
-    pub fn new(starts: Vec<(Lsn, HistoryId)>) -> Option<Self> {
+    pub fn new(starts: Vec<(Offset, HistoryId)>) -> Option<Self> {
         let rises = starts.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 < pair[1].1);
-        let first = starts.first().is_some_and(|(at, _)| *at == Lsn::ZERO);
+        let first = starts.first().is_some_and(|(at, _)| *at == Offset::ZERO);
         (rises && first && starts.len() <= Self::MAX).then_some(Self { starts })
     }
 
     /// Start and number of each history.
-    pub fn starts(&self) -> &[(Lsn, HistoryId)] {
+    pub fn starts(&self) -> &[(Offset, HistoryId)] {
         &self.starts
     }
 
@@ -145,16 +131,16 @@ impl Histories {
         self.starts.last().map_or(HistoryId::default(), |(_, history)| *history)
     }
 
-    /// The history of a commit at `commit_lsn`.
-    pub fn of(&self, commit_lsn: Lsn) -> HistoryId {
-        let reached = self.starts.iter().rev().find(|(from, _)| *from <= commit_lsn);
+    /// The history of a commit at `commit`.
+    pub fn of(&self, commit: Offset) -> HistoryId {
+        let reached = self.starts.iter().rev().find(|(from, _)| *from <= commit);
         reached.map_or(HistoryId::default(), |(_, history)| *history)
     }
 
     /// Adds a new history that starts at `from`. Its number is `now`, in Unix seconds, or one more than the highest
     /// used number: no two histories have the same number, whatever the clock does. `above` is another used number.
     #[must_use]
-    pub fn raised(&self, from: Lsn, now: u32, above: HistoryId) -> Self {
+    pub fn raised(&self, from: Offset, now: u32, above: HistoryId) -> Self {
         let next = self.current().max(above).0.saturating_add(1);
         let mut starts = self.starts.clone();
         starts.retain(|(at, _)| *at < from);
@@ -162,7 +148,7 @@ impl Histories {
         let surplus = starts.len().saturating_sub(Self::MAX);
         starts.drain(..surplus);
         if let Some((at, _)) = starts.first_mut() {
-            *at = Lsn::ZERO;
+            *at = Offset::ZERO;
         }
         Self { starts }
     }
@@ -195,8 +181,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn lsn(value: u64) -> Lsn {
-        Lsn::from_wire(value)
+    fn lsn(value: u64) -> Offset {
+        Offset::new(value)
     }
 
     #[test]
@@ -229,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_commit_before_a_switch_keeps_its_history() {
-        let first = Histories::default().raised(Lsn::ZERO, 100, HistoryId(0));
+        let first = Histories::default().raised(Offset::ZERO, 100, HistoryId(0));
         assert_eq!(first.starts(), [(lsn(0), HistoryId(100))]);
         let second = first.raised(lsn(50), 200, HistoryId(0));
         let third = second.raised(lsn(80), 300, HistoryId(0));
@@ -243,13 +229,13 @@ mod tests {
             [(lsn(0), HistoryId(100)), (lsn(50), HistoryId(200)), (lsn(60), HistoryId(400))]
         );
         // The start of the new history is not known.
-        let other = restored.raised(Lsn::ZERO, 500, HistoryId(0));
+        let other = restored.raised(Offset::ZERO, 500, HistoryId(0));
         assert_eq!(other.starts(), [(lsn(0), HistoryId(500))]);
     }
 
     #[test]
     fn two_failovers_in_a_second_and_a_clock_that_goes_back_still_raise_the_number() {
-        let first = Histories::default().raised(Lsn::ZERO, 1000, HistoryId(0));
+        let first = Histories::default().raised(Offset::ZERO, 1000, HistoryId(0));
         let second = first.raised(lsn(10), 1000, HistoryId(0));
         assert_eq!(second.current(), HistoryId(1001));
         let third = second.raised(lsn(20), 7, HistoryId(0));
@@ -278,7 +264,7 @@ mod tests {
             places.sort_unstable();
             let text = |(history, at, ordinal): &(u32, u64, u32)| HeaderPosition {
                 history: HistoryId(*history),
-                position: Position { commit_lsn: lsn(*at), ordinal: u64::from(*ordinal) },
+                position: Position { commit: lsn(*at), ordinal: u64::from(*ordinal) },
             }.to_string();
             let texts: Vec<String> = places.iter().map(text).collect();
             prop_assert!(texts.is_sorted());

@@ -5,10 +5,17 @@ pub mod error;
 pub mod event;
 pub mod finding;
 pub mod mailbox;
+pub mod offset;
 pub mod parked;
 pub mod record;
+pub mod row;
+pub mod row_buffer;
+pub mod row_state;
 pub mod sink;
+pub mod source;
 pub mod status;
+pub mod store;
+pub mod timestamp;
 pub mod zone;
 
-pub use pg_replication::{lsn, secret_file};
+pub use secret_file;

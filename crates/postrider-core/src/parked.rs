@@ -2,8 +2,9 @@
 //!
 //! The relay decides about parked events, the store keeps their rows, and the command line shows and requests.
 
-use crate::event::{Aggregate, PgTime, Position};
+use crate::event::{Aggregate, Position};
 use crate::record::OwnedRecord;
+use crate::timestamp::Timestamp;
 use std::hash::{DefaultHasher, Hasher};
 use std::time::Duration;
 
@@ -163,7 +164,7 @@ pub struct Parked {
     /// What the relay keeps in memory.
     pub entry: Entry,
     /// Time of the commit.
-    pub commit_time: PgTime,
+    pub commit_time: Timestamp,
     /// The event's id, if it has one.
     pub event_id: Option<String>,
     /// The event's type, if it has one.

@@ -146,6 +146,32 @@ pub trait SinkKind: Sync {
     /// `[pipelines.orders.sink]` in `config/postrider.reference.toml`. The JSON schema takes descriptions and defaults
     /// from this text.
     fn reference(&self) -> &'static str;
+
+    /// What `postrider init` writes into the first configuration file of this kind.
+    fn first_file(&self) -> FirstFile {
+        FirstFile::default()
+    }
+}
+
+/// What the first configuration file of a kind of sink has in `[pipelines.NAME.sink]`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FirstFile {
+    /// The keys that have no default, each with a value as an example.
+    pub keys: &'static [(&'static str, &'static str)],
+    /// The tables below `sink`, in the order in which a file has them, each with the comment above it and with the keys
+    /// that stand first in it. A table without a key is not written.
+    pub tables: &'static [FirstFileTable],
+}
+
+/// A table of [`FirstFile`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FirstFileTable {
+    /// The table's path below `sink`, such as `create_topics.config`.
+    pub path: &'static str,
+    /// The comment above it; empty for none.
+    pub comment: &'static str,
+    /// The keys that stand first in it, in their order.
+    pub keys: &'static [&'static str],
 }
 
 /// One table of the configuration, whose keys are requested one by one. All mistakes are collected, not only the first.

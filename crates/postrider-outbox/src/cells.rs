@@ -3,27 +3,11 @@
 //! A record is first built as ranges, while the scratch buffer grows, and then resolved to slices: so nothing is
 //! allocated, and no slice borrows a buffer that is still written.
 
+use postrider_core::row::{ByteRange, ValueType};
+
 /// Index of a field: a role or an extra column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct FieldId(pub(super) usize);
-
-/// A range of bytes of a buffer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct ByteRange {
-    pub(super) start: usize,
-    pub(super) len: usize,
-}
-
-impl ByteRange {
-    /// The bytes.
-    ///
-    /// # Panics
-    /// If the range is not in `buffer`, which is a bug of this crate.
-    #[inline]
-    pub(super) fn of(self, buffer: &[u8]) -> &[u8] {
-        &buffer[self.start..self.start + self.len]
-    }
-}
 
 /// The place of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,9 +56,9 @@ impl<'a> Buffers<'a> {
     }
 }
 
-/// The columns of one event, accessible by field.
+/// The columns of one event, a row or a message, accessible by field.
 #[derive(Clone, Copy)]
-pub(super) struct Row<'r> {
+pub(super) struct EventRow<'r> {
     pub(super) bytes: &'r [u8],
     /// By column.
     pub(super) cells: &'r [Option<ByteRange>],
@@ -82,23 +66,23 @@ pub(super) struct Row<'r> {
     pub(super) columns: &'r [ColumnSource],
 }
 
-/// The column of a field in a relation.
+/// The column of a field in a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct ColumnSource {
-    /// The column's index; `None` if the relation has no such column.
+    /// The column's index; `None` if the table has no such column.
     pub(super) column: Option<usize>,
     /// The column's type.
-    pub(super) kind: super::types::Kind,
+    pub(super) of: ValueType,
 }
 
-impl<'r> Row<'r> {
+impl<'r> EventRow<'r> {
     /// The range of the field's text; `None` for NULL and for a missing column.
     #[inline]
     pub(super) fn extent(&self, field: FieldId) -> Option<ByteRange> {
         self.cells[self.columns[field.0].column?]
     }
 
-    /// Whether the relation has a column for the field.
+    /// Whether the table has a column for the field.
     #[inline]
     pub(super) fn has(&self, field: FieldId) -> bool {
         self.columns[field.0].column.is_some()
@@ -118,7 +102,7 @@ impl<'r> Row<'r> {
 
     /// The field's type.
     #[inline]
-    pub(super) fn kind(&self, field: FieldId) -> super::types::Kind {
-        self.columns[field.0].kind
+    pub(super) fn type_of(&self, field: FieldId) -> ValueType {
+        self.columns[field.0].of
     }
 }

@@ -5,10 +5,10 @@
 //! `JsonConverter` without schemas. A value whose text can't be read as its type is sent as PostgreSQL renders it: it
 //! does not stop the event.
 
-use crate::cells::{ByteRange, CellRange, FieldId, Row};
+use crate::cells::{CellRange, EventRow, FieldId};
 use crate::route::Envelope;
-use crate::types::Kind;
 use crate::{json, time};
+use postrider_core::row::{ByteRange, Kind, ValueType};
 use std::borrow::Cow;
 use std::io::Write as _;
 
@@ -33,7 +33,7 @@ enum Written {
 /// The text of a field; NULL stays NULL.
 #[inline]
 pub(super) fn text(
-    row: &Row<'_>,
+    row: &EventRow<'_>,
     field: FieldId,
     place: Place,
     scratch: &mut Vec<u8>,
@@ -41,12 +41,17 @@ pub(super) fn text(
     let Some(extent) = row.extent(field) else {
         return CellRange::Null;
     };
-    let kind = row.kind(field);
-    if kind.is_verbatim() {
+    let of = row.type_of(field);
+    if of.is_verbatim() {
         return CellRange::Row(extent);
     }
-    let start = scratch.len();
-    match append(kind, row.at(extent), place, scratch) {
+    let (start, text) = (scratch.len(), row.at(extent));
+    let written = if of.array {
+        array(of.kind, text, place, scratch)
+    } else {
+        append(of.kind, text, place, scratch)
+    };
+    match written {
         Some(Written::Text) => CellRange::since(start, scratch),
         Some(Written::Null) => CellRange::Null,
         None => {
@@ -56,7 +61,8 @@ pub(super) fn text(
     }
 }
 
-/// Appends a value's text. `None` if the text is as PostgreSQL renders it; then the appended bytes must be discarded.
+/// Appends the text of a value that is no array. `None` if the text is as PostgreSQL renders it; then the appended
+/// bytes must be discarded.
 fn append(kind: Kind, text: &[u8], place: Place, out: &mut Vec<u8>) -> Option<Written> {
     match (kind, place) {
         (Kind::Bool | Kind::Bit { length: 1 }, _) => {
@@ -94,7 +100,6 @@ fn append(kind: Kind, text: &[u8], place: Place, out: &mut Vec<u8>) -> Option<Wr
         }
         (Kind::Interval, _) => interval(text).and_then(|micros| written(out, micros)),
         (Kind::Point, Place::Header) => point(text, out),
-        (Kind::Array { .. }, _) => array(kind, text, place, out),
         (
             Kind::Bytea
             | Kind::Bit { .. }
@@ -226,8 +231,7 @@ fn point(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
 }
 
 /// An array of one dimension: in key and value as the `toString` of a Java list, in a header as JSON.
-fn array(kind: Kind, text: &[u8], place: Place, out: &mut Vec<u8>) -> Option<Written> {
-    let element = kind.element()?;
+fn array(element: Kind, text: &[u8], place: Place, out: &mut Vec<u8>) -> Option<Written> {
     out.push(b'[');
     for (at, text) in elements(text)?.iter().enumerate() {
         if at > 0 {
@@ -397,7 +401,20 @@ fn unscaled(text: &[u8]) -> Option<(usize, Vec<u8>)> {
 
 /// Appends a value as Debezium's JSON converter does (`decimal.handling.mode = precise`,
 /// `time.precision.mode = adaptive`); `None` if a `bytea` is not in hex format.
-pub(super) fn append_member(kind: Kind, text: &[u8], out: &mut Vec<u8>) -> Option<()> {
+pub(super) fn append_member(of: ValueType, text: &[u8], out: &mut Vec<u8>) -> Option<()> {
+    if !of.array {
+        return append_scalar_member(of.kind, text, out);
+    }
+    let start = out.len();
+    if array_member(of.kind, text, out).is_none() {
+        out.truncate(start);
+        json::append_string(text, out);
+    }
+    Some(())
+}
+
+/// As [`append_member`], for a value that is no array.
+fn append_scalar_member(kind: Kind, text: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let start = out.len();
     let done = match kind {
         Kind::Bool
@@ -427,7 +444,6 @@ pub(super) fn append_member(kind: Kind, text: &[u8], out: &mut Vec<u8>) -> Optio
             }
             done
         }
-        Kind::Array { .. } => array_member(kind, text, out),
         Kind::Json | Kind::Text | Kind::Uuid | Kind::Other => None,
     };
     if done.is_none() {
@@ -444,8 +460,7 @@ fn unscaled_member(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
     written(out, '"')
 }
 
-fn array_member(kind: Kind, text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
-    let element = kind.element()?;
+fn array_member(element: Kind, text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
     out.push(b'[');
     for (at, text) in elements(text)?.iter().enumerate() {
         if at > 0 {
@@ -453,7 +468,7 @@ fn array_member(kind: Kind, text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
         }
         match text {
             None => out.extend_from_slice(b"null"),
-            Some(text) => append_member(element, text, out)?,
+            Some(text) => append_scalar_member(element, text, out)?,
         }
     }
     written(out, ']')
@@ -573,30 +588,30 @@ pub(super) fn wrap(
     envelope: &Envelope,
     payload: Option<ByteRange>,
     payload_field: FieldId,
-    row: &Row<'_>,
+    row: &EventRow<'_>,
     fixed: &str,
     scratch: &mut Vec<u8>,
 ) -> Option<CellRange> {
     let start = scratch.len();
     scratch.extend_from_slice(envelope.open.of(fixed.as_bytes()));
     let text = payload.map(|extent| row.at(extent)).filter(|_| envelope.expand);
-    match text.filter(|text| is_json(text, row.kind(payload_field))) {
+    match text.filter(|text| is_json(text, row.type_of(payload_field))) {
         Some(json) => scratch.extend_from_slice(json),
-        None => member(envelope, payload, row.kind(payload_field), row, scratch)?,
+        None => member(envelope, payload, row.type_of(payload_field), row, scratch)?,
     }
     for (name, field) in envelope.placed.iter().filter(|(_, field)| row.has(*field)) {
         scratch.extend_from_slice(name.of(fixed.as_bytes()));
-        member(envelope, row.extent(*field), row.kind(*field), row, scratch)?;
+        member(envelope, row.extent(*field), row.type_of(*field), row, scratch)?;
     }
     scratch.push(b'}');
     Some(CellRange::since(start, scratch))
 }
 
 /// Whether a text is a JSON object or array. It is parsed, unless the column's type guarantees JSON.
-fn is_json(text: &[u8], kind: Kind) -> bool {
+fn is_json(text: &[u8], of: ValueType) -> bool {
     let reads = || serde_json::from_slice::<serde::de::IgnoredAny>(text).is_ok();
     matches!(text.first(), Some(b'{' | b'['))
-        && (kind == Kind::Json || (matches!(kind, Kind::Text | Kind::Other) && reads()))
+        && (of.is(Kind::Json) || (of.may_be_json() && reads()))
 }
 
 /// Appends a value as JSON. With `payload.envelope_json`, numbers, booleans and JSON are unchanged, bytes are in
@@ -604,8 +619,8 @@ fn is_json(text: &[u8], kind: Kind) -> bool {
 fn member(
     envelope: &Envelope,
     value: Option<ByteRange>,
-    kind: Kind,
-    row: &Row<'_>,
+    of: ValueType,
+    row: &EventRow<'_>,
     out: &mut Vec<u8>,
 ) -> Option<()> {
     let Some(extent) = value else {
@@ -614,17 +629,17 @@ fn member(
     };
     let text = row.at(extent);
     if !envelope.json {
-        return append_member(kind, text, out);
+        return append_member(of, text, out);
     }
     // NaN and Infinity are not JSON numbers.
-    let is_number = kind == Kind::Int
-        || (matches!(kind, Kind::Float4 | Kind::Float8)
+    let is_number = of.is(Kind::Int)
+        || ((of.is(Kind::Float4) || of.is(Kind::Float8))
             && text.last().is_some_and(u8::is_ascii_digit));
-    if is_number || kind == Kind::Json {
+    if is_number || of.is(Kind::Json) {
         out.extend_from_slice(text);
-    } else if kind == Kind::Bool {
+    } else if of.is(Kind::Bool) {
         out.extend_from_slice(if text == b"t" { b"true" } else { b"false" });
-    } else if kind == Kind::Bytea {
+    } else if of.is(Kind::Bytea) {
         let mut bytes = Vec::new();
         append_bytea(text, &mut bytes)?;
         out.push(b'"');

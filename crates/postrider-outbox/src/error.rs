@@ -6,6 +6,7 @@ use super::layout::Role;
 use super::spec::TableName;
 use postrider_core::event::Position;
 use postrider_core::record::OwnedRecord;
+use postrider_core::row::TableId;
 use postrider_core::sink::NameRule;
 use std::fmt;
 
@@ -95,15 +96,22 @@ pub enum MapError {
     /// The table does not match the layout, so every event would be wrong. The pipeline halts.
     #[error(transparent)]
     Unfit(Unfit),
-    /// The stream is inconsistent: a row belongs to a relation that was not described, or has a different number of
+    /// The source is inconsistent: a row belongs to a table that was not described, or has a different number of
     /// columns. The pipeline halts.
-    #[error("could not read a row of relation {relation_id}: {what}")]
+    #[error("could not read a row of relation {table}: {what}")]
     Inconsistent {
-        /// The relation's id.
-        relation_id: u32,
+        /// The table.
+        table: TableId,
         /// What is inconsistent.
         what: &'static str,
     },
+}
+
+impl MapError {
+    /// The error of a row whose source has a value that is no text.
+    pub fn not_text(table: TableId) -> Self {
+        Self::Inconsistent { table, what: "a column is not in text format" }
+    }
 }
 
 /// An event that can't be published as it is.

@@ -1,7 +1,7 @@
 //! The headers of a record: up to eight without allocation; and the headers `position` and `history`.
 
-use pg_replication::lsn::Lsn;
 use postrider_core::event::{HeaderPosition, Histories, HistoryId, Position};
+use postrider_core::offset::Offset;
 use postrider_core::record::{Header, OwnedRecord};
 
 /// Number of headers without a heap allocation: three are usual, eight are many. librdkafka has no limit but memory.
@@ -67,7 +67,7 @@ const DIGITS_MAX: usize = 16;
 #[derive(Debug, Default)]
 pub(super) struct Positions {
     histories: Histories,
-    of: Lsn,
+    of: Offset,
     /// The cached text of history and commit LSN; empty before the first position.
     transaction: Vec<u8>,
 }
@@ -85,13 +85,13 @@ impl Positions {
 
     /// Appends `68F1A2B3-0000000001A2B3C8-00000005`.
     pub(super) fn append(&mut self, position: Position, out: &mut Vec<u8>) {
-        if self.of != position.commit_lsn || self.transaction.is_empty() {
-            self.of = position.commit_lsn;
+        if self.of != position.commit || self.transaction.is_empty() {
+            self.of = position.commit;
             self.transaction.clear();
             self.transaction.reserve(TRANSACTION_BYTES);
             append_hex(self.histories.of(self.of).0.into(), 8, &mut self.transaction);
             self.transaction.push(b'-');
-            append_hex(self.of.to_wire(), 16, &mut self.transaction);
+            append_hex(self.of.get(), 16, &mut self.transaction);
             self.transaction.push(b'-');
         }
         out.extend_from_slice(&self.transaction);
@@ -99,9 +99,9 @@ impl Positions {
         append_hex(position.ordinal, digits, out);
     }
 
-    /// Appends `68F1A2B3`: the history of what commits at `commit_lsn`.
-    pub(super) fn append_history(&self, commit_lsn: Lsn, out: &mut Vec<u8>) {
-        append_hex(self.histories.of(commit_lsn).0.into(), 8, out);
+    /// Appends `68F1A2B3`: the history of what commits at `commit`.
+    pub(super) fn append_history(&self, commit: Offset, out: &mut Vec<u8>) {
+        append_hex(self.histories.of(commit).0.into(), 8, out);
     }
 
     /// Appends the current history.
@@ -156,10 +156,10 @@ pub fn set_retry_position(record: &mut OwnedRecord, keeps_order: bool, histories
 fn read(value: &[u8]) -> Option<HeaderPosition> {
     let text = std::str::from_utf8(value).ok()?;
     HeaderPosition::parse(text).or_else(|| {
-        let (commit_lsn, ordinal) = text.split_once(':')?;
-        let commit_lsn = commit_lsn.parse().ok()?;
+        let (commit, ordinal) = text.split_once(':')?;
+        let commit = commit.parse().ok()?;
         let ordinal = ordinal.parse().ok().filter(|ordinal| *ordinal <= ORDINAL_MAX)?;
-        let position = Position { commit_lsn, ordinal };
+        let position = Position { commit, ordinal };
         Some(HeaderPosition { history: HistoryId(0), position })
     })
 }
@@ -191,17 +191,17 @@ mod tests {
             from in any::<u64>(),
             places in prop::collection::vec((prop_oneof![Just(0), Just(7), any::<u64>()], any::<u32>()), 1..8)
         ) {
-            let histories = Histories::default().raised(Lsn::from_wire(from), 0x68F1_A2B3, HistoryId(0));
+            let histories = Histories::default().raised(Offset::new(from), 0x68F1_A2B3, HistoryId(0));
             let mut positions = Positions::default();
             positions.set_histories(histories.clone());
             for (lsn, ordinal) in places {
-                let position = Position { commit_lsn: Lsn::from_wire(lsn), ordinal: ordinal.into() };
-                let shown = HeaderPosition { history: histories.of(position.commit_lsn), position };
+                let position = Position { commit: Offset::new(lsn), ordinal: ordinal.into() };
+                let shown = HeaderPosition { history: histories.of(position.commit), position };
                 let mut text = b"kept".to_vec();
                 positions.append(position, &mut text);
                 prop_assert_eq!(String::from_utf8(text).unwrap(), format!("kept{shown}"));
                 let mut text = Vec::new();
-                positions.append_history(position.commit_lsn, &mut text);
+                positions.append_history(position.commit, &mut text);
                 prop_assert_eq!(String::from_utf8(text).unwrap(), shown.history.to_string());
             }
         }
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn a_parked_record_keeps_its_position_only_if_it_sorts_before_what_waited_for_it() {
         let old = Histories::default();
-        let new = old.raised(Lsn::from_wire(0x100), 0x68F1_A2B3, HistoryId(0));
+        let new = old.raised(Offset::new(0x100), 0x68F1_A2B3, HistoryId(0));
         let (in_old, in_new) =
             ("00000000-0000000000000050-00000001", "68F1A2B3-0000000000000150-00000001");
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());

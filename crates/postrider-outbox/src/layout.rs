@@ -1,7 +1,10 @@
-//! The layouts as data: the table, the column of each role, and the defaults of route and headers.
+//! The layouts as data: the table, the column of each role, the defaults of route and headers, and the states
+//! of rows (`row_state.rs`).
 //!
 //! Each layout is a constant. Its SQL is in `sql/layouts/`; a test inserts a row into each table.
 
+use super::row_state;
+use postrider_core::row_state::RowState;
 use std::fmt;
 
 /// The role of a column.
@@ -109,6 +112,7 @@ pub(super) struct Preset {
     pub(super) extra: &'static [(&'static str, &'static str)],
     pub(super) topic: &'static str,
     pub(super) key: &'static str,
+    pub(super) state: RowState,
 }
 
 const POSTRIDER: Preset = Preset {
@@ -127,6 +131,7 @@ const POSTRIDER: Preset = Preset {
     extra: &[],
     topic: "{aggregate_type}",
     key: "{aggregate_id}",
+    state: RowState::DELETE,
 };
 
 const DEBEZIUM: Preset = Preset {
@@ -143,6 +148,7 @@ const DEBEZIUM: Preset = Preset {
     extra: &[],
     topic: "outbox.event.{aggregate_type}",
     key: "{aggregate_id}",
+    state: RowState::DELETE,
 };
 
 const COMMERCE: Preset = Preset {
@@ -162,6 +168,7 @@ const COMMERCE: Preset = Preset {
     extra: &[("tenant_id", "tenant_id"), ("event_version", "event_version")],
     topic: "{aggregate_type}",
     key: "{aggregate_id}",
+    state: row_state::COMMERCE,
 };
 
 const GCX: Preset = Preset {
@@ -183,6 +190,7 @@ const GCX: Preset = Preset {
     extra: &[],
     topic: "{topic}",
     key: "{partition_key|aggregate_id}",
+    state: row_state::GCX,
 };
 
 const SQLGARDEN: Preset = Preset {
@@ -200,6 +208,7 @@ const SQLGARDEN: Preset = Preset {
     extra: &[],
     topic: "{aggregate_type}",
     key: "{aggregate_id}",
+    state: row_state::SQLGARDEN,
 };
 
 const ADR30: Preset = Preset {
@@ -218,6 +227,7 @@ const ADR30: Preset = Preset {
     extra: &[],
     topic: "{event_type}",
     key: "{aggregate_id}",
+    state: row_state::ADR30,
 };
 
 impl Layout {

@@ -7,28 +7,25 @@
 
 mod cells;
 mod debezium;
-mod encoding;
 mod error;
 mod headers;
 mod json;
 mod layout;
 mod mapper;
 mod route;
+mod row_state;
 mod spec;
 mod time;
-mod types;
 
 #[cfg(test)]
 mod tests;
 
-pub use encoding::Encoding;
 pub use error::{MapError, PartialEvent, Poison, Problem, SpecError, Unfit};
 pub use headers::set_retry_position;
 pub use layout::{Layout, Role};
-pub use mapper::{At, Mapped, Mapper};
+pub use mapper::{At, DeclaredColumn, Mapped, Mapper};
 pub use route::TopicPart;
 pub use spec::{
     Extra, NullPayload, OnUpdate, OutboxSpec, Placement, Replace, StandardHeaders, TableName,
     TimestampSource,
 };
-pub use types::{ColumnType, TypeFacts};

@@ -1,8 +1,7 @@
 //! The mapper: makes records of rows and logical messages.
 
-use crate::cells::{Buffers, ByteRange, CellRange, ColumnSource, FieldId, Row};
+use crate::cells::{Buffers, CellRange, ColumnSource, EventRow, FieldId};
 use crate::debezium::{self, Place};
-use crate::encoding::Encoding;
 use crate::error::{MapError, PartialEvent, Poison, Problem, SpecError, Unfit};
 use crate::headers::{self, Headers, Positions, is_traceparent};
 use crate::json;
@@ -10,11 +9,12 @@ use crate::layout::Role;
 use crate::route::{Field, HeaderRule, Route, Template};
 use crate::spec::{NullPayload, OnUpdate, OutboxSpec, TableName, TimestampSource};
 use crate::time::{self, Ambiguous, InstantError, TimeCache};
-use crate::types::{ColumnType, Kind, Resolved, TypeFacts, Types};
-use pg_replication::pgoutput::{Cell, Insert, LogicalMessage, Relation, TypeName, Update};
-use postrider_core::event::{Aggregate, Histories, PgTime, Position, shown_id};
+use postrider_core::event::{Aggregate, Histories, Position, shown_id};
 use postrider_core::record::{Header, OwnedRecord, Record};
+use postrider_core::row::{ByteRange, Kind, Row, Table, TableId, ValueType};
 use postrider_core::sink::NameRule;
+use postrider_core::source::Message;
+use postrider_core::timestamp::Timestamp;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -22,20 +22,25 @@ use std::fmt;
 #[derive(Debug)]
 pub struct Mapper {
     table: Option<TableName>,
-    /// The table's current OID. Rows of this OID are events, also if the table had another name at their commit.
-    table_oid: Option<u32>,
+    /// The table's current number. Rows of it are events, also if the table had another name at their commit.
+    table_id: Option<TableId>,
     prefix: Option<String>,
     on_update: OnUpdate,
     route: Route,
-    relations: Relations,
-    types: Types,
-    /// Ranges of the row's columns, by index; reused.
-    cells: Vec<Option<ByteRange>>,
+    tables: Tables,
     message: MessageRow,
-    /// The encoding of messages, and the current message in UTF-8.
-    encoding: Encoding,
-    decoded: String,
     scratch: Scratch,
+}
+
+/// A column as its table declares it, before the source has described the table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeclaredColumn<'a> {
+    /// The name.
+    pub name: &'a str,
+    /// The type.
+    pub of: ValueType,
+    /// The type as the database writes it, for messages.
+    pub type_name: &'a str,
 }
 
 /// Position and time of an event's commit.
@@ -43,8 +48,8 @@ pub struct Mapper {
 pub struct At {
     /// The event's position: its identity and its place in the order.
     pub position: Position,
-    /// `Begin.commit_time`.
-    pub commit_time: PgTime,
+    /// The time of its commit.
+    pub commit_time: Timestamp,
 }
 
 /// An event and its record, borrowed from the row and the mapper.
@@ -58,9 +63,9 @@ pub struct Mapped<'a> {
     /// Whether the event's own time was not usable as a timestamp, so that the timestamp is the time of the commit.
     pub clamped: bool,
     /// Earliest time of publication. Only layouts with this column have it (`commerce`).
-    pub available_at: Option<PgTime>,
+    pub available_at: Option<Timestamp>,
     /// Latest time of publication. Only layouts with this column have it (`gcx`).
-    pub expires_at: Option<PgTime>,
+    pub expires_at: Option<Timestamp>,
     record: Record<'a>,
     headers: Headers<'a>,
 }
@@ -95,16 +100,12 @@ impl Mapper {
         let route = Route::compile(&spec)?;
         Ok(Self {
             table: spec.table,
-            table_oid: None,
+            table_id: None,
             prefix: spec.message_prefix,
             on_update: spec.on_update,
             message: MessageRow::new(&route),
             route,
-            relations: Relations::default(),
-            types: Types::default(),
-            cells: Vec::new(),
-            encoding: Encoding::UTF8,
-            decoded: String::new(),
+            tables: Tables::default(),
             scratch: Scratch::default(),
         })
     }
@@ -121,106 +122,63 @@ impl Mapper {
         self.scratch.rows = rows;
     }
 
-    /// Processes a Relation message. A relation that is not the outbox is recorded as such.
+    /// Takes the description of a table. A table that is not the outbox is recorded as such.
     ///
     /// # Errors
     /// [`MapError::Unfit`] if the outbox table lacks a column, or a column's type can't have its role.
-    pub fn relation(&mut self, relation: &Relation<'_>) -> Result<(), MapError> {
-        let (table, oid) = (self.table.as_ref(), self.table_oid);
-        self.relations.describe(relation, table, oid, &self.route, &self.types)
+    pub fn table(&mut self, table: &Table<'_>) -> Result<(), MapError> {
+        let (outbox, id) = (self.table.as_ref(), self.table_id);
+        self.tables.describe(table, outbox, id, &self.route)
     }
 
-    /// Sets the encoding of logical messages, which is that of the database: the server sends them as they are in WAL,
-    /// whatever the session's encoding.
-    pub fn set_message_encoding(&mut self, encoding: Encoding) {
-        self.encoding = encoding;
+    /// The columns that the specification names, each once. A source need not know the types of others.
+    pub fn columns(&self) -> impl Iterator<Item = &str> {
+        self.route.fields.iter().map(|field| field.column.as_str())
     }
 
-    /// OIDs of types of the outbox table's columns that are not built in and must be looked up in the catalog
-    /// ([`add_types`](Self::add_types)) before [`relation`](Self::relation): a Relation message does not have the base
-    /// type of a domain.
-    pub fn unknown_types(&self, relation: &Relation<'_>) -> Vec<u32> {
-        match &self.table {
-            Some(table) if is_outbox(relation, table, self.table_oid) => {
-                unknown_types(relation, &self.route, &self.types)
-            }
-            Some(_) | None => Vec::new(),
-        }
-    }
-
-    /// Adds the types that the catalog has of those that were requested.
-    pub fn add_types(&mut self, asked: &[u32], found: &[TypeFacts]) {
-        self.types.learn(asked, found);
-    }
-
-    /// Processes a Type message. Its name is used for a type that the catalog no longer has.
-    pub fn type_name(&mut self, of: &TypeName<'_>) {
-        self.types.name(of);
-    }
-
-    /// The columns of the outbox table, as the catalog has them now, whose types can't have their roles.
-    pub fn unfit_types(&self, columns: &[ColumnType<'_>]) -> Vec<Unfit> {
+    /// The columns of the outbox table, as the database has them now, whose types can't have their roles.
+    pub fn unfit_types(&self, columns: &[DeclaredColumn<'_>]) -> Vec<Unfit> {
         let unfit = |table| unfit_types(table, columns, &self.route);
         self.table.as_ref().map_or_else(Vec::new, unfit)
     }
 
-    /// Clears all relations and types, because a new connection describes them again. `table_oid` is the current OID of
-    /// the outbox table.
-    pub fn clear_relations(&mut self, table_oid: Option<u32>) {
-        self.table_oid = table_oid;
-        self.relations.forget();
-        self.types.forget();
+    /// Clears all tables, because a new connection describes them again. `outbox` is the current number of the outbox
+    /// table.
+    pub fn clear_tables(&mut self, outbox: Option<TableId>) {
+        self.table_id = outbox;
+        self.tables.forget();
     }
 
     /// Maps a row; `None` if its table is not the outbox.
     ///
     /// # Errors
-    /// [`MapError::Poison`] if the row can't be published; [`MapError::Inconsistent`] if the stream is inconsistent.
-    pub fn insert<'a>(
-        &'a mut self,
-        insert: &Insert<'a>,
-        at: At,
-    ) -> Result<Option<Mapped<'a>>, MapError> {
-        let relation_id = insert.relation_id;
-        let inconsistent = |what| Err(MapError::Inconsistent { relation_id, what });
-        let Some(plan) = self.relations.plan(relation_id)? else {
+    /// [`MapError::Poison`] if the row can't be published; [`MapError::Inconsistent`] if the source is inconsistent.
+    pub fn row<'a>(&'a mut self, row: &Row<'a>, at: At) -> Result<Option<Mapped<'a>>, MapError> {
+        let Some(plan) = self.tables.plan(row.table)? else {
             return Ok(None);
         };
-        if insert.new.len() != plan.width {
-            return inconsistent("it has another number of columns than the relation");
+        if row.cells.len() != plan.width {
+            let what = "it has another number of columns than the relation";
+            return Err(MapError::Inconsistent { table: row.table, what });
         }
-        self.cells.clear();
-        self.cells.resize(plan.width, None);
-        for (place, cell) in self.cells.iter_mut().zip(insert.new.cells()) {
-            match cell {
-                Cell::Null => {}
-                Cell::Text { start, len } => *place = Some(ByteRange { start, len }),
-                Cell::Other => return inconsistent("a column is not in text format"),
-            }
-        }
-        let row = Row { bytes: insert.new.bytes(), cells: &self.cells, columns: &plan.sources };
+        let row = EventRow { bytes: row.bytes, cells: row.cells, columns: &plan.sources };
         map(&mut self.route, &mut self.scratch, row, at, false)
     }
 
     /// The poison of a row that has more than `limit` bytes, so that its large values were not read. Its record has no
     /// topic and no value, so that the incomplete row is never published.
     #[cold]
-    pub fn too_large(&mut self, insert: &Insert<'_>, at: At, limit: usize) -> MapError {
-        let relation_id = insert.relation_id;
-        let plan = match self.relations.plan(relation_id) {
+    pub fn too_large(&mut self, row: &Row<'_>, at: At, limit: usize) -> MapError {
+        let inconsistent = |what| MapError::Inconsistent { table: row.table, what };
+        let plan = match self.tables.plan(row.table) {
             Ok(Some(plan)) => plan,
-            Ok(None) => {
-                return MapError::Inconsistent { relation_id, what: "it is not the outbox" };
-            }
+            Ok(None) => return inconsistent("it is not the outbox"),
             Err(error) => return error,
         };
-        self.cells.clear();
-        self.cells.extend(insert.new.cells().map(|cell| match cell {
-            Cell::Text { start, len } => Some(ByteRange { start, len }),
-            Cell::Null | Cell::Other => None,
-        }));
-        self.cells.resize(plan.width, None);
-        let row = Row { bytes: insert.new.bytes(), cells: &self.cells, columns: &plan.sources };
+        if row.cells.len() != plan.width {
+            return inconsistent("it has another number of columns than the relation");
+        }
+        let row = EventRow { bytes: row.bytes, cells: row.cells, columns: &plan.sources };
         let (route, scratch) = (&mut self.route, &mut self.scratch);
         scratch.clear();
         let ranges = RecordMapper { route, row, scratch, at, message: false }.partial_ranges();
@@ -238,50 +196,40 @@ impl Mapper {
     ///
     /// # Errors
     /// [`MapError::Inconsistent`] if the stream is inconsistent.
-    pub fn halting_update(&self, update: &Update<'_>) -> Result<Option<Option<String>>, MapError> {
+    pub fn halting_update(&self, row: &Row<'_>) -> Result<Option<Option<String>>, MapError> {
         if self.on_update == OnUpdate::Skip {
             return Ok(None);
         }
-        let Some(plan) = self.relations.plan(update.relation_id)? else { return Ok(None) };
+        let Some(plan) = self.tables.plan(row.table)? else { return Ok(None) };
         let column = plan.sources.get(self.route.core.id.0).and_then(|source| source.column);
-        let cell = column.and_then(|column| update.new.cells().nth(column));
-        let id = match cell {
-            Some(Cell::Text { start, len }) => update.new.bytes().get(start..start + len),
-            Some(Cell::Null | Cell::Other) | None => None,
-        };
+        let id = column.and_then(|column| row.text(column));
         Ok(Some(id.map(|id| shown_id(&String::from_utf8_lossy(id)).into_owned())))
     }
 
-    /// Whether a logical message has the configured prefix.
-    pub fn has_prefix(&self, message: &LogicalMessage<'_>) -> bool {
+    /// Whether a message has the configured prefix.
+    pub fn has_prefix(&self, message: &Message<'_>) -> bool {
         self.prefix.as_deref() == Some(message.prefix)
     }
 
-    /// Maps a logical message; `None` if it is not transactional or has another prefix.
+    /// Maps a message; `None` if it is not transactional or has another prefix.
     ///
     /// # Errors
     /// [`MapError::Poison`] if the message can't be published.
     pub fn message<'a>(
         &'a mut self,
-        message: &LogicalMessage<'a>,
+        message: &Message<'a>,
         at: At,
     ) -> Result<Option<Mapped<'a>>, MapError> {
         if !message.transactional || self.prefix.as_deref() != Some(message.prefix) {
             return Ok(None);
         }
-        self.decoded.shrink_to(Scratch::KEPT_MAX);
-        let content = match self.encoding.decode(message.content, &mut self.decoded) {
-            Ok(true) => self.decoded.as_bytes(),
-            Ok(false) => message.content,
-            Err(_not_text) => return Err(not_json(at.position, message.content)),
-        };
-        if self.message.read(content, &self.route).is_err() {
-            return Err(not_json(at.position, content));
+        if !message.is_text || self.message.read(message.content, &self.route).is_err() {
+            return Err(not_json(at.position, message.content));
         }
         self.message
             .default_id(&self.route, |bytes| self.scratch.positions.append(at.position, bytes));
         let MessageRow { bytes, cells, sources, .. } = &self.message;
-        let row = Row { bytes, cells, columns: sources };
+        let row = EventRow { bytes, cells, columns: sources };
         map(&mut self.route, &mut self.scratch, row, at, true)
     }
 }
@@ -290,7 +238,7 @@ impl Mapper {
 fn map<'a>(
     route: &'a mut Route,
     scratch: &'a mut Scratch,
-    row: Row<'a>,
+    row: EventRow<'a>,
     at: At,
     message: bool,
 ) -> Result<Option<Mapped<'a>>, MapError> {
@@ -312,7 +260,7 @@ fn map<'a>(
 fn resolve<'a>(
     route: &'a Route,
     scratch: &'a Scratch,
-    row: Row<'a>,
+    row: EventRow<'a>,
     ranges: RecordRanges,
     at: At,
 ) -> Result<Option<Mapped<'a>>, MapError> {
@@ -365,8 +313,8 @@ pub(super) struct RecordRanges {
     pub(super) partition: Option<i32>,
     pub(super) timestamp_ms: Option<i64>,
     pub(super) clamped: bool,
-    pub(super) available_at: Option<PgTime>,
-    pub(super) expires_at: Option<PgTime>,
+    pub(super) available_at: Option<Timestamp>,
+    pub(super) expires_at: Option<Timestamp>,
 }
 
 /// Prefix of a header of the row whose name is reserved for a header of Postrider.
@@ -375,7 +323,7 @@ const ROW_PREFIX: &str = "row.";
 /// Maps one event to ranges.
 pub(super) struct RecordMapper<'w> {
     pub(super) route: &'w mut Route,
-    pub(super) row: Row<'w>,
+    pub(super) row: EventRow<'w>,
     pub(super) scratch: &'w mut Scratch,
     pub(super) at: At,
     /// The event is a logical message: errors have names of members, not of columns.
@@ -455,12 +403,12 @@ impl RecordMapper<'_> {
         &self,
         field: Option<FieldId>,
         ambiguous: Ambiguous,
-    ) -> Result<Option<PgTime>, Problem> {
+    ) -> Result<Option<Timestamp>, Problem> {
         let Some((field, text)) = field.and_then(|field| Some((field, self.row.text(field)?)))
         else {
             return Ok(None);
         };
-        let is_text = self.row.kind(field) == Kind::Text && !self.message;
+        let is_text = self.row.type_of(field).is(Kind::Text) && !self.message;
         // Trailing spaces belong to the type character(n).
         let text = if is_text { text.trim_ascii_end() } else { text };
         let instant = if is_text && !time::is_plain(text) {
@@ -583,7 +531,7 @@ impl RecordMapper<'_> {
         // As Java's `trim`: all characters up to the space are white space. A bytea is never blank.
         let is_blank = |text: &[u8]| text.iter().all(|byte| *byte <= b' ');
         if self.route.blank_is_tombstone
-            && self.row.kind(field) != Kind::Bytea
+            && !self.row.type_of(field).is(Kind::Bytea)
             && payload.is_some_and(|extent| is_blank(self.row.at(extent)))
         {
             return Ok(CellRange::Null);
@@ -597,7 +545,7 @@ impl RecordMapper<'_> {
         let Some(payload) = payload else {
             return Ok(CellRange::Fixed(ByteRange { start: 0, len: 0 }));
         };
-        if self.row.kind(field) != Kind::Bytea {
+        if !self.row.type_of(field).is(Kind::Bytea) {
             return Ok(if self.route.debezium {
                 debezium::text(&self.row, field, Place::Plain, scratch)
             } else {
@@ -658,7 +606,7 @@ impl RecordMapper<'_> {
                         positions.append(at, scratch);
                         name
                     } else {
-                        positions.append_history(at.commit_lsn, scratch);
+                        positions.append_history(at.commit, scratch);
                         history
                     };
                     headers.push((CellRange::Fixed(*name), CellRange::since(start, scratch)));
@@ -696,7 +644,7 @@ fn label(route: &Route, message: bool, field: FieldId) -> String {
     if message { field.name.clone() } else { field.column.clone() }
 }
 
-type Fill = fn(&Template, &Row<'_>, &str, &mut Vec<u8>) -> Result<CellRange, FieldId>;
+type Fill = fn(&Template, &EventRow<'_>, &str, &mut Vec<u8>) -> Result<CellRange, FieldId>;
 
 /// Adds each member of a JSON object as a header. A member with a reserved name gets the name `row.NAME`.
 fn object(
@@ -788,7 +736,7 @@ impl Scratch {
 pub(super) fn poison(
     route: &Route,
     scratch: &Scratch,
-    row: Row<'_>,
+    row: EventRow<'_>,
     ranges: &RecordRanges,
     position: Position,
     problem: Problem,
@@ -862,7 +810,7 @@ impl MessageRow {
                 Some(Role::Payload | Role::Headers) => Kind::Json,
                 Some(_) | None => Kind::Text,
             };
-            ColumnSource { column: Some(column), kind }
+            ColumnSource { column: Some(column), of: ValueType::of(kind) }
         };
         let sources = route.fields.iter().enumerate().map(source).collect();
         Self { sources, ..Self::default() }
@@ -906,106 +854,83 @@ impl MessageRow {
     }
 }
 
-/// The columns of the outbox's fields in the rows of one relation.
+/// The columns of the outbox's fields in the rows of one table.
 ///
-/// Columns are found by name in each Relation message, never by position, because a row is decoded with the catalog of
-/// the time of its commit.
+/// Columns are found by name in each description of the table, never by position, because a row has the columns that
+/// the table had at the time of its commit.
 #[derive(Debug)]
-pub(super) struct RelationPlan {
+pub(super) struct TablePlan {
     /// Number of columns of a row.
     pub(super) width: usize,
     /// By field.
     pub(super) sources: Vec<ColumnSource>,
 }
 
-/// The relations that the connection has described, by id; `None` for those that are not the outbox.
+/// The tables that the source has described; `None` for those that are not the outbox.
 ///
-/// There are as many as the publication has tables: one, if `postrider setup` created it.
+/// There are as many as the source sends: one, if `postrider setup` created the publication.
 #[derive(Debug, Default)]
-pub(super) struct Relations(BTreeMap<u32, Option<RelationPlan>>);
+pub(super) struct Tables(BTreeMap<TableId, Option<TablePlan>>);
 
-impl Relations {
+impl Tables {
     pub(super) fn forget(&mut self) {
         self.0.clear();
     }
 
-    /// The plan for rows of `relation_id`; `None` if the relation is not the outbox.
-    pub(super) fn plan(&self, relation_id: u32) -> Result<Option<&RelationPlan>, MapError> {
+    /// The plan for rows of the table; `None` if it is not the outbox.
+    pub(super) fn plan(&self, table: TableId) -> Result<Option<&TablePlan>, MapError> {
         let what = "the server never described that relation";
-        let known = self.0.get(&relation_id).ok_or(MapError::Inconsistent { relation_id, what })?;
+        let known = self.0.get(&table).ok_or(MapError::Inconsistent { table, what })?;
         Ok(known.as_ref())
     }
 
-    /// Processes a Relation message.
+    /// Takes the description of a table. `outbox`, `id`: name and number of the outbox.
     pub(super) fn describe(
         &mut self,
-        relation: &Relation<'_>,
-        table: Option<&TableName>,
-        table_oid: Option<u32>,
+        table: &Table<'_>,
+        outbox: Option<&TableName>,
+        id: Option<TableId>,
         route: &Route,
-        types: &Types,
     ) -> Result<(), MapError> {
-        // Removed first, so that no row is read with an outdated plan if this relation does not match the layout.
-        self.0.remove(&relation.id);
-        let outbox = table.filter(|table| is_outbox(relation, table, table_oid));
-        let plan = outbox.map(|table| plan(relation, table, route, types).map_err(MapError::Unfit));
-        self.0.insert(relation.id, plan.transpose()?);
+        // Removed first, so that no row is read with an outdated plan if the table does not match the layout now.
+        self.0.remove(&table.id);
+        let outbox = outbox.filter(|outbox| is_outbox(table, outbox, id));
+        let plan = outbox.map(|outbox| plan(table, outbox, route).map_err(MapError::Unfit));
+        self.0.insert(table.id, plan.transpose()?);
         Ok(())
     }
 }
 
-/// Whether a relation is the outbox table. (The protocol has no schema name for `pg_catalog`, which has no outbox.)
-pub(super) fn is_outbox(
-    relation: &Relation<'_>,
-    table: &TableName,
-    table_oid: Option<u32>,
-) -> bool {
-    table_oid == Some(relation.id)
-        || (table.schema == relation.schema && table.name == relation.name)
+/// Whether a table is the outbox, by its number or by its name.
+fn is_outbox(table: &Table<'_>, outbox: &TableName, id: Option<TableId>) -> bool {
+    id == Some(table.id) || (outbox.schema == table.schema && outbox.name == table.name)
 }
 
-/// OIDs of types of the relation's columns that must be looked up in the catalog.
-pub(super) fn unknown_types(relation: &Relation<'_>, route: &Route, types: &Types) -> Vec<u32> {
-    let columns = relation.columns.iter();
-    let asked = columns.filter(|column| route.fields.iter().any(|f| f.column == column.name));
-    let mut oids: Vec<u32> = asked.map(|column| column.type_oid).collect();
-    oids.retain(|oid| types.unknown(*oid));
-    oids.sort_unstable();
-    oids.dedup();
-    oids
-}
-
-/// The columns of the table, as the catalog has it, whose types can't have their roles. Missing columns are not
+/// The columns of the table, as the database has it, whose types can't have their roles. Missing columns are not
 /// reported here.
 pub(super) fn unfit_types(
     table: &TableName,
-    columns: &[ColumnType<'_>],
+    columns: &[DeclaredColumn<'_>],
     route: &Route,
 ) -> Vec<Unfit> {
     let mut unfit = Vec::new();
     for field in &route.fields {
-        let Some(column) = columns.iter().find(|column| column.name == field.column) else {
+        let Some(declared) = columns.iter().find(|column| column.name == field.column) else {
             continue;
         };
-        let resolved = Resolved::of_column(column);
-        if let Some(role) = field.role.filter(|role| !fits(*role, resolved, route)) {
-            let (column, is) = (field.column.clone(), Some(column.type_name.to_owned()));
+        if let Some(role) = field.role.filter(|role| !fits(*role, declared.of, route)) {
+            let (column, is) = (field.column.clone(), Some(declared.type_name.to_owned()));
             unfit.push(Unfit::Type { table: table.clone(), column, role, is });
         }
     }
     unfit
 }
 
-fn plan(
-    relation: &Relation<'_>,
-    table: &TableName,
-    route: &Route,
-    types: &Types,
-) -> Result<RelationPlan, Unfit> {
+fn plan(table: &Table<'_>, outbox: &TableName, route: &Route) -> Result<TablePlan, Unfit> {
     let mut missing = Vec::new();
     let mut sources = Vec::with_capacity(route.fields.len());
     for field in &route.fields {
-        let mut columns = relation.columns.iter().enumerate();
+        let mut columns = table.columns.iter().enumerate();
         let Some((index, column)) = columns.find(|(_, column)| column.name == field.column) else {
             if !field.may_lack {
                 missing.push((field.column.clone(), key_of(field)));
@@ -1013,24 +938,24 @@ fn plan(
             sources.push(ColumnSource::default());
             continue;
         };
-        let resolved = types.resolve(column.type_oid, column.type_modifier);
-        if let Some(role) = field.role.filter(|role| !fits(*role, resolved, route)) {
+        let of = column.of;
+        if let Some(role) = field.role.filter(|role| !fits(*role, of, route)) {
             let column = field.column.clone();
-            return Err(Unfit::Type { table: table.clone(), column, role, is: None });
+            return Err(Unfit::Type { table: outbox.clone(), column, role, is: None });
         }
         let decides = matches!(field.role, Some(Role::AvailableAt | Role::ExpiresAt));
-        if let Some(role) = field.role.filter(|_| decides && resolved.kind.lacks_zone())
+        if let Some(role) = field.role.filter(|_| decides && of.lacks_zone())
             && route.zone.is_none()
         {
             let column = field.column.clone();
-            return Err(Unfit::NoZone { table: table.clone(), column, role });
+            return Err(Unfit::NoZone { table: outbox.clone(), column, role });
         }
-        sources.push(ColumnSource { column: Some(index), kind: resolved.kind });
+        sources.push(ColumnSource { column: Some(index), of });
     }
     if missing.is_empty() {
-        Ok(RelationPlan { width: relation.columns.len(), sources })
+        Ok(TablePlan { width: table.columns.len(), sources })
     } else {
-        Err(Unfit::Missing { table: table.clone(), columns: missing })
+        Err(Unfit::Missing { table: outbox.clone(), columns: missing })
     }
 }
 
@@ -1042,7 +967,7 @@ fn key_of(field: &Field) -> String {
     }
 }
 
-fn fits(role: Role, of: Resolved, route: &Route) -> bool {
+fn fits(role: Role, of: ValueType, route: &Route) -> bool {
     match role {
         Role::Time => route.timestamp != TimestampSource::Event || of.can_be_time(),
         Role::AvailableAt | Role::ExpiresAt => of.can_be_time(),

@@ -1,11 +1,12 @@
 //! The compiled specification: names are resolved to fields, and all constants are in one fixed text.
 
-use crate::cells::{ByteRange, CellRange, FieldId, Row};
+use crate::cells::{CellRange, EventRow, FieldId};
 use crate::debezium::{self, Place};
 use crate::error::{Problem, SpecError};
 use crate::headers::{HISTORY, POSITION};
 use crate::layout::{Layout, Role};
 use crate::spec::{NullPayload, OutboxSpec, Placement, Replace, TimestampSource};
+use postrider_core::row::ByteRange;
 use postrider_core::sink::NameRule;
 use postrider_core::zone::Zone;
 use regex::bytes::{CaptureLocations, Regex};
@@ -518,7 +519,7 @@ impl Template {
     #[inline]
     pub(super) fn fill(
         &self,
-        row: &Row<'_>,
+        row: &EventRow<'_>,
         fixed: &str,
         scratch: &mut Vec<u8>,
     ) -> Result<CellRange, FieldId> {
@@ -533,7 +534,7 @@ impl Template {
     /// As [`fill`](Self::fill), without the template's fixed text.
     pub(super) fn fill_fields(
         &self,
-        row: &Row<'_>,
+        row: &EventRow<'_>,
         fixed: &str,
         scratch: &mut Vec<u8>,
     ) -> Result<CellRange, FieldId> {
@@ -561,7 +562,7 @@ impl Template {
     fn value(
         &self,
         ids: &[FieldId],
-        row: &Row<'_>,
+        row: &EventRow<'_>,
         scratch: &mut Vec<u8>,
     ) -> Result<CellRange, FieldId> {
         let (field, extent) = first(ids, row)?;
@@ -572,7 +573,12 @@ impl Template {
     }
 
     /// Appends one field's text.
-    fn append(&self, ids: &[FieldId], row: &Row<'_>, scratch: &mut Vec<u8>) -> Result<(), FieldId> {
+    fn append(
+        &self,
+        ids: &[FieldId],
+        row: &EventRow<'_>,
+        scratch: &mut Vec<u8>,
+    ) -> Result<(), FieldId> {
         match self.value(ids, row, scratch)? {
             CellRange::Row(extent) => scratch.extend_from_slice(row.at(extent)),
             // The text is in the buffer already.
@@ -583,7 +589,7 @@ impl Template {
 
     fn join(
         &self,
-        row: &Row<'_>,
+        row: &EventRow<'_>,
         fixed: &str,
         scratch: &mut Vec<u8>,
     ) -> Result<CellRange, FieldId> {
@@ -600,7 +606,7 @@ impl Template {
     }
 }
 
-fn first(ids: &[FieldId], row: &Row<'_>) -> Result<(FieldId, ByteRange), FieldId> {
+fn first(ids: &[FieldId], row: &EventRow<'_>) -> Result<(FieldId, ByteRange), FieldId> {
     let found = ids.iter().find_map(|id| Some((*id, row.extent(*id)?)));
     // A part has at least one field.
     found.ok_or_else(|| ids.last().copied().unwrap_or_default())

@@ -1,6 +1,7 @@
 //! The specification of an outbox: the part of the configuration that concerns it. `Mapper::new` checks it.
 
 use super::layout::{Layout, Role};
+use postrider_core::row_state::NamedRowState;
 use postrider_core::zone::Zone;
 use std::fmt;
 
@@ -184,6 +185,18 @@ impl OutboxSpec {
     /// All roles that have a column, with the column.
     pub fn roles(&self) -> impl Iterator<Item = (Role, &str)> {
         Role::ALL.iter().filter_map(|role| Some((*role, self.column(*role)?)))
+    }
+
+    /// The states of the table's rows. A column that has a role too has the name that is configured for the role.
+    pub fn row_state(&self) -> NamedRowState {
+        let preset = self.layout.preset();
+        let named = |state: NamedRowState, (role, column): &(Role, &'static str)| match self
+            .column(*role)
+        {
+            Some(name) => state.with_name(column, name),
+            None => state,
+        };
+        preset.columns.iter().fold(NamedRowState::new(&preset.state), named)
     }
 
     /// Whether the table may lack the column of `role`, unless the column is configured: the event type of layout

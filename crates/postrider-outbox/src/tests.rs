@@ -1,4 +1,4 @@
-//! Rows to records. Each test builds the bytes of pgoutput messages, so the decoder is tested as well.
+//! Rows and messages to records.
 
 #![expect(
     clippy::needless_raw_string_hashes,
@@ -13,9 +13,8 @@ mod message;
 mod payload;
 mod poison;
 mod properties;
-mod recorded;
-mod relations;
 mod routing;
 mod spec;
 mod support;
+mod tables;
 mod time;

@@ -1,6 +1,7 @@
 //! Timestamps as PostgreSQL prints them with `DateStyle = ISO`: `2024-01-02 03:04:05.678+00`, `0044-03-15 12:00:00 BC`.
 
-use postrider_core::event::{AHEAD_MAX_MS, PgTime};
+use postrider_core::event::AHEAD_MAX_MS;
+use postrider_core::timestamp::Timestamp;
 use postrider_core::zone::Zone;
 
 const DAY_MICROS: i64 = 86_400_000_000;
@@ -69,14 +70,14 @@ pub(super) fn instant(
     text: &[u8],
     zone: Option<&Zone>,
     ambiguous: Ambiguous,
-) -> Result<PgTime, InstantError> {
+) -> Result<Timestamp, InstantError> {
     match text {
-        b"infinity" => return Ok(PgTime { micros: i64::MAX }),
-        b"-infinity" => return Ok(PgTime { micros: i64::MIN }),
+        b"infinity" => return Ok(Timestamp::MAX),
+        b"-infinity" => return Ok(Timestamp::MIN),
         _ => {}
     }
     let parsed = read(text).ok_or(InstantError::Unreadable)?;
-    let unix = match (parsed.offset, zone) {
+    let unix_micros = match (parsed.offset, zone) {
         (true, _) => parsed.micros,
         (false, Some(zone)) => {
             let (earlier, later) = zone.instants(parsed.micros);
@@ -84,8 +85,7 @@ pub(super) fn instant(
         }
         (false, None) => return Err(InstantError::NoZone),
     };
-    let micros = unix.checked_sub(PgTime::UNIX_OFFSET_MICROS).ok_or(InstantError::Unreadable)?;
-    Ok(PgTime { micros })
+    Ok(Timestamp { unix_micros })
 }
 
 /// Whether a text is a time that a column of type text may have: years 1 to 9999, an existing day, an optional offset.
@@ -293,8 +293,8 @@ impl Local {
     }
 
     /// The instant that is nearer to the commit.
-    fn near(self, commit: PgTime) -> i64 {
-        let distance = |micros: i64| micros.abs_diff(commit.unix_micros());
+    fn near(self, commit: Timestamp) -> i64 {
+        let distance = |micros: i64| micros.abs_diff(commit.unix_micros);
         if distance(self.earlier) <= distance(self.later) { self.earlier } else { self.later }
     }
 }
@@ -307,7 +307,7 @@ impl TimeCache {
     pub(super) fn stamp(
         &mut self,
         text: &[u8],
-        commit: PgTime,
+        commit: Timestamp,
         zone: Option<&Zone>,
     ) -> (i64, bool) {
         let commit_ms = commit.unix_millis();

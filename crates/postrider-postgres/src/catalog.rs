@@ -5,8 +5,9 @@
 //! requires that both agree, because the two connections could have reached two servers.
 
 use crate::error::SourceError;
+use crate::lsn::Lsn;
 use crate::names::TableName;
-use pg_replication::lsn::Lsn;
+use crate::value_types::TypeFacts;
 use std::fmt;
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Row};
@@ -191,12 +192,12 @@ pub async fn read_server(client: &Client) -> Result<ServerFacts, SourceError> {
 
 /// A `pg_lsn` value as a position.
 pub(super) fn lsn(value: PgLsn) -> Lsn {
-    Lsn::from_wire(value.into())
+    Lsn::new(value.into())
 }
 
 /// A position as a `pg_lsn` value.
 pub(super) fn pg_lsn(position: Lsn) -> PgLsn {
-    PgLsn::from(position.to_wire())
+    PgLsn::from(position.get())
 }
 
 /// One row of `pg_replication_slots`. Columns that a version lacks are `None` or `false`.
@@ -906,19 +907,6 @@ pub async fn read_table(
         facts.partitions = partitions(client, facts.oid).await.map_err(failed)?;
     }
     Ok(Some(facts))
-}
-
-/// A type and, if it is a domain, the base type beneath all domains.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TypeFacts {
-    /// The type's OID.
-    pub oid: u32,
-    /// The OID of the base type; the type's own OID if it is not a domain.
-    pub base_oid: u32,
-    /// The modifier of a column of that type; for a domain, that of the innermost domain; -1 for none.
-    pub base_modifier: i32,
-    /// The base type is not built in, and is a text type (`citext`).
-    pub is_text: bool,
 }
 
 /// What [`read_types`] does, for error messages.

@@ -321,7 +321,7 @@ pub(super) async fn marks(
     polls: bool,
 ) -> Result<start::RowStatusFacts, SourceError> {
     let dlq = match spec.dlq().filter(|_| polls) {
-        Some(dlq) => catalog::read_table(client, dlq).await?,
+        Some(dlq) => catalog::read_table(client, &dlq).await?,
         None => None,
     };
     let columns = |table: TableFacts| table.columns.into_iter().map(|column| column.name).collect();

@@ -2,6 +2,9 @@
 //! connection comes from `pg_replication`; the control connection is a `tokio-postgres` client over the same transport
 //! and login.
 
+pub use decoder::{DecodedBatch, DecodedObjects, Decoder};
+pub use encoding::Encoding;
+pub use lsn::Lsn;
 pub use names::{Names, TableName};
 pub use pg_replication::{
     Batch, Conninfo, ConninfoError, Frame, ServerReport, SourceError, SourceErrorKind, SqlState,
@@ -12,8 +15,11 @@ pub use statement::{Statement, StatementError};
 
 pub mod catalog;
 pub mod control;
+mod decoder;
+mod encoding;
 pub mod error_policy;
 pub mod lock_holders;
+pub mod lsn;
 pub mod names;
 pub mod pipeline_lock;
 pub mod poll;
@@ -27,3 +33,4 @@ pub mod start;
 pub mod statement;
 pub mod store;
 pub mod times;
+pub mod value_types;

@@ -12,8 +12,8 @@ pub mod topic;
 
 pub use discard::DiscardConfig;
 pub use postrider_core::sink::{
-    Capabilities, KeyValue, Keys, Mailbox, NameRule, Needs, NotTaken, Order, Post, Purpose, Shown,
-    ShownValue, Sink, SinkConfig, SinkError, SinkKind,
+    Capabilities, FirstFile, FirstFileTable, KeyValue, Keys, Mailbox, NameRule, Needs, NotTaken,
+    Order, Post, Purpose, Shown, ShownValue, Sink, SinkConfig, SinkError, SinkKind,
 };
 pub use stdout::StdoutConfig;
 

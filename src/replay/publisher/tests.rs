@@ -1,5 +1,5 @@
 use super::*;
-use crate::lsn::{Lsn, Watermark};
+use crate::offset::{Offset, Watermark};
 use crate::record::{Outcome, Ticket};
 use crate::replay::plan::{From, ReplayRequest, SourceChoice};
 
@@ -16,7 +16,7 @@ fn publisher() -> Publisher {
     Publisher::new(PublisherParts {
         sink: None,
         mailbox: Mailbox::default(),
-        start: Progress { watermark: Watermark::resumed(Lsn::from_wire(1)), partial: None },
+        start: Progress { watermark: Watermark::resumed(Offset::new(1)), partial: None },
         rate: 0,
         choice: Choice::new(&request, &[]),
         parked: None,

@@ -7,10 +7,12 @@ use crate::pipeline::Pipeline;
 use crate::relay::postrider;
 use crate::server::{Client, Database, Version, brokers};
 use crate::topic::ReadRecord;
-use postrider::event::{PgTime, Position};
-use postrider::lsn::Lsn;
-use postrider::outbox::{At, Encoding, Layout, Mapper, OutboxSpec};
-use postrider::pgoutput::LogicalMessage;
+use pg_replication::lsn::Lsn;
+use postrider::event::Position;
+use postrider::outbox::{At, Layout, Mapper, OutboxSpec};
+use postrider::postgres::{DecodedObjects, Decoder, Encoding, Frame};
+use postrider::source::Change;
+use postrider::timestamp::Timestamp;
 
 /// A pipeline on a database in `encoding`, and the database, which goes away at the end.
 async fn encoded(version: Version, encoding: &str) -> (Pipeline, Database) {
@@ -189,12 +191,17 @@ fn decoded(encoding: &str, code: &[u8]) -> Option<String> {
     let mut spec = OutboxSpec::for_layout(Layout::Postrider);
     spec.message_prefix = Some("outbox".to_owned());
     let mut mapper = Mapper::new(spec).expect("a mapper");
-    mapper.set_message_encoding(Encoding::of(encoding).expect("an encoding"));
+    let message_prefix = Some("outbox".to_owned());
+    let objects = DecodedObjects { message_prefix, ..DecodedObjects::default() };
+    let encoding = Encoding::of(encoding).expect("an encoding");
+    let mut decoder = Decoder::new(objects, None, encoding);
     let head = br#"{"aggregate_type":"a","aggregate_id":"1","event_type":"T","payload":""#;
     let content = [head.as_slice(), code, br#""}"#].concat();
-    let message =
-        LogicalMessage { transactional: true, lsn: Lsn::ZERO, prefix: "outbox", content: &content };
-    let at = At { position: Position::default(), commit_time: PgTime::default() };
+    let length = u32::try_from(content.len()).expect("a short content").to_be_bytes();
+    let data = [b"M\x01", &[0; 8][..], b"outbox\0", &length, &content].concat();
+    let frame = Frame::XLogData { wal_start: Lsn::ZERO, wal_end: Lsn::ZERO, data: &data };
+    let Ok(Change::Message(message)) = decoder.change(&frame) else { panic!("no message") };
+    let at = At { position: Position::default(), commit_time: Timestamp::default() };
     let event = mapper.message(&message, at).ok()??;
     let value = String::from_utf8(event.record().value?.to_vec()).ok()?;
     Some(value.trim_matches('"').to_owned())

@@ -4,14 +4,14 @@ use super::Pipeline;
 use crate::private::PrivatePostgres;
 use crate::server::Version;
 use postrider::event::{HistoryId, Position};
-use postrider::lsn::{Lsn, Watermark};
+use postrider::offset::{Offset, Watermark};
 use postrider::postgres::TimelineSwitch;
 use postrider::postgres::control::Control;
 use postrider::postgres::store::cursor::{
     self, Cursor, CursorWrite, ServerHistory, SettledHistories,
 };
 
-fn at(text: &str) -> Lsn {
+fn at(text: &str) -> Offset {
     text.parse().expect("a position")
 }
 
@@ -28,7 +28,7 @@ async fn the_row_goes_forward_and_never_back() {
 
         let mut next = moved(&first, "FFFF/100");
         next.flush_limit = at("FFFF/200");
-        next.partial = Some(Position { commit_lsn: at("FFFF/180"), ordinal: 42 });
+        next.partial = Some(Position { commit: at("FFFF/180"), ordinal: 42 });
         next.messages = true;
         next.timeline += 1;
         assert_eq!(
@@ -65,7 +65,7 @@ async fn snapshot_of_what_is_published_moves_on_however_far_the_row_lags() {
         let pipeline = Pipeline::ready(version, "cursor_snapshot").await;
         let client = pipeline.control.client();
         let first = pipeline.facts().await.cursor.unwrap();
-        let written = async |to: Lsn| {
+        let written = async |to: Offset| {
             let row =
                 Cursor { watermark: Watermark::resumed(to), flush_limit: to, ..first.clone() };
             cursor::write(client, &row, &cursor::SnapshotPolicy::Always).await.unwrap()
@@ -107,7 +107,7 @@ async fn histories_are_raised_once_by_the_owner_alone() {
         let (client, name) = (pipeline.control.client(), &pipeline.names.pipeline);
         let switches = [TimelineSwitch {
             timeline: 1,
-            at: at("0/5000"),
+            at: postrider::postgres::lsn::to_wire(at("0/5000")),
             reason: "no recovery target specified".to_owned(),
         }];
         let of = |timeline| ServerHistory { system_identifier: "7", timeline, switches: &switches };
@@ -119,7 +119,7 @@ async fn histories_are_raised_once_by_the_owner_alone() {
         let before = cursor::histories(client, name).await.unwrap().unwrap();
         // The first start: the server's own second, which is later than ours here.
         let first = settle(old, 1, 5, 0).await.expect("the owner");
-        assert_eq!(first.raised, Some((before.current(), Lsn::ZERO)));
+        assert_eq!(first.raised, Some((before.current(), Offset::ZERO)));
         assert!(first.histories.current() > before.current());
         assert!(first.histories.current().0 > 1_700_000_000, "{:?}", first.histories);
         // Committed: the next start finds it, and raises nothing.
@@ -147,7 +147,7 @@ async fn histories_are_raised_once_by_the_owner_alone() {
         assert_eq!(settle(new, 3, 5, 0).await.expect("the owner").raised, None);
         cursor::end_history(client, name, new).await.unwrap();
         let fourth = settle(new, 3, 5, 0).await.expect("the owner");
-        assert_eq!(fourth.histories.starts(), [(Lsn::ZERO, HistoryId(LATER + 9))]);
+        assert_eq!(fourth.histories.starts(), [(Offset::ZERO, HistoryId(LATER + 9))]);
 
         // The row is ahead of the server's WAL: it was set back.
         let ahead = "update postrider.cursor set watermark = 'FFFF/0', flush_limit = 'FFFF/0'";
@@ -159,7 +159,7 @@ async fn histories_are_raised_once_by_the_owner_alone() {
             .sql("update postrider.cursor set histories = '{9,8}', histories_from = '{0/0}'")
             .await;
         let strange = cursor::histories(client, name).await.unwrap().unwrap();
-        assert_eq!(strange.starts(), [(Lsn::ZERO, HistoryId(9))]);
+        assert_eq!(strange.starts(), [(Offset::ZERO, HistoryId(9))]);
     }
 }
 

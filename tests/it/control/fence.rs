@@ -5,7 +5,7 @@ use crate::await_that::{SOON, await_that};
 use crate::private::PrivatePostgres;
 use crate::server::Version;
 use postrider::error::HaltReason;
-use postrider::lsn::{Lsn, Watermark};
+use postrider::offset::{Offset, Watermark};
 use postrider::postgres::catalog;
 use postrider::postgres::setup::Options;
 use postrider::postgres::start::{AfterStart, Decision, check_after_start, decide};
@@ -177,7 +177,7 @@ async fn the_slot_we_hold_is_ours_and_others_stand_by() {
         let Ok(Decision::Resume(resume)) = decide(&facts) else { panic!("does not resume") };
         let pid = wal.backend_pid();
         let mut start = StartReplication::new(&pipeline.names.slot, &pipeline.names.publication);
-        start.lsn = resume.start.lsn();
+        start.lsn = postrider::postgres::lsn::to_wire(resume.start.offset());
         let stream = wal.start(&start).await.unwrap();
         let row =
             catalog::read_slot(pipeline.control.client(), facts.server.version, &start.slot).await;
@@ -230,11 +230,11 @@ async fn after_kill_9_of_the_server_the_cursor_leads_the_slot() {
     server.kill().await;
     server.restart().await;
     pipeline.reconnect().await;
-    assert_eq!(pipeline.resume().await.start.lsn(), end);
+    assert_eq!(pipeline.resume().await.start.offset(), end);
 }
 
 /// As if every event were resolved: the row goes to the end of WAL, the slot stays.
-async fn resolve_all(pipeline: &Pipeline) -> Lsn {
+async fn resolve_all(pipeline: &Pipeline) -> Offset {
     let facts = pipeline.facts().await;
     let end = facts.server.wal_end;
     let row = Cursor {
@@ -272,7 +272,7 @@ async fn a_promoted_server_goes_on_where_the_cursor_stands() {
         assert_eq!(identity.as_ref().unwrap().timeline, 2);
         let switches = &identity.as_ref().unwrap().switches;
         assert!(
-            matches!(&switches[..], [only] if only.timeline == 1 && only.at >= end),
+            matches!(&switches[..], [only] if only.timeline == 1 && postrider::postgres::lsn::from_wire(only.at) >= end),
             "{switches:?}"
         );
         if version.major() >= 17 {
@@ -283,7 +283,7 @@ async fn a_promoted_server_goes_on_where_the_cursor_stands() {
         }
         let facts = pipeline.control.facts(&pipeline.ask(&identity)).await.unwrap();
         let Ok(Decision::Resume(resume)) = decide(&facts) else { panic!("{:?}", decide(&facts)) };
-        assert_eq!((resume.start.lsn(), resume.cursor.timeline), (end, 2));
+        assert_eq!((resume.start.offset(), resume.cursor.timeline), (end, 2));
         let is_told = resume.notes.iter().any(|note| note.name == "promoted");
         assert_eq!(is_told, version.major() < 17);
 

@@ -178,7 +178,7 @@ async fn a_slot_and_a_publication_that_stand_are_adopted() {
         assert_eq!(kinds, [StepKind::Schema, StepKind::Cursor]);
         let facts = pipeline.facts().await;
         assert_eq!(facts.slot.as_ref().unwrap().confirmed_flush_lsn, before);
-        assert_eq!(Some(facts.cursor.unwrap().watermark.lsn()), before);
+        assert_eq!(Some(facts.cursor.unwrap().watermark.offset()), before);
         let resume = pipeline.resume().await;
         assert!(resume.notes.iter().any(|note| note.name == "more_than_insert"));
     }

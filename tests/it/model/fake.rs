@@ -9,7 +9,7 @@ use super::truth::Truth;
 use super::walsender::{Frame, Walsender};
 use postrider::ack::Progress;
 use postrider::event::{Aggregate, Position};
-use postrider::lsn::Watermark;
+use postrider::offset::Watermark;
 use postrider::parked::{Entry, Lane, ParkedOutcome, ParkedUpdate, State};
 use postrider::record::Refusal;
 use std::collections::{BTreeMap, BTreeSet};
@@ -126,7 +126,7 @@ impl Fake {
             Step::Table(from) => {
                 let commit = from.map_or(0, |letter| self.notes.commit_of(letter));
                 let (entries, requests) =
-                    self.server.load(Position { commit_lsn: at(commit), ordinal: 0 }, 0);
+                    self.server.load(Position { commit: at(commit), ordinal: 0 }, 0);
                 let request = |entry: &Entry| {
                     let mut requests = requests.iter();
                     requests.find(|(at, _)| *at == entry.position).map(|(_, request)| *request)
@@ -187,7 +187,7 @@ impl Fake {
                 changes.push(WalChange::Other);
                 continue;
             }
-            let position = Position { commit_lsn: at(commit), ordinal };
+            let position = Position { commit: at(commit), ordinal };
             let event = self.truth.commit(position, None, Bad::No, 0, (1, 0));
             // Published and refused often enough for whatever is written of it.
             self.truth.write(event, 0, &[]).unwrap();
@@ -254,7 +254,7 @@ impl Fake {
         let mut next = Some(*first);
         while let Some(frame) = next {
             frames.push(match frame {
-                Frame::Keepalive { wal_end } => Seen::Keepalive(wal_end),
+                Frame::Keepalive { upto: wal_end } => Seen::Keepalive(wal_end),
                 Frame::Begin { commit } => {
                     rows = self.rows[&commit].iter();
                     Seen::Begin(commit)

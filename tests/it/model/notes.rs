@@ -1,7 +1,7 @@
 //! What was seen, in words that are the same for a fake and a real server: positions by name.
 
 use postrider::event::Position;
-use postrider::lsn::Lsn;
+use postrider::offset::Offset;
 use postrider::parked::{Entry, Request};
 use std::collections::BTreeMap;
 
@@ -84,7 +84,7 @@ impl Notes {
         let before = self.places.insert(letter, place);
         assert!(before.is_none_or(|before| before == place), "{letter} has moved");
         for (row, ordinal) in rows.iter().zip(0..) {
-            let position = Position { commit_lsn: Lsn::from_wire(place.0), ordinal };
+            let position = Position { commit: Offset::new(place.0), ordinal };
             self.positions.insert(row.clone(), position);
         }
         self.say(format!("  {letter}: {}", rows.join(" ")));

@@ -9,15 +9,17 @@ use super::script::{By, From, Step};
 use crate::await_that::{SOON, await_that};
 use crate::private::PrivatePostgres;
 use crate::server::{Client, Database, Version, unique};
-use postrider::event::{PgTime, Position};
-use postrider::lsn::{Lsn, Watermark};
+use postrider::event::Position;
+use postrider::offset::{Offset, Watermark};
 use postrider::parked::{Parked, ParkedOutcome, ParkedUpdate, Request, State};
 use postrider::postgres::control::Control;
+use postrider::postgres::lsn::confirmable;
 use postrider::postgres::store::cursor::{self, Cursor};
 use postrider::postgres::store::parked::{self, Stored};
 use postrider::postgres::stream::WalStream;
 use postrider::postgres::{Conninfo, schema};
 use postrider::record::OwnedRecord;
+use postrider::timestamp::Timestamp;
 use std::collections::BTreeMap;
 use tokio::task::JoinSet;
 
@@ -77,7 +79,7 @@ impl Real {
         let slot = unique("model");
         let made =
             format!("select lsn from pg_create_logical_replication_slot('{slot}', 'pgoutput')");
-        let start: Lsn = client.text(&made).await.expect("a slot").parse().expect("a position");
+        let start: Offset = client.text(&made).await.expect("a slot").parse().expect("a position");
         let mut cursor = Cursor {
             pipeline: PIPELINE.to_owned(),
             system_identifier: "7000".to_owned(),
@@ -184,9 +186,9 @@ impl Real {
                 self.notes.say(format!("a second reader: refused {refused}"));
             }
             Step::Confirm(letter) => {
-                let end = Lsn::from_wire(self.notes.end_of(letter));
+                let end = Offset::new(self.notes.end_of(letter));
                 let stream = self.stream.as_ref().expect("a stream");
-                stream.confirm(Watermark::from_commit_end(end));
+                stream.confirm(confirmable(Watermark::from_commit_end(end)));
             }
             Step::Close => {
                 let stream = self.stream.take().expect("a stream");
@@ -216,7 +218,7 @@ impl Real {
             "select confirmed_flush_lsn from pg_replication_slots where slot_name = '{slot}'"
         );
         let text = self.client.text(&sql).await.expect("a slot");
-        text.parse::<Lsn>().expect("a position").to_wire()
+        text.parse::<Offset>().expect("a position").get()
     }
 
     async fn slot_is_free(&self) {
@@ -234,7 +236,7 @@ impl Real {
             .iter()
             .map(|(event, state)| Parked {
                 entry: entry(self.notes.position(event), *state),
-                commit_time: PgTime::default(),
+                commit_time: Timestamp::default(),
                 event_id: None,
                 event_type: None,
                 aggregate: Some(("order".to_owned(), "7".to_owned())),
@@ -258,7 +260,7 @@ impl Real {
 
     /// By hand: the adapter, which knows, makes it two statements.
     async fn at_once(&mut self, event: &str) {
-        let Position { commit_lsn, ordinal } = self.notes.position(event);
+        let Position { commit: commit_lsn, ordinal } = self.notes.position(event);
         let sql = format!(
             "with parked as (insert into postrider.parked (pipeline, commit_lsn, ordinal, commit_time, \
                aggregate_type, aggregate_id, blocks, topic, attempts, next_attempt_at, state) \
@@ -273,7 +275,7 @@ impl Real {
     }
 
     async fn ask(&self, event: &str, request: Request) {
-        let Position { commit_lsn, ordinal } = self.notes.position(event);
+        let Position { commit: commit_lsn, ordinal } = self.notes.position(event);
         let request = request.name();
         let sql = format!(
             "update postrider.parked set requested_action = '{request}', requested_by = 'ada', \
@@ -286,7 +288,7 @@ impl Real {
 
     async fn table(&mut self, from: Option<char>) {
         let commit = from.map_or(0, |letter| self.notes.commit_of(letter));
-        let from = Position { commit_lsn: Lsn::from_wire(commit), ordinal: 0 };
+        let from = Position { commit: Offset::new(commit), ordinal: 0 };
         let rows = parked::load(self.control.client(), PIPELINE, from).await.expect("the rows");
         let rows: Vec<_> = rows.iter().map(|row| (row.entry, row.request)).collect();
         self.notes.table(&rows);

@@ -3,7 +3,7 @@
 use super::{PIPELINE, Table, at, lsn, row};
 use crate::server::Version;
 use postrider::event::Position;
-use postrider::lsn::Watermark;
+use postrider::offset::Watermark;
 use postrider::parked::{ParkedOutcome, ParkedUpdate, State};
 use postrider::postgres::store::cursor::{self, CursorWrite};
 use postrider::postgres::store::parked;

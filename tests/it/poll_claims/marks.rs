@@ -3,10 +3,9 @@
 use super::*;
 use crate::await_that::{SOON, await_that};
 use postrider::event::Aggregate;
-use postrider::lsn::Lsn;
+use postrider::offset::Offset;
 use postrider::parked::Lane;
 use postrider::postgres::lock_holders::Holder;
-use postrider::postgres::poll::RowStatus;
 use postrider::postgres::poll::row_status::{PublishedRow, StatusWriter, WritingTransaction};
 use postrider::postgres::{Statement, StatementError};
 use std::collections::HashSet;
@@ -160,11 +159,7 @@ async fn what_is_moved_elsewhere_counts_as_published_and_delete_deletes_everywhe
         let mut poller = outbox.poller().await;
         assert_eq!(outbox.drain(&mut poller, 10).await.len(), 2, "{:?}", case.layout);
         let left = outbox.client.text(&format!("select count(*) from {}", case.table)).await;
-        let marked = if outbox.spec.marks == postrider::postgres::poll::RowStatus::Delete {
-            "0"
-        } else {
-            "1"
-        };
+        let marked = if outbox.spec.marks.has_status() { "1" } else { "0" };
         assert_eq!(left.as_deref(), Some(marked), "{:?}", case.layout);
     }
 }
@@ -271,7 +266,7 @@ fn of(xid: u32) -> WritingTransaction {
 
 /// An event of the stream, at a position of its own.
 fn event(number: u64, aggregate: Option<&str>, id: &str) -> PublishedRow {
-    let position = Position { commit_lsn: Lsn::from_wire(number * 8), ordinal: 0 };
+    let position = Position { commit: Offset::new(number * 8), ordinal: 0 };
     let lane = aggregate.map(|id| Lane::of(Aggregate { kind: "order", id }));
     PublishedRow {
         position,
@@ -382,7 +377,8 @@ async fn mark_reaches_a_row_that_was_changed_behind_its_snapshot() {
 #[tokio::test]
 async fn mark_reaches_a_row_that_was_moved_to_another_partition_behind_its_snapshot() {
     for version in VERSIONS {
-        for marks in [RowStatus::Delete, RowStatus::adr30()] {
+        for layout in [Layout::Postrider, Layout::Adr30] {
+            let marks = OutboxSpec::for_layout(layout).row_state();
             let mut outbox =
                 Outbox::with(version, OutboxSpec::for_layout(Layout::Postrider), "poll_moves")
                     .await;
@@ -399,13 +395,13 @@ async fn mark_reaches_a_row_that_was_moved_to_another_partition_behind_its_snaps
                        select i::text::gated, 'a', 'order', 'a', 'T', '1' from generate_series(1, 2) i",
                 )
                 .await;
-            outbox.spec.marks = marks.clone();
+            outbox.spec.marks = marks;
             let moves = CHANGES[2].replace("{key}", "region").replace("{value}", "'b'");
             marked_behind_its_snapshot(&outbox, "outbox", &moves).await;
             let left =
                 "select string_agg(id::text || region, ' ') from outbox where published_at is null";
             let left = outbox.client.text(left).await;
-            assert_eq!(left.as_deref(), Some("2a"), "{version:?} {marks:?}");
+            assert_eq!(left.as_deref(), Some("2a"), "{version:?} {layout:?}");
         }
     }
 }
@@ -414,7 +410,8 @@ async fn mark_reaches_a_row_that_was_moved_to_another_partition_behind_its_snaps
 #[tokio::test]
 async fn mark_of_a_row_that_is_not_visible_yet_waits_until_it_is() {
     for version in VERSIONS {
-        for marks in [RowStatus::Delete, RowStatus::adr30()] {
+        for layout in [Layout::Postrider, Layout::Adr30] {
+            let marks = OutboxSpec::for_layout(layout).row_state();
             let mut outbox =
                 Outbox::with(version, OutboxSpec::for_layout(Layout::Postrider), "poll_unseen")
                     .await;
@@ -426,7 +423,7 @@ async fn mark_of_a_row_that_is_not_visible_yet_waits_until_it_is() {
                        published_at timestamptz)",
                 )
                 .await;
-            outbox.spec.marks = marks.clone();
+            outbox.spec.marks = marks;
             let (client, marker) = marker(&outbox).await;
             let writer = outbox.database.connect().await;
             writer.batch("begin").await;
@@ -446,13 +443,13 @@ async fn mark_of_a_row_that_is_not_visible_yet_waits_until_it_is() {
                 PublishedRow { written: of(committed), visible: false, ..event(3, Some("c"), "3") };
             let rows = [unseen, seen, deleted];
             let left = marker.mark(&client, &rows, &HashSet::new()).await.unwrap();
-            assert_eq!(left, [0], "{version:?} {marks:?}");
+            assert_eq!(left, [0], "{version:?} {layout:?}");
             writer.batch("commit").await;
             let left = marker.mark(&client, &rows, &HashSet::new()).await.unwrap();
-            assert!(left.is_empty(), "{version:?} {marks:?}: {left:?}");
+            assert!(left.is_empty(), "{version:?} {layout:?}: {left:?}");
             let unmarked = "select count(*)::text from outbox where published_at is null";
             let unmarked = outbox.client.text(unmarked).await;
-            assert_eq!(unmarked.as_deref(), Some("0"), "{version:?} {marks:?}");
+            assert_eq!(unmarked.as_deref(), Some("0"), "{version:?} {layout:?}");
         }
     }
 }
@@ -519,7 +516,7 @@ async fn marks_pass_over_locked_rows_and_what_follows_them_in_their_aggregates()
             let left = marker.mark(&client, &rows, &waiting).await.unwrap();
             assert!(left.is_empty(), "{left:?}");
             let ready = format!("select count(*)::text from {table}");
-            if outbox.spec.deletes() && outbox.spec.marks == RowStatus::Delete {
+            if !outbox.spec.marks.has_status() {
                 assert_eq!(outbox.client.text(&ready).await.as_deref(), Some("0"));
             }
         }

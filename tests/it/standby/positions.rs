@@ -130,7 +130,7 @@ fn assert_second_is_over(records: &[ReadRecord], first: u32) {
 fn overlaps(records: &[ReadRecord]) -> bool {
     let lsn = |record: &ReadRecord| {
         let (history, lsn, _) = record.place()?;
-        Some((history, lsn.parse::<postrider::lsn::Lsn>().expect("an LSN")))
+        Some((history, lsn.parse::<postrider::offset::Offset>().expect("an LSN")))
     };
     let places: Vec<_> = records.iter().filter_map(lsn).collect();
     places.iter().any(|later| places.iter().any(|before| before.0 < later.0 && later.1 < before.1))

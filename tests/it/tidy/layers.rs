@@ -10,10 +10,11 @@ use std::process::Command;
 
 /// Each crate of the workspace, and the others that it may depend on. The same table is in ARCHITECTURE.md.
 const CRATES: &[(&str, &[&str])] = &[
-    ("pg-replication", &[]),
-    ("postrider-core", &["pg-replication"]),
-    ("postrider-relay", &["pg-replication", "postrider-core"]),
-    ("postrider-outbox", &["pg-replication", "postrider-core"]),
+    ("secret-file", &[]),
+    ("pg-replication", &["secret-file"]),
+    ("postrider-core", &["secret-file"]),
+    ("postrider-relay", &["postrider-core"]),
+    ("postrider-outbox", &["postrider-core"]),
     ("postrider-postgres", &["pg-replication", "postrider-core"]),
     ("postrider-sinks", &["postrider-core"]),
     ("fuzzing", &[]),
@@ -26,8 +27,8 @@ const PURE: [&str; 3] = ["postrider-core", "postrider-relay", "postrider-outbox"
 /// Crates hold the walls between each other; these are the ones that they can't hold.
 const MODULES: &[(&str, &str)] = &[
     ("metrics", "status"),
-    ("pipeline", "CORE ack relay pgoutput outbox postgres sink metrics"),
-    ("replay", "CORE ack relay pgoutput outbox postgres sink metrics pipeline"),
+    ("pipeline", "CORE ack relay outbox postgres sink metrics"),
+    ("replay", "CORE ack relay outbox postgres sink metrics pipeline"),
     // Reads a snapshot and the metrics, and calls into nothing.
     ("admin", "status metrics"),
     ("config", "CORE ack relay outbox postgres sink metrics pipeline replay admin secret_file"),
@@ -37,8 +38,21 @@ const MODULES: &[(&str, &str)] = &[
 ];
 
 /// What `CORE` stands for in [`MODULES`].
-const CORE: [&str; 9] =
-    ["backoff", "error", "event", "finding", "lsn", "parked", "record", "status", "zone"];
+const CORE: [&str; 13] = [
+    "backoff",
+    "error",
+    "event",
+    "finding",
+    "offset",
+    "parked",
+    "record",
+    "row",
+    "source",
+    "status",
+    "store",
+    "timestamp",
+    "zone",
+];
 
 /// The top-level module that a file of `src` belongs to; none for `lib.rs` and `main.rs`, which may use everything.
 fn module_of(path: &Path) -> Option<String> {
@@ -154,37 +168,43 @@ const NEVER: &[(&str, &[&str])] = &[
     ("postrider-sinks", &["tokio-postgres"]),
 ];
 
-/// `cargo tree -e normal -p CRATE` sees what a manifest does not: the dependencies of dependencies.
+/// Everything that a package is built with. `cargo tree -e normal -p CRATE` sees what a manifest does not: the
+/// dependencies of dependencies.
+fn built_with(name: &str) -> BTreeSet<String> {
+    let mut tree = Command::new(env!("CARGO"));
+    tree.args(["tree", "--locked", "--offline", "--prefix", "none", "-e", "normal", "-p", name]);
+    let output = tree.current_dir(root()).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let built: BTreeSet<String> =
+        text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect();
+    assert!(built.contains(name), "{text}");
+    built
+}
+
 #[test]
 fn no_crate_is_built_with_one_that_it_may_not_use() {
     let mut found = Vec::new();
     for (name, never) in NEVER {
-        let mut tree = Command::new(env!("CARGO"));
-        tree.args([
-            "tree",
-            "--locked",
-            "--offline",
-            "--prefix",
-            "none",
-            "-e",
-            "normal",
-            "-p",
-            name,
-        ]);
-        let output = tree.current_dir(root()).output().unwrap();
-        let text = String::from_utf8(output.stdout).unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let built = built_with(name);
         let below = below(name);
         let others = CRATES.iter().map(|(other, _)| other);
         let others = others.filter(|other| *other != name && !below.contains(*other));
-        let built: BTreeSet<&str> =
-            text.lines().filter_map(|line| line.split(' ').next()).collect();
-        assert!(built.contains(name), "{text}");
         for other in others.chain(*never).filter(|other| built.contains(**other)) {
             found.push(format!("{name} is built with {other}"));
         }
     }
     assert_none("against the direction of the crates", &found);
+}
+
+/// A program that embeds the product need not have what the binary has.
+#[test]
+fn embedding_package_is_built_without_default_features() {
+    let built = built_with("embedding");
+    assert!(built.contains("postrider-relay"), "{built:?}");
+    let unwanted = ["rdkafka", "axum", "clap", "ratatui", "tikv-jemallocator"];
+    let found: Vec<_> = unwanted.into_iter().filter(|name| built.contains(*name)).collect();
+    assert!(found.is_empty(), "tests/embedding is built with {found:?}");
 }
 
 #[test]
@@ -210,10 +230,10 @@ fn the_map_names_files_that_exist_and_few_rules() {
 
 #[test]
 fn grouped_and_nested_paths_are_seen() {
-    let source = "use crate::lsn::Lsn;\nuse crate::{event, sink::{self, a::B},\n  relay};\n\
+    let source = "use crate::offset::Offset;\nuse crate::{event, sink::{self, a::B},\n  relay};\n\
                   // crate::x\nf(crate::ack::T)";
     let used = modules_used(source);
-    assert_eq!(used.into_iter().collect::<Vec<_>>(), ["ack", "event", "lsn", "relay", "sink"]);
+    assert_eq!(used.into_iter().collect::<Vec<_>>(), ["ack", "event", "offset", "relay", "sink"]);
     assert!(may_use("pipeline", "postgres") && may_use("pipeline", "event"));
     assert!(!may_use("admin", "postgres") && !may_use("metrics", "pipeline"));
 }

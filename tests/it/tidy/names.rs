@@ -202,3 +202,26 @@ fn every_halt_has_its_section_and_its_row_in_the_index() {
     let sections = page.lines().filter(|line| line.starts_with("## PR")).count();
     assert_eq!(sections, reasons.len(), "docs/operations/halts.md has halts that the code has not");
 }
+
+/// The lines of a text without their indentation.
+fn without_indentation<'t>(lines: impl Iterator<Item = &'t str>) -> String {
+    lines.flat_map(|line| [line.trim(), "\n"]).collect()
+}
+
+/// All code of the page is compiled and tested: each block is in a file of the package.
+#[test]
+fn blocks_of_the_embedding_page_are_excerpts() {
+    let files: Vec<String> = files_in("tests/embedding")
+        .iter()
+        .filter_map(|path| text(path))
+        .map(|text| without_indentation(text.lines()))
+        .collect();
+    let page = text(Path::new("docs/embedding.md")).unwrap();
+    // Behind each opening fence the language, then the block.
+    let blocks = page.split("```").skip(1).step_by(2).map(|block| block.lines().skip(1));
+    let blocks: Vec<String> = blocks.map(without_indentation).collect();
+    assert!(blocks.len() >= 10, "{blocks:?}");
+    let known = |block: &String| files.iter().any(|file| file.contains(block.as_str()));
+    let unknown: Vec<String> = blocks.into_iter().filter(|block| !known(block)).collect();
+    assert_none("blocks of docs/embedding.md that no file of tests/embedding has", &unknown);
+}

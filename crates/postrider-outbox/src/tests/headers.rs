@@ -1,25 +1,27 @@
 //! Headers: of the row, of extra columns, traces, constants.
 
-use super::support::{AT, ColumnSpec, insert, map_with, null, problem, relation, text, typed};
+use super::support::{
+    AT, ColumnSpec, INT, JSON, TEXT, TIMESTAMPTZ, describe, map_with, null, problem, row, text,
+    typed,
+};
 use crate::{At, Extra, Layout, Mapper, OutboxSpec, Placement, Role};
 use expect_test::expect;
-use pg_replication::lsn::Lsn;
-use pg_replication::pgoutput::{Message, decode};
 use postrider_core::event::{Histories, HistoryId, Position};
+use postrider_core::offset::Offset;
 use std::fmt::Write as _;
 
 fn columns<'a>(headers: Option<&'a str>, trace: Option<&'a str>) -> Vec<ColumnSpec<'a>> {
     vec![
-        typed("id", 20, "42"),
+        typed("id", INT, "42"),
         text("aggregate_type", "order"),
         text("aggregate_id", "o-7"),
         text("event_type", "OrderPlaced"),
-        typed("payload", 114, "{}"),
-        ("headers", 114, -1, headers),
-        typed("created_at", 1184, "2024-01-02 03:04:05+00"),
+        typed("payload", JSON, "{}"),
+        ("headers", JSON, headers),
+        typed("created_at", TIMESTAMPTZ, "2024-01-02 03:04:05+00"),
         text("tenant", "acme"),
-        null("region", 25),
-        ("trace", 25, -1, trace),
+        null("region", TEXT),
+        ("trace", TEXT, trace),
     ]
 }
 
@@ -243,9 +245,8 @@ fn a_second_header_of_one_name_is_refused_with_its_key() {
 
 /// The position header, or the history header, of one event.
 fn place(mapper: &mut Mapper, columns: &[ColumnSpec<'_>], at: At, late: bool) -> String {
-    let row = insert(7, columns);
-    let Message::Insert(row) = decode(&row).unwrap() else { unreachable!() };
-    let mut event = mapper.insert(&row, at).unwrap().unwrap();
+    let rows = row(7, columns);
+    let mut event = mapper.row(&rows.row(0).unwrap(), at).unwrap().unwrap();
     if late {
         event.remove_position();
     }
@@ -270,13 +271,11 @@ fn a_record_has_a_position_that_sorts_or_its_history_alone() {
         columns(Some(r#"{"a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "f": 6, "g": 7}"#), None);
     let table = spec.table.clone().unwrap();
     let mut mapper = Mapper::new(spec).unwrap();
-    let described = relation(7, &table.schema, &table.name, &columns);
-    let Message::Relation(described) = decode(&described).unwrap() else { unreachable!() };
-    mapper.relation(&described).unwrap();
+    describe(&mut mapper, 7, (&table.schema, &table.name), &columns).unwrap();
     let at =
-        |lsn, ordinal| At { position: Position { commit_lsn: Lsn::from_wire(lsn), ordinal }, ..AT };
-    let begun = Histories::default().raised(Lsn::ZERO, 0x68F1_A2B3, HistoryId(0));
-    let histories = begun.raised(Lsn::from_wire(0x100), 0x68F1_A2B4, HistoryId(0));
+        |offset, ordinal| At { position: Position { commit: Offset::new(offset), ordinal }, ..AT };
+    let begun = Histories::default().raised(Offset::ZERO, 0x68F1_A2B3, HistoryId(0));
+    let histories = begun.raised(Offset::new(0x100), 0x68F1_A2B4, HistoryId(0));
     mapper.set_histories(histories.clone(), false);
     let mut of = |at, late| place(&mut mapper, &columns, at, late);
     assert_eq!(of(at(0xFF, 7), false), "position 68F1A2B3-00000000000000FF-00000007");

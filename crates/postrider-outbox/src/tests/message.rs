@@ -1,16 +1,15 @@
 //! Events of `pg_logical_emit_message`.
 
 use super::support::{AT, TOPICS, print};
-use crate::{Extra, Layout, Mapper, OutboxSpec, Placement};
+use crate::{Extra, Layout, MapError, Mapper, OutboxSpec, Placement, Problem};
 use expect_test::expect;
-use pg_replication::lsn::Lsn;
-use pg_replication::pgoutput::LogicalMessage;
+use postrider_core::source::Message;
 
 fn emit(spec: OutboxSpec, transactional: bool, prefix: &str, content: &str) -> String {
     let mut mapper = Mapper::new(spec).unwrap();
     mapper.set_names(TOPICS);
-    let (lsn, content) = (Lsn::ZERO, content.as_bytes());
-    print(mapper.message(&LogicalMessage { transactional, lsn, prefix, content }, AT))
+    let content = content.as_bytes();
+    print(mapper.message(&Message { transactional, prefix, content, is_text: true }, AT))
 }
 
 fn spec(layout: Layout) -> OutboxSpec {
@@ -104,6 +103,18 @@ fn what_is_not_an_event_is_poison() {
         hint:  fix route.topic and start again; or skip the event as docs/operations/skipping.md describes, and insert it again corrected (a topic has 1 to 249 of A-Z a-z 0-9 . _ -). The skipped event is never published, and the new one comes after all events that are committed before it. Changing the row is not enough: WAL keeps it as it was inserted
     "#]]
     .assert_eq(&all);
+}
+
+/// What the source could not read as text is kept as the source has it, also if it looks like an event.
+#[test]
+fn a_message_that_is_not_text_is_poison_with_its_bytes() {
+    let mut mapper = Mapper::new(spec(Layout::Postrider)).unwrap();
+    let content: &[u8] =
+        b"{\"aggregate_type\": \"order\", \"aggregate_id\": \"1\", \"event_type\": \"caf\xe9\"}";
+    let message = Message { transactional: true, prefix: "orders", content, is_text: false };
+    let Err(MapError::Poison(poison)) = mapper.message(&message, AT) else { unreachable!() };
+    assert_eq!((poison.problem, poison.event_id), (Problem::NotJson, None));
+    assert_eq!(poison.partial.record.value.as_deref(), Some(content));
 }
 
 #[test]

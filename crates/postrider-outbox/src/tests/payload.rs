@@ -1,26 +1,29 @@
 //! Values: byte for byte, NULL, and the envelope.
 
-use super::support::{ColumnSpec, map_with, null, problem, text, typed};
+use super::support::{
+    BYTEA, ColumnSpec, INT, JSON, TEXT, TIMESTAMPTZ, UNKNOWN, map_with, null, problem, text, typed,
+};
 use crate::{Extra, Layout, NullPayload, OutboxSpec, Placement};
 use expect_test::expect;
+use postrider_core::row::{Kind, ValueType};
 
 fn columns(payload: ColumnSpec<'static>) -> Vec<ColumnSpec<'static>> {
     vec![
-        typed("id", 20, "42"),
+        typed("id", INT, "42"),
         text("aggregate_type", "order"),
         text("aggregate_id", "o-7"),
         text("event_type", "OrderPlaced"),
         payload,
-        null("headers", 114),
-        typed("created_at", 1184, "2024-01-02 03:04:05+00"),
+        null("headers", JSON),
+        typed("created_at", TIMESTAMPTZ, "2024-01-02 03:04:05+00"),
         text("tenant", "a\"b"),
-        typed("count", 23, "7"),
-        typed("ok", 16, "t"),
-        typed("ratio", 701, "NaN"),
-        typed("price", 1700, "1.50"),
-        typed("meta", 3802, r#"{"a": 1}"#),
-        typed("raw", 17, "\\x00ff"),
-        null("nothing", 3802),
+        typed("count", INT, "7"),
+        typed("ok", ValueType::of(Kind::Bool), "t"),
+        typed("ratio", ValueType::of(Kind::Float8), "NaN"),
+        typed("price", ValueType::of(Kind::Numeric { scale: None }), "1.50"),
+        typed("meta", JSON, r#"{"a": 1}"#),
+        typed("raw", BYTEA, "\\x00ff"),
+        null("nothing", JSON),
     ]
 }
 
@@ -42,30 +45,30 @@ fn spec() -> OutboxSpec {
 #[test]
 fn text_and_json_pass_byte_for_byte() {
     for payload in ["{\"a\":  1.0}", "", " null ", "not json", "{\"\\u0061\":\"\\n\"}"] {
-        for oid in [25, 114, 3802, 1043, 12_345] {
+        for of in [TEXT, JSON, UNKNOWN] {
             let expected = payload.as_bytes().escape_ascii().to_string();
-            assert_eq!(value(spec(), ("payload", oid, -1, Some(payload))), expected);
+            assert_eq!(value(spec(), ("payload", of, Some(payload))), expected);
         }
     }
 }
 
 #[test]
 fn bytea_arrives_as_its_bytes() {
-    assert_eq!(value(spec(), typed("payload", 17, "\\x00ff10Ab")), r"\x00\xff\x10\xab");
-    assert_eq!(value(spec(), typed("payload", 17, "\\x")), "");
+    assert_eq!(value(spec(), typed("payload", BYTEA, "\\x00ff10Ab")), r"\x00\xff\x10\xab");
+    assert_eq!(value(spec(), typed("payload", BYTEA, "\\x")), "");
 }
 
 #[test]
 fn bytea_in_another_format_is_poison() {
     for text in ["\\x0", "\\xzz", "abc", "\\000"] {
-        let error = value(spec(), typed("payload", 17, text));
+        let error = value(spec(), typed("payload", BYTEA, text));
         assert!(error.ends_with("\"payload\" is not bytea in hex format"), "{text}: {error}");
     }
 }
 
 #[test]
 fn null_is_what_the_configuration_says() {
-    let of = |null_payload| value(OutboxSpec { null_payload, ..spec() }, null("payload", 114));
+    let of = |null_payload| value(OutboxSpec { null_payload, ..spec() }, null("payload", JSON));
     expect!["null"].assert_eq(&of(NullPayload::Tombstone));
     expect![""].assert_eq(&of(NullPayload::Empty));
     expect![[r#"the payload is NULL"#]].assert_eq(&of(NullPayload::Park));
@@ -97,7 +100,7 @@ fn placed_columns_stand_in_the_envelope_in_order() {
           ,\"META\":{\"a\": 1}
           ,\"RAW\":\"AP8=\"
           ,\"NOTHING\":null}"#]]
-    .assert_eq(&object(enveloped(), typed("payload", 114, r#"{"n":  1}"#)));
+    .assert_eq(&object(enveloped(), typed("payload", JSON, r#"{"n":  1}"#)));
     let named = OutboxSpec { envelope: Some("da\"ta".to_owned()), ..enveloped() };
     expect![[r#"
         {\"da\\\"ta\":\"plain \xf0\x9f\x98\x80 \\u0001\"
@@ -122,18 +125,19 @@ fn placed_columns_stand_in_the_envelope_in_order() {
           ,\"META\":\"{\\\"a\\\": 1}\"
           ,\"RAW\":\"AP8=\"
           ,\"NOTHING\":null}"#]]
-    .assert_eq(&object(debezium, typed("payload", 3802, r#"{"n": 1}"#)));
+    .assert_eq(&object(debezium, typed("payload", JSON, r#"{"n": 1}"#)));
 }
 
 #[test]
 fn an_envelope_may_hold_the_payload_alone() {
     let spec = OutboxSpec { envelope: Some("data".to_owned()), ..spec() };
-    expect![[r#"{\"data\":\"AP8=\"}"#]].assert_eq(&object(spec, typed("payload", 17, "\\x00ff")));
+    expect![[r#"{\"data\":\"AP8=\"}"#]]
+        .assert_eq(&object(spec, typed("payload", BYTEA, "\\x00ff")));
 }
 
 #[test]
 fn a_null_payload_is_a_tombstone_also_with_an_envelope() {
-    assert_eq!(value(enveloped(), null("payload", 114)), "null");
+    assert_eq!(value(enveloped(), null("payload", JSON)), "null");
     let empty = OutboxSpec { null_payload: NullPayload::Empty, ..enveloped() };
     expect![[r#"
         {\"payload\":null
@@ -145,7 +149,7 @@ fn a_null_payload_is_a_tombstone_also_with_an_envelope() {
           ,\"META\":{\"a\": 1}
           ,\"RAW\":\"AP8=\"
           ,\"NOTHING\":null}"#]]
-    .assert_eq(&object(empty, null("payload", 114)));
+    .assert_eq(&object(empty, null("payload", JSON)));
 }
 
 #[test]
@@ -156,24 +160,24 @@ fn payload_text_that_is_json_may_stand_in_the_envelope_as_json() {
         expand_json: true,
         ..spec()
     };
-    for (oid, payload, expected) in [
-        (25, r#"{"n":  1.50}"#, r#"{\"payload\":{\"n\":  1.50}}"#),
-        (3802, r#"[{"": null}]"#, r#"{\"payload\":[{\"\": null}]}"#),
-        (25, r#"{"n": 1"#, r#"{\"payload\":\"{\\\"n\\\": 1\"}"#),
-        (25, "7", r#"{\"payload\":\"7\"}"#),
+    for (of, payload, expected) in [
+        (TEXT, r#"{"n":  1.50}"#, r#"{\"payload\":{\"n\":  1.50}}"#),
+        (JSON, r#"[{"": null}]"#, r#"{\"payload\":[{\"\": null}]}"#),
+        (TEXT, r#"{"n": 1"#, r#"{\"payload\":\"{\\\"n\\\": 1\"}"#),
+        (TEXT, "7", r#"{\"payload\":\"7\"}"#),
     ] {
-        assert_eq!(object(spec(), typed("payload", oid, payload)), expected, "{payload}");
+        assert_eq!(object(spec(), typed("payload", of, payload)), expected, "{payload}");
     }
 }
 
 #[test]
 fn a_payload_of_white_space_may_be_a_tombstone() {
     let spec = || OutboxSpec { blank_is_tombstone: true, ..spec() };
-    for (oid, payload) in [(25, ""), (25, " \t\r\n"), (1043, "  ")] {
-        assert_eq!(value(spec(), typed("payload", oid, payload)), "null", "{payload:?}");
+    for payload in ["", " \t\r\n", "  "] {
+        assert_eq!(value(spec(), typed("payload", TEXT, payload)), "null", "{payload:?}");
     }
-    assert_eq!(value(spec(), typed("payload", 3802, "{}")), "{}");
-    assert_eq!(value(spec(), typed("payload", 17, "\\x")), "");
+    assert_eq!(value(spec(), typed("payload", JSON, "{}")), "{}");
+    assert_eq!(value(spec(), typed("payload", BYTEA, "\\x")), "");
     let kept = OutboxSpec { blank_is_tombstone: false, ..spec() };
-    assert_eq!(value(kept, typed("payload", 25, " ")), " ");
+    assert_eq!(value(kept, typed("payload", TEXT, " ")), " ");
 }

@@ -1,21 +1,23 @@
 //! NULL where a value is needed, and text that is none: the column, what fixes it, never the value.
 
 use super::support::{
-    AT, ColumnSpec, insert, map_layout, map_with, null, print, relation, text, typed,
+    AT, ColumnSpec, INT, JSON, TEXT, TIMESTAMPTZ, describe, map_layout, map_row, map_with, null,
+    print, row, text, typed,
 };
 use crate::{Layout, MapError, Mapper, OutboxSpec, Poison};
 use expect_test::expect;
-use pg_replication::pgoutput::{Message, decode};
+use postrider_core::row::TableId;
+use postrider_core::row_buffer::RowBuffer;
 
 fn columns() -> [ColumnSpec<'static>; 7] {
     [
-        typed("id", 20, "42"),
+        typed("id", INT, "42"),
         text("aggregate_type", "order"),
         text("aggregate_id", "o-7"),
         text("event_type", "OrderPlaced"),
-        typed("payload", 114, "{}"),
-        null("headers", 114),
-        typed("created_at", 1184, "2024-01-02 03:04:05+00"),
+        typed("payload", JSON, "{}"),
+        null("headers", JSON),
+        typed("created_at", TIMESTAMPTZ, "2024-01-02 03:04:05+00"),
     ]
 }
 
@@ -51,12 +53,10 @@ fn row_that_is_too_large_to_be_read_has_neither_topic_nor_payload() {
     let table = spec.table.clone().unwrap();
     let mut mapper = Mapper::new(spec).unwrap();
     let mut columns = columns();
-    columns[4] = null("payload", 114);
-    let described = relation(7, &table.schema, &table.name, &columns);
-    let Message::Relation(described) = decode(&described).unwrap() else { unreachable!() };
-    mapper.relation(&described).unwrap();
-    let row = insert(7, &columns);
-    let Message::Insert(row) = decode(&row).unwrap() else { unreachable!() };
+    columns[4] = null("payload", JSON);
+    describe(&mut mapper, 7, (&table.schema, &table.name), &columns).unwrap();
+    let rows = row(7, &columns);
+    let row = rows.row(0).unwrap();
     let MapError::Poison(poison) = mapper.too_large(&row, AT, 64 << 20) else { unreachable!() };
     let Poison { partial, .. } = poison;
     let of = partial.aggregate.as_ref().map(|(kind, id)| (kind.as_str(), id.as_str()));
@@ -67,7 +67,7 @@ fn row_that_is_too_large_to_be_read_has_neither_topic_nor_payload() {
 #[test]
 fn null_aggregate_id_is_refused_because_it_is_the_unit_of_order() {
     let mut row = columns();
-    row[2] = null("aggregate_id", 25);
+    row[2] = null("aggregate_id", TEXT);
     assert!(map_layout(Layout::Postrider, &row).contains("\"aggregate_id\" is NULL"));
 }
 
@@ -88,7 +88,7 @@ fn a_long_id_is_cut_in_the_error() {
     let id = "é".repeat(500);
     let mut row = columns();
     row[0] = text("id", &id);
-    row[1] = null("aggregate_type", 25);
+    row[1] = null("aggregate_type", TEXT);
     let printed = map_layout(Layout::Postrider, &row);
     assert!(printed.contains(&format!("\"{}…\"", "é".repeat(100))), "{printed}");
 }
@@ -98,21 +98,21 @@ fn text_that_is_not_utf8_is_poison_and_payloads_are_bytes() {
     let spec = OutboxSpec::for_layout(Layout::Postrider);
     let mut mapper = Mapper::new(spec).unwrap();
     mapper.set_names(super::support::TOPICS);
-    let described = relation(7, "public", "outbox", &columns());
-    let Message::Relation(described) = decode(&described).unwrap() else { unreachable!() };
-    mapper.relation(&described).unwrap();
-    let bytes = super::support::insert(7, &columns());
-    let broken = |from: &[u8]| {
-        let at = bytes.windows(from.len()).position(|window| window == from).unwrap();
-        let mut broken = bytes.clone();
-        broken[at] = 0xFF;
-        broken
-    };
+    describe(&mut mapper, 7, ("public", "outbox"), &columns()).unwrap();
     let mut all = String::new();
-    for value in [b"42".as_slice(), b"order", b"o-7", b"OrderPlaced", b"{}"] {
-        let row = broken(value);
-        let Message::Insert(row) = decode(&row).unwrap() else { unreachable!() };
-        all += &print(mapper.insert(&row, super::support::AT));
+    for broken in 0..5 {
+        let mut rows = RowBuffer::default();
+        let mut row = rows.push_row(TableId(7));
+        for (at, (.., value)) in columns().iter().enumerate() {
+            let mut value = value.map(|value| value.as_bytes().to_vec());
+            if let Some(first) = value.as_mut().and_then(|value| value.first_mut())
+                && at == broken
+            {
+                *first = 0xFF;
+            }
+            row.push_cell(value.as_deref());
+        }
+        all += &print(map_row(&mut mapper, &rows));
     }
     expect![[r#"
         error: event without id at 0/1A2B3C8:5 can't be published:
@@ -180,7 +180,7 @@ fn what_is_known_of_a_poison_event_is_kept() {
     }
     for (at, value) in [(1, "no topic"), (5, "[1]"), (5, "{\"a\": 1, \"b\\u0000\": 2}")] {
         let mut row = columns();
-        row[at].3 = Some(value);
+        row[at].2 = Some(value);
         all += &partial_event(&poison(&row));
     }
     expect![[r#"
@@ -193,7 +193,7 @@ fn what_is_known_of_a_poison_event_is_kept() {
         header_name: Some("42") Some("OrderPlaced") Some(("order", "o-7")) to "order" key o-7 value {} at Some(1704164645000) id=42 type=OrderPlaced position=00000000-0000000001A2B3C8-00000005
     "#]].assert_eq(&all);
     let mut row = columns();
-    row[0] = null("id", 20);
+    row[0] = null("id", INT);
     let shown = format!("{:?}", poison(&row));
     assert!(!shown.contains("o-7"), "{shown}");
 }
@@ -203,6 +203,6 @@ fn a_whole_id_is_kept_where_the_error_cuts_it() {
     let id = "é".repeat(500);
     let mut row = columns();
     row[0] = text("id", &id);
-    row[1] = null("aggregate_type", 25);
+    row[1] = null("aggregate_type", TEXT);
     assert_eq!(poison(&row).partial.event_id, Some(id));
 }

@@ -1,13 +1,39 @@
 //! Whatever a row holds, the answer is a record or an error: never a panic, and never more than the row gave.
 
-use super::support::{AT, insert, relation};
+use super::support::{describe, map_row, row};
 use crate::{Extra, Layout, Mapper, OutboxSpec, Placement, Replace, Role, StandardHeaders};
-use pg_replication::pgoutput::{Message, decode};
+use postrider_core::row::{Kind, ValueType};
 use proptest::prelude::*;
 
-/// Types whose text is read, and two that are not.
-const OIDS: [u32; 16] =
-    [16, 17, 20, 25, 114, 700, 701, 1082, 1083, 1114, 1184, 1186, 1700, 2950, 3802, 9999];
+/// Types whose text is read, others, and arrays of both.
+fn value_type() -> impl Strategy<Value = ValueType> {
+    let kind = prop_oneof![
+        prop::sample::select(vec![
+            Kind::Bool,
+            Kind::Bytea,
+            Kind::Int,
+            Kind::Text,
+            Kind::Json,
+            Kind::Float4,
+            Kind::Float8,
+            Kind::Date,
+            Kind::Interval,
+            Kind::Uuid,
+            Kind::TimeTz,
+            Kind::Money,
+            Kind::Oid,
+            Kind::Point,
+            Kind::Other,
+        ]),
+        (0..=6_u8).prop_map(|digits| Kind::Time { digits }),
+        (0..=6_u8).prop_map(|digits| Kind::Timestamp { digits }),
+        (0..=6_u8).prop_map(|digits| Kind::Timestamptz { digits }),
+        any::<Option<u8>>().prop_map(|scale| Kind::Numeric { scale }),
+        any::<i32>().prop_map(|length| Kind::Bit { length }),
+    ];
+    let flag = |weight| prop::bool::weighted(weight);
+    (kind, flag(0.1), flag(0.9)).prop_map(|(kind, array, known)| ValueType { kind, array, known })
+}
 
 fn spec(layout: Layout, envelope: bool) -> OutboxSpec {
     let mut spec = OutboxSpec::for_layout(layout);
@@ -50,30 +76,19 @@ proptest! {
         layout in prop::sample::select(Layout::ALL.to_vec()),
         envelope: bool,
         rows in prop::collection::vec(prop::collection::vec(value(), 24), 1..3),
-        oids in prop::collection::vec(prop::sample::select(OIDS.to_vec()), 24),
-        modifier in prop_oneof![Just(-1), 0..8_i32, any::<i32>()],
+        types in prop::collection::vec(value_type(), 24),
     ) {
         let spec = spec(layout, envelope);
         let names: Vec<String> = spec.required_columns().into_iter().map(str::to_owned).collect();
         let mut mapper = Mapper::new(spec.clone()).unwrap();
-        let columns = |row: &[Option<String>]| {
-            let cells = names.iter().zip(&oids).zip(row.to_vec());
-            cells.map(|((name, oid), value)| (name.clone(), *oid, value)).collect::<Vec<_>>()
-        };
-        for row in &rows {
-            let columns = columns(row);
-            let columns: Vec<_> = columns
-                .iter()
-                .map(|(name, oid, value)| (name.as_str(), *oid, modifier, value.as_deref()))
-                .collect();
-            let described = relation(7, "public", layout.table(), &columns);
-            let Message::Relation(described) = decode(&described).unwrap() else { unreachable!() };
-            if mapper.relation(&described).is_err() {
+        for values in &rows {
+            let cells = names.iter().zip(&types).zip(values);
+            let columns: Vec<_> =
+                cells.map(|((name, of), value)| (name.as_str(), *of, value.as_deref())).collect();
+            if describe(&mut mapper, 7, ("public", layout.table()), &columns).is_err() {
                 continue;
             }
-            let bytes = insert(7, &columns);
-            let Message::Insert(row) = decode(&bytes).unwrap() else { unreachable!() };
-            if let Ok(Some(mapped)) = mapper.insert(&row, AT) {
+            if let Ok(Some(mapped)) = map_row(&mut mapper, &row(7, &columns)) {
                 let record = mapped.record();
                 prop_assert!((1..=249).contains(&record.topic.len()));
                 prop_assert!(record.headers.len() >= 4);

@@ -1,20 +1,22 @@
 //! Topic, key and partition: templates and replacement.
 
-use super::support::{ColumnSpec, map, map_with, null, problem, text, typed};
+use super::support::{
+    ColumnSpec, INT, JSON, TEXT, TIMESTAMPTZ, map, map_with, null, problem, text, typed,
+};
 use crate::{Extra, Layout, OutboxSpec, Placement, Replace, Role};
 use expect_test::{Expect, expect};
 
 fn columns() -> [ColumnSpec<'static>; 9] {
     [
-        typed("id", 20, "42"),
+        typed("id", INT, "42"),
         text("aggregate_type", "order.v2"),
         text("aggregate_id", "o-7"),
         text("event_type", "OrderPlaced"),
-        typed("payload", 114, "{}"),
-        null("headers", 114),
-        typed("created_at", 1184, "2024-01-02 03:04:05+00"),
+        typed("payload", JSON, "{}"),
+        null("headers", JSON),
+        typed("created_at", TIMESTAMPTZ, "2024-01-02 03:04:05+00"),
         text("tenant", "acme"),
-        null("region", 25),
+        null("region", TEXT),
     ]
 }
 
@@ -178,7 +180,7 @@ fn with_debezium_replacement_works_on_the_routed_value_and_drops_the_prefix() {
 #[test]
 fn debezium_keeps_a_null_key_null() {
     let mut columns = columns();
-    columns[2] = null("aggregate_id", 25);
+    columns[2] = null("aggregate_id", TEXT);
     columns[1] = text("aggregatetype", "Order");
     let mut spec = OutboxSpec::for_layout(Layout::Debezium);
     spec.table = OutboxSpec::for_layout(Layout::Postrider).table;

@@ -232,3 +232,26 @@ fn required_columns_are_those_a_row_is_read_for() {
         region"#]]
     .assert_eq(&spec.required_columns().join("\n"));
 }
+
+#[test]
+fn a_column_of_a_state_has_the_name_that_its_role_has() {
+    for (layout, role, column) in [
+        (Layout::Commerce, Role::AvailableAt, "available_at"),
+        (Layout::Gcx, Role::ExpiresAt, "expires_at"),
+    ] {
+        let mut spec = OutboxSpec::for_layout(layout);
+        let names = |spec: &OutboxSpec| {
+            let states = spec.row_state();
+            states.columns().into_iter().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let before = names(&spec);
+        assert!(before.iter().any(|name| name == column), "{before:?}");
+        spec.columns = vec![(role, "at".to_owned()), (Role::Payload, "attempts".to_owned())];
+        let after = names(&spec);
+        let wanted: Vec<String> = before.iter().map(|name| name.replace(column, "at")).collect();
+        assert_eq!(after, wanted);
+        // Without a column of the role, the state still needs one.
+        spec.columns = vec![(role, String::new())];
+        assert_eq!(names(&spec), before);
+    }
+}

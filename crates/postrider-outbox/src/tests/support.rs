@@ -1,71 +1,76 @@
-//! A small maker of pgoutput messages, and a printer of records.
+//! Tables and rows, and a printer of records.
 
 use crate::{At, Layout, MapError, Mapped, Mapper, OutboxSpec};
-use pg_replication::lsn::Lsn;
-use pg_replication::pgoutput::{Message, decode};
-use postrider_core::event::{PgTime, Position};
+use postrider_core::event::Position;
+use postrider_core::offset::Offset;
+use postrider_core::row::{Column, Kind, Table, TableId, ValueType};
+use postrider_core::row_buffer::RowBuffer;
 use postrider_core::sink::NameRule;
+use postrider_core::timestamp::Timestamp;
 use std::fmt::Write as _;
 
 /// 2024-01-02 03:04:05.5 UTC.
-pub(super) const COMMIT_TIME: PgTime =
-    PgTime { micros: 1_704_164_645_500_000 - PgTime::UNIX_OFFSET_MICROS };
+pub(super) const COMMIT_TIME: Timestamp = Timestamp { unix_micros: 1_704_164_645_500_000 };
 
 pub(super) const AT: At = At {
-    position: Position { commit_lsn: Lsn::from_wire(0x01A2_B3C8), ordinal: 5 },
+    position: Position { commit: Offset::new(0x01A2_B3C8), ordinal: 5 },
     commit_time: COMMIT_TIME,
 };
 
-/// A column: name, type OID, type modifier, value.
-pub(super) type ColumnSpec<'a> = (&'a str, u32, i32, Option<&'a str>);
+pub(super) const BYTEA: ValueType = ValueType::of(Kind::Bytea);
+pub(super) const INT: ValueType = ValueType::of(Kind::Int);
+pub(super) const TEXT: ValueType = ValueType::of(Kind::Text);
+pub(super) const JSON: ValueType = ValueType::of(Kind::Json);
+pub(super) const UUID: ValueType = ValueType::of(Kind::Uuid);
+pub(super) const DATE: ValueType = ValueType::of(Kind::Date);
+pub(super) const TIMESTAMP: ValueType = ValueType::of(Kind::Timestamp { digits: 6 });
+pub(super) const TIMESTAMPTZ: ValueType = ValueType::of(Kind::Timestamptz { digits: 6 });
+/// A type that the source does not know.
+pub(super) const UNKNOWN: ValueType = ValueType { kind: Kind::Other, array: false, known: false };
+
+/// A column: name, type, value.
+pub(super) type ColumnSpec<'a> = (&'a str, ValueType, Option<&'a str>);
 
 pub(super) fn text<'a>(name: &'a str, value: &'a str) -> ColumnSpec<'a> {
-    (name, 25, -1, Some(value))
+    (name, TEXT, Some(value))
 }
 
-pub(super) fn typed<'a>(name: &'a str, oid: u32, value: &'a str) -> ColumnSpec<'a> {
-    (name, oid, -1, Some(value))
+pub(super) fn typed<'a>(name: &'a str, of: ValueType, value: &'a str) -> ColumnSpec<'a> {
+    (name, of, Some(value))
 }
 
-pub(super) fn null(name: &str, oid: u32) -> ColumnSpec<'_> {
-    (name, oid, -1, None)
+pub(super) fn null(name: &str, of: ValueType) -> ColumnSpec<'_> {
+    (name, of, None)
 }
 
-pub(super) fn relation(id: u32, schema: &str, table: &str, columns: &[ColumnSpec<'_>]) -> Vec<u8> {
-    let mut bytes = vec![b'R'];
-    bytes.extend(id.to_be_bytes());
-    for name in [schema, table] {
-        bytes.extend(name.as_bytes());
-        bytes.push(0);
-    }
-    bytes.push(b'd');
-    bytes.extend(u16::try_from(columns.len()).unwrap().to_be_bytes());
-    for (name, oid, modifier, _) in columns {
-        bytes.push(0);
-        bytes.extend(name.as_bytes());
-        bytes.push(0);
-        bytes.extend(oid.to_be_bytes());
-        bytes.extend(modifier.to_be_bytes());
-    }
-    bytes
+/// Describes a table with these columns to the mapper.
+pub(super) fn describe(
+    mapper: &mut Mapper,
+    id: u32,
+    (schema, name): (&str, &str),
+    columns: &[ColumnSpec<'_>],
+) -> Result<(), MapError> {
+    let column = |(name, of, _): &ColumnSpec<'_>| Column { name: (*name).to_owned(), of: *of };
+    let columns: Vec<Column> = columns.iter().map(column).collect();
+    mapper.table(&Table { id: TableId(id), schema, name, columns: &columns })
 }
 
-pub(super) fn insert(id: u32, columns: &[ColumnSpec<'_>]) -> Vec<u8> {
-    let mut bytes = vec![b'I'];
-    bytes.extend(id.to_be_bytes());
-    bytes.push(b'N');
-    bytes.extend(u16::try_from(columns.len()).unwrap().to_be_bytes());
+/// One row with these values.
+pub(super) fn row(id: u32, columns: &[ColumnSpec<'_>]) -> RowBuffer {
+    let mut rows = RowBuffer::default();
+    let mut row = rows.push_row(TableId(id));
     for (.., value) in columns {
-        match value {
-            None => bytes.push(b'n'),
-            Some(value) => {
-                bytes.push(b't');
-                bytes.extend(u32::try_from(value.len()).unwrap().to_be_bytes());
-                bytes.extend(value.as_bytes());
-            }
-        }
+        row.push_cell(value.map(str::as_bytes));
     }
-    bytes
+    rows
+}
+
+/// Maps the row of a buffer that has one.
+pub(super) fn map_row<'a>(
+    mapper: &'a mut Mapper,
+    rows: &'a RowBuffer,
+) -> Result<Option<Mapped<'a>>, MapError> {
+    mapper.row(&rows.row(0).unwrap(), AT)
 }
 
 /// A rule for names of topics.
@@ -89,14 +94,10 @@ pub(super) fn map_with<R>(
     let table = spec.table.clone().unwrap();
     let mut mapper = Mapper::new(spec).unwrap();
     mapper.set_names(TOPICS);
-    let described = relation(7, &table.schema, &table.name, columns);
-    let Message::Relation(described) = decode(&described).unwrap() else { unreachable!() };
-    if let Err(error) = mapper.relation(&described) {
+    if let Err(error) = describe(&mut mapper, 7, (&table.schema, &table.name), columns) {
         return then(Err(error));
     }
-    let row = insert(7, columns);
-    let Message::Insert(row) = decode(&row).unwrap() else { unreachable!() };
-    then(mapper.insert(&row, AT))
+    then(map_row(&mut mapper, &row(7, columns)))
 }
 
 /// The record of one row, or the error and its hint, printed.

@@ -1,9 +1,12 @@
 //! Timestamps as PostgreSQL prints them.
 
-use super::support::{COMMIT_TIME, ColumnSpec, map_with, null, text, typed};
+use super::support::{
+    COMMIT_TIME, ColumnSpec, DATE, INT, JSON, TEXT, TIMESTAMP, TIMESTAMPTZ, UNKNOWN, UUID,
+    map_with, null, text, typed,
+};
 use crate::time::{Ambiguous, InstantError, TimeCache, civil_from_days, instant, is_plain, parse};
 use crate::{Layout, MapError, OutboxSpec, Role, TimestampSource, Unfit};
-use postrider_core::event::PgTime;
+use postrider_core::timestamp::Timestamp;
 use postrider_core::zone::Zone;
 
 const COMMIT_MS: i64 = 1_704_164_645_500;
@@ -103,13 +106,13 @@ fn the_stamp_is_the_events_the_commits_or_the_brokers() {
     ] {
         let spec = OutboxSpec { timestamp, ..OutboxSpec::for_layout(Layout::Postrider) };
         let columns = [
-            typed("id", 20, "42"),
+            typed("id", INT, "42"),
             text("aggregate_type", "order"),
             text("aggregate_id", "o-7"),
             text("event_type", "OrderPlaced"),
-            typed("payload", 114, "{}"),
-            null("headers", 114),
-            ("created_at", 1184, -1, own),
+            typed("payload", JSON, "{}"),
+            null("headers", JSON),
+            ("created_at", TIMESTAMPTZ, own),
         ];
         map_with(spec, &columns, |mapped| {
             let mapped = mapped.unwrap().unwrap();
@@ -121,29 +124,29 @@ fn the_stamp_is_the_events_the_commits_or_the_brokers() {
 #[test]
 fn an_event_says_from_when_until_when_it_may_be_published() {
     let at = |text: &[u8]| instant(text, None, Ambiguous::Earlier);
-    let micros = |text: &[u8]| at(text).map(PgTime::unix_micros);
+    let micros = |text: &[u8]| at(text).map(|at| at.unix_micros);
     assert_eq!(micros(b"2024-01-02 03:04:05.5+00"), Ok(1_704_164_645_500_000));
-    assert_eq!(at(b"infinity"), Ok(PgTime { micros: i64::MAX }));
-    assert_eq!(at(b"-infinity"), Ok(PgTime { micros: i64::MIN }));
+    assert_eq!(at(b"infinity"), Ok(Timestamp::MAX));
+    assert_eq!(at(b"-infinity"), Ok(Timestamp::MIN));
     assert_eq!(at(b"soon"), Err(InstantError::Unreadable));
     assert_eq!(at(b"2024-01-02 03:04:05"), Err(InstantError::NoZone));
 
     let row = [
-        typed("id", 20, "1"),
+        typed("id", INT, "1"),
         text("aggregate_type", "Order"),
-        typed("aggregate_id", 20, "7"),
+        typed("aggregate_id", INT, "7"),
         text("event_type", "x"),
-        typed("payload", 3802, "{}"),
-        typed("occurred_at", 1184, "2024-01-02 03:04:05+00"),
-        null("trace_id", 25),
-        typed("tenant_id", 20, "1"),
-        typed("event_version", 21, "1"),
-        typed("available_at", 1184, "2024-01-02 03:05:05+00"),
+        typed("payload", JSON, "{}"),
+        typed("occurred_at", TIMESTAMPTZ, "2024-01-02 03:04:05+00"),
+        null("trace_id", TEXT),
+        typed("tenant_id", INT, "1"),
+        typed("event_version", INT, "1"),
+        typed("available_at", TIMESTAMPTZ, "2024-01-02 03:05:05+00"),
     ];
     let limits = |spec, columns: &[ColumnSpec<'_>]| {
         map_with(spec, columns, |mapped| {
             let mapped = mapped.unwrap().unwrap();
-            (mapped.available_at.map(PgTime::unix_millis), mapped.expires_at)
+            (mapped.available_at.map(Timestamp::unix_millis), mapped.expires_at)
         })
     };
     let commerce = OutboxSpec::for_layout(Layout::Commerce);
@@ -161,15 +164,15 @@ fn an_event_says_from_when_until_when_it_may_be_published() {
 /// A row of layout gcx with one column of another type or value.
 fn gcx(expires_at: ColumnSpec<'_>) -> Vec<ColumnSpec<'_>> {
     vec![
-        typed("id", 2950, "00000000-0000-0000-0000-000000000001"),
+        typed("id", UUID, "00000000-0000-0000-0000-000000000001"),
         text("aggregate_type", "Order"),
-        typed("aggregate_id", 2950, "00000000-0000-0000-0000-000000000002"),
+        typed("aggregate_id", UUID, "00000000-0000-0000-0000-000000000002"),
         text("event_type", "x"),
-        typed("payload", 3802, "{}"),
-        null("headers", 3802),
+        typed("payload", JSON, "{}"),
+        null("headers", JSON),
         text("topic", "orders"),
-        null("partition_key", 25),
-        typed("created_at", 1184, "2024-01-02 03:04:05+00"),
+        null("partition_key", TEXT),
+        typed("created_at", TIMESTAMPTZ, "2024-01-02 03:04:05+00"),
         expires_at,
     ]
 }
@@ -178,29 +181,34 @@ fn gcx(expires_at: ColumnSpec<'_>) -> Vec<ColumnSpec<'_>> {
 fn a_time_without_a_zone_is_refused_where_it_decides_and_read_in_the_configured_one() {
     let hour_twice = "2026-11-01 01:30:00";
     for (zone, kind, value, expected) in [
-        (None, 1184, "2026-11-01 01:30:00-04", Ok("2026-11-01 05:30:00")),
-        (None, 1114, hour_twice, Err("no zone")),
-        (None, 1082, "2026-11-01", Err("no zone")),
-        (None, 25, "2026-11-01 01:30:00-04", Err("no zone")),
-        (None, 99_999, hour_twice, Err("park")),
-        (None, 99_999, "2026-11-01 01:30:00-04", Ok("2026-11-01 05:30:00")),
-        (Some("America/New_York"), 1184, "2026-11-01 01:30:00+00", Ok("2026-11-01 01:30:00")),
+        (None, TIMESTAMPTZ, "2026-11-01 01:30:00-04", Ok("2026-11-01 05:30:00")),
+        (None, TIMESTAMP, hour_twice, Err("no zone")),
+        (None, DATE, "2026-11-01", Err("no zone")),
+        (None, TEXT, "2026-11-01 01:30:00-04", Err("no zone")),
+        (None, UNKNOWN, hour_twice, Err("park")),
+        (None, UNKNOWN, "2026-11-01 01:30:00-04", Ok("2026-11-01 05:30:00")),
+        (
+            Some("America/New_York"),
+            TIMESTAMPTZ,
+            "2026-11-01 01:30:00+00",
+            Ok("2026-11-01 01:30:00"),
+        ),
         // An expiry: the later of two.
-        (Some("America/New_York"), 1114, hour_twice, Ok("2026-11-01 06:30:00")),
-        (Some("America/New_York"), 99_999, hour_twice, Ok("2026-11-01 06:30:00")),
-        (Some("America/New_York"), 1082, "2026-11-01", Ok("2026-11-01 04:00:00")),
-        (Some("America/New_York"), 25, hour_twice, Ok("2026-11-01 06:30:00")),
-        (Some("America/New_York"), 25, "2026-11-01T05:30:00Z", Ok("2026-11-01 05:30:00")),
-        (Some("America/New_York"), 25, "tomorrow", Err("park")),
-        (Some("America/New_York"), 25, "2026-02-30", Err("park")),
-        (Some("Asia/Tokyo"), 1114, "2026-11-01 01:30:00", Ok("2026-10-31 16:30:00")),
-        (Some("UTC"), 1114, hour_twice, Ok("2026-11-01 01:30:00")),
+        (Some("America/New_York"), TIMESTAMP, hour_twice, Ok("2026-11-01 06:30:00")),
+        (Some("America/New_York"), UNKNOWN, hour_twice, Ok("2026-11-01 06:30:00")),
+        (Some("America/New_York"), DATE, "2026-11-01", Ok("2026-11-01 04:00:00")),
+        (Some("America/New_York"), TEXT, hour_twice, Ok("2026-11-01 06:30:00")),
+        (Some("America/New_York"), TEXT, "2026-11-01T05:30:00Z", Ok("2026-11-01 05:30:00")),
+        (Some("America/New_York"), TEXT, "tomorrow", Err("park")),
+        (Some("America/New_York"), TEXT, "2026-02-30", Err("park")),
+        (Some("Asia/Tokyo"), TIMESTAMP, "2026-11-01 01:30:00", Ok("2026-10-31 16:30:00")),
+        (Some("UTC"), TIMESTAMP, hour_twice, Ok("2026-11-01 01:30:00")),
     ] {
         let mut spec = OutboxSpec::for_layout(Layout::Gcx);
         spec.zone = zone.map(|zone| Zone::named(zone).unwrap());
         let row = gcx(typed("expires_at", kind, value));
         let got = map_with(spec, &row, |mapped| match mapped {
-            Ok(mapped) => Ok(mapped.unwrap().expires_at.unwrap().unix_micros()),
+            Ok(mapped) => Ok(mapped.unwrap().expires_at.unwrap().unix_micros),
             Err(MapError::Unfit(Unfit::NoZone { .. })) => Err("no zone"),
             Err(MapError::Poison(poison)) => {
                 assert_eq!(poison.problem.code(), "time");
@@ -209,7 +217,7 @@ fn a_time_without_a_zone_is_refused_where_it_decides_and_read_in_the_configured_
             Err(other) => panic!("{other}"),
         });
         let expected = expected.map(|utc: &str| parse(utc.as_bytes()).unwrap());
-        assert_eq!(got, expected, "{zone:?} type {kind} {value}");
+        assert_eq!(got, expected, "{zone:?} type {kind:?} {value}");
     }
 }
 
@@ -220,16 +228,16 @@ fn a_delay_that_is_no_time_is_poison() {
     spec.zone = Zone::named("America/New_York");
     for (value, expected) in [("2026-11-02 01:30:00", Ok(true)), ("tomorrow", Err("time"))] {
         let row = [
-            typed("id", 20, "1"),
+            typed("id", INT, "1"),
             text("aggregate_type", "Order"),
-            typed("aggregate_id", 20, "7"),
+            typed("aggregate_id", INT, "7"),
             text("event_type", "x"),
-            typed("payload", 3802, "{}"),
-            typed("occurred_at", 1184, "2024-01-02 03:04:05+00"),
-            null("trace_id", 25),
-            typed("tenant_id", 20, "1"),
-            typed("event_version", 21, "1"),
-            typed("available_at", 25, value),
+            typed("payload", JSON, "{}"),
+            typed("occurred_at", TIMESTAMPTZ, "2024-01-02 03:04:05+00"),
+            null("trace_id", TEXT),
+            typed("tenant_id", INT, "1"),
+            typed("event_version", INT, "1"),
+            typed("available_at", TEXT, value),
         ];
         let got = map_with(spec.clone(), &row, |mapped| match mapped {
             Ok(mapped) => Ok(mapped.unwrap().available_at.is_some()),
@@ -243,7 +251,7 @@ fn a_delay_that_is_no_time_is_poison() {
 #[test]
 fn of_the_hour_that_comes_twice_a_delay_counts_the_earlier_one() {
     let zone = Zone::named("Europe/Berlin");
-    let at = |twice| instant(b"2026-10-25 02:30:00", zone.as_ref(), twice).unwrap().unix_micros();
+    let at = |twice| instant(b"2026-10-25 02:30:00", zone.as_ref(), twice).unwrap().unix_micros;
     assert_eq!(at(Ambiguous::Earlier), parse(b"2026-10-25 00:30:00").unwrap());
     assert_eq!(at(Ambiguous::Later), parse(b"2026-10-25 01:30:00").unwrap());
 }
@@ -256,8 +264,7 @@ fn a_record_of_the_hour_that_comes_twice_is_stamped_near_its_commit() {
         ("2026-11-01 05:30:01", "2026-11-01 05:30:00"),
         ("2026-11-01 06:30:01", "2026-11-01 06:30:00"),
     ] {
-        let commit =
-            PgTime { micros: parse(commit.as_bytes()).unwrap() - PgTime::UNIX_OFFSET_MICROS };
+        let commit = Timestamp { unix_micros: parse(commit.as_bytes()).unwrap() };
         let stamped = TimeCache::default().stamp(b"2026-11-01 01:30:00.25", commit, zone.as_ref());
         assert_eq!(stamped, (ms(stamp) + 250, false));
     }

@@ -6,26 +6,26 @@ use super::spec::PollSpec;
 use super::sql::{HUGE, PayloadCopy, bound, key, sizes, stored, to_publish, unpublished, value};
 use super::table::{self, TableColumn, TableShape};
 use crate::lock_holders::{self, Holder};
+use crate::lsn::Lsn;
 use crate::names::{TableName, ident, literal};
-use bytes::{BufMut, Bytes, BytesMut};
 use pg_replication::error::{SourceError, SourceErrorKind};
-use pg_replication::lsn::Lsn;
-use postrider_core::event::PgTime;
+use postrider_core::row::{OwnedTable, TableId};
+use postrider_core::row_buffer::RowBuffer;
+use postrider_core::timestamp::Timestamp;
 use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
-use std::ops::Range;
 use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow};
 
 /// Rows of one transaction that is still open: no other session can claim them, and none has its new status yet.
 ///
 /// Without rows there is no transaction, and nothing to settle. `Debug` shows counts only.
 pub struct Claim {
-    /// pgoutput Insert messages, in the order in which they are to be published.
-    pub rows: Vec<Bytes>,
+    /// The rows, in the order in which they are to be published.
+    pub rows: RowBuffer,
     /// End of WAL after the rows were seen: every one of them was committed before it.
     pub at: Lsn,
     /// The server's clock at that time.
-    pub claimed_at: PgTime,
+    pub claimed_at: Timestamp,
     /// Rows that have expired (`expires_at`): they got their status, and are not among the rows.
     pub expired: u64,
     /// Rows that an earlier row of their aggregate holds back, because it is locked, delayed, or has failed.
@@ -60,10 +60,14 @@ impl Claim {
     /// A claim of one row for each aggregate, for tests.
     #[doc(hidden)]
     pub fn of_aggregates(aggregates: &[&str]) -> Self {
+        let mut rows = RowBuffer::default();
+        for _ in aggregates {
+            rows.push_row(TableId::default());
+        }
         Self {
-            rows: vec![Bytes::new(); aggregates.len()],
+            rows,
             at: Lsn::ZERO,
-            claimed_at: PgTime::default(),
+            claimed_at: Timestamp::default(),
             expired: 0,
             withheld: 0,
             missed: MissedRows::default(),
@@ -162,7 +166,7 @@ pub enum RowOutcome {
 /// The result of one claim statement.
 #[derive(Default)]
 pub(super) struct ClaimAnswer {
-    pub(super) rows: Vec<Bytes>,
+    pub(super) rows: RowBuffer,
     /// The place of each row in the order.
     pub(super) numbers: Vec<u64>,
     pub(super) places: Vec<Place>,
@@ -178,7 +182,7 @@ pub(super) struct ClaimAnswer {
     /// Rows in the answer.
     seen: usize,
     pub(super) at: Lsn,
-    pub(super) claimed_at: PgTime,
+    pub(super) claimed_at: Timestamp,
     /// The OID of the table that has the name now, if the statement read it.
     pub(super) table: Option<u32>,
 }
@@ -197,8 +201,8 @@ struct AnswerRow<'a> {
     expired: bool,
     /// Its large values were not read.
     large: bool,
-    /// The range of its message in the buffer.
-    message: Range<usize>,
+    /// The answer's row, whose columns after [`HEAD`] are those of the table.
+    values: &'a SimpleQueryRow,
 }
 
 impl ClaimAnswer {
@@ -208,27 +212,25 @@ impl ClaimAnswer {
         shape: &TableShape,
     ) -> Result<Self, SourceError> {
         let mut claimed = Self::default();
-        let mut buffer = BytesMut::new();
         let mut rows = Vec::with_capacity(answer.len());
         for message in answer {
             let SimpleQueryMessage::Row(row) = message else { continue };
             if row.len() == HEAD + shape.columns.len() {
                 claimed.candidates = number(text(row, 5)?)?;
-                rows.push(AnswerRow::read(row, shape, &mut buffer)?);
+                rows.push(AnswerRow::read(row)?);
             } else {
                 claimed.clock(row)?;
             }
         }
         claimed.seen = rows.len();
         rows.sort_unstable_by_key(|row| row.n);
-        let buffer = buffer.freeze();
-        for row in rows {
-            claimed.take(row, &buffer);
+        for row in &rows {
+            claimed.take(row, TableId(shape.oid))?;
         }
         Ok(claimed)
     }
 
-    fn take(&mut self, row: AnswerRow<'_>, buffer: &Bytes) {
+    fn take(&mut self, row: &AnswerRow<'_>, table: TableId) -> Result<(), SourceError> {
         if !row.had {
             self.blocked.insert(row.key.to_owned());
             self.withheld += 1;
@@ -241,17 +243,21 @@ impl ClaimAnswer {
             if row.large {
                 self.large.insert(self.rows.len());
             }
-            self.rows.push(buffer.slice(row.message));
+            let mut values = self.rows.push_row(table);
+            for column in HEAD..row.values.len() {
+                values.push_cell(text(row.values, column)?.map(str::as_bytes));
+            }
             self.numbers.push(row.n);
             self.places.push(row.place);
             self.keys.push(row.key.to_owned());
         }
+        Ok(())
     }
 
     fn clock(&mut self, row: &SimpleQueryRow) -> Result<(), SourceError> {
         let at = text(row, 0)?.and_then(|at| at.parse().ok());
         self.at = at.ok_or_else(unreadable)?;
-        self.claimed_at = PgTime { micros: number(text(row, 1)?)? };
+        self.claimed_at = crate::lsn::from_pg_micros(number(text(row, 1)?)?);
         if row.len() > 2 {
             self.table = Some(number(text(row, 2)?)?);
         }
@@ -265,28 +271,18 @@ impl ClaimAnswer {
 }
 
 impl<'a> AnswerRow<'a> {
-    /// Reads a row, and appends its message to `buffer`.
-    fn read(
-        row: &'a SimpleQueryRow,
-        shape: &TableShape,
-        buffer: &mut BytesMut,
-    ) -> Result<Self, SourceError> {
-        let start = buffer.len();
-        let had = text(row, 6)? == Some("t");
-        if had {
-            insert(row, shape, buffer)?;
-        }
+    fn read(row: &'a SimpleQueryRow) -> Result<Self, SourceError> {
         // A row that could not be locked gets no status.
         let xmin = text(row, 7)?.unwrap_or("0");
         let place = Place::read(number(text(row, 2)?)?, text(row, 3)?.unwrap_or_default(), xmin)?;
         Ok(Self {
-            had,
+            had: text(row, 6)? == Some("t"),
             n: number(text(row, 0)?)?,
             key: text(row, 1)?.unwrap_or_default(),
             place,
             expired: text(row, 4)? == Some("t"),
             large: text(row, 8)? == Some("t"),
-            message: start..buffer.len(),
+            values: row,
         })
     }
 }
@@ -306,24 +302,6 @@ impl Place {
     }
 }
 
-/// Appends the row as a pgoutput Insert message.
-fn insert(row: &SimpleQueryRow, shape: &TableShape, out: &mut BytesMut) -> Result<(), SourceError> {
-    out.put_u8(b'I');
-    out.put_u32(shape.oid);
-    out.put_u8(b'N');
-    out.put_u16(u16::try_from(shape.columns.len()).unwrap_or(u16::MAX));
-    for index in HEAD..row.len() {
-        let Some(text) = text(row, index)? else {
-            out.put_u8(b'n');
-            continue;
-        };
-        out.put_u8(b't');
-        out.put_u32(u32::try_from(text.len()).unwrap_or(u32::MAX));
-        out.put_slice(text.as_bytes());
-    }
-    Ok(())
-}
-
 fn text(row: &SimpleQueryRow, index: usize) -> Result<Option<&str>, SourceError> {
     row.try_get(index).map_err(|error| unreadable().caused_by(error))
 }
@@ -340,8 +318,7 @@ fn unreadable() -> SourceError {
 const IDS_MAX: usize = 10_000;
 
 /// The outbox table as the catalog describes it, and SQL about its rows (`o`). A repair reads rows by their ids, in the
-/// order of its list. It locks no rows and sets no status; the rows leave as pgoutput Insert messages in a [`Claim`],
-/// as those of polling do.
+/// order of its list. It locks no rows and sets no status; the rows leave in a [`Claim`], as those of polling do.
 #[derive(Clone, Debug)]
 pub struct OutboxTable {
     spec: PollSpec,
@@ -386,14 +363,9 @@ impl OutboxTable {
         &self.spec
     }
 
-    /// As [`super::Poller::relation`].
-    pub fn relation(&self) -> Bytes {
-        self.shape.relation(&self.spec.table)
-    }
-
-    /// Its OID.
-    pub fn oid(&self) -> u32 {
-        self.shape.oid
+    /// The description of the table.
+    pub fn description(&self) -> OwnedTable {
+        self.shape.description(&self.spec.table)
     }
 
     /// Whether ids are numbers.

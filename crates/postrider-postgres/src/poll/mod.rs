@@ -1,8 +1,9 @@
 //! Polling: the outbox read as a table, for servers and roles without logical decoding.
 //!
 //! Owns the claim (which rows, in which order), the status that settles it, and the session that does both. A layout is
-//! known here only as the names in a [`PollSpec`]. Rows leave as pgoutput Insert messages, so the outbox mapper makes
-//! the same records of them as of the stream's rows.
+//! known here only as the data of a [`PollSpec`]: names of columns, and states of rows, which `dialect` renders as SQL.
+//! Rows leave with the texts and types that the stream's rows have, so the outbox mapper makes the same records of
+//! them.
 //!
 //! One claim is one transaction of the database: its rows are locked, published, and get their status by the commit
 //! that ends it, never before. If the session ends, the rows are unlocked and have no new status.
@@ -13,6 +14,7 @@
 //! another session, delayed, or failed holds back the later rows of its aggregate, and of no other.
 
 pub mod claim;
+pub(crate) mod dialect;
 pub(crate) mod order;
 pub mod row_status;
 mod session;
@@ -23,8 +25,7 @@ pub(crate) mod table;
 mod tests;
 
 pub use claim::{Claim, MissedRows, RowOutcome};
+pub use dialect::{AmbiguousTime, instant_sql};
 pub use session::{CHANNEL, CLAIM_ROWS_MAX, OldestReady, Opened, Poller};
-pub use spec::{Backoff, PollSpec, RowStatus};
-pub use sql::{
-    AmbiguousTime, CLAIM_BYTES_MAX, ERROR_CHARS_MAX, PayloadCopy, ROW_BYTES_MAX, instant_sql,
-};
+pub use spec::{Backoff, PollSpec};
+pub use sql::{CLAIM_BYTES_MAX, ERROR_CHARS_MAX, PayloadCopy, ROW_BYTES_MAX};

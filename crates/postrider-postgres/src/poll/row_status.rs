@@ -5,15 +5,17 @@
 //! later rows of its aggregate wait with it, because a row without a status may be published again from the table, and
 //! then the rows after it in its aggregate have to follow it again.
 
-use super::spec::{PollSpec, RowStatus};
+use super::dialect::Dialect;
+use super::spec::PollSpec;
 use super::sql::success;
 use super::table::{self, TableColumn, TableShape};
 use crate::lock_holders::{self, Holder};
 use crate::names::{TableName, ident};
 use crate::statement::{Statement, StatementError};
 use pg_replication::error::{ServerReport, SourceError, SqlState};
-use postrider_core::event::{PgTime, Position};
+use postrider_core::event::Position;
 use postrider_core::parked::Lane;
+use postrider_core::timestamp::Timestamp;
 use std::collections::{HashMap, HashSet};
 use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;
@@ -46,7 +48,7 @@ pub struct WritingTransaction {
     /// The transaction's number, as in pgoutput's Begin message.
     pub xid: Option<u32>,
     /// When the transaction was committed.
-    pub committed: Option<PgTime>,
+    pub committed: Option<Timestamp>,
     /// The event's own time, if its record has it. Unit: milliseconds since 1970.
     pub time_ms: Option<i64>,
 }
@@ -237,7 +239,7 @@ impl<'a> Columns<'a> {
         for row in rows {
             columns.ids.push(&row.id);
             columns.xids.push(row.written.xid.map(i64::from));
-            columns.committed.push(row.written.committed.map(|at| at.micros));
+            columns.committed.push(row.written.committed.map(crate::lsn::to_pg_micros));
             columns.times.push(row.written.time_ms);
             columns.visible.push(row.visible);
         }
@@ -329,7 +331,7 @@ fn sql_of(spec: &PollSpec, shape: &TableShape, id: &TableColumn, these: &str) ->
          RETURNING 1\n)\n\
          SELECT (SELECT count(*) FROM k), (SELECT count(*) FROM m), ARRAY(SELECT l.id FROM l)",
         success(spec, shape, "statement_timestamp()"),
-        if deletes(spec) { "USING" } else { "FROM" },
+        if spec.deletes_published() { "USING" } else { "FROM" },
     )
 }
 
@@ -376,18 +378,7 @@ fn locked_sql(spec: &PollSpec, id: &TableColumn) -> String {
     format!("SELECT o.xmax::text FROM {} AS o WHERE {these}", spec.table)
 }
 
-fn deletes(spec: &PollSpec) -> bool {
-    spec.delete || matches!(spec.marks, RowStatus::Delete)
-}
-
 /// The condition for rows without a status of success.
 pub(crate) fn unmarked(spec: &PollSpec) -> String {
-    let column = |name: &str| format!("o.{}", ident(name));
-    match &spec.marks {
-        RowStatus::Delete => "true".to_owned(),
-        RowStatus::PublishedAt { published_at } => format!("{} IS NULL", column(published_at)),
-        RowStatus::Commerce { processed_at, .. } => format!("{} IS NULL", column(processed_at)),
-        RowStatus::Gcx { status, .. } => format!("{} <> 'published'", column(status)),
-        RowStatus::Sqlgarden { status, .. } => format!("{} <> 'PUBLISHED'", column(status)),
-    }
+    Dialect::without_types(spec).condition(&spec.marks.state.not_done, "o")
 }

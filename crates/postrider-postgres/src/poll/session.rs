@@ -2,17 +2,17 @@
 
 use super::claim::{Claim, ClaimAnswer, MissedRows, Place, RowOutcome};
 use super::order;
-use super::spec::{PollSpec, RowStatus};
+use super::spec::PollSpec;
 use super::sql::{self, ClaimQuery, PayloadCopy, StatusUpdate, dies, ready};
 use super::table::{self, TableShape};
 use crate::control::Control;
 use crate::names::ident;
 use crate::pipeline_lock::{PipelineLock, lock};
 use crate::statement::{Statement, StatementError};
-use bytes::Bytes;
 use pg_replication::client::Canceller;
 use pg_replication::conninfo::Conninfo;
 use pg_replication::error::{ServerReport, SourceError, SourceErrorKind, SqlState};
+use postrider_core::row::{OwnedTable, Row};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
@@ -55,7 +55,6 @@ pub struct Poller {
     inserted: Arc<Notify>,
     spec: PollSpec,
     shape: TableShape,
-    relation: Bytes,
     /// A transaction of this session may be open.
     open: bool,
     /// Aggregates to leave out, until when, and after how many failures in a row.
@@ -99,29 +98,23 @@ impl Poller {
         if let PipelineLock::HeldBy { pid } = lock(client, &spec.pipeline).await? {
             return Ok(Opened::StandBy { pid });
         }
-        if matches!(spec.marks, RowStatus::Commerce { .. }) && shape.dlq.is_none() {
+        if spec.dlq().is_some() && shape.dlq.is_none() {
             tracing::warn!(table = %spec.table, "no dead-letter table: failed events are retried without a limit");
         }
-        let relation = shape.relation(&spec.table);
         let spec = spec.clone();
         let pauses = BTreeMap::new();
-        let poller = Self { control, inserted, spec, shape, relation, open: false, pauses };
+        let poller = Self { control, inserted, spec, shape, open: false, pauses };
         Ok(Opened::Polling(Box::new(poller)))
     }
 
-    /// The table as a pgoutput Relation message, for `Mapper::relation`.
-    pub fn relation(&self) -> &Bytes {
-        &self.relation
+    /// The description of the table.
+    pub fn description(&self) -> OwnedTable {
+        self.shape.description(&self.spec.table)
     }
 
     /// The query for the oldest ready row.
     pub fn oldest_ready(&self) -> OldestReady {
         OldestReady::of(&self.spec, &self.shape)
-    }
-
-    /// The table's OID, for `Mapper::clear_relations`.
-    pub fn table_oid(&self) -> u32 {
-        self.shape.oid
     }
 
     /// The session's client: between [`Self::claim`] and [`Self::settle`] its statements belong to the claim's
@@ -238,7 +231,7 @@ impl Poller {
         if claimed.expired.is_empty() {
             return Ok(0);
         }
-        let marked = sql::expire(&self.spec, &claimed.expired);
+        let marked = sql::expire(&self.spec, &self.shape, &claimed.expired);
         self.mark(&marked).await?;
         Ok(marked.rows)
     }
@@ -313,7 +306,7 @@ impl Poller {
 
     /// The failures of a claimed row plus one more, if that failure is its last one by the rules of its layout; `None`
     /// if it is not, or the table keeps no failures ([`PollSpec::keeps_failures`]).
-    pub fn dies(&self, row: &[u8]) -> Option<u32> {
+    pub fn dies(&self, row: &Row<'_>) -> Option<u32> {
         dies(&self.spec, &self.shape, row)
     }
 
@@ -413,7 +406,7 @@ impl Poller {
                 self.pauses.entry(key.clone()).or_insert((now + BLOCKED_PAUSE, 0));
             }
         }
-        if !matches!(self.spec.marks, RowStatus::Gcx { .. }) {
+        if !self.spec.pauses_in_memory() {
             self.pauses.retain(|_, (until, _)| *until > now);
             return;
         }
@@ -457,12 +450,8 @@ impl OldestReady {
             return Self { sql };
         };
         // A row that was delayed, or has failed before, is ready since then.
-        let later = match &spec.marks {
-            RowStatus::Commerce { available_at, .. } => Some(available_at),
-            RowStatus::Sqlgarden { last_attempt_at, .. } => Some(last_attempt_at),
-            RowStatus::Delete | RowStatus::PublishedAt { .. } | RowStatus::Gcx { .. } => None,
-        };
-        let columns = [Some(time), later.map(String::as_str).filter(|name| moment(name))];
+        let later = spec.marks.ready_since();
+        let columns = [Some(time), later.filter(|name| moment(name))];
         let columns: Vec<String> =
             columns.iter().flatten().map(|name| format!("o.{}", ident(name))).collect();
         let since = format!("greatest({})", columns.join(", "));

@@ -6,16 +6,16 @@
 //! a backlog.
 
 use super::claim::{Claim, Place, RowOutcome};
+use super::dialect::Dialect;
 use super::order::{age_column, before, order, source};
-use super::spec::{PollSpec, RowStatus};
+use super::spec::PollSpec;
 use super::table::{TableColumn, TableShape};
 use crate::names::{ident, literal};
 use crate::statement::{Statement, StatementError};
-use crate::times::TimeType;
 use pg_replication::error::{SourceError, SourceErrorKind};
-use pg_replication::pgoutput::{self, Message};
 use postrider_core::event::Position;
-use postrider_core::zone::Zone;
+use postrider_core::row::Row;
+use postrider_core::row_state::{Done, FailureLimit};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use tokio_postgres::Client;
@@ -127,43 +127,12 @@ pub(super) fn key(spec: &PollSpec, row: &str) -> String {
 
 /// The condition for rows that may be published now, regardless of other rows.
 pub(super) fn ready(spec: &PollSpec, shape: &TableShape, row: &str) -> String {
-    let column = |name: &str| format!("{row}.{}", ident(name));
-    match &spec.marks {
-        RowStatus::Delete => "true".to_owned(),
-        RowStatus::PublishedAt { published_at } => format!("{} IS NULL", column(published_at)),
-        RowStatus::Commerce { processed_at, available_at, .. } => format!(
-            "{} IS NULL AND coalesce({} <= now(), true)",
-            column(processed_at),
-            instant(shape, spec.zone.as_ref(), row, available_at, AmbiguousTime::Earlier)
-        ),
-        RowStatus::Gcx { status, .. } => format!("{} = 'pending'", column(status)),
-        RowStatus::Sqlgarden { status, .. } => {
-            let status = column(status);
-            let again = sqlgarden_again(spec, shape, row);
-            // The first condition is that of the partial index in `sql/layouts`.
-            format!(
-                "{status} <> 'PUBLISHED' AND ({status} IN ('PENDING', 'PUBLISHING') OR {status} = 'FAILED' AND {again})"
-            )
-        }
-    }
+    Dialect::new(spec, shape).condition(&spec.marks.state.ready, row)
 }
 
 /// The condition for rows that are not published, for whatever reason. An expired row is not included.
 pub(super) fn unpublished(spec: &PollSpec, shape: &TableShape, row: &str) -> String {
-    let column = |name: &str| format!("{row}.{}", ident(name));
-    match &spec.marks {
-        RowStatus::Delete | RowStatus::PublishedAt { .. } => ready(spec, shape, row),
-        RowStatus::Commerce { processed_at, .. } => format!("{} IS NULL", column(processed_at)),
-        RowStatus::Gcx { status, expires_at, .. } => {
-            let status = column(status);
-            let expires_at =
-                instant(shape, spec.zone.as_ref(), row, expires_at, AmbiguousTime::Later);
-            format!(
-                "({status} = 'pending' OR {status} = 'failed' AND coalesce({expires_at} > now(), true))"
-            )
-        }
-        RowStatus::Sqlgarden { status, .. } => format!("{} <> 'PUBLISHED'", column(status)),
-    }
+    Dialect::new(spec, shape).condition(&spec.marks.state.unpublished, row)
 }
 
 /// The condition for rows (`o`) that are still to be published: neither published nor expired. A stream skips an
@@ -176,73 +145,25 @@ pub(super) fn to_publish(spec: &PollSpec, shape: &TableShape) -> String {
     }
 }
 
-/// Whether a failed row of `sqlgarden` is due for another attempt.
-fn sqlgarden_again(spec: &PollSpec, shape: &TableShape, row: &str) -> String {
-    let RowStatus::Sqlgarden { attempt_count, last_attempt_at, .. } = &spec.marks else {
-        return "false".to_owned();
-    };
-    let count = ident(attempt_count);
-    let last = instant(shape, spec.zone.as_ref(), row, last_attempt_at, AmbiguousTime::Earlier);
-    let pause = spec.backoff.sql(&format!("{row}.{count}"));
-    format!("({row}.{count} < {} AND coalesce({last} + {pause} <= now(), true))", spec.attempts_max)
-}
-
 /// A query for rows that are not published, are not ready, and hold back the later rows of the same aggregate (that of
 /// `f`).
 fn blocker(spec: &PollSpec, shape: &TableShape) -> Option<String> {
-    let column = |name: &str| format!("b.{}", ident(name));
-    let unready = match &spec.marks {
-        RowStatus::Delete | RowStatus::PublishedAt { .. } => return None,
-        // A delay that no failure has caused counts even if failures do not hold back other rows.
-        RowStatus::Commerce { processed_at, available_at, attempts, .. } => {
-            let failed_too = if spec.block_key {
-                String::new()
-            } else {
-                format!(" AND {} = 0", column(attempts))
-            };
-            format!(
-                "{} IS NULL AND {} > now(){failed_too}",
-                column(processed_at),
-                instant(shape, spec.zone.as_ref(), "b", available_at, AmbiguousTime::Earlier)
-            )
-        }
-        RowStatus::Gcx { .. } | RowStatus::Sqlgarden { .. } if !spec.block_key => return None,
-        RowStatus::Gcx { status, expires_at, .. } => {
-            format!(
-                "{} = 'failed' AND coalesce({} > now(), true)",
-                column(status),
-                instant(shape, spec.zone.as_ref(), "b", expires_at, AmbiguousTime::Later)
-            )
-        }
-        RowStatus::Sqlgarden { status, .. } => {
-            let again = sqlgarden_again(spec, shape, "b");
-            format!(
-                "{status} <> 'PUBLISHED' AND {status} = 'FAILED' AND NOT {again}",
-                status = column(status)
-            )
-        }
-    };
+    let state = spec.marks.state;
+    let unready = if spec.block_key { &state.blocked } else { &state.delayed };
+    let unready = Dialect::new(spec, shape).condition(unready.as_ref()?, "b");
     Some(format!(
-        "SELECT FROM {} AS b\n    WHERE {unready}\n      AND {} = f.kind AND {} = f.id\n      AND {}",
+        "SELECT FROM {} AS b\n    WHERE {unready}\n      AND b.{} = f.kind AND b.{} = f.id\n      AND {}",
         spec.table,
-        column(&spec.aggregate_type),
-        column(&spec.aggregate_id),
+        ident(&spec.aggregate_type),
+        ident(&spec.aggregate_id),
         before(spec, shape),
     ))
 }
 
 /// The condition for expired rows, which their layout does not publish any more.
 fn expired(spec: &PollSpec, shape: &TableShape) -> Option<String> {
-    match &spec.marks {
-        RowStatus::Gcx { expires_at, .. } => Some(format!(
-            "coalesce({} <= now(), false)",
-            instant(shape, spec.zone.as_ref(), "o", expires_at, AmbiguousTime::Later)
-        )),
-        RowStatus::Delete
-        | RowStatus::PublishedAt { .. }
-        | RowStatus::Commerce { .. }
-        | RowStatus::Sqlgarden { .. } => None,
-    }
+    let expiry = spec.marks.state.expired.as_ref()?;
+    Some(Dialect::new(spec, shape).condition(&expiry.condition, "o"))
 }
 
 /// The condition for rows that a snapshot sees, by the transaction that wrote them, with the epoch that puts it in the
@@ -386,8 +307,7 @@ pub(super) fn places(places: &[Place]) -> String {
 /// Longest error text that is stored in a row. Unit: characters.
 pub const ERROR_CHARS_MAX: usize = 500;
 
-/// Statements that set the status of rows, and how many rows they must change. `now()` is the time of the claim;
-/// `statement_timestamp()` is the time of settling, after the acknowledgement.
+/// Statements that set the status of rows, and how many rows they must change.
 #[derive(Default, Debug)]
 pub(super) struct StatusUpdate {
     pub(super) sql: String,
@@ -430,85 +350,28 @@ pub(super) fn settle(
     marked
 }
 
-/// `UPDATE` or `DELETE` of published rows, without its `WHERE`.
+/// `UPDATE` or `DELETE` of published rows, without its `WHERE`. `now` is the time of settling.
 pub(super) fn success(spec: &PollSpec, shape: &TableShape, now: &str) -> String {
     let table = &spec.table;
-    let stored = |column: &str, at: &str| stored_time(shape, spec.zone.as_ref(), column, at);
-    if spec.delete {
-        return format!("DELETE FROM {table} AS o");
-    }
-    match &spec.marks {
-        RowStatus::Delete => format!("DELETE FROM {table} AS o"),
-        RowStatus::PublishedAt { published_at } => {
-            format!(
-                "UPDATE {table} AS o SET {} = {}",
-                ident(published_at),
-                stored(published_at, now)
-            )
+    match spec.marks.state.done {
+        Done::Set(set) if !spec.delete => {
+            let set = Dialect::new(spec, shape).settling_at(now).set(set);
+            format!("UPDATE {table} AS o SET {set}")
         }
-        RowStatus::Commerce { processed_at, .. } => {
-            format!(
-                "UPDATE {table} AS o SET {} = {}",
-                ident(processed_at),
-                stored(processed_at, now)
-            )
-        }
-        RowStatus::Gcx { status, published_at, .. } => {
-            let now = stored(published_at, now);
-            let (status, published_at) = (ident(status), ident(published_at));
-            format!("UPDATE {table} AS o SET {status} = 'published', {published_at} = {now}")
-        }
-        RowStatus::Sqlgarden { status, attempt_count, last_attempt_at } => {
-            // PUBLISHING, and the count of the attempt, would be written by this same transaction, so no other session
-            // could see them.
-            let now = stored(last_attempt_at, "now()");
-            let (status, count, last) =
-                (ident(status), ident(attempt_count), ident(last_attempt_at));
-            format!(
-                "UPDATE {table} AS o SET {status} = 'PUBLISHED', {count} = o.{count} + 1, {last} = {now}"
-            )
-        }
+        Done::Set(_) | Done::Delete => format!("DELETE FROM {table} AS o"),
     }
 }
 
+/// Counts the failures of rows, all of the table with this OID, and moves those away that have failed for good.
 fn failure(spec: &PollSpec, shape: &TableShape, oid: u32, rows: &[(Place, String)]) -> String {
-    let table = &spec.table;
-    let all: Vec<Place> = rows.iter().map(|(place, _)| *place).collect();
-    let these = format!("o.tableoid = {oid} AND o.ctid = ANY ({})", places(&all));
-    match &spec.marks {
-        RowStatus::Delete | RowStatus::PublishedAt { .. } => String::new(),
-        RowStatus::Commerce { .. } => commerce_failure(spec, shape, oid, rows),
-        RowStatus::Gcx { status, retry_count, max_retries, .. } => {
-            let (status, count, max) = (ident(status), ident(retry_count), ident(max_retries));
-            format!(
-                "UPDATE {table} AS o SET {count} = o.{count} + 1,\n  \
-                   {status} = CASE WHEN o.{count} + 1 >= o.{max} THEN 'failed' ELSE 'pending' END\n  \
-                 WHERE {these};\n"
-            )
-        }
-        RowStatus::Sqlgarden { status, attempt_count, last_attempt_at } => {
-            let now = stored_time(shape, spec.zone.as_ref(), last_attempt_at, "now()");
-            let (status, count, last) =
-                (ident(status), ident(attempt_count), ident(last_attempt_at));
-            format!(
-                "UPDATE {table} AS o SET {status} = 'FAILED', {count} = o.{count} + 1, {last} = {now}\n  \
-                 WHERE {these};\n"
-            )
-        }
+    let Some(failed) = &spec.marks.state.failed else { return String::new() };
+    let dialect = Dialect::new(spec, shape);
+    let update = format!("UPDATE {} AS o SET {}\n  ", spec.table, dialect.set(failed.set));
+    if !failed.records_error() && failed.dead_letters.is_none() {
+        let all: Vec<Place> = rows.iter().map(|(place, _)| *place).collect();
+        let these = format!("o.tableoid = {oid} AND o.ctid = ANY ({})", places(&all));
+        return format!("{update}WHERE {these};\n");
     }
-}
-
-fn commerce_failure(
-    spec: &PollSpec,
-    shape: &TableShape,
-    oid: u32,
-    rows: &[(Place, String)],
-) -> String {
-    let RowStatus::Commerce { attempts, available_at, last_error, dlq, .. } = &spec.marks else {
-        return String::new();
-    };
-    let table = &spec.table;
-    let max = spec.attempts_max;
     let values: Vec<String> = rows
         .iter()
         .map(|(place, error)| {
@@ -516,45 +379,39 @@ fn commerce_failure(
         })
         .collect();
     let errors = format!("(VALUES {}) AS v(tid, error)", values.join(", "));
-    let zone = spec.zone.as_ref();
-    let delayed = |at: String| stored_time(shape, zone, available_at, &at);
-    let (attempts, available, last) = (ident(attempts), ident(available_at), ident(last_error));
-    let next = format!("least(o.{attempts} + 1, 32767)");
-    let at = delayed(format!(
-        "statement_timestamp() + {}",
-        spec.backoff.sql(&format!("o.{attempts} + 1"))
-    ));
     let these = format!("o.tableoid = {oid} AND o.ctid = v.tid");
-    let update = format!(
-        "UPDATE {table} AS o SET {attempts} = {next}, {available} = {at}, {last} = v.error\n  \
-         FROM {errors} WHERE {these}"
-    );
-    let Some(columns) = &shape.dlq else { return format!("{update};\n") };
-    let names: Vec<String> = columns.iter().map(|name| ident(name)).collect();
+    let update = format!("{update}FROM {errors} WHERE {these}");
+    let (Some(columns), Some(dlq)) = (&shape.dlq, spec.dlq()) else {
+        return format!("{update};\n");
+    };
     // The row as it would be after the update; one statement cannot update and delete the same row.
-    let moved: Vec<String> = names
-        .iter()
-        .map(|name| match name {
-            name if *name == attempts => format!("{next} AS {name}"),
-            name if *name == available => format!("{at} AS {name}"),
-            name if *name == last => format!("v.error AS {name}"),
-            name => format!("o.{name}"),
-        })
-        .collect();
+    let moved = columns.iter().map(|column| {
+        let assigned = failed.set.iter().find(|set| spec.marks.name(set.column()) == column);
+        let name = ident(column);
+        assigned.map_or_else(
+            || format!("o.{name}"),
+            |assigned| format!("{} AS {name}", dialect.value(assigned)),
+        )
+    });
+    let names: Vec<String> = columns.iter().map(|name| ident(name)).collect();
     format!(
-        "{update} AND o.{attempts} < {max};\n\
-         WITH moved AS (\n  DELETE FROM {table} AS o USING {errors}\n  WHERE {these} AND o.{attempts} >= {max}\n  \
+        "{update} AND {goes_on};\n\
+         WITH moved AS (\n  DELETE FROM {table} AS o USING {errors}\n  WHERE {these} AND {is_last}\n  \
          RETURNING {moved}\n)\n\
          INSERT INTO {dlq} ({names}) OVERRIDING SYSTEM VALUE SELECT {names} FROM moved;\n",
-        moved = moved.join(", "),
+        goes_on = dialect.limit(failed, "<"),
+        is_last = dialect.limit(failed, ">="),
+        table = spec.table,
+        moved = moved.collect::<Vec<_>>().join(", "),
         names = names.join(", "),
     )
 }
 
 /// Gives expired rows their final status.
-pub(super) fn expire(spec: &PollSpec, rows: &[Place]) -> StatusUpdate {
+pub(super) fn expire(spec: &PollSpec, shape: &TableShape, rows: &[Place]) -> StatusUpdate {
     let mut marked = StatusUpdate::default();
-    let RowStatus::Gcx { status, .. } = &spec.marks else { return marked };
+    let Some(expiry) = &spec.marks.state.expired else { return marked };
+    let set = Dialect::new(spec, shape).set(expiry.set);
     let mut by_table: BTreeMap<u32, Vec<Place>> = BTreeMap::new();
     for place in rows {
         by_table.entry(place.oid).or_default().push(*place);
@@ -563,9 +420,8 @@ pub(super) fn expire(spec: &PollSpec, rows: &[Place]) -> StatusUpdate {
         marked.rows += rows.len() as u64;
         let _infallible = writeln!(
             marked.sql,
-            "UPDATE {} AS o SET {} = 'failed' WHERE o.tableoid = {oid} AND o.ctid = ANY ({});",
+            "UPDATE {} AS o SET {set} WHERE o.tableoid = {oid} AND o.ctid = ANY ({});",
             spec.table,
-            ident(status),
             places(&rows)
         );
     }
@@ -580,26 +436,24 @@ fn words(code: &str, error: &str) -> String {
 
 /// The failures of a claimed row plus one more, if that failure is its last one by the rules of its layout: [`settle`]
 /// then writes the final status.
-pub(super) fn dies(spec: &PollSpec, shape: &TableShape, row: &[u8]) -> Option<u32> {
-    let failures = number(shape, row, spec.marks.failures()?)?.saturating_add(1);
-    let dead = match &spec.marks {
-        RowStatus::Delete | RowStatus::PublishedAt { .. } => false,
-        // More failures than allowed, and there is a table to move the row to.
-        RowStatus::Commerce { .. } => shape.dlq.is_some() && failures > spec.attempts_max,
-        RowStatus::Gcx { max_retries, .. } => {
-            number(shape, row, max_retries).is_some_and(|max| failures >= max)
-        }
-        RowStatus::Sqlgarden { .. } => failures >= spec.attempts_max,
+pub(super) fn dies(spec: &PollSpec, shape: &TableShape, row: &Row<'_>) -> Option<u32> {
+    let failed = spec.marks.state.failed.as_ref()?;
+    let number = |column| number(shape, row, spec.marks.name(column));
+    let failures = number(failed.counter)?.saturating_add(1);
+    let is_last = match failed.limit {
+        FailureLimit::Configured => failures >= spec.attempts_max,
+        FailureLimit::BeyondConfigured => failures > spec.attempts_max,
+        FailureLimit::Column(column) => number(column).is_some_and(|max| failures >= max),
     };
+    // A row that has to be moved needs a table to go to.
+    let dead = is_last && (failed.dead_letters.is_none() || shape.dlq.is_some());
     dead.then_some(failures)
 }
 
 /// The number in a column of the row.
-fn number(shape: &TableShape, row: &[u8], name: &str) -> Option<u32> {
+fn number(shape: &TableShape, row: &Row<'_>, name: &str) -> Option<u32> {
     let at = shape.columns.iter().position(|column| column.name == name)?;
-    let Ok(Message::Insert(insert)) = pgoutput::decode(row) else { return None };
-    let Some(pgoutput::Column::Text(text)) = insert.new.get(at) else { return None };
-    std::str::from_utf8(text).ok()?.parse().ok()
+    std::str::from_utf8(row.text(at)?).ok()?.parse().ok()
 }
 
 /// A payload that the server copies into the parked table, because its row is too large to be read.
@@ -643,7 +497,7 @@ impl PayloadCopy<'_> {
             line = place.line,
             xmin = place.xmin,
             pipeline = literal(self.pipeline),
-            lsn = self.position.commit_lsn,
+            lsn = self.position.commit,
             ordinal = self.position.ordinal,
         );
         let failed = |error| SourceError::control(doing(), error).of(Statement::Settle);
@@ -712,113 +566,8 @@ pub(crate) async fn read(
 /// The column that tells whether a row is published, and the condition under which it is not; `None` if published rows
 /// are deleted.
 fn unpublished_rows(spec: &PollSpec) -> Option<(String, String)> {
-    if spec.delete {
-        return None;
-    }
-    let (column, is_so) = match &spec.marks {
-        RowStatus::Delete => return None,
-        RowStatus::PublishedAt { published_at } => (published_at, "IS NULL"),
-        RowStatus::Commerce { processed_at, .. } => (processed_at, "IS NULL"),
-        RowStatus::Gcx { status, .. } => (status, "= 'pending'"),
-        RowStatus::Sqlgarden { status, .. } => (status, "<> 'PUBLISHED'"),
-    };
-    Some((column.clone(), format!("{} {is_so}", ident(column))))
-}
-
-// Times in columns as SQL: points in time from columns without a zone, and the reverse.
-//
-// The server computes what the stream's mapper computes (`zone`, `outbox::time`): of an ambiguous local time the later
-// instant is an expiry, the earlier one a delay; a local time that does not exist is read with the offset from before
-// the change. `AT TIME ZONE` gives the later of two instants, and has the same rule for local times that do not exist.
-
-/// Which of two instants an ambiguous local time means (when clocks are set back, local times occur twice).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum AmbiguousTime {
-    /// The earlier one.
-    Earlier,
-    /// The later one.
-    Later,
-}
-
-/// An existing day of the years 1 to 9999, as in `outbox::time::is_plain`.
-const DAY: &str = "(?!0000)([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)\
-                   |02-(0[1-9]|1[0-9]|2[0-8]))\
-                   |([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)";
-/// A time of day.
-const TIME: &str = "[ T]([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,6})?";
-/// An offset.
-const OFFSET: &str = "(Z|[+-](0[0-9]|1[0-5])(:[0-5][0-9]){0,2})";
-
-/// The point in time of `column`; NULL if a text is no time, which the mapper then refuses.
-pub(crate) fn instant(
-    shape: &TableShape,
-    zone: Option<&Zone>,
-    row: &str,
-    column: &str,
-    twice: AmbiguousTime,
-) -> String {
-    instant_sql(shape.time_type(column), zone, &format!("{row}.{}", ident(column)), twice)
-}
-
-/// As [`instant`], for any expression of such a type.
-pub fn instant_sql(
-    kind: TimeType,
-    zone: Option<&Zone>,
-    value: &str,
-    twice: AmbiguousTime,
-) -> String {
-    match kind {
-        TimeType::Absolute | TimeType::Other => value.to_owned(),
-        TimeType::Local => local(&format!("{value}::timestamp"), zone, twice),
-        TimeType::Text => {
-            let local = local("t.v::timestamp", zone, twice);
-            format!(
-                "(SELECT CASE WHEN t.v ~ {absolute} THEN t.v::timestamptz WHEN t.v ~ {plain} THEN {local} END \
-                 FROM (SELECT rtrim({value}::text) AS v) AS t)",
-                absolute = literal(&format!("^(-?infinity|{DAY}{TIME}{OFFSET})$")),
-                plain = literal(&format!("^{DAY}({TIME})?$")),
-            )
-        }
-    }
-}
-
-/// Without a configured zone, UTC: then no such column decides anything.
-fn local(value: &str, zone: Option<&Zone>, twice: AmbiguousTime) -> String {
-    let Some(zone) = zone else { return format!("({value} AT TIME ZONE 'UTC')") };
-    let zone = literal(zone.name());
-    // Outside of these bounds, and for infinity, UTC: `zone::Zone` has the same bounds.
-    let has_rules = "l.at >= timestamp '0001-01-02' AND l.at < timestamp '9999-12-01'";
-    match twice {
-        AmbiguousTime::Later => format!(
-            "(SELECT CASE WHEN {has_rules} THEN l.at AT TIME ZONE {zone} ELSE l.at AT TIME ZONE 'UTC' END \
-             FROM (SELECT {value} AS at) AS l)"
-        ),
-        // The other instant of an ambiguous time has the offset of the day before.
-        AmbiguousTime::Earlier => format!(
-            "(SELECT CASE WHEN e.at < l.later AND e.at AT TIME ZONE {zone} = l.at THEN e.at \
-             ELSE coalesce(l.later, l.at AT TIME ZONE 'UTC') END \
-             FROM (SELECT l.at, CASE WHEN {has_rules} THEN l.at AT TIME ZONE {zone} END AS later \
-             FROM (SELECT {value} AS at) AS l) AS l \
-             CROSS JOIN LATERAL (SELECT (l.at - ((l.later - interval '24 hours') AT TIME ZONE {zone} \
-             - (l.later - interval '24 hours') AT TIME ZONE 'UTC')) AT TIME ZONE 'UTC' AS at) AS e)"
-        ),
-    }
-}
-
-/// The value to write into `column` for a point in time.
-pub(super) fn stored_time(
-    shape: &TableShape,
-    zone: Option<&Zone>,
-    column: &str,
-    instant: &str,
-) -> String {
-    match (shape.time_type(column), zone) {
-        (TimeType::Local, Some(zone)) => {
-            format!("({instant}) AT TIME ZONE {}", literal(zone.name()))
-        }
-        // The session's zone is UTC.
-        (TimeType::Local, None) | (TimeType::Absolute | TimeType::Text | TimeType::Other, _) => {
-            instant.to_owned()
-        }
-    }
+    let indexed = &spec.marks.state.indexed;
+    let column = indexed.column().filter(|_| !spec.delete)?;
+    let condition = Dialect::without_types(spec).condition(indexed, "");
+    Some((spec.marks.name(column).to_owned(), condition))
 }

@@ -1,11 +1,12 @@
-//! The outbox as the catalog has it when polling begins: its columns, and the description that pgoutput would send.
+//! The outbox as the catalog has it when polling begins.
 
-use super::spec::{PollSpec, RowStatus};
+use super::spec::PollSpec;
 use crate::catalog::BASE_TYPE_SQL;
 use crate::names::{TableName, ident};
 use crate::times::TimeType;
-use bytes::{BufMut, Bytes, BytesMut};
+use crate::value_types::value_type_by_oid;
 use pg_replication::error::{ServerReport, SourceError, SqlState};
+use postrider_core::row::{Column, OwnedTable, TableId};
 use tokio_postgres::Client;
 
 /// The definition of the table, as far as polling needs it.
@@ -84,18 +85,15 @@ pub(super) async fn read(client: &Client, spec: &PollSpec) -> Result<TableShape,
     if let Some(missing) = spec.columns().into_iter().find(|name| !has(name)) {
         return Err(refused(table, "42703", format!("it has no column \"{missing}\"")));
     }
-    let dlq = match &spec.marks {
-        RowStatus::Commerce { dlq, .. } => {
-            let (_, dead_letter_columns) = self::columns(client, dlq).await?;
+    let dlq = match spec.dlq() {
+        Some(dlq) => {
+            let (_, dead_letter_columns) = self::columns(client, &dlq).await?;
             let shared = columns.iter().map(|column| column.name.clone());
             let shared =
                 shared.filter(|name| dead_letter_columns.iter().any(|other| other.name == *name));
             Some(shared.collect::<Vec<_>>()).filter(|shared| !shared.is_empty())
         }
-        RowStatus::Delete
-        | RowStatus::PublishedAt { .. }
-        | RowStatus::Gcx { .. }
-        | RowStatus::Sqlgarden { .. } => None,
+        None => None,
     };
     Ok(TableShape { oid, columns, dlq })
 }
@@ -225,29 +223,29 @@ impl TableShape {
         self.column(name).map_or(TimeType::Other, |column| TimeType::of(column.type_oid))
     }
 
-    /// The table's description as a pgoutput Relation message (manual, "Logical Replication Message Formats").
-    pub(crate) fn relation(&self, table: &TableName) -> Bytes {
-        let mut out = BytesMut::new();
-        out.put_u8(b'R');
-        out.put_u32(self.oid);
-        name(&mut out, &table.schema);
-        name(&mut out, &table.name);
-        out.put_u8(b'd');
-        out.put_u16(u16::try_from(self.columns.len()).unwrap_or(u16::MAX));
-        for column in &self.columns {
-            out.put_u8(0);
-            name(&mut out, &column.name);
-            out.put_u32(column.type_oid);
-            out.put_i32(column.type_modifier);
+    /// The description of the table, as the stream has it; a row has its cells in this order.
+    pub(crate) fn description(&self, table: &TableName) -> OwnedTable {
+        let column = |column: &TableColumn| Column {
+            name: column.name.clone(),
+            of: value_type_by_oid(column.type_oid, column.type_modifier),
+        };
+        OwnedTable {
+            id: TableId(self.oid),
+            schema: table.schema.clone(),
+            name: table.name.clone(),
+            columns: self.columns.iter().map(column).collect(),
         }
-        out.freeze()
     }
 
     #[cfg(test)]
     pub(super) fn of(columns: &[(&str, &str)]) -> Self {
         let column = |(name, type_name): &(&str, &str)| TableColumn {
             name: (*name).to_owned(),
-            type_oid: if *type_name == "timestamp with time zone" { 1184 } else { 25 },
+            type_oid: match *type_name {
+                "timestamp with time zone" => 1184,
+                "timestamp without time zone" => 1114,
+                _ => 25,
+            },
             type_modifier: -1,
             type_name: (*type_name).to_owned(),
             varies: matches!(*type_name, "text" | "json" | "jsonb"),
@@ -256,9 +254,4 @@ impl TableShape {
         };
         Self { oid: 16_384, columns: columns.iter().map(column).collect(), dlq: None }
     }
-}
-
-fn name(out: &mut BytesMut, name: &str) {
-    out.put_slice(name.as_bytes());
-    out.put_u8(0);
 }

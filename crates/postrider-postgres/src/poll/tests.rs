@@ -1,19 +1,30 @@
 //! The statements of polling as snapshots, with names that must be quoted.
 
 use super::claim::{Place, RowOutcome};
+use super::dialect::{Dialect, column_type};
 use super::row_status;
-use super::spec::{Backoff, PollSpec, RowStatus};
+use super::spec::{Backoff, PollSpec};
 use super::sql::{self, ClaimQuery, claim};
 use super::table::TableShape;
 use crate::names::TableName;
 use expect_test::{expect, expect_file};
-use pg_replication::pgoutput::{Message, decode};
+use postrider_core::row::{Kind, TableId, ValueType};
+use postrider_core::row_state::{
+    Condition, Failed, FailureLimit, NamedRowState, Pause, StateColumn, StateType,
+};
+use postrider_core::zone::Zone;
+use postrider_outbox::{Layout, OutboxSpec};
+use std::fmt::Write as _;
 use std::time::Duration;
 
 const ASK: ClaimQuery<'_> =
     ClaimQuery { limit: 100, visible_in: None, without: Vec::new(), unready: false };
 
-fn spec(marks: RowStatus) -> PollSpec {
+fn states(layout: Layout) -> NamedRowState {
+    OutboxSpec::for_layout(layout).row_state()
+}
+
+fn spec(layout: Layout) -> PollSpec {
     PollSpec {
         pipeline: "orders".to_owned(),
         table: TableName::new("public", "outbox"),
@@ -22,7 +33,7 @@ fn spec(marks: RowStatus) -> PollSpec {
         aggregate_id: "aggregate_id".to_owned(),
         time: Some("created_at".to_owned()),
         stamps: true,
-        marks,
+        marks: states(layout),
         delete: false,
         block_key: true,
         attempts_max: 10,
@@ -43,7 +54,7 @@ fn place(line: u16) -> Place {
 
 #[test]
 fn a_number_is_the_order() {
-    let sql = claim(&spec(RowStatus::Delete), &shape("bigint"), &ASK);
+    let sql = claim(&spec(Layout::Postrider), &shape("bigint"), &ASK);
     expect_file!["snapshots/delete.sql"].assert_eq(&sql);
 }
 
@@ -62,19 +73,21 @@ fn a_random_id_is_ordered_by_its_time_and_what_is_unready_blocks() {
         ("payload", "jsonb"),
         ("created_at", "timestamp with time zone"),
     ]);
-    let sql = claim(&spec(RowStatus::gcx()), &shape, &ask);
+    let sql = claim(&spec(Layout::Gcx), &shape, &ask);
     expect_file!["snapshots/gcx.sql"].assert_eq(&sql);
 }
 
 #[test]
 fn names_are_quoted_everywhere() {
-    let mut spec = spec(RowStatus::Commerce {
-        processed_at: "Done \"at\"".to_owned(),
-        attempts: "Versüche".to_owned(),
-        available_at: "not' before".to_owned(),
-        last_error: "select".to_owned(),
-        dlq: TableName::new("Ä", "dead\"letters"),
-    });
+    let mut spec = spec(Layout::Commerce);
+    for (column, name) in [
+        ("processed_at", "Done \"at\""),
+        ("attempts", "Versüche"),
+        ("available_at", "not' before"),
+        ("last_error", "select"),
+    ] {
+        spec.marks = spec.marks.with_name(column, name);
+    }
     spec.table = TableName::new("my schema", "out\"box");
     spec.id = "Id\\".to_owned();
     spec.aggregate_id = "номер".to_owned();
@@ -98,22 +111,123 @@ fn names_are_quoted_everywhere() {
 #[test]
 fn each_layout_has_its_marks() {
     let mut all = String::new();
-    for marks in [RowStatus::Delete, RowStatus::adr30(), RowStatus::gcx(), RowStatus::sqlgarden()] {
-        let spec = spec(marks);
+    for layout in [Layout::Postrider, Layout::Adr30, Layout::Gcx, Layout::Sqlgarden] {
+        let spec = spec(layout);
         let failed = RowOutcome::Failed { error: String::new(), code: "x" };
         let outcomes = [RowOutcome::Published, failed];
         let outcomes = if spec.keeps_failures() { &outcomes[..] } else { &outcomes[..1] };
         let marked = sql::settle(&spec, &shape("uuid"), &[place(1), place(2)], outcomes);
         all.push_str(&marked.sql);
-        all.push_str(&sql::expire(&spec, &[place(3)]).sql);
+        all.push_str(&sql::expire(&spec, &shape("uuid"), &[place(3)]).sql);
         all.push('\n');
     }
     expect_file!["snapshots/marks.sql"].assert_eq(&all);
 }
 
+/// Every piece of SQL that a layout's description makes, with times that are points in time, and with local ones.
+#[test]
+fn each_layout_is_rendered() {
+    let mut all = String::new();
+    for layout in
+        [Layout::Postrider, Layout::Adr30, Layout::Commerce, Layout::Gcx, Layout::Sqlgarden]
+    {
+        for (times, zone) in [
+            ("timestamp with time zone", None),
+            ("timestamp without time zone", Zone::named("Europe/Berlin")),
+        ] {
+            let spec = PollSpec { zone, ..spec(layout) };
+            all.push_str(&rendered(&spec, &format!("{layout:?}: {times}"), times));
+        }
+    }
+    expect_file!["snapshots/layouts.sql"].assert_eq(&all);
+}
+
+fn rendered(spec: &PollSpec, title: &str, times: &str) -> String {
+    let state = spec.marks.state;
+    let columns: Vec<(&str, &str)> = state_columns(spec, times);
+    let mut shape = TableShape::of(&columns);
+    shape.dlq = spec.dlq().map(|_| columns.iter().map(|(name, _)| (*name).to_owned()).collect());
+    let dialect = Dialect::new(spec, &shape);
+    let mut out = format!("==== {title}\n");
+    for name in spec.marks.columns() {
+        let _infallible = writeln!(out, "column {name}: {}", column_type(spec, name));
+    }
+    for (name, condition, row) in [
+        ("not done", Some(&state.not_done), "o"),
+        ("unpublished", Some(&state.unpublished), "o"),
+        ("ready", Some(&state.ready), "o"),
+        ("blocked", state.blocked.as_ref(), "b"),
+        ("delayed", state.delayed.as_ref(), "b"),
+        ("indexed", Some(&state.indexed), ""),
+        ("expired", state.expired.as_ref().map(|expiry| &expiry.condition), "o"),
+    ] {
+        let condition = condition
+            .map_or_else(|| "none".to_owned(), |condition| dialect.condition(condition, row));
+        let _infallible = writeln!(out, "{name}: {condition}");
+    }
+    let failed = |error: &str| RowOutcome::Failed { error: error.to_owned(), code: "x" };
+    for (name, outcome) in [("done", RowOutcome::Published), ("failed", failed("it's"))] {
+        let marked = sql::settle(spec, &shape, &[place(1)], &[outcome]);
+        let _infallible = writeln!(out, "{name}: {}", or_none(&marked.sql));
+    }
+    let expired = sql::expire(spec, &shape, &[place(1)]);
+    let _infallible = writeln!(out, "expire: {}", or_none(&expired.sql));
+    out
+}
+
+fn or_none(sql: &str) -> &str {
+    if sql.is_empty() { "none" } else { sql.trim_end() }
+}
+
+fn state_columns<'a>(spec: &'a PollSpec, times: &'a str) -> Vec<(&'a str, &'a str)> {
+    let mut columns = vec![("id", "bigint")];
+    let names = spec.marks.columns().into_iter();
+    columns.extend(names.map(|name| {
+        let is_time =
+            matches!(spec.marks.column_type(name), Some(StateType::Time | StateType::InsertTime));
+        (name, if is_time { times } else { "text" })
+    }));
+    columns
+}
+
+/// Words of the description that no layout uses in this way yet.
+#[test]
+fn each_word_is_rendered() {
+    const A: StateColumn = StateColumn::new("a");
+    const FAILED: Failed = Failed {
+        counter: A,
+        limit: FailureLimit::Configured,
+        pause: Pause::InMemory,
+        set: &[],
+        dead_letters: None,
+    };
+    let spec = spec(Layout::Postrider);
+    let dialect = Dialect::without_types(&spec);
+    let shown = [
+        Condition::Not(&Condition::Always),
+        Condition::Not(&Condition::IsNull(A)),
+        Condition::Not(&Condition::IsZero(A)),
+        Condition::Not(&Condition::IsOneOf(A, &["it's", "b"])),
+        Condition::Not(&Condition::Any(&[Condition::IsNull(A), Condition::Is(A, "b")])),
+        Condition::Not(&Condition::All(&[Condition::IsNull(A), Condition::Is(A, "b")])),
+        Condition::Not(&Condition::Not(&Condition::Is(A, "b"))),
+    ]
+    .map(|condition| dialect.condition(&condition, "o"));
+    expect![[r#"
+        NOT (true)
+        o."a" IS NOT NULL
+        NOT (o."a" = 0)
+        NOT (o."a" IN ('it''s', 'b'))
+        NOT (o."a" IS NULL OR o."a" = 'b')
+        NOT (o."a" IS NULL AND o."a" = 'b')
+        NOT (o."a" <> 'b')"#]]
+    .assert_eq(&shown.join("\n"));
+    assert_eq!(dialect.limit(&FAILED, "<"), "o.\"a\" + 1 < 10");
+}
+
 #[test]
 fn rows_of_the_stream_are_marked_by_their_id() {
-    let spec = PollSpec { delete: true, ..spec(RowStatus::sqlgarden()) };
+    let spec = PollSpec { delete: true, ..spec(Layout::Sqlgarden) };
     expect![[r#"
         WITH e AS MATERIALIZED (
           SELECT w.id, w.xid, w.at, w.ms, w.visible
@@ -150,7 +264,7 @@ fn rows_of_the_stream_are_marked_by_their_id() {
 
 #[test]
 fn an_error_is_kept_short_and_in_one_line() {
-    let spec = spec(RowStatus::commerce(&TableName::new("public", "outbox")));
+    let spec = spec(Layout::Commerce);
     let error = format!("zero\0 line\n{}", "x".repeat(10_000));
     let failed = RowOutcome::Failed { error, code: "refused" };
     let marked = sql::settle(&spec, &shape("bigint"), &[place(1)], &[failed]);
@@ -160,8 +274,8 @@ fn an_error_is_kept_short_and_in_one_line() {
 
 #[test]
 fn failures_that_block_nothing_leave_their_aggregate_alone() {
-    for marks in [RowStatus::gcx(), RowStatus::sqlgarden()] {
-        let spec = PollSpec { block_key: false, ..spec(marks) };
+    for layout in [Layout::Gcx, Layout::Sqlgarden] {
+        let spec = PollSpec { block_key: false, ..spec(layout) };
         assert!(!claim(&spec, &shape("uuid"), &ASK).contains("NOT EXISTS"));
     }
 }
@@ -177,9 +291,11 @@ fn pauses_grow_to_a_bound() {
 
 #[test]
 fn the_table_is_described_as_the_stream_describes_it() {
-    let bytes = shape("bigint").relation(&TableName::new("Ä", "outbox"));
-    let Message::Relation(relation) = decode(&bytes).unwrap() else { panic!("another message") };
-    assert_eq!((relation.id, relation.schema, relation.name), (16_384, "Ä", "outbox"));
-    let names: Vec<&str> = relation.columns.iter().map(|column| column.name).collect();
-    assert_eq!(names, ["id", "aggregate_type", "aggregate_id", "payload"]);
+    let described = shape("bigint").description(&TableName::new("Ä", "outbox"));
+    let table = described.as_table();
+    assert_eq!((table.id, table.schema, table.name), (TableId(16_384), "Ä", "outbox"));
+    let text = ValueType::of(Kind::Text);
+    let columns: Vec<_> = table.columns.iter().map(|c| (c.name.as_str(), c.of)).collect();
+    let expected = ["id", "aggregate_type", "aggregate_id", "payload"].map(|name| (name, text));
+    assert_eq!(columns, expected);
 }

@@ -556,7 +556,7 @@ async fn outbox(
     match &outbox.table {
         Some(table) => {
             let dlq = ask.poll.filter(|_| ask.polls).and_then(PollSpec::dlq);
-            outbox.around = Some(facts::around(client, table.oid, viewer, dlq).await?);
+            outbox.around = Some(facts::around(client, table.oid, viewer, dlq.as_ref()).await?);
             if let Some(spec) = ask.poll {
                 outbox.claims = sql::read(client, table.oid, spec).await?;
             }

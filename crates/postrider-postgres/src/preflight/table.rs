@@ -9,6 +9,7 @@ use crate::catalog::{
 };
 use crate::names::{TableName, ident, literal};
 use crate::poll::PollSpec;
+use crate::poll::dialect::column_type;
 use crate::poll::order::Unrecorded;
 use crate::schema::SchemaState;
 use crate::start;
@@ -572,7 +573,7 @@ pub(super) fn polling_rules(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>)
              the rows that are published already, before the relay starts",
         );
         for column in missing {
-            let (table, kind) = (&poll.table, poll.marks.column_type(column));
+            let (table, kind) = (&poll.table, column_type(poll, column));
             finding =
                 finding.sql(format!("ALTER TABLE {table} ADD COLUMN {} {kind};", ident(column)));
         }

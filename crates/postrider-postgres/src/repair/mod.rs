@@ -3,7 +3,7 @@
 //! new slot.
 //!
 //! Owns the tables `postrider.repair` and `postrider.repair_page`, the rule for which rows are unpublished, and the
-//! point that divides snapshot and stream. Rows leave as pgoutput Insert messages, and the pipeline publishes them as
+//! point that divides snapshot and stream. Rows leave as those of polling do, and the pipeline publishes them as
 //! it publishes polled ones.
 //!
 //! ```text

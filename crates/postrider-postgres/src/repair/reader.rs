@@ -8,16 +8,15 @@ use super::list::Method;
 use super::row::{self, RepairRow};
 use crate::catalog::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn};
 use crate::control::Control;
+use crate::lsn::Lsn;
 use crate::names::Names;
 use crate::pipeline_lock::{PipelineLock, lock};
 use crate::poll::claim::{FetchedPage, IdLookup, OutboxTable};
 use crate::poll::row_status::{PublishedRow, StatusWriter, WritingTransaction};
 use crate::poll::{Claim, PollSpec, RowOutcome};
 use crate::store::cursor::NOTHING_BEFORE;
-use bytes::Bytes;
 use pg_replication::conninfo::Conninfo;
 use pg_replication::error::SourceError;
-use pg_replication::lsn::Lsn;
 use postrider_core::event::Position;
 use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
@@ -164,14 +163,9 @@ impl RepairReader {
         }))
     }
 
-    /// The table's columns, as pgoutput would describe them, and its OID.
+    /// The table whose rows are read.
     pub fn table(&self) -> &OutboxTable {
         &self.table
-    }
-
-    /// As [`OutboxTable::relation`].
-    pub fn relation(&self) -> Bytes {
-        self.table.relation()
     }
 
     /// The session's client. While a claim is open, its statements belong to the claim's transaction.
@@ -205,7 +199,7 @@ impl RepairReader {
         let last: PgLsn = row.try_get(0).map_err(failed)?;
         // The result is not a position of the server. Any higher number is suitable, and the new slot's positions are
         // higher.
-        Ok(Lsn::from_wire(lsn(last).to_wire() + 1))
+        Ok(Lsn::new(lsn(last).get() + 1))
     }
 
     /// Reads the next rows of the list, in a transaction that stays open until they are settled. Without rows there is

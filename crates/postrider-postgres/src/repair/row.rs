@@ -1,8 +1,8 @@
 //! The row of a repair: its progress, stored in the database that is repaired.
 
 use crate::catalog::lsn;
+use crate::lsn::Lsn;
 use pg_replication::error::SourceError;
-use pg_replication::lsn::Lsn;
 use std::time::{Duration, SystemTime};
 use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;

@@ -3,13 +3,14 @@
 
 mod table;
 
-pub use table::{OutboxRows, RowSelection, TableRow, order_in_words, time_without_zone};
+pub use table::{FetchedRows, OutboxRows, RowSelection, order_in_words, time_without_zone};
 
 use crate::catalog::{lsn, pg_lsn};
 use crate::error::SourceError;
+use crate::lsn::Lsn;
 use crate::names::literal;
-use pg_replication::lsn::Lsn;
-use postrider_core::event::{PgTime, Position};
+use postrider_core::event::Position;
+use postrider_core::timestamp::Timestamp;
 use postrider_core::zone::Zone;
 use std::future::Future;
 use tokio_postgres::types::PgLsn;
@@ -62,7 +63,7 @@ pub async fn time(
     text: &str,
     zone: Option<&Zone>,
     later: bool,
-) -> Result<Option<PgTime>, SourceError> {
+) -> Result<Option<Timestamp>, SourceError> {
     let Some(at) = read_in(client, text, "UTC").await? else { return Ok(None) };
     let Some(zone) = zone else { return Ok(Some(at)) };
     // Written with a zone, the text means the same time in every session zone.
@@ -78,18 +79,22 @@ pub async fn time(
     .await?;
     let (earlier, last) = zone.instants(local?);
     let unix = if later { last } else { earlier };
-    Ok(Some(PgTime { micros: unix.saturating_sub(PgTime::UNIX_OFFSET_MICROS) }))
+    Ok(Some(Timestamp { unix_micros: unix }))
 }
 
 /// Parses the text in a session with time zone `zone`.
-async fn read_in(client: &Client, text: &str, zone: &str) -> Result<Option<PgTime>, SourceError> {
+async fn read_in(
+    client: &Client,
+    text: &str,
+    zone: &str,
+) -> Result<Option<Timestamp>, SourceError> {
     let sql = "SELECT (pg_catalog.date_part('epoch', $1::text::timestamptz) * 1e6)::int8 - 946684800000000";
     let read = in_zone(client, zone, async {
         client.query_one(sql, &[&text]).await.and_then(|row| row.try_get(0))
     })
     .await?;
     match read {
-        Ok(micros) => Ok(Some(PgTime { micros })),
+        Ok(micros) => Ok(Some(crate::lsn::from_pg_micros(micros))),
         Err(error) => {
             let error = SourceError::control("read a time", error);
             // Data exceptions: no time, or a time that has no number, such as infinity.
@@ -226,7 +231,7 @@ pub async fn insert(
            $5, $7 \
          ON CONFLICT DO NOTHING RETURNING {COLUMNS}"
     );
-    let from = new.from.map(|from| pg_lsn(from.commit_lsn));
+    let from = new.from.map(|from| pg_lsn(from.commit));
     let ordinal = new.from.map(|from| from.ordinal.cast_signed());
     let until = new.until.map(pg_lsn);
     let row = client
@@ -255,7 +260,7 @@ pub async fn save(
         SavedPosition::Upto(next) => (Some(*next), None),
         SavedPosition::Row(id) => (None, id.as_deref()),
     };
-    let lsn = next.map(|next| pg_lsn(next.commit_lsn));
+    let lsn = next.map(|next| pg_lsn(next.commit));
     let ordinal = next.map(|next| next.ordinal.cast_signed());
     let counts = [met.published.cast_signed(), met.refused.cast_signed()];
     let sql = "UPDATE postrider.replay SET next_lsn = $3, next_ordinal = $4, last_id = $5, found = $6, \
@@ -284,9 +289,10 @@ pub async fn finish(client: &Client, pipeline: &str, name: &str) -> Result<(), S
 fn from_row(row: &Row) -> Result<Replay, tokio_postgres::Error> {
     let position = |index: usize| row.try_get(index).map(|at: Option<PgLsn>| at.map(lsn));
     let ordinal: Option<i64> = row.try_get(6)?;
-    let next = position(5)?
-        .zip(ordinal)
-        .map(|(commit_lsn, ordinal)| Position { commit_lsn, ordinal: ordinal.cast_unsigned() });
+    let next = position(5)?.zip(ordinal).map(|(commit_lsn, ordinal)| Position {
+        commit: commit_lsn,
+        ordinal: ordinal.cast_unsigned(),
+    });
     Ok(Replay {
         name: row.try_get(0)?,
         request: row.try_get(1)?,

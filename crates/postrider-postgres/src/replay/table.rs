@@ -1,25 +1,27 @@
-//! The outbox table's rows, in the order of the layout's key, as the stream would send them.
+//! The outbox table's rows, in the order of the layout's key, with the texts and types that the stream's rows have.
 //!
 //! The server sorts them once and keeps the result (a cursor `WITH HOLD`), so no snapshot stays open for longer than
 //! one answer, however slowly the rows are read, and no later row is among them. No row is locked or changed.
 
 use crate::control::Control;
 use crate::names::{ident, literal};
+use crate::poll::dialect::instant;
 use crate::poll::order::{order, source};
-use crate::poll::sql::instant;
 use crate::poll::table::{TableShape, shape};
 use crate::poll::{AmbiguousTime, PollSpec};
-use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::TryStreamExt;
 use pg_replication::conninfo::Conninfo;
 use pg_replication::error::{SourceError, SourceErrorKind};
-use postrider_core::event::PgTime;
+use postrider_core::row::{OwnedTable, Row, TableId};
+use postrider_core::row_buffer::RowBuffer;
+use postrider_core::timestamp::Timestamp;
 use std::fmt;
 use std::pin::Pin;
 use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
 
-/// Bytes of rows that are read at a time, plus at most one row. The number of rows to fetch is computed from the size
-/// of the previous rows; if the next rows are larger, the server waits in the middle of its answer.
+/// Bytes of rows that are read at a time, plus at most one row: their texts, and the table of their cells. The number
+/// of rows to fetch is computed from the size of the previous rows; if the next rows are larger, the server waits in
+/// the middle of its answer.
 const FETCH_BYTES: usize = 4 << 20;
 
 /// Most rows of one fetch, and the rows of the first fetch, when no size is known.
@@ -34,33 +36,72 @@ pub struct RowSelection<'a> {
     /// Of this aggregate, type and id.
     pub aggregate: Option<&'a (String, String)>,
     /// Not older than this, by the layout's time column.
-    pub since: Option<PgTime>,
+    pub since: Option<Timestamp>,
     /// Older than this.
-    pub until: Option<PgTime>,
+    pub until: Option<Timestamp>,
     /// After the row with this id.
     pub after: Option<&'a str>,
 }
 
-/// One row.
-#[derive(Clone, PartialEq, Eq)]
-pub struct TableRow {
-    /// The event's id.
-    pub id: String,
-    /// A pgoutput Insert message.
-    pub message: Bytes,
+/// Rows that were read together, in order. `Debug` shows sizes only.
+#[derive(Default)]
+pub struct FetchedRows {
+    rows: RowBuffer,
+    /// The events' ids, by row.
+    ids: Vec<String>,
+    /// The index of the first row that was not taken.
+    next: usize,
 }
 
-impl fmt::Debug for TableRow {
+impl FetchedRows {
+    /// Whether all rows were taken.
+    pub fn is_empty(&self) -> bool {
+        self.next >= self.ids.len()
+    }
+
+    /// The next row; `None` if all rows were taken.
+    pub fn first(&self) -> Option<Row<'_>> {
+        self.rows.row(self.next)
+    }
+
+    /// Takes the next row; returns its event's id.
+    pub fn take_first(&mut self) -> Option<String> {
+        let id = std::mem::take(self.ids.get_mut(self.next)?);
+        self.next += 1;
+        Some(id)
+    }
+
+    /// Takes all rows up to and including the one with this id; returns whether there is one.
+    fn skip_to(&mut self, id: &str) -> bool {
+        let at = self.ids.iter().position(|other| other == id);
+        self.next = at.map_or(self.ids.len(), |at| at + 1);
+        at.is_some()
+    }
+
+    /// Adds a row of the answer, whose first column is the id.
+    fn push(&mut self, table: TableId, row: &SimpleQueryRow) -> Result<(), SourceError> {
+        let mut values = self.rows.push_row(table);
+        for column in 1..row.len() {
+            values.push_cell(text(row, column)?.map(str::as_bytes));
+        }
+        self.ids.push(text(row, 0)?.unwrap_or_default().to_owned());
+        Ok(())
+    }
+}
+
+impl fmt::Debug for FetchedRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TableRow({} B)", self.message.len())
+        f.debug_struct("FetchedRows")
+            .field("rows", &self.rows)
+            .field("next", &self.next)
+            .finish_non_exhaustive()
     }
 }
 
 /// The selected rows. Dropping it ends the session.
 pub struct OutboxRows {
     control: Control,
-    shape: TableShape,
-    relation: Bytes,
+    description: OwnedTable,
     /// Rows to fetch next.
     count: usize,
     /// An answer that was not read to its end, and whether it had rows.
@@ -98,35 +139,30 @@ impl OutboxRows {
         client.batch_execute(pinned).await.map_err(failed)?;
         let is_number = shape.column(&spec.id).is_some_and(|column| column.number);
         client.batch_execute(&declare(spec, &shape, select, is_number)).await.map_err(failed)?;
-        let relation = shape.relation(&spec.table);
+        let description = shape.description(&spec.table);
         let skip_to = select.after.filter(|_| !is_number).map(str::to_owned);
-        Ok(Self { control, shape, relation, count: FETCH_ROWS_FIRST, answer: None, skip_to })
+        Ok(Self { control, description, count: FETCH_ROWS_FIRST, answer: None, skip_to })
     }
 
-    /// The table as a pgoutput Relation message, for `Mapper::relation`.
-    pub fn relation(&self) -> &Bytes {
-        &self.relation
-    }
-
-    /// The table's OID, for `Mapper::clear_relations`.
-    pub fn table_oid(&self) -> u32 {
-        self.shape.oid
+    /// The description of the table.
+    pub fn description(&self) -> &OwnedTable {
+        &self.description
     }
 
     /// Returns the next rows; none at the end.
     ///
     /// # Errors
     /// An error of the server or of the connection.
-    pub async fn next(&mut self) -> Result<Vec<TableRow>, SourceError> {
+    pub async fn next(&mut self) -> Result<FetchedRows, SourceError> {
         loop {
             let mut rows = self.take().await?;
             if rows.is_empty() {
                 return Ok(rows);
             }
             if let Some(id) = &self.skip_to {
-                let Some(at) = rows.iter().position(|row| row.id == *id) else { continue };
-                rows.drain(..=at);
-                self.skip_to = None;
+                if rows.skip_to(id) {
+                    self.skip_to = None;
+                }
                 if rows.is_empty() {
                     continue;
                 }
@@ -136,9 +172,9 @@ impl OutboxRows {
     }
 
     /// The rest of an answer, or the next one, up to [`FETCH_BYTES`]; none at the end.
-    async fn take(&mut self) -> Result<Vec<TableRow>, SourceError> {
+    async fn take(&mut self) -> Result<FetchedRows, SourceError> {
         let failed = |e| SourceError::control("fetch rows of the outbox table", e);
-        let (mut rows, mut bytes) = (Vec::new(), 0);
+        let mut rows = FetchedRows::default();
         loop {
             let (mut answer, mut has_rows) = match self.answer.take() {
                 Some(answer) => answer,
@@ -146,17 +182,16 @@ impl OutboxRows {
             };
             while let Some(message) = answer.try_next().await.map_err(failed)? {
                 let SimpleQueryMessage::Row(row) = message else { continue };
-                let row = self.read(&row)?;
+                rows.push(self.description.id, &row)?;
                 has_rows = true;
-                bytes += row.message.len();
-                rows.push(row);
-                if bytes >= FETCH_BYTES {
+                if rows.rows.size_bytes() >= FETCH_BYTES {
                     self.answer = Some((answer, has_rows));
                     break;
                 }
             }
             if !rows.is_empty() {
-                self.count = (FETCH_BYTES * rows.len() / bytes.max(1)).clamp(1, FETCH_ROWS_MAX);
+                let (count, bytes) = (rows.rows.len(), rows.rows.size_bytes());
+                self.count = (FETCH_BYTES * count / bytes.max(1)).clamp(1, FETCH_ROWS_MAX);
             }
             // An answer whose rows were all read before does not mean the end.
             if !rows.is_empty() || !has_rows {
@@ -173,26 +208,6 @@ impl OutboxRows {
     /// Whether the row after which the rows were to begin was not found: it was deleted, and all rows were skipped.
     pub fn lost_its_place(&self) -> bool {
         self.skip_to.is_some()
-    }
-
-    fn read(&self, row: &SimpleQueryRow) -> Result<TableRow, SourceError> {
-        let mut message = BytesMut::new();
-        message.put_u8(b'I');
-        message.put_u32(self.shape.oid);
-        message.put_u8(b'N');
-        message.put_u16(u16::try_from(self.shape.columns.len()).unwrap_or(u16::MAX));
-        for index in 1..row.len() {
-            match text(row, index)? {
-                None => message.put_u8(b'n'),
-                Some(text) => {
-                    message.put_u8(b't');
-                    message.put_u32(u32::try_from(text.len()).unwrap_or(u32::MAX));
-                    message.put_slice(text.as_bytes());
-                }
-            }
-        }
-        let id = text(row, 0)?.unwrap_or_default().to_owned();
-        Ok(TableRow { id, message: message.freeze() })
     }
 }
 
@@ -256,7 +271,7 @@ fn declare(
         [(select.since, ">=", AmbiguousTime::Later), (select.until, "<", AmbiguousTime::Earlier)]
     {
         if let (Some(bound), Some(time)) = (bound, &spec.time) {
-            let micros = bound.unix_micros();
+            let micros = bound.unix_micros;
             let at = instant(shape, spec.zone.as_ref(), "o", time, twice);
             filter.push(format!(
                 "{at}::timestamptz {sign} 'epoch'::timestamptz + interval '{micros} microseconds'"

@@ -154,7 +154,7 @@ pub async fn read_rights(
 ) -> Result<RightsFacts, SourceError> {
     let failed = |e| SourceError::control(format!("read the rights of role {role:?}"), e);
     let (schema, name) = table.map_or(("", ""), |table| (&*table.schema, &*table.name));
-    let dlq = marks.and_then(PollSpec::dlq).map_or("", |dlq| dlq.name.as_str());
+    let dlq = marks.and_then(PollSpec::dlq).map_or_else(String::new, |dlq| dlq.name);
     let row = control.client().query_one(SQL, &[&role, &schema, &name, &dlq]).await;
     let row = row.map_err(failed)?;
     let read = || {

@@ -163,7 +163,7 @@ fn slot(facts: &Facts, plan: &mut UndoPlan) -> Result<(), SetupError> {
         return Err(in_use(&slot.name, pid).into());
     }
     let confirmed = slot.confirmed_flush_lsn;
-    let behind = confirmed.map_or(0, |at| facts.server.wal_end.bytes_since(at));
+    let behind = confirmed.map_or(0, |at| facts.server.wal_end.distance_from(at));
     let at = confirmed.map_or_else(|| "nowhere yet".to_owned(), |at| at.to_string());
     plan.lost.push(format!(
         "slot {:?} (confirmed up to {at}): events in the {behind} bytes of WAL after it that are not published yet are \

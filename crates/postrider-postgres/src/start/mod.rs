@@ -16,6 +16,7 @@ pub(super) use objects::{VERSION_MIN, insert_again, log_leaf, run_without_slot, 
 use crate::catalog::{
     AffectedRows, ChangesSince, PublicationFacts, ServerFacts, SlotRow, TableFacts,
 };
+use crate::lsn::Lsn;
 use crate::names::{Names, admin_url, literal};
 use crate::poll::PollSpec;
 use crate::schema::{SchemaState, VERSION};
@@ -24,10 +25,10 @@ use crate::store::cursor::Cursor;
 use crate::stream::SystemIdentity;
 use crate::times::TimesFacts;
 use objects::repair;
-use pg_replication::lsn::{Lsn, Watermark};
 use pg_replication::stream::TimelineSwitch;
 use postrider_core::error::{Halt, HaltReason};
 use postrider_core::event::Position;
+use postrider_core::offset::Watermark;
 use std::time::Duration;
 
 /// The answer of `IDENTIFY_SYSTEM` on the replication connection.
@@ -447,7 +448,7 @@ fn cursor_binding(facts: &Facts) -> Option<Halt> {
 /// No position is ahead of the server's WAL.
 fn ahead(facts: &Facts) -> Option<Halt> {
     let end = facts.server.wal_end;
-    let cursor = facts.cursor.as_ref().map(|c| (c.watermark.lsn(), "the cursor"));
+    let cursor = facts.cursor.as_ref().map(|c| (c.watermark.offset(), "the cursor"));
     let slot = facts.confirmed().map(|at| (at, "the slot"));
     let (at, what) = [cursor, slot].into_iter().flatten().find(|(at, _)| *at > end)?;
     Some(halt(
@@ -471,7 +472,7 @@ fn ahead(facts: &Facts) -> Option<Halt> {
 fn moved(facts: &Facts) -> Option<Halt> {
     let cursor = facts.cursor.as_ref()?;
     let confirmed = facts.confirmed()?;
-    let known = cursor.flush_limit.max(cursor.watermark.lsn());
+    let known = cursor.flush_limit.max(cursor.watermark.offset());
     (facts.server.timeline == cursor.timeline && confirmed > known).then(|| {
         halt(
             HaltReason::SlotMoved,
@@ -513,8 +514,7 @@ fn resume(facts: &Facts, slot: &SlotRow, confirmed: Lsn) -> Resume {
     // memory.
     let start = Watermark::resumed(cursor_at(facts, row).max(confirmed));
     let same_stream = row.messages == facts.messages && row.publication == facts.names.publication;
-    let skip_before =
-        row.partial.filter(|partial| same_stream && partial.commit_lsn >= start.lsn());
+    let skip_before = row.partial.filter(|partial| same_stream && partial.commit >= start.offset());
     if row.partial.is_some() && !same_stream {
         notes.push(Note {
             name: "partial_dropped",
@@ -525,7 +525,7 @@ fn resume(facts: &Facts, slot: &SlotRow, confirmed: Lsn) -> Resume {
     }
     // The confirmations that an old primary received say nothing about this server's slot.
     let promoted = facts.server.timeline > row.timeline;
-    let limit = if promoted { start.lsn() } else { row.flush_limit.max(start.lsn()) };
+    let limit = if promoted { start.offset() } else { row.flush_limit.max(start.offset()) };
     let cursor = Cursor {
         timeline: facts.server.timeline,
         publication: facts.names.publication.clone(),
@@ -582,7 +582,7 @@ pub fn check_after_start(slot: Option<&SlotRow>, pid: u32, resume: &Resume) -> A
         return again(format!("slot {:?} is not held by our connection", slot.name));
     }
     match slot.confirmed_flush_lsn {
-        Some(confirmed) if confirmed <= resume.start.lsn() => AfterStart::Held,
+        Some(confirmed) if confirmed <= resume.start.offset() => AfterStart::Held,
         Some(confirmed) => {
             again(format!("slot {:?} moved to {confirmed} before the start", slot.name))
         }
@@ -666,10 +666,10 @@ fn promoted(facts: &Facts) -> Option<Halt> {
     let cursor = facts.cursor.as_ref()?;
     let slot = facts.slot.as_ref()?;
     let confirmed = slot.confirmed_flush_lsn?;
-    if !rose(facts, cursor) || confirmed <= cursor.watermark.lsn() {
+    if !rose(facts, cursor) || confirmed <= cursor.watermark.offset() {
         return None;
     }
-    let switch = switch(facts, cursor).map(|switch| switch.at);
+    let switch = switch(facts, cursor).map(|switch| crate::lsn::from_wire(switch.at));
     if slot.synced && switch.is_none_or(|at| confirmed <= at) {
         return None;
     }
@@ -738,11 +738,11 @@ fn restored(facts: &Facts) -> Option<Halt> {
 ///
 /// `min` is a safeguard: a row that was written before the promotion should never be above the switch point.
 fn cursor_at(facts: &Facts, cursor: &Cursor) -> Lsn {
-    let at = cursor.watermark.lsn();
+    let at = cursor.watermark.offset();
     if !rose(facts, cursor) {
         return at;
     }
-    switch(facts, cursor).map_or(at, |switch| at.min(switch.at))
+    switch(facts, cursor).map_or(at, |switch| at.min(crate::lsn::from_wire(switch.at)))
 }
 
 fn history_start(facts: &Facts, cursor: &Cursor, confirmed: Lsn) -> Lsn {
@@ -849,7 +849,7 @@ fn all(facts: &Facts, slot: &SlotRow) -> Vec<Note> {
 /// parked in rows that this server never had.
 fn unseen(facts: &Facts, slot: &SlotRow) -> Option<(Lsn, Lsn)> {
     let cursor = facts.cursor.as_ref().filter(|c| c.timeline < facts.server.timeline)?;
-    let (confirmed, row) = (slot.confirmed_flush_lsn?, cursor.watermark.lsn());
+    let (confirmed, row) = (slot.confirmed_flush_lsn?, cursor.watermark.offset());
     // Up to the limit the slot advanced while the pipeline was idle.
     (confirmed > cursor.flush_limit.max(row)).then_some((confirmed, row))
 }

@@ -7,6 +7,7 @@ use crate::catalog::{
 };
 use crate::names::{Names, TableName, admin_url, ident, literal};
 use crate::poll::PollSpec;
+use crate::poll::dialect::column_type;
 use crate::poll::row_status::unmarked;
 use crate::schema::{self, SchemaState};
 use crate::schema_owner::UntrustedSchema;
@@ -867,7 +868,7 @@ pub(super) fn mark_columns(facts: &Facts) -> Option<Halt> {
     ways.push("stream without marks: mode = \"wal\" and poll.mark_streamed = false".to_owned());
     if !written.is_empty() {
         let add = |column: &&str| {
-            format!("ADD COLUMN {} {}", ident(column), marks.spec.marks.column_type(column))
+            format!("ADD COLUMN {} {}", ident(column), column_type(&marks.spec, column))
         };
         let added: Vec<String> = written.iter().map(add).collect();
         ways.push(format!(

@@ -5,13 +5,15 @@ mod histories;
 use super::*;
 use crate::catalog::{
     ChangesSince, ColumnFacts, Partitions, Persistence, PublicationVersion, PublishedTable,
-    RelationKind, TableFacts, TypeFacts, UnfitLeaf, UnfitLeafKind,
+    RelationKind, TableFacts, UnfitLeaf, UnfitLeafKind,
 };
 use crate::names::{TableName, Times};
-use crate::poll::{Backoff, RowStatus};
+use crate::poll::Backoff;
 use crate::times::TimesFacts;
+use crate::value_types::TypeFacts;
 use expect_test::expect_file;
 use histories::HISTORIES;
+use postrider_outbox::{Layout, OutboxSpec};
 use std::fmt::Write;
 
 pub(crate) fn at(text: &str) -> Lsn {
@@ -213,18 +215,18 @@ const POSITIONS: &[(&str, Edit)] = &[
     ("the slot past the WAL", |f| slot(f).confirmed_flush_lsn = Some(at("0/9001"))),
     ("the cursor past the WAL", |f| cursor(f).watermark = Watermark::resumed(at("0/9001"))),
     ("a transaction partly published", |f| {
-        cursor(f).partial = Some(Position { commit_lsn: at("0/5000"), ordinal: 7 });
+        cursor(f).partial = Some(Position { commit: at("0/5000"), ordinal: 7 });
     }),
     ("a transaction partly published, confirmed since", |f| {
-        cursor(f).partial = Some(Position { commit_lsn: at("0/5000"), ordinal: 7 });
+        cursor(f).partial = Some(Position { commit: at("0/5000"), ordinal: 7 });
         slot(f).confirmed_flush_lsn = Some(at("0/5100"));
     }),
     ("a transaction partly published, messages since", |f| {
-        cursor(f).partial = Some(Position { commit_lsn: at("0/5000"), ordinal: 7 });
+        cursor(f).partial = Some(Position { commit: at("0/5000"), ordinal: 7 });
         f.messages = true;
     }),
     ("a transaction partly published, other publication since", |f| {
-        cursor(f).partial = Some(Position { commit_lsn: at("0/5000"), ordinal: 7 });
+        cursor(f).partial = Some(Position { commit: at("0/5000"), ordinal: 7 });
         cursor(f).publication = "other".to_owned();
     }),
 ];
@@ -321,17 +323,16 @@ fn leaf(facts: &mut Facts, kind: UnfitLeafKind) {
 
 /// Adds the row status of layout `commerce`.
 fn marked(facts: &mut Facts) {
-    let name = TableName::new("public", "outbox");
     let text = |name: &str| name.to_owned();
     let spec = PollSpec {
         pipeline: text("orders"),
-        table: name.clone(),
+        table: TableName::new("public", "outbox"),
         id: text("id"),
         aggregate_type: text("aggregate_type"),
         aggregate_id: text("aggregate_id"),
         time: Some(text("occurred_at")),
         stamps: true,
-        marks: RowStatus::commerce(&name),
+        marks: OutboxSpec::for_layout(Layout::Commerce).row_state(),
         delete: false,
         block_key: true,
         attempts_max: 10,
@@ -389,7 +390,7 @@ fn rendered(changes: &[(&str, Edit)]) -> String {
                 for note in &resume.notes {
                     writeln!(out, "note {}: {}", note.name, note.message).unwrap();
                 }
-                assert!(resume.cursor.flush_limit >= resume.start.lsn());
+                assert!(resume.cursor.flush_limit >= resume.start.offset());
                 assert_eq!(resume.cursor.watermark, resume.start);
             }
         }
@@ -413,7 +414,7 @@ fn a_start_is_never_below_the_slot_nor_above_the_wal() {
         let mut facts = good();
         change(&mut facts);
         if let Ok(Decision::Resume(resume)) = decide(&facts) {
-            let start = resume.start.lsn();
+            let start = resume.start.offset();
             assert!(start >= facts.confirmed().unwrap(), "{what}");
             assert!(start <= facts.server.wal_end, "{what}");
         }

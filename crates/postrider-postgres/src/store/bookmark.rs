@@ -7,8 +7,9 @@
 mod tests;
 
 use crate::catalog::{self, SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn};
+use crate::lsn::Lsn;
 use pg_replication::error::{SourceError, SqlState};
-use pg_replication::lsn::Lsn;
+use postrider_core::timestamp::Timestamp;
 use std::fmt;
 use std::time::Duration;
 use tokio_postgres::{Client, Row};
@@ -210,8 +211,8 @@ pub struct Bookmark {
     pub messages: bool,
     /// When the bookmark was created.
     pub created_at: String,
-    /// When the bookmark was created, in microseconds since 2000-01-01 UTC.
-    pub created_micros: i64,
+    /// When the bookmark was created, as a number.
+    pub created: Timestamp,
     /// When the bookmark expires.
     pub expires_at: Option<String>,
     /// Whether the bookmark can be replayed.
@@ -376,7 +377,7 @@ fn from_row(row: &Row) -> Result<Bookmark, tokio_postgres::Error> {
         timeline,
         messages: row.try_get(5)?,
         created_at: row.try_get(6)?,
-        created_micros: row.try_get(7)?,
+        created: crate::lsn::from_pg_micros(row.try_get(7)?),
         expires_at: row.try_get(8)?,
         state,
         restart_lsn: position(12)?,

@@ -12,10 +12,11 @@ use crate::catalog::{
     PublicationVersion, SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn, pg_lsn, version_sql,
 };
 use crate::error::SourceError;
+use crate::lsn::Lsn;
 use crate::statement::{Statement, StatementError};
 use crate::stream::TimelineSwitch;
-use pg_replication::lsn::{Lsn, Watermark};
 use postrider_core::event::{Histories, HistoryId, Position};
+use postrider_core::offset::Watermark;
 use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{Client, Row};
 
@@ -205,7 +206,7 @@ pub async fn seize(client: &Client, pipeline: &str) -> Result<Seized, SourceErro
         epoch: row.try_get(1).map_err(failed)?,
         watermark: Watermark::resumed(lsn(row.try_get(2).map_err(failed)?)),
         partial: commit_lsn.zip(ordinal).map(|(commit_lsn, ordinal)| Position {
-            commit_lsn: lsn(commit_lsn),
+            commit: lsn(commit_lsn),
             ordinal: ordinal.cast_unsigned(),
         }),
         publication: row.try_get(5).map_err(failed)?,
@@ -388,7 +389,7 @@ impl HistoryBinding {
         let left = |switch: &&TimelineSwitch| Some(i64::from(switch.timeline)) == self.timeline;
         let descends = same_system && !same && !self.set_back;
         let switch = of.switches.iter().find(left).filter(|_| descends);
-        Some(switch.map_or(Lsn::ZERO, |switch| switch.at))
+        Some(switch.map_or(Lsn::ZERO, |switch| crate::lsn::from_wire(switch.at)))
     }
 }
 
@@ -527,9 +528,9 @@ impl Values {
         Self {
             timeline: i64::from(cursor.timeline),
             slot_created_lsn: pg_lsn(cursor.slot_created_lsn),
-            watermark: pg_lsn(cursor.watermark.lsn()),
+            watermark: pg_lsn(cursor.watermark.offset()),
             flush_limit: pg_lsn(cursor.flush_limit),
-            partial_commit_lsn: cursor.partial.map(|partial| pg_lsn(partial.commit_lsn)),
+            partial_commit_lsn: cursor.partial.map(|partial| pg_lsn(partial.commit)),
             partial_ordinal: cursor.partial.map(|partial| partial.ordinal.cast_signed()),
         }
     }
@@ -567,7 +568,7 @@ fn from_row(row: &Row, first: usize) -> Result<Cursor, tokio_postgres::Error> {
         watermark: Watermark::resumed(lsn(row.try_get(first + 7)?)),
         flush_limit: lsn(row.try_get(first + 8)?),
         partial: commit_lsn.zip(ordinal).map(|(commit_lsn, ordinal)| Position {
-            commit_lsn: lsn(commit_lsn),
+            commit: lsn(commit_lsn),
             ordinal: ordinal.cast_unsigned(),
         }),
         owner_epoch: row.try_get(first + 11)?,
@@ -787,7 +788,7 @@ mod tests {
     fn a_new_history_begins_at_the_end_of_the_previous_one() {
         let switch = |timeline, at| TimelineSwitch {
             timeline,
-            at: Lsn::from_wire(at),
+            at: crate::lsn::to_wire(Lsn::new(at)),
             reason: "no recovery target specified".to_owned(),
         };
         let switches = [switch(1, 50), switch(2, 80)];
@@ -796,7 +797,7 @@ mod tests {
             timeline,
             switches: if known { &switches } else { &[] },
         };
-        let at = |lsn| Some(Lsn::from_wire(lsn));
+        let at = |lsn| Some(Lsn::new(lsn));
         for (row, of, higher, begins) in [
             (bound(Some("7"), Some(3), false), of(3, true), false, None),
             (bound(Some("7"), Some(2), false), of(3, true), false, at(80)),

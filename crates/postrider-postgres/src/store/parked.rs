@@ -7,14 +7,15 @@
 //! Payloads are handled as bytes and appear in no error, log or `Debug`.
 
 use crate::catalog::{lsn, pg_lsn};
+use crate::lsn::Lsn;
 use crate::poll::ROW_BYTES_MAX;
 use crate::statement::{Statement, StatementError};
 use futures_util::TryStreamExt;
 use pg_replication::error::SourceError;
-use pg_replication::lsn::Lsn;
-use postrider_core::event::{Aggregate, PgTime, Position};
+use postrider_core::event::{Aggregate, Position};
 use postrider_core::parked::{Entry, Lane, Parked, ParkedOutcome, ParkedUpdate, Request, State};
 use postrider_core::record::OwnedRecord;
+use postrider_core::timestamp::Timestamp;
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::pin::pin;
@@ -205,7 +206,7 @@ ON CONFLICT (pipeline, commit_lsn, ordinal) DO NOTHING";
 impl<'a> NewRows<'a> {
     fn push(&mut self, row: &'a Parked) {
         let (entry, record) = (&row.entry, &row.record);
-        self.commit_lsn.push(pg_lsn(entry.position.commit_lsn));
+        self.commit_lsn.push(pg_lsn(entry.position.commit));
         self.ordinal.push(entry.position.ordinal.cast_signed());
         self.commit_time.push(system_time(row.commit_time));
         self.event_id.push(row.event_id.as_deref().map(text));
@@ -227,7 +228,7 @@ impl<'a> NewRows<'a> {
         self.wait.push(wait(entry.state, entry.wait));
         self.state.push(entry.state.name());
         let overtaken = entry.overtaken_by;
-        self.overtaken_lsn.push(overtaken.map(|by| pg_lsn(by.commit_lsn)));
+        self.overtaken_lsn.push(overtaken.map(|by| pg_lsn(by.commit)));
         self.overtaken_ordinal.push(overtaken.map(|by| by.ordinal.cast_signed()));
         let line = i64::try_from(self.state.len()).unwrap_or(i64::MAX);
         for (name, value) in record.headers.iter().filter(|_| kept) {
@@ -280,8 +281,8 @@ fn text(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { text.replace('\0', "\u{fffd}").into() } else { text.into() }
 }
 
-fn system_time(time: PgTime) -> SystemTime {
-    UNIX_EPOCH + Duration::from_micros(u64::try_from(time.unix_micros()).unwrap_or(0))
+fn system_time(time: Timestamp) -> SystemTime {
+    UNIX_EPOCH + Duration::from_micros(u64::try_from(time.unix_micros).unwrap_or(0))
 }
 
 /// The state changes of one statement as columns.
@@ -387,7 +388,7 @@ WHERE p.pipeline = $1 AND p.commit_lsn = m.commit_lsn AND p.ordinal = m.ordinal 
 
 impl StateChanges {
     fn push(&mut self, mark: &ParkedUpdate) {
-        self.commit_lsn.push(pg_lsn(mark.position.commit_lsn));
+        self.commit_lsn.push(pg_lsn(mark.position.commit));
         self.ordinal.push(mark.position.ordinal.cast_signed());
         self.became.push(name(mark.became));
         let mut by: Option<Position> = None;
@@ -415,7 +416,7 @@ impl StateChanges {
         self.wait.push(wait);
         self.error_code.push(error_code);
         self.error.push(error);
-        self.by_lsn.push(by.map(|by| pg_lsn(by.commit_lsn)));
+        self.by_lsn.push(by.map(|by| pg_lsn(by.commit)));
         self.by_ordinal.push(by.map(|by| by.ordinal.cast_signed()));
     }
 
@@ -641,7 +642,7 @@ pub async fn load(
         SourceError::control(format!("load the parked events of pipeline {pipeline:?}"), e)
             .of(Statement::Parked)
     };
-    let (commit_lsn, ordinal) = (pg_lsn(from.commit_lsn), from.ordinal.cast_signed());
+    let (commit_lsn, ordinal) = (pg_lsn(from.commit), from.ordinal.cast_signed());
     let parameters: [&(dyn ToSql + Sync); 3] = [&pipeline, &commit_lsn, &ordinal];
     let rows = client.query_raw(LOAD, parameters).await.map_err(failed)?;
     let mut rows = pin!(rows);
@@ -817,12 +818,12 @@ pub(super) fn state(name: &str) -> State {
 }
 
 pub(super) fn position(commit_lsn: PgLsn, ordinal: i64) -> Position {
-    Position { commit_lsn: lsn(commit_lsn), ordinal: ordinal.cast_unsigned() }
+    Position { commit: lsn(commit_lsn), ordinal: ordinal.cast_unsigned() }
 }
 
 /// Positions as the two columns of the key.
 pub(super) fn columns(positions: &[Position]) -> (Vec<PgLsn>, Vec<i64>) {
-    positions.iter().map(|at| (pg_lsn(at.commit_lsn), at.ordinal.cast_signed())).unzip()
+    positions.iter().map(|at| (pg_lsn(at.commit), at.ordinal.cast_signed())).unzip()
 }
 
 /// Reads the records of these events for the dead-letter topic, in order. Key, value, timestamp and headers are those

@@ -10,8 +10,9 @@ use crate::names::literal;
 use crate::poll::claim::OutboxTable;
 use crate::statement::{Statement, StatementError};
 use pg_replication::error::SourceError;
-use postrider_core::event::{AHEAD_MAX_MS, PgTime, Position, is_claim_lsn};
+use postrider_core::event::{AHEAD_MAX_MS, Position};
 use postrider_core::parked::Parked;
+use postrider_core::timestamp::Timestamp;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use tokio_postgres::types::{PgLsn, ToSql};
@@ -125,7 +126,7 @@ pub async fn unpublished(
 fn decide(candidates: Vec<Candidate>, rows: &Rows, claims_precede: bool) -> Vec<RequeuedEvent> {
     let mut last_that_stays = HashMap::new();
     for candidate in &candidates {
-        let precedes = claims_precede && is_claim_lsn(candidate.position.commit_lsn);
+        let precedes = claims_precede && crate::lsn::is_claim_lsn(candidate.position.commit);
         let blocks = candidate.blocks && !candidate.resolved;
         if blocks && !precedes && !rows.contains_key(&candidate.position) {
             let last: &mut Position =
@@ -253,7 +254,7 @@ pub async fn alike(
     }
     let statement = client.prepare(sql).await.map_err(failed)?;
     for (before, row) in rows {
-        let (lsn, ordinal) = (pg_lsn(before.commit_lsn), before.ordinal.cast_signed());
+        let (lsn, ordinal) = (pg_lsn(before.commit), before.ordinal.cast_signed());
         let record = &row.record;
         let (names, values): (Vec<&str>, Vec<Option<&[u8]>>) =
             record.headers.iter().map(|(name, value)| (name.as_str(), value.as_deref())).unzip();
@@ -370,7 +371,7 @@ pub async fn undo_parking(
     };
     let sql = "DELETE FROM postrider.parked AS p \
                WHERE p.pipeline = $1 AND p.commit_lsn = $2 AND p.ordinal >= $3";
-    let (commit_lsn, ordinal) = (pg_lsn(from.commit_lsn), from.ordinal.cast_signed());
+    let (commit_lsn, ordinal) = (pg_lsn(from.commit), from.ordinal.cast_signed());
     client.execute(sql, &[&pipeline, &commit_lsn, &ordinal]).await.map(drop).map_err(failed)
 }
 
@@ -382,7 +383,7 @@ pub struct AheadOfCursor {
     /// The event's id.
     pub id: String,
     /// When the event's transaction was committed.
-    pub commit_time: PgTime,
+    pub commit_time: Timestamp,
     /// The event's own time, if it has one.
     pub timestamp_ms: Option<i64>,
 }
@@ -411,7 +412,7 @@ pub async fn ahead_of_cursor(
         Ok(AheadOfCursor {
             position: position(lsn, ordinal),
             id: row.try_get(2)?,
-            commit_time: PgTime { micros: row.try_get(3)? },
+            commit_time: crate::lsn::from_pg_micros(row.try_get(3)?),
             timestamp_ms: row.try_get(4)?,
         })
     };
@@ -475,10 +476,10 @@ pub(crate) fn another(table: &OutboxTable) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pg_replication::lsn::Lsn;
+    use crate::lsn::Lsn;
 
     fn at(lsn: u64) -> Position {
-        Position { commit_lsn: Lsn::from_wire(lsn), ordinal: 0 }
+        Position { commit: Lsn::new(lsn), ordinal: 0 }
     }
 
     fn candidate(id: &str, lsn: u64, aggregate: &str, resolved: bool) -> Candidate {

@@ -11,8 +11,8 @@ pub(crate) mod bug;
 mod tests;
 
 use bug::{Bug, injected};
-use pg_replication::lsn::{Lsn, Watermark};
 use postrider_core::event::Position;
+use postrider_core::offset::{Offset, Watermark};
 use postrider_core::record::Ticket;
 use std::collections::VecDeque;
 
@@ -31,7 +31,7 @@ pub struct Progress {
 impl Progress {
     /// The position below which every change is resolved.
     pub fn position(&self) -> Position {
-        let start = Position { commit_lsn: self.watermark.lsn(), ordinal: 0 };
+        let start = Position { commit: self.watermark.offset(), ordinal: 0 };
         self.partial.unwrap_or(start)
     }
 }
@@ -52,40 +52,40 @@ pub enum OrderViolation {
     #[error("transaction {inner} begins inside transaction {outer}")]
     Nested {
         /// Commit position of the open transaction.
-        outer: Lsn,
+        outer: Offset,
         /// Commit position of the transaction that begins.
-        inner: Lsn,
+        inner: Offset,
     },
     /// Commit positions did not increase.
-    #[error("transaction {commit_lsn} commits below {floor}, which was passed before")]
+    #[error("transaction {commit} commits below {floor}, which was passed before")]
     Backwards {
         /// The commit position received.
-        commit_lsn: Lsn,
+        commit: Offset,
         /// The minimum it had to have.
-        floor: Lsn,
+        floor: Offset,
     },
     /// A change was received outside a transaction.
     #[error("a change was received outside a transaction")]
     Outside,
     /// A repeated transaction has fewer changes than before, so this is not the same history.
-    #[error("transaction {commit_lsn} has fewer changes than when it was received before")]
+    #[error("transaction {commit} has fewer changes than when it was received before")]
     Shorter {
         /// The commit position of the transaction.
-        commit_lsn: Lsn,
+        commit: Offset,
     },
     /// A Commit was received outside a transaction, or for another one.
-    #[error("commit {commit_lsn} has no open transaction")]
+    #[error("commit {commit} has no open transaction")]
     NotOpen {
         /// The commit position received.
-        commit_lsn: Lsn,
+        commit: Offset,
     },
     /// A Commit record ends before it starts.
-    #[error("transaction {commit_lsn} ends at {end_lsn}, before its commit")]
+    #[error("transaction {commit} ends at {end}, before its commit")]
     Inverted {
         /// Start of the commit record.
-        commit_lsn: Lsn,
+        commit: Offset,
         /// First byte after it.
-        end_lsn: Lsn,
+        end: Offset,
     },
     /// A ticket was resolved twice, or was never issued.
     #[error("ticket {} was resolved twice or never issued", .0.0)]
@@ -100,7 +100,7 @@ struct Unit {
     first_ordinal: u64,
     /// The ticket after the last.
     upto: u64,
-    commit_lsn: Lsn,
+    commit: Offset,
     /// The position that may be confirmed once every ticket below `upto` is resolved.
     safe: Watermark,
 }
@@ -110,7 +110,7 @@ struct Unit {
 struct Open {
     first: u64,
     first_ordinal: u64,
-    commit_lsn: Lsn,
+    commit: Offset,
 }
 
 /// The ack tracker: the tickets of one stream, and its watermark.
@@ -121,7 +121,7 @@ pub struct Tracker {
     units: VecDeque<Unit>,
     open: Option<Open>,
     watermark: Watermark,
-    received: Lsn,
+    received: Offset,
     /// Position within a transaction of which an earlier session has resolved a part, until the transaction begins
     /// again.
     carried: Option<Position>,
@@ -135,7 +135,7 @@ impl Tracker {
             units: VecDeque::new(),
             open: None,
             watermark: progress.watermark,
-            received: progress.watermark.lsn(),
+            received: progress.watermark.offset(),
             carried: progress.partial,
         }
     }
@@ -147,7 +147,7 @@ impl Tracker {
         self.window.discard();
         self.units.clear();
         self.open = None;
-        self.received = self.watermark.lsn();
+        self.received = self.watermark.offset();
     }
 
     /// Discards every unresolved ticket and continues from `progress`, which another owner or another history of the
@@ -155,25 +155,25 @@ impl Tracker {
     pub fn adopt(&mut self, progress: Progress) {
         self.discard_in_flight();
         self.watermark = progress.watermark;
-        self.received = self.watermark.lsn();
+        self.received = self.watermark.offset();
         self.carried = progress.partial;
     }
 
     /// A transaction begins. Its changes below `first_ordinal` were resolved in an earlier session.
     ///
     /// # Errors
-    /// [`OrderViolation::Nested`] inside a transaction; [`OrderViolation::Backwards`] if `commit_lsn` is below the end
+    /// [`OrderViolation::Nested`] inside a transaction; [`OrderViolation::Backwards`] if `commit` is below the end
     /// of the transaction before it.
-    pub fn begin(&mut self, commit_lsn: Lsn, first_ordinal: u64) -> Result<(), OrderViolation> {
+    pub fn begin(&mut self, commit: Offset, first_ordinal: u64) -> Result<(), OrderViolation> {
         if let Some(open) = self.open {
-            return Err(OrderViolation::Nested { outer: open.commit_lsn, inner: commit_lsn });
+            return Err(OrderViolation::Nested { outer: open.commit, inner: commit });
         }
-        let floor = self.units.back().map_or(self.watermark, |unit| unit.safe).lsn();
-        if commit_lsn < floor {
-            return Err(OrderViolation::Backwards { commit_lsn, floor });
+        let floor = self.units.back().map_or(self.watermark, |unit| unit.safe).offset();
+        if commit < floor {
+            return Err(OrderViolation::Backwards { commit, floor });
         }
         self.carried = None;
-        self.open = Some(Open { first: self.window.next(), first_ordinal, commit_lsn });
+        self.open = Some(Open { first: self.window.next(), first_ordinal, commit });
         Ok(())
     }
 
@@ -197,28 +197,28 @@ impl Tracker {
     /// The open transaction is complete.
     ///
     /// # Errors
-    /// [`OrderViolation::NotOpen`] if this transaction is not open; [`OrderViolation::Inverted`] if `end_lsn` is not
-    /// above `commit_lsn`.
-    pub fn commit(&mut self, commit_lsn: Lsn, end_lsn: Lsn) -> Result<(), OrderViolation> {
-        let open = self.open.take().filter(|open| open.commit_lsn == commit_lsn);
-        let Some(open) = open else { return Err(OrderViolation::NotOpen { commit_lsn }) };
-        if end_lsn <= commit_lsn {
-            return Err(OrderViolation::Inverted { commit_lsn, end_lsn });
+    /// [`OrderViolation::NotOpen`] if this transaction is not open; [`OrderViolation::Inverted`] if `end` is not
+    /// above `commit`.
+    pub fn commit(&mut self, commit: Offset, end: Offset) -> Result<(), OrderViolation> {
+        let open = self.open.take().filter(|open| open.commit == commit);
+        let Some(open) = open else { return Err(OrderViolation::NotOpen { commit }) };
+        if end <= commit {
+            return Err(OrderViolation::Inverted { commit, end });
         }
-        self.received = self.received.max(end_lsn);
-        self.close(open, Watermark::from_commit_end(end_lsn));
+        self.received = self.received.max(end);
+        self.close(open, Watermark::from_commit_end(end));
         Ok(())
     }
 
-    /// The server has no further changes of this pipeline up to `wal_end`.
+    /// The server has no further changes of this pipeline up to `upto`.
     ///
-    /// Moves nothing but [`Tracker::received`] inside a transaction, whose further changes may be below `wal_end`.
-    pub fn keepalive(&mut self, wal_end: Lsn) {
-        self.received = self.received.max(wal_end);
+    /// Moves nothing but [`Tracker::received`] inside a transaction, whose further changes may be below `upto`.
+    pub fn keepalive(&mut self, upto: Offset) {
+        self.received = self.received.max(upto);
         if self.open.is_some() {
             return;
         }
-        let safe = Watermark::from_keepalive(wal_end);
+        let safe = Watermark::from_keepalive(upto);
         match self.units.back_mut() {
             Some(unit) if !injected(Bug::KeepaliveConfirms) => unit.safe = unit.safe.max(safe),
             Some(_) | None => self.watermark = self.watermark.max(safe),
@@ -247,7 +247,7 @@ impl Tracker {
     }
 
     /// The highest position received.
-    pub fn received(&self) -> Lsn {
+    pub fn received(&self) -> Offset {
         self.received
     }
 
@@ -258,11 +258,11 @@ impl Tracker {
         let front = self.units.front().map(|unit| Open {
             first: unit.first,
             first_ordinal: unit.first_ordinal,
-            commit_lsn: unit.commit_lsn,
+            commit: unit.commit,
         });
         let partial = front.or(self.open).and_then(|front| {
             let done = low.checked_sub(front.first)?.checked_add(front.first_ordinal)?;
-            (done > 0).then_some(Position { commit_lsn: front.commit_lsn, ordinal: done })
+            (done > 0).then_some(Position { commit: front.commit, ordinal: done })
         });
         let early = self.units.front().filter(|_| injected(Bug::ConfirmsOneEarly));
         if let Some(unit) = early {
@@ -309,7 +309,7 @@ impl Tracker {
                 first: open.first,
                 first_ordinal: open.first_ordinal,
                 upto,
-                commit_lsn: open.commit_lsn,
+                commit: open.commit,
                 safe,
             }),
         }
@@ -326,11 +326,11 @@ impl Tracker {
 
     fn advance(&mut self, to: Watermark) {
         self.watermark = self.watermark.max(to);
-        let oldest = self.units.front().map(|unit| unit.commit_lsn);
-        let oldest = oldest.or(self.open.map(|open| open.commit_lsn));
+        let oldest = self.units.front().map(|unit| unit.commit);
+        let oldest = oldest.or(self.open.map(|open| open.commit));
         // The safety argument: the server skips a transaction if and only if it commits below the confirmed position.
         assert!(
-            oldest.is_none_or(|commit_lsn| self.watermark.lsn() <= commit_lsn),
+            oldest.is_none_or(|commit| self.watermark.offset() <= commit),
             "watermark {} passes an unresolved transaction",
             self.watermark
         );

@@ -9,8 +9,8 @@
 use super::*;
 use proptest::prelude::*;
 
-fn lsn(value: u64) -> Lsn {
-    Lsn::from_wire(value)
+fn lsn(value: u64) -> Offset {
+    Offset::new(value)
 }
 
 fn started_at(value: u64) -> Tracker {
@@ -29,12 +29,12 @@ fn watermark_waits_for_the_oldest_and_then_jumps() {
     let mut tracker = started_at(10);
     let first = transaction(&mut tracker, 20, 30, 2);
     let second = transaction(&mut tracker, 30, 40, 1);
-    assert_eq!(tracker.watermark().lsn(), lsn(10));
+    assert_eq!(tracker.watermark().offset(), lsn(10));
     tracker.resolve(second[0]).unwrap();
     tracker.resolve(first[1]).unwrap();
-    assert_eq!(tracker.watermark().lsn(), lsn(10));
+    assert_eq!(tracker.watermark().offset(), lsn(10));
     tracker.resolve(first[0]).unwrap();
-    assert_eq!(tracker.watermark().lsn(), lsn(40));
+    assert_eq!(tracker.watermark().offset(), lsn(40));
     assert!(tracker.all_resolved());
 }
 
@@ -45,8 +45,8 @@ fn open_transaction_blocks_from_its_begin() {
     let ticket = tracker.change();
     tracker.resolve(ticket).unwrap();
     tracker.keepalive(lsn(90));
-    assert_eq!(tracker.watermark().lsn(), lsn(10));
-    let partial = Position { commit_lsn: lsn(50), ordinal: 1 };
+    assert_eq!(tracker.watermark().offset(), lsn(10));
+    let partial = Position { commit: lsn(50), ordinal: 1 };
     assert_eq!(tracker.progress().partial, Some(partial));
     tracker.commit(lsn(50), lsn(60)).unwrap();
     assert_eq!(
@@ -60,11 +60,11 @@ fn keepalive_behind_unresolved_events_counts_once_they_are_resolved() {
     let mut tracker = started_at(0);
     let tickets = transaction(&mut tracker, 20, 30, 1);
     tracker.keepalive(lsn(100));
-    assert_eq!(tracker.watermark().lsn(), lsn(0));
+    assert_eq!(tracker.watermark().offset(), lsn(0));
     tracker.resolve(tickets[0]).unwrap();
-    assert_eq!(tracker.watermark().lsn(), lsn(100));
+    assert_eq!(tracker.watermark().offset(), lsn(100));
     tracker.keepalive(lsn(90));
-    assert_eq!(tracker.watermark().lsn(), lsn(100));
+    assert_eq!(tracker.watermark().offset(), lsn(100));
 }
 
 #[test]
@@ -72,9 +72,9 @@ fn partly_resolved_transaction_continues_from_the_earlier_session() {
     let mut tracker = started_at(10);
     tracker.begin(lsn(50), 7).unwrap();
     let tickets = [tracker.change(), tracker.change()];
-    assert_eq!(tracker.progress().partial, Some(Position { commit_lsn: lsn(50), ordinal: 7 }));
+    assert_eq!(tracker.progress().partial, Some(Position { commit: lsn(50), ordinal: 7 }));
     tracker.resolve(tickets[0]).unwrap();
-    assert_eq!(tracker.progress().partial, Some(Position { commit_lsn: lsn(50), ordinal: 8 }));
+    assert_eq!(tracker.progress().partial, Some(Position { commit: lsn(50), ordinal: 8 }));
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn newest_ticket_can_be_taken_back_and_is_issued_again() {
         assert!(!tracker.all_resolved());
         tracker.resolve(ticket).unwrap();
         tracker.commit(lsn(50), lsn(60)).unwrap();
-        assert_eq!(tracker.watermark().lsn(), lsn(60));
+        assert_eq!(tracker.watermark().offset(), lsn(60));
     }
 }
 
@@ -135,7 +135,7 @@ fn received_is_ahead_of_the_watermark_until_tickets_are_discarded() {
     transaction(&mut tracker, 20, 30, 1);
     assert_eq!(tracker.received(), lsn(30));
     tracker.keepalive(lsn(90));
-    assert_eq!((tracker.received(), tracker.watermark().lsn()), (lsn(90), lsn(10)));
+    assert_eq!((tracker.received(), tracker.watermark().offset()), (lsn(90), lsn(10)));
     tracker.discard_in_flight();
     assert_eq!(tracker.received(), lsn(10));
 }
@@ -149,11 +149,11 @@ fn tickets_of_a_discarded_session_are_stale() {
         assert!(tracker.all_resolved());
         let after = transaction(&mut tracker, 20, 30, 70);
         assert_eq!(tracker.resolve(before[discarded - 1]), Ok(Resolution::Stale));
-        assert_eq!(tracker.watermark().lsn(), lsn(10));
+        assert_eq!(tracker.watermark().offset(), lsn(10));
         for ticket in after {
             assert_eq!(tracker.resolve(ticket), Ok(Resolution::Resolved));
         }
-        assert_eq!(tracker.watermark().lsn(), lsn(30), "{discarded} tickets discarded");
+        assert_eq!(tracker.watermark().offset(), lsn(30), "{discarded} tickets discarded");
     }
 }
 
@@ -188,7 +188,7 @@ fn every_order_of_six_reports_ends_at_the_same_watermark() {
             let whole =
                 resolved.chunks(2).take_while(|pair| pair.iter().all(|r| *r)).count() as u64;
             let expected = if whole == 0 { 1 } else { 10 + whole * 10 };
-            assert_eq!(tracker.watermark().lsn(), lsn(expected), "{order:?}");
+            assert_eq!(tracker.watermark().offset(), lsn(expected), "{order:?}");
         }
     });
 }
@@ -214,7 +214,7 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        // A gap of 0 makes adjacent commits: the case in which `end_lsn + 1` would lose a transaction.
+        // A gap of 0 makes adjacent commits: the case in which `end + 1` would lose a transaction.
         4 => (prop_oneof![3 => Just(0), 1 => 1..50_u64], 0..70_usize, 1..40_u64)
             .prop_map(|(gap, changes, length)| Step::Transaction { gap, changes, length }),
         2 => (0..60_u64).prop_map(|gap| Step::Keepalive { gap }),
@@ -281,9 +281,9 @@ proptest! {
             model.apply(&mut tracker, step);
             let now = tracker.watermark();
             prop_assert!(now >= before, "the watermark moved back");
-            prop_assert_eq!(now.lsn(), lsn(model.confirmed));
+            prop_assert_eq!(now.offset(), lsn(model.confirmed));
             // Every transaction that the server would skip by its own rule is resolved.
-            let skipped = model.units.iter().find(|unit| lsn(unit.0) < now.lsn() && !unit.2.is_empty());
+            let skipped = model.units.iter().find(|unit| lsn(unit.0) < now.offset() && !unit.2.is_empty());
             prop_assert!(skipped.is_none());
             prop_assert_eq!(tracker.all_resolved(), model.units.iter().all(|unit| unit.2.is_empty()));
             before = now;

@@ -5,7 +5,7 @@
 
 use crate::ack::Progress;
 use crate::ack::bug::{Bug, injected};
-use pg_replication::lsn::Watermark;
+use postrider_core::offset::Watermark;
 use std::time::Duration;
 
 /// Minimum number of bytes of WAL for which a row is written while no event is published. Writing a row produces WAL
@@ -181,7 +181,7 @@ impl Feedback {
     }
 
     fn due_at(&self, progress: Progress) -> Option<Duration> {
-        let idle_bytes = progress.watermark.lsn().bytes_since(self.row.watermark.lsn());
+        let idle_bytes = progress.watermark.offset().distance_from(self.row.watermark.offset());
         let pause = if self.deferred && progress != self.row {
             DEFERRED_PAUSE
         } else if self.published >= PUBLISHED_EVENTS_MAX && progress != self.row {
@@ -200,10 +200,10 @@ impl Feedback {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pg_replication::lsn::Lsn;
+    use postrider_core::offset::Offset;
 
     fn at(lsn: u64) -> Progress {
-        Progress { watermark: Watermark::from_keepalive(Lsn::from_wire(lsn)), partial: None }
+        Progress { watermark: Watermark::from_keepalive(Offset::new(lsn)), partial: None }
     }
 
     /// While a row is deferred, a crash repeats at most [`DEFERRED_EVENTS_MAX`] events, and the intake stays open below

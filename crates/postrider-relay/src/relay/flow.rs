@@ -5,9 +5,10 @@
 
 use super::stream::Upcoming;
 use crate::ack::bug::{Bug, injected};
-use postrider_core::event::{PgTime, Position};
+use postrider_core::event::Position;
 use postrider_core::parked::Lane;
 use postrider_core::record::Ticket;
+use postrider_core::timestamp::Timestamp;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 /// Maximum number of tickets from the oldest without an outcome to the newest. This many resolved tickets may be behind
@@ -27,7 +28,7 @@ pub struct Limits {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
     pub(super) position: Position,
-    pub(super) commit_time: PgTime,
+    pub(super) commit_time: Timestamp,
     pub(super) lane: Lane,
     size_bytes: u32,
     state: SlotState,
@@ -76,7 +77,7 @@ pub(super) struct Flow {
     /// A bound was reached.
     full: bool,
     /// Commit time of an event that the sink has not taken yet.
-    not_taken: Option<PgTime>,
+    not_taken: Option<Timestamp>,
     /// Events of batches that a broker refused. Each is sent with nothing else in flight, to find the one that the
     /// broker means.
     suspects: BTreeSet<Position>,
@@ -195,7 +196,7 @@ impl Flow {
     pub(super) fn skip(&mut self, ticket: Ticket) {
         let slot = Slot {
             position: Position::default(),
-            commit_time: PgTime::default(),
+            commit_time: Timestamp::default(),
             lane: Lane::default(),
             size_bytes: 0,
             state: SlotState::Skipped,
@@ -371,7 +372,7 @@ impl Flow {
         (self.events, self.bytes)
     }
 
-    pub(super) fn oldest(&self) -> Option<PgTime> {
+    pub(super) fn oldest(&self) -> Option<Timestamp> {
         let unresolved =
             |slot: &&Slot| matches!(slot.state, SlotState::InFlight | SlotState::Parked);
         let front = self.slots.front().filter(unresolved);

@@ -4,11 +4,12 @@
 //! performs the [`Effect`]s in the order in which they are returned.
 
 use crate::ack::Progress;
-use pg_replication::lsn::{Lsn, Watermark};
 use postrider_core::error::Halt;
-use postrider_core::event::{Aggregate, PgTime, Position};
+use postrider_core::event::{Aggregate, Position};
+use postrider_core::offset::{Offset, Watermark};
 use postrider_core::parked::{Entry, ParkedUpdate, Request};
 use postrider_core::record::{Outcome, Refusal, Ticket};
+use postrider_core::timestamp::Timestamp;
 use std::time::Duration;
 
 /// Everything that can happen to a relay.
@@ -36,9 +37,9 @@ pub enum Input<'a> {
     /// A transaction begins.
     Begin {
         /// Start of its commit record.
-        commit_lsn: Lsn,
+        commit: Offset,
         /// When it was committed, by the server's clock.
-        commit_time: PgTime,
+        commit_time: Timestamp,
     },
     /// The change that [`Relay::upcoming`](super::Relay::upcoming) described.
     Change(Change<'a>),
@@ -50,14 +51,14 @@ pub enum Input<'a> {
     /// The open transaction is complete.
     Commit {
         /// Start of the commit record.
-        commit_lsn: Lsn,
+        commit: Offset,
         /// First byte after it.
-        end_lsn: Lsn,
+        end: Offset,
     },
     /// The server has processed WAL up to this position.
     Keepalive {
         /// `walEnd` of the message.
-        wal_end: Lsn,
+        upto: Offset,
     },
     /// The sink reports the outcome of a ticket.
     Report {
@@ -245,7 +246,7 @@ pub enum Effect {
         /// The ticket of the event.
         ticket: Ticket,
         /// When its transaction was committed, by the server's clock.
-        commit_time: PgTime,
+        commit_time: Timestamp,
     },
     /// Commit the cursor row, then answer with [`Input::CursorWritten`] or [`Input::CursorDeferred`]. At most one such
     /// write is in progress.

@@ -32,11 +32,12 @@ use crate::ack::{OrderViolation, Progress, Resolution, Tracker};
 use feedback::{Feedback, Tickets};
 use flow::{Flow, Slot};
 use parking::Parking;
-use pg_replication::lsn::Lsn;
 use postrider_core::error::{Halt, HaltReason};
-use postrider_core::event::{Aggregate, PgTime, Position};
+use postrider_core::event::{Aggregate, Position};
+use postrider_core::offset::Offset;
 use postrider_core::parked::{Entry, Lane, State};
 use postrider_core::record::{Outcome, Refusal, RefusalKind, Scope, Ticket};
+use postrider_core::timestamp::Timestamp;
 use std::time::Duration;
 use stream::Stream;
 
@@ -263,7 +264,7 @@ impl Relay {
     }
 
     /// The highest position received.
-    pub fn received(&self) -> Lsn {
+    pub fn received(&self) -> Offset {
         self.tracker.received()
     }
 
@@ -275,7 +276,7 @@ impl Relay {
     }
 
     /// Commit time of the oldest event without an outcome.
-    pub fn oldest_unresolved(&self) -> Option<PgTime> {
+    pub fn oldest_unresolved(&self) -> Option<Timestamp> {
         self.flow.oldest()
     }
 
@@ -323,7 +324,7 @@ impl Relay {
     /// its aggregate.
     fn durable(&self) -> Position {
         if injected(Bug::AttemptsAhead) {
-            return Position { commit_lsn: Lsn::from_wire(u64::MAX), ordinal: 0 };
+            return Position { commit: Offset::MAX, ordinal: 0 };
         }
         if injected(Bug::AttemptsAboveCursor) {
             return self.resolved();
@@ -410,13 +411,13 @@ impl Relay {
                 self.flow.retract();
                 self.stream.retract();
             }
-            Input::Begin { commit_lsn, commit_time } => {
-                self.stream.begin(&mut self.tracker, commit_lsn, commit_time)?;
+            Input::Begin { commit, commit_time } => {
+                self.stream.begin(&mut self.tracker, commit, commit_time)?;
             }
-            Input::Commit { commit_lsn, end_lsn } => {
-                self.stream.commit(&mut self.tracker, commit_lsn, end_lsn)?;
+            Input::Commit { commit, end } => {
+                self.stream.commit(&mut self.tracker, commit, end)?;
             }
-            Input::Keepalive { wal_end } => self.stream.keepalive(&mut self.tracker, wal_end),
+            Input::Keepalive { upto } => self.stream.keepalive(&mut self.tracker, upto),
             Input::Started { cursor, same_history, same_owner, parked, requests } => {
                 self.start(cursor, (same_history, same_owner), effects);
                 self.parking.load(now, parked);

@@ -4,8 +4,9 @@
 //! every change below `expected` has a ticket already, or was resolved before this session, and is skipped.
 
 use crate::ack::{OrderViolation, Progress, Tracker};
-use pg_replication::lsn::Lsn;
-use postrider_core::event::{PgTime, Position};
+use postrider_core::event::Position;
+use postrider_core::offset::Offset;
+use postrider_core::timestamp::Timestamp;
 
 /// The next change of the stream, if it is new.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,14 +14,14 @@ pub struct Upcoming {
     /// The position of the change: its identity.
     pub position: Position,
     /// When its transaction was committed, by the server's clock.
-    pub commit_time: PgTime,
+    pub commit_time: Timestamp,
 }
 
 /// The transaction being received, and the ordinal of its next change.
 #[derive(Clone, Copy, Debug)]
 struct Current {
-    commit_lsn: Lsn,
-    commit_time: PgTime,
+    commit: Offset,
+    commit_time: Timestamp,
     ordinal: u64,
 }
 
@@ -44,7 +45,7 @@ impl Stream {
 
     /// Sets the first position that counts as new: after a start, and after everything in flight was discarded.
     pub(super) fn expect(&mut self, progress: Progress) {
-        let start = Position { commit_lsn: progress.watermark.lsn(), ordinal: 0 };
+        let start = Position { commit: progress.watermark.offset(), ordinal: 0 };
         self.expected = progress.partial.unwrap_or(start);
         self.current = None;
     }
@@ -61,34 +62,34 @@ impl Stream {
     pub(super) fn begin(
         &mut self,
         tracker: &mut Tracker,
-        commit_lsn: Lsn,
-        commit_time: PgTime,
+        commit: Offset,
+        commit_time: Timestamp,
     ) -> Result<(), OrderViolation> {
         if let Some(current) = self.current {
-            return Err(OrderViolation::Nested { outer: current.commit_lsn, inner: commit_lsn });
+            return Err(OrderViolation::Nested { outer: current.commit, inner: commit });
         }
-        self.current = Some(Current { commit_lsn, commit_time, ordinal: 0 });
-        if commit_lsn < self.expected.commit_lsn {
+        self.current = Some(Current { commit, commit_time, ordinal: 0 });
+        if commit < self.expected.commit {
             return Ok(());
         }
-        if commit_lsn == self.expected.commit_lsn && tracker.transaction_open() {
+        if commit == self.expected.commit && tracker.transaction_open() {
             // The loss of a connection interrupted this transaction. It continues where it was interrupted.
             return Ok(());
         }
-        if commit_lsn > self.expected.commit_lsn && self.expected.ordinal > 0 {
+        if commit > self.expected.commit && self.expected.ordinal > 0 {
             // The rest of an interrupted transaction was not repeated.
-            let floor = self.expected.commit_lsn;
-            return Err(OrderViolation::Backwards { commit_lsn, floor });
+            let floor = self.expected.commit;
+            return Err(OrderViolation::Backwards { commit, floor });
         }
-        if commit_lsn > self.expected.commit_lsn {
-            self.expected = Position { commit_lsn, ordinal: 0 };
+        if commit > self.expected.commit {
+            self.expected = Position { commit, ordinal: 0 };
         }
-        tracker.begin(commit_lsn, self.expected.ordinal)
+        tracker.begin(commit, self.expected.ordinal)
     }
 
     pub(super) fn upcoming(&self) -> Option<Upcoming> {
         let current = self.current?;
-        let position = Position { commit_lsn: current.commit_lsn, ordinal: current.ordinal };
+        let position = Position { commit: current.commit, ordinal: current.ordinal };
         (position >= self.expected)
             .then_some(Upcoming { position, commit_time: current.commit_time })
     }
@@ -101,7 +102,7 @@ impl Stream {
         };
         current.ordinal += 1;
         if upcoming.is_some() {
-            self.expected = Position { commit_lsn: current.commit_lsn, ordinal: current.ordinal };
+            self.expected = Position { commit: current.commit, ordinal: current.ordinal };
         }
         Ok(upcoming)
     }
@@ -110,31 +111,31 @@ impl Stream {
     pub(super) fn retract(&mut self) {
         let Some(current) = &mut self.current else { return };
         current.ordinal -= 1;
-        self.expected = Position { commit_lsn: current.commit_lsn, ordinal: current.ordinal };
+        self.expected = Position { commit: current.commit, ordinal: current.ordinal };
     }
 
     pub(super) fn commit(
         &mut self,
         tracker: &mut Tracker,
-        commit_lsn: Lsn,
-        end_lsn: Lsn,
+        commit: Offset,
+        end: Offset,
     ) -> Result<(), OrderViolation> {
-        let current = self.current.take().filter(|current| current.commit_lsn == commit_lsn);
-        let Some(current) = current else { return Err(OrderViolation::NotOpen { commit_lsn }) };
-        if current.commit_lsn < self.expected.commit_lsn {
+        let current = self.current.take().filter(|current| current.commit == commit);
+        let Some(current) = current else { return Err(OrderViolation::NotOpen { commit }) };
+        if current.commit < self.expected.commit {
             return Ok(());
         }
         if current.ordinal < self.expected.ordinal {
-            return Err(OrderViolation::Shorter { commit_lsn });
+            return Err(OrderViolation::Shorter { commit });
         }
-        tracker.commit(commit_lsn, end_lsn)?;
-        self.expected = Position { commit_lsn: end_lsn, ordinal: 0 };
+        tracker.commit(commit, end)?;
+        self.expected = Position { commit: end, ordinal: 0 };
         Ok(())
     }
 
-    pub(super) fn keepalive(&mut self, tracker: &mut Tracker, wal_end: Lsn) {
+    pub(super) fn keepalive(&mut self, tracker: &mut Tracker, upto: Offset) {
         if self.current.is_none() {
-            tracker.keepalive(wal_end);
+            tracker.keepalive(upto);
         }
     }
 }

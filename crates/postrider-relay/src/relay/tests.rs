@@ -21,10 +21,10 @@ mod waits;
 
 use super::*;
 use expect_test::Expect;
-use pg_replication::lsn::Watermark;
 use postrider_core::error::HaltReason;
 use postrider_core::event::Aggregate;
 use postrider_core::event::Position;
+use postrider_core::offset::Watermark;
 use postrider_core::parked::{Entry, ParkedOutcome, ParkedUpdate, Request};
 use postrider_core::record::{Outcome, RefusalKind, Scope, Ticket};
 use std::fmt::Write;
@@ -38,8 +38,8 @@ struct Script {
     requests: Vec<(Position, Request)>,
 }
 
-fn lsn(value: u64) -> Lsn {
-    Lsn::from_wire(value)
+fn lsn(value: u64) -> Offset {
+    Offset::new(value)
 }
 
 fn halt(message: &str) -> Halt {
@@ -48,7 +48,7 @@ fn halt(message: &str) -> Halt {
 }
 
 fn progress(watermark: u64, partial: Option<(u64, u64)>) -> Progress {
-    let partial = partial.map(|(commit, ordinal)| Position { commit_lsn: lsn(commit), ordinal });
+    let partial = partial.map(|(commit, ordinal)| Position { commit: lsn(commit), ordinal });
     Progress { watermark: Watermark::resumed(lsn(watermark)), partial }
 }
 
@@ -114,7 +114,7 @@ impl Script {
             None => Ticket(number(index)),
         };
         let report = |outcome| Input::Report { ticket: ticket(1), outcome };
-        let position = || Position { commit_lsn: lsn(number(1)), ordinal: number(2) };
+        let position = || Position { commit: lsn(number(1)), ordinal: number(2) };
         let parked = std::mem::take(&mut self.table);
         let requests = std::mem::take(&mut self.requests);
         let started = |cursor, same_history| Input::Started {
@@ -138,7 +138,7 @@ impl Script {
             "start" | "other" => started(progress(number(1), None), true),
             "promoted" => started(progress(number(1), None), false),
             "resume" => started(progress(number(1), Some((number(2), number(3)))), true),
-            "begin" => Input::Begin { commit_lsn: lsn(number(1)), commit_time: PgTime::default() },
+            "begin" => Input::Begin { commit: lsn(number(1)), commit_time: Timestamp::default() },
             "event" => Input::Change(Change::Event {
                 aggregate: Aggregate { kind: "order", id: words[1] },
                 size_bytes: words.get(2).map_or(10, |size| size.parse().unwrap()),
@@ -150,8 +150,8 @@ impl Script {
                 aggregate: words.get(1).map(|id| Aggregate { kind: "order", id }),
                 halt: Box::new(halt("no aggregate id")),
             }),
-            "commit" => Input::Commit { commit_lsn: lsn(number(1)), end_lsn: lsn(number(2)) },
-            "keepalive" => Input::Keepalive { wal_end: lsn(number(1)) },
+            "commit" => Input::Commit { commit: lsn(number(1)), end: lsn(number(2)) },
+            "keepalive" => Input::Keepalive { upto: lsn(number(1)) },
             "acked" => report(Outcome::Acked),
             "unknown" => report(Outcome::Unknown),
             "toolarge" => report(reject(Scope::Event, too_large)),
@@ -174,7 +174,7 @@ impl Script {
             // `parked 32 1 32 2`: except the statuses of 0/20:1 and 0/20:2.
             "parked" => {
                 let at = |at: &[&str]| Position {
-                    commit_lsn: lsn(at[0].parse().unwrap()),
+                    commit: lsn(at[0].parse().unwrap()),
                     ordinal: at[1].parse().unwrap(),
                 };
                 left = words[1..].chunks(2).map(at).collect::<Vec<_>>();

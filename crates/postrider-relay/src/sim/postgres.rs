@@ -8,8 +8,8 @@ use super::rng::Rng;
 use super::truth::Truth;
 use super::{Check, wrong};
 use crate::ack::Progress;
-use pg_replication::lsn::{Lsn, Watermark};
 use postrider_core::event::Position;
+use postrider_core::offset::{Offset, Watermark};
 use postrider_core::parked::{Entry, Lane, ParkedOutcome, ParkedUpdate, Request, State};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -109,12 +109,12 @@ impl Locks {
     }
 }
 
-pub(super) fn at(lsn: u64) -> Lsn {
-    Lsn::from_wire(lsn)
+pub(super) fn at(lsn: u64) -> Offset {
+    Offset::new(lsn)
 }
 
 pub(super) fn watermark(progress: Progress) -> u64 {
-    progress.watermark.lsn().to_wire()
+    progress.watermark.offset().get()
 }
 
 impl Server {
@@ -189,7 +189,7 @@ impl Server {
         }
         let next = self.transactions.get(accounted);
         if let (Some(partial), Some(transaction)) = (partial, next)
-            && partial.commit_lsn.to_wire() == transaction.commit
+            && partial.commit.get() == transaction.commit
         {
             for change in transaction.changes.iter().take(usize::try_from(partial.ordinal).unwrap())
             {
@@ -362,10 +362,9 @@ impl Server {
 
     /// Deletes resolved rows that no stream repeats.
     pub(super) fn prune(&mut self) {
-        let low = self.row.watermark.lsn();
-        self.table.retain(|at, row| {
-            !row.state.resolved() || row.request.is_some() || at.commit_lsn >= low
-        });
+        let low = self.row.watermark.offset();
+        self.table
+            .retain(|at, row| !row.state.resolved() || row.request.is_some() || at.commit >= low);
     }
 }
 

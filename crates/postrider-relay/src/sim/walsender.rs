@@ -5,7 +5,7 @@ use super::rng::Rng;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Frame {
-    Keepalive { wal_end: u64 },
+    Keepalive { upto: u64 },
     Begin { commit: u64 },
     Change(WalChange),
     Commit { commit: u64, end: u64 },
@@ -26,7 +26,7 @@ impl Walsender {
         let from = from.max(server.confirmed);
         let next = server.transactions.partition_point(|transaction| transaction.commit < from);
         let sent = server.confirmed;
-        (Self { next, change: None, sent }, Frame::Keepalive { wal_end: sent })
+        (Self { next, change: None, sent }, Frame::Keepalive { upto: sent })
     }
 
     /// The highest position that was sent.
@@ -47,13 +47,13 @@ impl Walsender {
                 return None;
             }
             self.sent = server.end;
-            return Some(Frame::Keepalive { wal_end: server.end });
+            return Some(Frame::Keepalive { upto: server.end });
         };
         if rng.chance(keepalive) {
             // A position that was read before the commit of this transaction.
-            let wal_end = self.sent + rng.below(transaction.commit - self.sent + 1);
-            self.sent = wal_end;
-            return Some(Frame::Keepalive { wal_end });
+            let upto = self.sent + rng.below(transaction.commit - self.sent + 1);
+            self.sent = upto;
+            return Some(Frame::Keepalive { upto });
         }
         let frame = match self.change {
             None => Frame::Begin { commit: transaction.commit },

@@ -13,11 +13,12 @@ use super::walsender::{Frame, Walsender};
 use super::{Check, Run, Stop, wrong};
 use crate::ack::Progress;
 use crate::relay::{Change, Effect, Input, OnPoison, Relay, Restart};
-use pg_replication::lsn::Lsn;
 use postrider_core::error::{Halt, HaltReason};
-use postrider_core::event::{Aggregate, PgTime, Position};
+use postrider_core::event::{Aggregate, Position};
+use postrider_core::offset::Offset;
 use postrider_core::parked::{Entry, Request, State};
 use postrider_core::record::{Outcome, Refusal, Scope, Ticket};
+use postrider_core::timestamp::Timestamp;
 use std::collections::VecDeque;
 use std::fmt::Write;
 use std::time::Duration;
@@ -237,7 +238,7 @@ impl World {
             changes.push(match *change {
                 PlannedChange::Other => WalChange::Other,
                 PlannedChange::Event { aggregate, bad, fixed_after, size, delay } => {
-                    let position = Position { commit_lsn: at(commit), ordinal };
+                    let position = Position { commit: at(commit), ordinal };
                     let aggregate = Some(usize::try_from(aggregate).unwrap())
                         .filter(|_| bad != Bad::Poison { known: false });
                     let times = (size, self.now + delay);
@@ -316,7 +317,7 @@ impl World {
             Stage::Read { row } => {
                 self.server.holder = Some(i);
                 self.fence_others(i)?;
-                if self.server.confirmed > row.watermark.lsn().to_wire() {
+                if self.server.confirmed > row.watermark.offset().get() {
                     // Another process has streamed meanwhile, so the handshake starts again.
                     self.server.holder = None;
                     Stage::Pause { until: self.now + 1 }
@@ -346,7 +347,7 @@ impl World {
         row: Progress,
         (parked, requests): (&[Entry], &[(Position, Request)]),
     ) -> Check {
-        let from = start.watermark.lsn().to_wire();
+        let from = start.watermark.offset().get();
         let (walsender, first) = Walsender::start(&self.server, from);
         let epoch = self.server.epoch;
         let process = &mut self.procs[i];
@@ -355,7 +356,7 @@ impl World {
         let before = process.epoch.replace(epoch);
         let same_owner = before.is_some_and(|before| before + 1 == epoch);
         let same_history = before.is_some();
-        let cursor = row.watermark.lsn().to_wire();
+        let cursor = row.watermark.offset().get();
         process.confirmed = if same_history { process.confirmed.max(cursor) } else { cursor };
         if !same_owner {
             process.overtaken.clear();
@@ -592,7 +593,7 @@ impl World {
                     self.send(i, |epoch| Statement::Cursor { progress, epoch });
                 }
                 Effect::Confirm(watermark) => {
-                    self.procs[i].confirmed = watermark.lsn().to_wire();
+                    self.procs[i].confirmed = watermark.offset().get();
                 }
                 Effect::Restart { why } => {
                     self.reset_sink(i, why)?;
@@ -701,15 +702,15 @@ impl World {
     /// Passes a frame to the relay. Returns whether it was taken.
     fn frame(&mut self, i: usize, frame: Frame) -> Check<bool> {
         match frame {
-            Frame::Keepalive { wal_end } => {
-                self.apply(i, Input::Keepalive { wal_end: at(wal_end) })?;
+            Frame::Keepalive { upto } => {
+                self.apply(i, Input::Keepalive { upto: at(upto) })?;
             }
             Frame::Begin { commit } => {
-                let commit_time = PgTime::default();
-                self.apply(i, Input::Begin { commit_lsn: at(commit), commit_time })?;
+                let commit_time = Timestamp::default();
+                self.apply(i, Input::Begin { commit: at(commit), commit_time })?;
             }
             Frame::Commit { commit, end } => {
-                self.apply(i, Input::Commit { commit_lsn: at(commit), end_lsn: at(end) })?;
+                self.apply(i, Input::Commit { commit: at(commit), end: at(end) })?;
             }
             Frame::Change(change) => return self.change(i, change),
         }
@@ -1192,7 +1193,7 @@ impl World {
             |changes: &[WalChange]| changes.iter().any(|c| matches!(c, WalChange::Event(_)));
         let newest = self.server.transactions.iter().rev().find(|txn| has_events(&txn.changes));
         let newest = newest.map_or(at(0), |txn| at(txn.end));
-        let reached = |lsn: Lsn| relay.progress().watermark.lsn() >= lsn;
+        let reached = |lsn: Offset| relay.progress().watermark.offset() >= lsn;
         let full = relay.parking_is_full();
         let heads = relay.heads(1_000);
         let moving = heads.iter().any(|(_, state, ..)| *state != State::Dead);

@@ -16,7 +16,7 @@ mod topics;
 
 pub use config::{CreateTopics, KafkaConfig, KafkaSpec, OpenError, Properties};
 
-use postrider_core::sink::{Keys, Mailbox, Sink, SinkConfig, SinkKind};
+use postrider_core::sink::{FirstFile, FirstFileTable, Keys, Mailbox, Sink, SinkConfig, SinkKind};
 use std::sync::Arc;
 
 /// The kind.
@@ -34,7 +34,25 @@ impl SinkKind for Kafka {
     fn reference(&self) -> &'static str {
         include_str!("reference.toml")
     }
+
+    fn first_file(&self) -> FirstFile {
+        FirstFile { keys: &[("brokers", "localhost:9092")], tables: FIRST_FILE_TABLES }
+    }
 }
+
+const FIRST_FILE_TABLES: &[FirstFileTable] = &[
+    FirstFileTable {
+        path: "create_topics",
+        comment: "Missing topics are created with these settings; the others have the broker's defaults.",
+        keys: &["partitions", "replication_factor", "allow"],
+    },
+    FirstFileTable { path: "create_topics.config", comment: "", keys: &[] },
+    FirstFileTable {
+        path: "properties",
+        comment: "Settings of librdkafka. A name that ends in _file takes the value from a file.",
+        keys: &[],
+    },
+];
 
 /// Opens a sink of these settings. Connects in the background: a broker that can't be reached is no error.
 ///

@@ -4,7 +4,7 @@ use super::{PIPELINE, Real, conninfo, sessions};
 use crate::await_that::{SOON, await_that};
 use crate::model::script::{By, Step};
 use crate::server::Client;
-use postrider::lsn::{Lsn, Watermark};
+use postrider::offset::{Offset, Watermark};
 use postrider::postgres::control::Control;
 use postrider::postgres::store::cursor::{self, Cursor, CursorWrite};
 
@@ -27,7 +27,7 @@ impl Real {
             }
             Step::Row => {
                 let row = cursor::read(&self.client, PIPELINE).await.expect("a row").expect("one");
-                let row = self.notes.name(row.watermark.lsn().to_wire());
+                let row = self.notes.name(row.watermark.offset().get());
                 self.notes.say(format!("the cursor row is {row}"));
             }
             Step::Lock => {
@@ -65,7 +65,7 @@ impl Real {
     }
 
     fn moved(&self, letter: char, by: By) -> Cursor {
-        let end = Lsn::from_wire(self.notes.end_of(letter));
+        let end = Offset::new(self.notes.end_of(letter));
         let watermark = Watermark::from_commit_end(end);
         Cursor { watermark, flush_limit: end, owner_epoch: self.epoch(by), ..self.cursor.clone() }
     }

@@ -3,15 +3,16 @@
 use super::conninfo;
 use crate::await_that::SOON;
 use crate::model::notes::Seen;
-use postrider::lsn::Lsn;
 use postrider::postgres::SourceError;
 use postrider::postgres::error::SqlState;
 use postrider::postgres::stream::{Frame, StartReplication, WalConnection, WalStream};
 
 /// Asks for the slot's stream from a position on, 0 for where it stands.
 pub(super) async fn open(url: &str, slot: &str, from: u64) -> Result<WalStream, SourceError> {
-    let start =
-        StartReplication { lsn: Lsn::from_wire(from), ..StartReplication::new(slot, "model") };
+    let start = StartReplication {
+        lsn: pg_replication::lsn::Lsn::from_wire(from),
+        ..StartReplication::new(slot, "model")
+    };
     WalConnection::connect(&conninfo(url), "model").await?.start(&start).await
 }
 

@@ -61,7 +61,7 @@ WITH moved AS (
   WHERE o.tableoid = 16384 AND o.ctid = v.tid AND o."Versüche" >= 10
   RETURNING o."Id\", least(o."Versüche" + 1, 32767) AS "Versüche", v.error AS "select"
 )
-INSERT INTO "Ä"."dead""letters" ("Id\", "Versüche", "select") OVERRIDING SYSTEM VALUE SELECT "Id\", "Versüche", "select" FROM moved;
+INSERT INTO "my schema"."out""box_dlq" ("Id\", "Versüche", "select") OVERRIDING SYSTEM VALUE SELECT "Id\", "Versüche", "select" FROM moved;
 
 
 WITH e AS MATERIALIZED (

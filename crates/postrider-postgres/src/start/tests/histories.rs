@@ -19,7 +19,11 @@ fn promote_16(facts: &mut Facts) {
 fn switch(facts: &mut Facts, timeline: u32, end: &str, reason: &str) {
     let identity = facts.identity.as_mut().unwrap();
     identity.timeline = facts.server.timeline;
-    identity.switches = vec![TimelineSwitch { timeline, at: at(end), reason: reason.to_owned() }];
+    identity.switches = vec![TimelineSwitch {
+        timeline,
+        at: crate::lsn::to_wire(at(end)),
+        reason: reason.to_owned(),
+    }];
 }
 
 pub(super) const HISTORIES: &[(&str, Edit)] = &[

@@ -1,16 +1,16 @@
 use super::{next, *};
-use pg_replication::lsn::Lsn;
+use crate::lsn::Lsn;
 
 fn bookmark(name: &str, held_bytes: u64) -> Bookmark {
     Bookmark {
         name: name.to_owned(),
         note: None,
         slot: slot_name(name, 1),
-        lsn: Some(Lsn::from_wire(1)),
+        lsn: Some(Lsn::new(1)),
         timeline: 1,
         messages: false,
         created_at: String::new(),
-        created_micros: 0,
+        created: Timestamp::default(),
         expires_at: None,
         state: BookmarkState::Usable,
         restart_lsn: None,

@@ -210,8 +210,8 @@ fn strict_order_has_one_event_of_an_aggregate_in_flight() {
         requests: &[],
     };
     let begin = Input::Begin {
-        commit_lsn: super::lsn(32),
-        commit_time: postrider_core::event::PgTime::default(),
+        commit: super::lsn(32),
+        commit_time: postrider_core::timestamp::Timestamp::default(),
     };
     for input in [started, begin, event(a)] {
         relay.apply(Duration::ZERO, input, &mut effects);

@@ -2,8 +2,9 @@
 
 use super::{OnPoison, Script, lsn, rules};
 use crate::relay::{Change, Input};
-use postrider_core::event::{Aggregate, PgTime, Position};
+use postrider_core::event::{Aggregate, Position};
 use postrider_core::record::{Outcome, Ticket};
+use postrider_core::timestamp::Timestamp;
 use std::time::Duration;
 
 fn after(lines: &[&str]) -> Script {
@@ -20,7 +21,7 @@ fn blocked_aggregates_and_dead_events_are_reported() {
     run.lines(&rows);
     run.line("start 64");
     assert_eq!(run.relay.blocked_lanes(), 3);
-    let at = |ordinal| Position { commit_lsn: lsn(16), ordinal };
+    let at = |ordinal| Position { commit: lsn(16), ordinal };
     assert_eq!(run.relay.dead(9), [at(0), at(3)]);
     assert_eq!(run.relay.dead(1), [at(0)]);
     run.line("deleted 16 3");
@@ -32,9 +33,10 @@ fn oldest_unresolved_event_is_reported_by_its_commit_time() {
     let mut run = after(&["start 16"]);
     let mut apply = |input| {
         run.relay.apply(Duration::ZERO, input, &mut Vec::new());
-        run.relay.oldest_unresolved().map(|time| time.micros)
+        run.relay.oldest_unresolved().map(|time| time.unix_micros)
     };
-    let begin = |at, micros| Input::Begin { commit_lsn: lsn(at), commit_time: PgTime { micros } };
+    let begin =
+        |at, unix_micros| Input::Begin { commit: lsn(at), commit_time: Timestamp { unix_micros } };
     let event = || {
         let aggregate = Aggregate { kind: "order", id: "a" };
         Input::Change(Change::Event { aggregate, size_bytes: 1, wait: Duration::ZERO })
@@ -42,7 +44,7 @@ fn oldest_unresolved_event_is_reported_by_its_commit_time() {
     let acked = |ticket| Input::Report { ticket: Ticket(ticket), outcome: Outcome::Acked };
     assert_eq!(apply(begin(32, 5)), None);
     assert_eq!(apply(event()), Some(5));
-    apply(Input::Commit { commit_lsn: lsn(32), end_lsn: lsn(48) });
+    apply(Input::Commit { commit: lsn(32), end: lsn(48) });
     apply(begin(48, 9));
     assert_eq!(apply(event()), Some(5));
     assert_eq!(apply(acked(0)), Some(9));
@@ -54,9 +56,9 @@ fn oldest_unresolved_event_is_reported_by_its_commit_time() {
 #[test]
 fn received_position_is_reported_before_it_is_resolved() {
     let mut run = after(&["start 16", "begin 32", "event a", "commit 32 48"]);
-    assert_eq!((run.relay.received(), run.relay.resolved().commit_lsn), (lsn(48), lsn(16)));
+    assert_eq!((run.relay.received(), run.relay.resolved().commit), (lsn(48), lsn(16)));
     run.line("keepalive 64");
-    assert_eq!((run.relay.received(), run.relay.resolved().commit_lsn), (lsn(64), lsn(16)));
+    assert_eq!((run.relay.received(), run.relay.resolved().commit), (lsn(64), lsn(16)));
     run.line("unknown 0");
     assert_eq!(run.relay.received(), lsn(16), "the event is repeated");
 }

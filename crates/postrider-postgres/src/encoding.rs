@@ -21,7 +21,7 @@ enum Decoding {
 
 /// The content is not text of the encoding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct NotText;
+pub(crate) struct NotText;
 
 impl Encoding {
     /// UTF-8.
@@ -68,7 +68,7 @@ impl Encoding {
 
     /// Converts `content` to UTF-8 in `text`, and returns `true`. Returns `false`, and writes nothing, if `content`
     /// needs no conversion.
-    pub(super) fn decode(self, content: &[u8], text: &mut String) -> Result<bool, NotText> {
+    pub(crate) fn decode(self, content: &[u8], text: &mut String) -> Result<bool, NotText> {
         text.clear();
         // In every encoding that a database may have, ASCII characters have the bytes of ASCII.
         if matches!(self.0, Decoding::Utf8) || content.is_ascii() {

@@ -1,0 +1,6 @@
+//! Frames to changes, and with the mapper to records.
+
+mod changes;
+mod fuzz;
+mod recorded;
+mod support;
