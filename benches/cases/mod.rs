@@ -8,10 +8,12 @@ use postrider::event::{Aggregate, Position};
 use postrider::offset::{Offset, Watermark};
 use postrider::outbox::{At, Layout, Mapper, OutboxSpec};
 use postrider::parked::{Entry, Lane, State};
-use postrider::postgres::lsn::from_pg_micros;
-use postrider::postgres::{DecodedObjects, Decoder, Encoding, Frame};
+use postrider::postgres::wire::from_pg_micros;
+use postrider::postgres::{Decoder, Encoding, EventObjects, Frame};
 use postrider::record::{Outcome, Ticket};
-use postrider::relay::{self, Effect, Input, Limits, OnPoison, ParkingRules, Relay, Settings};
+use postrider::relay::{
+    self, Effect, HaltWords, Input, Limits, OnPoison, ParkingRules, Relay, Settings,
+};
 use postrider::source::Change;
 use postrider::timestamp::Timestamp;
 use std::hint::black_box;
@@ -24,8 +26,8 @@ pub(crate) type Run = Box<dyn FnMut()>;
 pub(crate) type Case = (&'static str, usize, fn(usize) -> Run);
 
 pub(crate) const ALL: &[Case] = &[
-    ("frame-to-message", 20_000, decode),
-    ("tuple-to-record", 20_000, map),
+    ("frame-to-change", 20_000, decode),
+    ("row-to-record", 20_000, map),
     ("relay", 20_000, relay),
     ("relay-100k-parked", 20_000, relay_beside_parked),
     ("relay-1M-behind-one", 1_000_000, relay_behind_one),
@@ -83,7 +85,7 @@ fn frame(data: &[u8]) -> Frame<'_> {
 }
 
 fn decoder() -> Decoder {
-    Decoder::new(DecodedObjects::default(), None, Encoding::UTF8)
+    Decoder::new(EventObjects::default(), None, Encoding::UTF8)
 }
 
 fn decode(events: usize) -> Run {
@@ -136,7 +138,8 @@ fn rules() -> ParkingRules {
 fn started(events_max: u64, parked: &[Entry]) -> Relay {
     let limits = Limits { events_max, bytes_max: u64::MAX };
     let cursor_interval = Duration::from_secs(1);
-    let mut relay = Relay::new(Settings { limits, cursor_interval, rules: rules() });
+    let (words, rules) = (HaltWords::POSTGRES, rules());
+    let mut relay = Relay::new(Settings { limits, cursor_interval, idle_step: 4096, words, rules });
     let cursor = Progress { watermark: Watermark::resumed(lsn(1_000_000)), partial: None };
     let input =
         Input::Started { cursor, same_history: true, same_owner: true, parked, requests: &[] };

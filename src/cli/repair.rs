@@ -14,7 +14,7 @@ use crate::error::{Halt, HaltReason};
 use crate::metrics::Metrics;
 use crate::pipeline::{self, Mode, PipelineSpec, Service, Stop, selection};
 use crate::postgres::control::Control;
-use crate::postgres::poll::claim::OutboxTable;
+use crate::postgres::poll::by_id::OutboxTable;
 use crate::postgres::repair::{
     self, Method, RepairRow, RepairState, RepairSummary, ResolvedBaseline, Verdict,
 };

@@ -10,7 +10,7 @@ use crate::finding::{Finding, Severity};
 use crate::outbox::Layout;
 use crate::pipeline::{Mode, PipelineSpec, repair_table};
 use crate::postgres::control::{Control, FactsQuery};
-use crate::postgres::poll::claim::OutboxTable;
+use crate::postgres::poll::by_id::OutboxTable;
 use crate::postgres::repair::{self, RepairKind, RepairProgress, Selection};
 use crate::postgres::schema::{self, SchemaState};
 use crate::postgres::schema_owner::SessionRights;

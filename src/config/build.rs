@@ -89,7 +89,7 @@ pub(super) fn spec(
 
 /// Why an UPDATE of an application cannot be seen, or not be distinguished from one of Postrider; `None` if it can.
 fn sees_no_update(pipeline: &PipelineConfig, poll: &PollSettings) -> Option<&'static str> {
-    let has_status = poll.table.as_ref().is_none_or(|table| table.marks.has_status());
+    let has_status = poll.table.as_ref().is_none_or(|table| table.row_state.has_status());
     if pipeline.outbox.table.is_none() {
         Some("\"halt\" needs outbox.table: logical messages are never updated; leave it out")
     } else if pipeline.mode != Mode::Wal {
@@ -118,7 +118,7 @@ fn times(outbox: &OutboxSpec, poll: &PollSettings, polls: bool) -> Times {
         }
     }
     let table = poll.table.as_ref().filter(|_| polls);
-    if let Some(last_attempt) = table.and_then(|table| table.marks.last_attempt()) {
+    if let Some(last_attempt) = table.and_then(|table| table.row_state.last_attempt()) {
         let what = "when a refused event is tried again";
         deciding.push(DecidingColumn { column: last_attempt.to_owned(), what });
     }

@@ -446,7 +446,14 @@ fn one(table: &CandidateTable, layout: Layout) -> Fit {
             fit.score -= 10;
         }
     }
-    let polling = |column: &Column| marks(layout).contains(&column.name.as_str());
+    // Columns with the row status of polling, which the stream ignores.
+    let state = spec.row_state();
+    let status: Vec<&str> = state
+        .columns()
+        .into_iter()
+        .filter(|name| spec.roles().all(|(_, column)| column != *name))
+        .collect();
+    let polling = |column: &Column| status.contains(&column.name.as_str());
     fit.score += i32::try_from(left.iter().filter(|column| polling(column)).count()).unwrap_or(0);
     left.retain(|column| !polling(column));
     fit.score += i32::from(table.name.name == layout.table());
@@ -466,17 +473,6 @@ fn is_needed(layout: Layout, role: Role) -> bool {
         | Role::Trace
         | Role::AvailableAt
         | Role::ExpiresAt => false,
-    }
-}
-
-/// Columns with the row status of polling, which the stream ignores.
-const fn marks(layout: Layout) -> &'static [&'static str] {
-    match layout {
-        Layout::Postrider | Layout::Debezium => &[],
-        Layout::Commerce => &["processed_at", "attempts", "last_error"],
-        Layout::Gcx => &["status", "retry_count", "max_retries", "published_at"],
-        Layout::Sqlgarden => &["status", "last_attempt_at", "attempt_count"],
-        Layout::Adr30 => &["published_at"],
     }
 }
 

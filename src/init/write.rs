@@ -219,3 +219,18 @@ fn comment(text: &mut String, words: &str) {
     text.push_str(folded.trim_end());
     text.push('\n');
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outbox::Layout;
+
+    #[test]
+    fn comment_of_the_layout_names_every_layout() {
+        let outbox = TABLES.iter().find(|part| part.table == "outbox").unwrap();
+        let (_, words, _) = outbox.keys.iter().find(|(key, ..)| *key == "layout").unwrap();
+        for layout in Layout::ALL {
+            assert!(words.contains(layout.name()), "{layout:?}");
+        }
+    }
+}

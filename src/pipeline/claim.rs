@@ -510,7 +510,7 @@ impl Pipeline {
 /// The next commit may get the end of WAL as its position, and its event must not be taken for one that was parked in
 /// this claim.
 fn position(wal_end: Offset, floor: Offset) -> (Offset, Offset) {
-    let at = crate::postgres::lsn::claim_lsn(wal_end.max(floor));
+    let at = crate::postgres::wire::claim_lsn(wal_end.max(floor));
     // Any number above the position and not above that of the next claim is right.
     (at, Offset::new(at.get() + 1))
 }
@@ -665,7 +665,7 @@ impl ClaimReader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::postgres::lsn::is_claim_lsn;
+    use crate::postgres::wire::is_claim_lsn;
 
     #[test]
     fn claims_rise_and_never_stand_where_a_commit_can() {

@@ -214,7 +214,7 @@ async fn handshake(
 
     let backend_pid = wal.backend_pid();
     let start = StartReplication {
-        lsn: crate::postgres::lsn::to_wire(resume.start.offset()),
+        lsn: crate::postgres::wire::to_wire(resume.start.offset()),
         messages: spec.messages(),
         confirm_interval: spec.confirm_interval,
         ..StartReplication::new(&spec.names.slot, &spec.names.publication)

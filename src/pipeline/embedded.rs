@@ -1,8 +1,9 @@
-//! A pipeline of a program that embeds Postrider: the product's loop over a source and a store of the program's own.
+//! A pipeline of a program that embeds Postrider, over a source and a store of the program's own.
 //!
-//! Relay, mapper, sink, status, metrics and log are those of every pipeline. The loop differs from `stream` in what
-//! only PostgreSQL has: no slot, no owner, no parked events. Without a table of parked events, an event that can't be
-//! published halts the pipeline.
+//! The loop is one of its own, over the relay, mapper, feed, sink, status, metrics and log of every pipeline. It has
+//! nothing of what only PostgreSQL has: no slot, no owner, no parked events. Without a table of parked events, an event
+//! that can't be published halts the pipeline. The pipelines over PostgreSQL use the loops of `stream` and `poll`: no
+//! source of the product implements `Source` and `Store`.
 
 use super::feed::{CHANGES_MAX, Fed};
 use super::lifecycle::{Pipeline, RECONNECT_MAX, RECONNECT_MIN, Waited};
@@ -37,8 +38,9 @@ const YIELD_INTERVAL: Duration = Duration::from_millis(1);
 /// How long a stream may take to close.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
-/// How long events stay in flight after a stream is lost: for ever. No other process publishes for the pipeline.
-const LEASE: Duration = Duration::from_hours(24 * 365 * 30);
+/// In place of the lease of a slot, after which events in flight are given up because another process may publish:
+/// longer than any process runs. No other process publishes for an embedded pipeline.
+const NO_LEASE: Duration = Duration::from_hours(24 * 365 * 30);
 
 /// A pipeline over a [`Source`] and a [`Store`] of the caller's own.
 ///
@@ -102,16 +104,18 @@ impl Embedded {
     /// Runs the pipeline until it is stopped or halts. Temporary failures of source, store and sink are retried without
     /// a limit.
     ///
-    /// A panic of source, store or sink, or a bug, leaves the status `halted` and reaches the caller.
+    /// A panic of source, store or sink, or a bug, leaves the status `halted` and reaches the caller: `run` never
+    /// returns [`PipelineExit::Bug`].
     ///
     /// The future is not `Send`: give each pipeline a thread with a runtime of tokio that has its timers enabled. If
     /// the future is dropped, the pipeline ends as in a crash: what is in flight is published again at the next start.
     pub async fn run<S: Source, T: Store>(self, source: S, store: T, stop: &Stop) -> PipelineExit {
         let Self { spec, status_handle, metrics } = self;
         let (name, from) = (spec.name().to_owned(), source.name());
-        let guard = PanicGuard::new(status_handle.clone());
+        let guard =
+            PanicGuard::new(status_handle.clone(), "the pipeline's thread panicked: see the log");
         status_handle.update(|snapshot| snapshot.source.clone_from(&from));
-        let made = match parks(&spec.outbox) {
+        let made = match needs_parking(&spec.outbox) {
             Some(halt) => Err(halt),
             None => Pipeline::new(spec, status_handle.clone(), metrics),
         };
@@ -123,10 +127,6 @@ impl Embedded {
                 exit
             }
             Err(halt) => PipelineExit::Halted(Box::new(halt)),
-        };
-        let exit = match exit {
-            PipelineExit::Halted(halt) => PipelineExit::Halted(Box::new(without_database(*halt))),
-            PipelineExit::Stopped | PipelineExit::Bug => exit,
         };
         drop(guard);
         log::ended(&name, &status_handle, &exit);
@@ -187,7 +187,7 @@ fn nowhere() -> Conninfo {
 }
 
 /// Why an outbox can't be published without a table of parked events; `None` if it can.
-fn parks(outbox: &OutboxSpec) -> Option<Halt> {
+fn needs_parking(outbox: &OutboxSpec) -> Option<Halt> {
     let column = outbox.column(Role::AvailableAt)?;
     Some(Halt {
         reason: HaltReason::NotApplicable,
@@ -198,16 +198,6 @@ fn parks(outbox: &OutboxSpec) -> Option<Halt> {
         hint: "set the column of role available_at to \"\", and let the source send an event when it is due"
             .to_owned(),
     })
-}
-
-/// The halt in the words of an embedded pipeline, whose events do not wait in PostgreSQL.
-fn without_database(halt: Halt) -> Halt {
-    let meaning = halt
-        .meaning
-        .replace("and PostgreSQL keeps the WAL", "and the source keeps the rest")
-        .replace("in the database", "in the source");
-    let message = halt.message.replace("the server sent", "the source sent");
-    Halt { message, meaning, ..halt }
 }
 
 /// How a stream ended.
@@ -242,7 +232,7 @@ struct EmbeddedRun<S> {
 impl<S: Source> EmbeddedRun<S> {
     /// Connects, streams, and connects again, until the pipeline ends.
     async fn run<T: Store>(&mut self, store: &T, stop: &Stop) -> PipelineExit {
-        self.pipeline.lease_ends = Instant::now() + LEASE;
+        self.pipeline.lease_ends = Instant::now() + NO_LEASE;
         let mut backoff = Backoff::new(RECONNECT_MIN, RECONNECT_MAX);
         loop {
             if let Some(exit) = self.pipeline.await_cluster(stop).await {
@@ -359,7 +349,7 @@ impl<S: Source> EmbeddedRun<S> {
         pipeline.destinations.awaits(None);
         let cursor = Progress { watermark: stored.watermark, partial: stored.partial };
         pipeline.confirmed = pipeline.confirmed.max(cursor.watermark);
-        // Another history was refused.
+        // `refuses` has compared the histories: if an earlier stream had one, it is this one.
         let same_history = self.history.replace(history).is_some();
         let (parked, requests) = (&[], &[]);
         let started = Input::Started { cursor, same_history, same_owner: true, parked, requests };
@@ -459,7 +449,12 @@ impl<'s, R: Stream, T: Store> EmbeddedSession<'s, R, T> {
             let Some((batch, place)) = &mut self.feeding else { return Fed::Whole };
             match pipeline.feed(now, &mut **batch, place, &mut changes) {
                 Fed::Whole => self.feeding = None,
-                stopped @ (Fed::Turn | Fed::Waiting | Fed::Blocked | Fed::Ended) => return stopped,
+                // Nothing here can answer. What was fed before is published first.
+                Fed::Blocked => {
+                    pipeline.apply(now, Input::Halt(Box::new(halts::blocked())));
+                    return Fed::Waiting;
+                }
+                stopped @ (Fed::Turn | Fed::Waiting | Fed::Ended) => return stopped,
             }
         }
     }
@@ -552,7 +547,7 @@ impl<'s, R: Stream, T: Store> EmbeddedSession<'s, R, T> {
         }
         pipeline.effects = effects;
         pipeline.observe_latency();
-        // A new stream gets the confirmation that an earlier one has got.
+        // `pipeline.confirmed` is what was confirmed on any stream of this process. A new stream has not been told yet.
         if pipeline.confirmed > self.confirmed {
             self.confirmed = pipeline.confirmed;
             self.stream.confirm(self.confirmed);
@@ -580,8 +575,12 @@ async fn written(writing: &mut Option<CursorJob<'_>>) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outbox::Layout;
+    use crate::event::Position;
+    use crate::outbox::{Layout, MapError};
+    use crate::record::Refusal;
+    use crate::row::TableId;
     use crate::sink::DiscardConfig;
+    use crate::source::Unreadable;
 
     /// Nothing in it leads to a database.
     #[test]
@@ -606,24 +605,30 @@ mod tests {
     #[test]
     fn outbox_with_events_for_later_is_refused() {
         for layout in Layout::ALL {
-            let halt = parks(&embedded(*layout).spec.outbox);
+            let halt = needs_parking(&embedded(*layout).spec.outbox);
             assert_eq!(halt.is_some(), *layout == Layout::Commerce, "{layout:?}");
         }
     }
 
     #[test]
     fn halts_name_the_source_and_not_the_database() {
-        let halt = Halt {
-            reason: HaltReason::PoisonEvent,
-            message: "the server sent the stream out of order".to_owned(),
-            meaning: "it and all that follows wait in the database, and PostgreSQL keeps the WAL"
-                .to_owned(),
-            hint: "start again".to_owned(),
-        };
-        let halt = without_database(halt);
-        let text = format!("{halt} {} {}", halt.meaning, halt.hint);
-        for word in ["server", "database", "PostgreSQL"] {
-            assert!(!text.contains(word), "{word}: {text}");
+        let (mode, position) = (Mode::Embedded, Position::default());
+        let spec = embedded(Layout::Postrider).spec;
+        let unread = Unreadable::Protocol("it is cut".into());
+        let error = MapError::Inconsistent { table: TableId(1), what: "it is narrow" };
+        let named = ("orders", "1");
+        let halts = [
+            halts::unfit_running("it is full".to_owned(), String::new(), mode),
+            halts::refused_event(&spec, named, position, Refusal::too_large(2, 1)),
+            halts::unfit_table(&error, mode),
+            halts::unreadable(&unread, mode),
+            halts::blocked(),
+        ];
+        for halt in halts {
+            let text = format!("{halt} {} {}", halt.meaning, halt.hint);
+            for word in ["server", "database", "PostgreSQL", "WAL"] {
+                assert!(!text.contains(word), "{word}: {text}");
+            }
         }
     }
 }

@@ -9,8 +9,8 @@ use super::log::PipelineLog;
 use super::parked::RecordBuffer;
 use super::requeue::RequeuedEvents;
 use super::row_status::{HandOverFilter, RowStatusQueue};
-use super::spec::PipelineSpec;
-use crate::error::{Halt, HaltReason};
+use super::spec::{Mode, PipelineSpec};
+use crate::error::Halt;
 use crate::event::Aggregate;
 use crate::metrics::PipelineMetrics;
 use crate::outbox::{At, MapError, Mapped, Mapper};
@@ -21,7 +21,7 @@ use crate::record::{Record, Refusal, Ticket};
 use crate::relay::{Change, Effect, Input, OnPoison, Relay};
 use crate::row::Row;
 use crate::sink::{NotTaken, Sink};
-use crate::source::{self, Message, Unreadable};
+use crate::source::{self, Message};
 use crate::timestamp::Timestamp;
 use std::time::Duration;
 
@@ -112,7 +112,10 @@ impl Pipeline {
                     step
                 }
                 Err(error) => {
-                    self.apply(now, Input::Halt(Box::new(unreadable(&error))));
+                    self.apply(
+                        now,
+                        Input::Halt(Box::new(halts::unreadable(&error, self.spec.mode))),
+                    );
                     FeedStep::Stay
                 }
             };
@@ -156,7 +159,10 @@ impl Pipeline {
             }
             source::Change::Table(table) => {
                 if let Err(error) = self.mapper.table(table) {
-                    self.apply(now, Input::Halt(Box::new(halts::unfit_table(&error))));
+                    self.apply(
+                        now,
+                        Input::Halt(Box::new(halts::unfit_table(&error, self.spec.mode))),
+                    );
                     return FeedStep::Stay;
                 }
                 return FeedStep::Next;
@@ -199,10 +205,22 @@ impl Pipeline {
         match self.mapper.halting_update(row) {
             Ok(id) => {
                 let at = self.relay.upcoming().map(|next| next.position);
-                id.map(|id| Box::new(halts::updated_row(&self.spec.names, id.as_deref(), at)))
+                let (names, mode) = (&self.spec.names, self.spec.mode);
+                id.map(|id| Box::new(halts::updated_row(names, id.as_deref(), at, mode)))
             }
-            Err(error) => Some(Box::new(halts::unfit_table(&error))),
+            Err(error) => Some(Box::new(halts::unfit_table(&error, self.spec.mode))),
         }
+    }
+
+    /// The halt because a source of the caller's own sends a row of another table, and has not described the outbox.
+    /// With PostgreSQL, the start has found the outbox in the catalog.
+    fn halts_before_outbox(&self, change: &Candidate<'_>) -> Option<Box<Halt>> {
+        let Candidate::Row(row) = change else { return None };
+        if self.spec.mode != Mode::Embedded {
+            return None;
+        }
+        let (other, outbox) = self.mapper.before_outbox(row.table)?;
+        Some(Box::new(halts::outbox_not_described(other, outbox)))
     }
 
     /// A change that may be an event: maps it, applies it to the relay, and passes it to the sink if the relay says so.
@@ -214,7 +232,7 @@ impl Pipeline {
         };
         let mut mapped = match map(&mut self.mapper, change, at) {
             Ok(Some(mapped)) => mapped,
-            Ok(None) => return self.skip_other(now),
+            Ok(None) => return self.skip_other(now, change),
             Err(error) => return self.not_mapped(now, at, error),
         };
         if !self.relay.admits(mapped.aggregate) {
@@ -264,8 +282,8 @@ impl Pipeline {
         let missing = not_taken == NotTaken::Missing;
         let may_park = missing && self.spec.parking.on_poison != OnPoison::Stop;
         let lost = || self.destinations.parks(record.topic, may_park, now);
-        let (sink, named) = (&*self.spec.sink, (record.topic, mapped.event_id));
-        let halt = |reason| Box::new(halts::refused_event(sink, named, at.position, reason));
+        let (spec, named) = (&self.spec, (record.topic, mapped.event_id));
+        let halt = |reason| Box::new(halts::refused_event(spec, named, at.position, reason));
         let Some((input, refused)) = set_aside(not_taken, ticket, (doubted, lost), halt) else {
             self.destinations.awaits(nowhere(not_taken).then_some(record.topic));
             self.apply(now, offered_again(not_taken, ticket));
@@ -279,7 +297,12 @@ impl Pipeline {
         FeedStep::Next
     }
 
-    fn skip_other(&mut self, now: Duration) -> FeedStep {
+    /// A row of another table, or a message with another prefix.
+    fn skip_other(&mut self, now: Duration, change: &Candidate<'_>) -> FeedStep {
+        if let Some(halt) = self.halts_before_outbox(change) {
+            self.apply(now, Input::Halt(halt));
+            return FeedStep::Stay;
+        }
         self.log.skipped.counts.others += 1;
         self.skip(now)
     }
@@ -312,7 +335,7 @@ impl Pipeline {
                 }
                 self.polled_ids.claimed(event_id);
                 self.metrics.failed(partial.event_type.as_deref().unwrap_or_default());
-                let halt = Box::new(halts::poison_event(&poison, self.spec.mode));
+                let halt = Box::new(halts::poison_event(&poison, self.spec.mode, self.log.polling));
                 let first = self.effects.len();
                 let change = Input::Change(Change::Poison { aggregate, halt });
                 self.relay.apply(now, change, &mut self.effects);
@@ -324,7 +347,7 @@ impl Pipeline {
                 FeedStep::Next
             }
             MapError::Unfit(_) | MapError::Inconsistent { .. } => {
-                self.apply(now, Input::Halt(Box::new(halts::unfit_table(&error))));
+                self.apply(now, Input::Halt(Box::new(halts::unfit_table(&error, self.spec.mode))));
                 FeedStep::Stay
             }
         }
@@ -442,7 +465,7 @@ fn park_doubted(
 ) -> FeedStep {
     polled_ids.claimed(mapped.event_id);
     metrics.failed(mapped.event_type);
-    let halt = Box::new(halts::doubted_event(mapped.event_id, at.position));
+    let halt = Box::new(halts::doubted_event(mapped.event_id, at.position, spec.mode));
     let change = Change::Poison { aggregate: Some(mapped.aggregate), halt };
     if let RelayAnswer::Park(entry, _) = answer_to(decider, Input::Change(change)) {
         log.parked_total += 1;
@@ -564,20 +587,6 @@ fn take_answer(effects: &mut Vec<Effect>, first: usize) -> RelayAnswer {
     }
 }
 
-fn unreadable(error: &Unreadable) -> Halt {
-    match error {
-        Unreadable::Protocol(error) => Halt {
-            reason: HaltReason::Protocol,
-            message: format!("the server sent a message that can't be read: {error}"),
-            meaning:
-                "nothing is lost: the cursor is before this message; skipping it could lose an event"
-                    .into(),
-            hint: "start again; if it comes back, report it with the server's version".into(),
-        },
-        Unreadable::NotText(table) => halts::unfit_table(&MapError::not_text(*table)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -597,7 +606,7 @@ mod tests {
             RequeuedEvents::new(vec![parked, again("resolved", RequeueDecision::MarkOnly)]);
         let mut log = PipelineLog::default();
         log.read_clock();
-        // The beginning of 2000, and the end of time.
+        // The beginning of 1970, and the end of time.
         let (past, future) = (Timestamp::default(), Timestamp::MAX);
         for (id, expires_at, expired) in [
             ("another", Some(past), true),

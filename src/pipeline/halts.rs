@@ -2,21 +2,20 @@
 //! errors are in `postgres`. A halt never contains a payload.
 
 use super::requeue::DOUBT;
-use super::spec::Mode;
+use super::spec::{Mode, PipelineSpec};
 use crate::error::{Chain, Halt, HaltReason};
 use crate::event::{Position, shown_id};
-use crate::outbox::{MapError, Poison, SpecError};
+use crate::outbox::{EventKept, MapError, Poison, SpecError, TableName};
 use crate::postgres::Names;
 use crate::record::Refusal;
-use crate::sink::{SinkConfig, SinkError};
-
-/// What to do about a row of a source of the caller's own that can't be published. Its table is not known here.
-const EMBEDDED_HINT: &str = "correct the row in the source, or let the source send Change::Other in \
-                             its place; then start again";
+use crate::sink::SinkError;
+use crate::source::Unreadable;
 
 /// What a halt because of one event means.
-const BEFORE_IT: &str =
-    "everything before it is published; it and all that follows wait in the database";
+fn before_it(mode: Mode) -> String {
+    let keeper = mode.words().keeper;
+    format!("everything before it is published; it and all that follows wait in {keeper}")
+}
 
 pub(super) fn unfit_outbox(errors: &[SpecError]) -> Halt {
     let list: Vec<String> = errors.iter().map(|error| Chain(error).to_string()).collect();
@@ -28,22 +27,25 @@ pub(super) fn unfit_outbox(errors: &[SpecError]) -> Halt {
     }
 }
 
-pub(super) fn unfit_sink(error: &SinkError) -> Halt {
-    unfit_running(Chain(error).to_string(), error.hint().to_owned())
+pub(super) fn unfit_sink(error: &SinkError, mode: Mode) -> Halt {
+    unfit_running(Chain(error).to_string(), error.hint().to_owned(), mode)
 }
 
-pub(super) fn unfit_running(reason: String, hint: String) -> Halt {
+pub(super) fn unfit_running(reason: String, hint: String, mode: Mode) -> Halt {
     Halt {
         reason: HaltReason::SinkUnfit,
         message: reason,
-        meaning: "nothing is lost: what is not acknowledged waits in the database".into(),
+        meaning: format!(
+            "nothing is lost: what is not acknowledged waits in {}",
+            mode.words().keeper
+        ),
         hint,
     }
 }
 
 /// The sink refuses this event for good. The halt shows its ID, position and topic, never its payload.
 pub(super) fn refused_event(
-    sink: &dyn SinkConfig,
+    spec: &PipelineSpec,
     (topic, event_id): (&str, &str),
     position: Position,
     reason: Refusal,
@@ -54,13 +56,18 @@ pub(super) fn refused_event(
         message: format!(
             "event {id:?} at {position} can't be published to topic {topic:?}: {reason}"
         ),
-        meaning: BEFORE_IT.to_owned(),
-        hint: sink.hint(reason, topic),
+        meaning: before_it(spec.mode),
+        hint: spec.sink.hint(reason, topic),
     }
 }
 
 /// A row of the outbox table was updated, and `outbox.on_update = "halt"`.
-pub(super) fn updated_row(names: &Names, id: Option<&str>, at: Option<Position>) -> Halt {
+pub(super) fn updated_row(
+    names: &Names,
+    id: Option<&str>,
+    at: Option<Position>,
+    mode: Mode,
+) -> Halt {
     let table = names.table.as_ref().map_or_else(String::new, ToString::to_string);
     let row = id.map_or_else(|| "a row".to_owned(), |id| format!("the row with id {id:?}"));
     let at = at.map_or_else(String::new, |at| format!(" at {at}"));
@@ -68,7 +75,8 @@ pub(super) fn updated_row(names: &Names, id: Option<&str>, at: Option<Position>)
         reason: HaltReason::RowUpdated,
         message: format!("{row} of table {table} was updated{at}, and outbox.on_update is \"halt\""),
         meaning: format!(
-            "the event of this row is published as it was inserted, not as it is now; {BEFORE_IT}"
+            "the event of this row is published as it was inserted, not as it is now; {}",
+            before_it(mode)
         ),
         hint: "find out which session updates the table, and what consumers have to know. To skip this and every \
                other UPDATE: set outbox.on_update = \"skip\" and start again; nothing is lost by it. When the pipeline \
@@ -78,22 +86,27 @@ pub(super) fn updated_row(names: &Names, id: Option<&str>, at: Option<Position>)
 }
 
 /// An event can't be read from its row. The halt shows its ID, position and column, never its payload.
-pub(super) fn poison_event(poison: &Poison, mode: Mode) -> Halt {
-    let hint = if mode == Mode::Embedded { EMBEDDED_HINT.to_owned() } else { poison.hint() };
+/// `claimed`: the event's row was read from the table, and is read again as it is at the next start.
+pub(super) fn poison_event(poison: &Poison, mode: Mode, claimed: bool) -> Halt {
+    let kept = match mode {
+        Mode::Embedded => EventKept::Source,
+        Mode::Wal | Mode::Auto | Mode::Poll if claimed => EventKept::Row,
+        Mode::Wal | Mode::Auto | Mode::Poll => EventKept::Log,
+    };
     Halt {
         reason: HaltReason::PoisonEvent,
         message: poison.to_string(),
-        meaning: BEFORE_IT.to_owned(),
-        hint,
+        meaning: before_it(mode),
+        hint: poison.hint(kept),
     }
 }
 
 /// A row has the ID of a parked event, and may be that event or another one.
-pub(super) fn doubted_event(id: &str, position: Position) -> Halt {
+pub(super) fn doubted_event(id: &str, position: Position, mode: Mode) -> Halt {
     Halt {
         reason: HaltReason::PoisonEvent,
         message: format!("event {:?} at {position} can't be published: {DOUBT}", shown_id(id)),
-        meaning: BEFORE_IT.to_owned(),
+        meaning: before_it(mode),
         hint: "with parking.on_poison = \"block_key\" it is parked; then postrider parked retry or postrider parked \
                skip decides"
             .to_owned(),
@@ -125,16 +138,72 @@ pub(super) fn nothing_to_poll() -> Halt {
     }
 }
 
-pub(super) fn unfit_table(error: &MapError) -> Halt {
+pub(super) fn unfit_table(error: &MapError, mode: Mode) -> Halt {
+    let keeps = match mode {
+        Mode::Wal | Mode::Poll | Mode::Auto => "PostgreSQL keeps the WAL",
+        Mode::Embedded => "the source keeps the rest",
+    };
     Halt {
         reason: HaltReason::TableUnfit,
         message: Chain(error).to_string(),
-        meaning: "nothing is lost: the cursor is before this row, and PostgreSQL keeps the WAL"
-            .into(),
+        meaning: format!("nothing is lost: the cursor is before this row, and {keeps}"),
         hint: match error {
             MapError::Unfit(unfit) => unfit.hint(),
+            MapError::Inconsistent { .. } if mode == Mode::Embedded => {
+                "let the source describe each table on each stream before its first row, with the columns that its \
+                 rows have; then start again"
+                    .into()
+            }
             MapError::Poison(_) | MapError::Inconsistent { .. } => "start again".into(),
         },
+    }
+}
+
+/// A change of the source can't be read.
+pub(super) fn unreadable(error: &Unreadable, mode: Mode) -> Halt {
+    let error = match error {
+        Unreadable::Protocol(error) => error,
+        Unreadable::NotText(table) => return unfit_table(&MapError::not_text(*table), mode),
+    };
+    let hint = match mode {
+        Mode::Wal | Mode::Poll | Mode::Auto => {
+            "start again; if it comes back, report it with the server's version"
+        }
+        Mode::Embedded => "start again; if it comes back, correct the source",
+    };
+    Halt {
+        reason: HaltReason::Protocol,
+        message: format!("{} sent a message that can't be read: {error}", mode.words().sender),
+        meaning:
+            "nothing is lost: the cursor is before this message; skipping it could lose an event"
+                .into(),
+        hint: hint.into(),
+    }
+}
+
+/// A source of the caller's own waits for an answer that nothing gives.
+pub(super) fn blocked() -> Halt {
+    Halt {
+        reason: HaltReason::Protocol,
+        message: "the source sent Change::Blocked, which an embedded pipeline can't answer".into(),
+        meaning: "everything before it is published; the change and all that follows wait in the source".into(),
+        hint: "let the source find out what a batch needs before Stream::next returns it, then start again".into(),
+    }
+}
+
+/// The source of an embedded pipeline sends rows of another table, and has not described the outbox: a name is probably
+/// wrong, and every event would be skipped.
+pub(super) fn outbox_not_described(other: &TableName, outbox: &TableName) -> Halt {
+    Halt {
+        reason: HaltReason::TableUnfit,
+        message: format!(
+            "the source sent a row of table {other}, and has not described the outbox {outbox}"
+        ),
+        meaning: "rows of other tables are no events. The cursor is before this row".into(),
+        hint: format!(
+            "if the events are in {other}, correct OutboxSpec::table; otherwise let the source describe {outbox} on \
+             each stream, before the first row of any table"
+        ),
     }
 }
 

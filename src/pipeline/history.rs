@@ -151,7 +151,7 @@ mod tests {
     fn past(wal_end: u64, timelines: &[u32]) -> ServerPast {
         let switch = |timeline: &u32| TimelineSwitch {
             timeline: *timeline,
-            at: crate::postgres::lsn::to_wire(Offset::new(50)),
+            at: crate::postgres::wire::to_wire(Offset::new(50)),
             reason: "no recovery target specified".to_owned(),
         };
         ServerPast {

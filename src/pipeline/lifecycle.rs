@@ -133,7 +133,7 @@ pub(super) struct Pipeline {
     pub(super) pause_min: Duration,
 }
 
-/// The Kafka cluster of the brokers.
+/// The cluster of the brokers, with a sink that has one.
 #[derive(Default)]
 pub(super) struct SinkCluster {
     /// The cluster for which the last start was decided; `None` if no broker had answered.
@@ -182,9 +182,11 @@ impl Pipeline {
     /// forward in another cluster since.
     pub(super) fn admit(&mut self) {
         let cluster = self.cluster.decided.as_deref();
-        match cluster {
-            Some(cluster) => self.sink.admit(cluster),
-            None => self.sink.hold(),
+        if self.spec.sink.capabilities().clusters {
+            match cluster {
+                Some(cluster) => self.sink.admit(cluster),
+                None => self.sink.hold(),
+            }
         }
         let summary = settings_change::summary(&self.spec, cluster);
         self.status_handle.update(|snapshot| snapshot.belongs_to = Some(summary));
@@ -497,12 +499,16 @@ impl Pipeline {
         let mailbox = Mailbox::default();
         let mapper = spec.mapper().map_err(|e| halts::unfit_outbox(&e))?;
         let sink = spec.sink.open(&spec.needs(Purpose::Live), mailbox.clone());
-        let mut sink = sink.map_err(|e| halts::unfit_sink(&e))?;
-        let held_bytes = spec.sink.capabilities().held_bytes;
-        sink.hold();
+        let mut sink = sink.map_err(|e| halts::unfit_sink(&e, spec.mode))?;
+        let capabilities = spec.sink.capabilities();
+        if capabilities.clusters {
+            sink.hold();
+        }
         let settings = Settings {
             limits: spec.limits,
             cursor_interval: spec.cursor_interval,
+            idle_step: spec.mode.idle_step(),
+            words: spec.mode.words(),
             rules: spec.parking,
         };
         let auto = spec.mode == Mode::Auto;
@@ -516,7 +522,7 @@ impl Pipeline {
             relay: Relay::new(settings),
             mapper,
             sink,
-            held_bytes,
+            held_bytes: capabilities.held_bytes,
             cluster: SinkCluster::default(),
             mailbox,
             effects: Vec::new(),
@@ -628,7 +634,10 @@ impl Pipeline {
                     self.apply(now, Input::SinkBroken);
                 }
                 Post::Unfit { reason, hint } => {
-                    self.apply(now, Input::Halt(Box::new(halts::unfit_running(reason, hint))));
+                    self.apply(
+                        now,
+                        Input::Halt(Box::new(halts::unfit_running(reason, hint, self.spec.mode))),
+                    );
                     // Reports of events in flight may never arrive.
                     self.apply(now, Input::SinkBroken);
                 }

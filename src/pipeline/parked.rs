@@ -450,7 +450,7 @@ impl Pipeline {
 
     fn large_refused(&mut self, now: Duration, large: LargeInFlight, reason: Refusal) {
         let named = (large.record.topic.as_str(), large.event_id.as_str());
-        let halt = Box::new(halts::refused_event(&*self.spec.sink, named, large.position, reason));
+        let halt = Box::new(halts::refused_event(&self.spec, named, large.position, reason));
         self.metrics.failed(&large.event_type);
         self.row_status.not_published(large.ticket);
         let first = self.effects.len();

@@ -25,7 +25,7 @@ use crate::parked::Entry;
 use crate::postgres::SourceError;
 use crate::postgres::catalog::Instance;
 use crate::postgres::error_policy::Phase;
-use crate::postgres::poll::claim::OutboxTable;
+use crate::postgres::poll::by_id::OutboxTable;
 use crate::postgres::poll::{CLAIM_ROWS_MAX, MissedRows, OldestReady, PollSpec};
 use crate::postgres::repair::{self, Method, Selection};
 use crate::postgres::setup::SlotOutcome;
@@ -312,7 +312,7 @@ impl Pipeline {
         let table = polling.poller.description();
         self.mapper.clear_tables(Some(table.id));
         if let Err(error) = self.mapper.table(&table.as_table()) {
-            return Some(Box::new(super::halts::unfit_table(&error)));
+            return Some(Box::new(super::halts::unfit_table(&error, self.spec.mode)));
         }
         self.history = None;
         self.destinations.awaits(None);

@@ -14,7 +14,7 @@ use super::spec::Mode;
 use crate::event::Position;
 use crate::parked::{Entry, Parked, State};
 use crate::postgres::SourceError;
-use crate::postgres::poll::claim::OutboxTable;
+use crate::postgres::poll::by_id::OutboxTable;
 use crate::postgres::store::requeue::{self, RequeueDecision, RequeuedEvent};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;

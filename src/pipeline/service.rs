@@ -75,7 +75,9 @@ pub enum PipelineExit {
     Stopped,
     /// Halted: an operator must act.
     Halted(Box<Halt>),
-    /// A panic: a bug in Postrider. The message of the panic is in the log.
+    /// A panic of the pipeline's thread: a bug in Postrider, or in a sink of the caller's own. The message of the panic
+    /// is in the log. Only [`Service`] returns it: a panic of an [`Embedded`](super::Embedded) pipeline reaches the
+    /// caller of `run`.
     Bug,
 }
 
@@ -144,7 +146,7 @@ fn thread(
     ended: oneshot::Sender<PipelineExit>,
 ) {
     // If this thread panics, its sender is dropped too.
-    let guard = PanicGuard::new(status_handle.clone());
+    let guard = PanicGuard::new(status_handle.clone(), "a bug in Postrider: see the log");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
@@ -167,14 +169,15 @@ fn thread(
     }
 }
 
-/// Sets the status to halted if the thread panics.
+/// Sets the status to halted, with this reason, if the thread panics.
 pub(super) struct PanicGuard {
     status_handle: StatusHandle,
+    reason: &'static str,
 }
 
 impl PanicGuard {
-    pub(super) fn new(status_handle: StatusHandle) -> Self {
-        Self { status_handle }
+    pub(super) fn new(status_handle: StatusHandle, reason: &'static str) -> Self {
+        Self { status_handle, reason }
     }
 }
 
@@ -183,7 +186,7 @@ impl Drop for PanicGuard {
         if std::thread::panicking() {
             self.status_handle.update(|snapshot| {
                 snapshot.state = PipelineState::Halted;
-                snapshot.reason = Some("a bug in Postrider: see the log".into());
+                snapshot.reason = Some(self.reason.into());
             });
         }
     }

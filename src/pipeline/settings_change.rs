@@ -17,7 +17,7 @@ use crate::postgres::catalog::{self, TableFacts};
 use crate::postgres::error_policy::{Action, Phase, action};
 use crate::postgres::names::{TableName, literal};
 use crate::postgres::poll::PollSpec;
-use crate::postgres::poll::claim::OutboxTable;
+use crate::postgres::poll::by_id::OutboxTable;
 use crate::postgres::repair::{self, Method, Selection, UnmarkedRows};
 use crate::postgres::start::{self, Facts};
 use crate::postgres::store::cursor::{self, Difference, PositionSettings, SettingsRow};

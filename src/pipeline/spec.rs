@@ -10,8 +10,8 @@ use crate::postgres::control::FactsQuery;
 use crate::postgres::poll::{Backoff, PollSpec};
 use crate::postgres::schema_owner::SessionRights;
 use crate::postgres::start::Identity;
-use crate::postgres::{Conninfo, DecodedObjects, Encoding, Names, TableName};
-use crate::relay::{Limits, ParkingRules};
+use crate::postgres::{Conninfo, Encoding, EventObjects, Names, TableName};
+use crate::relay::{HaltWords, Limits, ParkingRules};
 use crate::sink::{Needs, Purpose, SinkConfig};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +27,29 @@ pub enum Mode {
     Auto,
     /// From a source of the program that embeds Postrider ([`Embedded`](super::Embedded)).
     Embedded,
+}
+
+impl Mode {
+    /// How halts call what events are read from.
+    pub(super) const fn words(self) -> HaltWords {
+        match self {
+            Self::Wal | Self::Poll | Self::Auto => HaltWords::POSTGRES,
+            Self::Embedded => HaltWords {
+                sender: "the source",
+                keeper: "the source",
+                disorder_hint: "correct the source so that it keeps the rules of docs/embedding.md, then start again",
+            },
+        }
+    }
+
+    /// How far a position moves before the cursor is written without events. In PostgreSQL the write moves the position
+    /// itself: its commit, and an image of a page after a checkpoint. Unit: that of the source's offsets.
+    pub(super) const fn idle_step(self) -> u64 {
+        match self {
+            Self::Wal | Self::Poll | Self::Auto => 4096,
+            Self::Embedded => 1,
+        }
+    }
 }
 
 /// What a running pipeline does when its slot is lost.
@@ -173,16 +196,16 @@ impl PipelineSpec {
     pub fn unfit_types(&self, table: &TableFacts) -> Vec<Unfit> {
         let column = |column| {
             let ColumnFacts { name, type_name, type_facts, .. }: &ColumnFacts = column;
-            DeclaredColumn { name, of: type_facts.value_type(), type_name }
+            DeclaredColumn { name, value_type: type_facts.value_type(), type_name }
         };
         let columns: Vec<DeclaredColumn<'_>> = table.columns.iter().map(column).collect();
         self.mapper().map_or_else(|_unsound| Vec::new(), |mapper| mapper.unfit_types(&columns))
     }
 
     /// What of the stream becomes events, for the decoder of a stream whose rows `mapper` maps.
-    pub fn decoded_objects(&self, mapper: &Mapper) -> DecodedObjects {
+    pub fn decoded_objects(&self, mapper: &Mapper) -> EventObjects {
         let table = self.outbox.table.as_ref();
-        DecodedObjects {
+        EventObjects {
             table: table.map(|of| TableName::new(of.schema.clone(), of.name.clone())),
             columns: mapper.columns().map(str::to_owned).collect(),
             message_prefix: self.outbox.message_prefix.clone(),
@@ -208,7 +231,7 @@ impl PipelineSpec {
     pub fn fit(&self, table: Option<&TableFacts>) -> Result<(), Halt> {
         let unfit = table.map(|table| self.unfit_types(table));
         match unfit.and_then(|unfit| unfit.into_iter().next()) {
-            Some(unfit) => Err(halts::unfit_table(&MapError::Unfit(unfit))),
+            Some(unfit) => Err(halts::unfit_table(&MapError::Unfit(unfit), self.mode)),
             None => Ok(()),
         }
     }
@@ -235,7 +258,7 @@ pub fn poll_spec(pipeline: &str, outbox: &OutboxSpec, delete: bool) -> Option<Po
         aggregate_id: column(Role::AggregateId)?,
         time: column(Role::Time),
         stamps: outbox.timestamp == TimestampSource::Event,
-        marks: outbox.row_state(),
+        row_state: outbox.row_state(),
         table,
         delete,
         block_key: true,

@@ -8,9 +8,9 @@ use super::publisher::{Offered, Publisher};
 use crate::event::Position;
 use crate::offset::Offset;
 use crate::outbox::{At, Mapper};
-use crate::postgres::lsn;
 use crate::postgres::replay::{FetchedRows, OutboxRows};
 use crate::postgres::value_types::TypeFacts;
+use crate::postgres::wire;
 use crate::postgres::{
     Batch, Conninfo, Decoder, SourceError, SqlState, StartReplication, WalConnection, WalStream,
 };
@@ -98,7 +98,7 @@ impl BookmarkStream {
     ) -> Result<Self, ReplayError> {
         let deadline = Instant::now() + SLOT_WAIT_MAX;
         let how = StartReplication {
-            lsn: lsn::to_wire(start.commit),
+            lsn: wire::to_wire(start.commit),
             messages: range.messages,
             queue_bytes_max: READ_AHEAD_BYTES,
             ..StartReplication::new(&range.slot, &range.publication)

@@ -11,7 +11,7 @@ use crate::server::{Client, Database, Version};
 use pg_replication::lsn::Lsn;
 use postrider::event::Position;
 use postrider::outbox::{At, Extra, Layout, Mapper, OutboxSpec, Placement, TableName};
-use postrider::postgres::{DecodedObjects, Decoder, Encoding, Frame};
+use postrider::postgres::{Decoder, Encoding, EventObjects, Frame};
 use postrider::source::Change;
 use postrider::timestamp::Timestamp;
 use std::collections::BTreeMap;
@@ -180,7 +180,7 @@ fn map(table: &str, messages: &[Vec<u8>], placement: Placement) -> Vec<(usize, O
     let at = At { position: Position::default(), commit_time: Timestamp { unix_micros: 0 } };
     let mut all = Vec::new();
     // No type of the table has to be looked up.
-    let mut decoder = Decoder::new(DecodedObjects::default(), None, Encoding::UTF8);
+    let mut decoder = Decoder::new(EventObjects::default(), None, Encoding::UTF8);
     for data in messages {
         let frame = Frame::XLogData { wal_start: Lsn::ZERO, wal_end: Lsn::ZERO, data };
         match decoder.change(&frame).unwrap() {

@@ -32,7 +32,7 @@ mod marks;
 mod stream;
 
 use crate::server::Version;
-use postrider::relay::{Limits, OnPoison, ParkingRules, Settings};
+use postrider::relay::{HaltWords, Limits, OnPoison, ParkingRules, Settings};
 use real::Real;
 use script::Step;
 use std::collections::BTreeSet;

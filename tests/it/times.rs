@@ -7,8 +7,7 @@ use crate::halted::run_to_halt;
 use crate::pipeline::Pipeline;
 use crate::relay::{postrider, postrider_ok};
 use crate::server::{Client, Database, Version};
-use postrider::postgres::poll::{AmbiguousTime, instant_sql};
-use postrider::postgres::times::TimeType;
+use postrider::postgres::times::{AmbiguousTime, TimeType, instant_sql};
 use postrider::zone::Zone;
 use std::collections::BTreeSet;
 

@@ -78,7 +78,8 @@ pub struct Ticket(pub u64);
 /// What became of a record. There are three answers, not two: a lost answer is neither a failure nor a success.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// The broker has it, as durably as the broker's settings promise.
+    /// The record survives a crash of the broker, as durably as the broker's settings promise. It is never published
+    /// again, and its source may remove the event.
     Acked,
     /// The broker, or the sink on its behalf, refused it.
     Rejected {
@@ -87,7 +88,8 @@ pub enum Outcome {
         /// The refusal's kind.
         reason: Refusal,
     },
-    /// No answer will come: it may have been published or not.
+    /// No answer will come: it may have been published or not. The pipeline resets the sink, and publishes again from
+    /// its cursor.
     Unknown,
 }
 

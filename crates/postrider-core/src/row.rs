@@ -14,7 +14,8 @@ impl fmt::Display for TableId {
     }
 }
 
-/// The description of a table. A source sends it before the first row of the table, and again after the table changed.
+/// The description of a table. A source sends it on each stream, before the first row of the table, and again after the
+/// table changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Table<'a> {
     /// The table's number in the rows that follow.
@@ -61,10 +62,11 @@ pub struct Column {
 pub struct ValueType {
     /// The kind of the values, or of the elements of an array.
     pub kind: Kind,
-    /// Whether the values are arrays.
+    /// Whether the values are arrays that are written element by element. `false` for every other array: a value is
+    /// then one text.
     pub array: bool,
-    /// Whether the source knows the type, also if it has no kind of its own ([`Kind::Other`]). A value of a type that
-    /// the source does not know may be anything, and is read where its text allows that.
+    /// `false`: the source could not find out the type. Then a value counts as a time or a JSON object if its text is
+    /// one. `true` with [`Kind::Other`]: the type is known, and is neither.
     pub known: bool,
 }
 
@@ -83,12 +85,6 @@ impl ValueType {
     #[inline]
     pub fn is(self, kind: Kind) -> bool {
         !self.array && self.kind == kind
-    }
-
-    /// Whether the text of a value is used as the source renders it, whatever is made of values of other types.
-    #[inline]
-    pub fn is_verbatim(self) -> bool {
-        !self.array && self.kind.is_verbatim()
     }
 
     /// Whether a value can be a time. The values of a type without a kind can, if the source does not know the type.
@@ -115,100 +111,69 @@ impl ValueType {
     }
 }
 
-/// The kind of a value.
+/// The kind of a value, with an example of its text: as PostgreSQL's text output with `DateStyle` ISO and
+/// `IntervalStyle` postgres.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Kind {
     /// `t` or `f`.
     Bool,
-    /// Bytes, as `\x` and hexadecimal digits.
+    /// Bytes, as `\x` and two hexadecimal digits for each: `\x6869`.
     Bytea,
-    /// A whole number.
+    /// A whole number: `-42`.
     Int,
-    /// A floating-point number of 32 bits.
+    /// A floating-point number of 32 bits: `1.5`, `1e+20`, `NaN`.
     Float4,
-    /// A floating-point number of 64 bits.
+    /// A floating-point number of 64 bits, written in the same way.
     Float8,
-    /// A decimal number.
+    /// A decimal number: `12.50`, `NaN`.
     Numeric {
         /// Number of digits after the point, if the column declares one.
         scale: Option<u8>,
     },
-    /// A JSON text.
+    /// A JSON text: `{"a": 1}`.
     Json,
-    /// A text.
+    /// A text, as it is.
     Text,
-    /// A UUID.
+    /// A UUID: `0199e0f4-7c3a-7d21-b1c5-2f8a3c4d5e6f`.
     Uuid,
-    /// `2026-10-25`.
+    /// A day: `2026-10-25`, `0044-03-15 BC`, `infinity`.
     Date,
-    /// `02:30:00.5`.
+    /// A time of day: `02:30:00.5`.
     Time {
         /// Number of digits of the fraction of a second, as declared; 6 if none is declared.
         digits: u8,
     },
-    /// `2026-10-25 02:30:00`, without a zone.
+    /// A time without a zone: `2026-10-25 02:30:00.5`.
     Timestamp {
         /// As for [`Kind::Time`].
         digits: u8,
     },
-    /// `2026-10-25 02:30:00+00`.
+    /// A time with an offset from UTC: `2026-10-25 02:30:00.5+00`.
     Timestamptz {
         /// As for [`Kind::Time`].
         digits: u8,
     },
-    /// PostgreSQL's `interval`.
+    /// PostgreSQL's `interval`: `1 year 2 mons -3 days 04:05:06.7`.
     Interval,
-    /// A time with a zone.
+    /// A time of day with an offset from UTC: `02:30:00.5+02`.
     TimeTz,
-    /// PostgreSQL's `money`.
+    /// PostgreSQL's `money`: `$1,234.50`.
     Money,
-    /// PostgreSQL's `oid`.
+    /// PostgreSQL's `oid`: `16384`.
     Oid,
-    /// PostgreSQL's `point`.
+    /// PostgreSQL's `point`: `(1.5,-2)`.
     Point,
-    /// Bits, as `0` and `1`.
+    /// Bits: `101`.
     Bit {
         /// The declared length; 0 if none is declared. Unit: bits.
         length: i32,
     },
-    /// Anything else.
+    /// Anything else: a text that is written as it is.
     #[default]
     Other,
 }
 
 impl Kind {
-    /// Whether the text of a value is used as the source renders it, whatever is made of values of other kinds.
-    #[inline]
-    pub fn is_verbatim(self) -> bool {
-        matches!(self, Self::Int | Self::Oid | Self::Json | Self::Text | Self::Uuid | Self::Other)
-    }
-
-    /// Whether Debezium writes a value into JSON without quotes.
-    pub fn is_bare(self) -> bool {
-        match self {
-            Self::Bool
-            | Self::Int
-            | Self::Oid
-            | Self::Float4
-            | Self::Float8
-            | Self::Numeric { .. }
-            | Self::Money
-            | Self::Date
-            | Self::Time { .. }
-            | Self::Timestamp { .. }
-            | Self::Interval
-            | Self::Point => true,
-            Self::Bit { length } => length == 1,
-            Self::Bytea
-            | Self::Json
-            | Self::Text
-            | Self::Uuid
-            | Self::TimeTz
-            | Self::Timestamptz { .. }
-            | Self::Other => false,
-        }
-    }
-
     /// Whether a value can be a time.
     fn can_be_time(self) -> bool {
         match self {

@@ -1,9 +1,9 @@
 //! The states of an outbox row as data: which columns tell whether a row is ready, delayed, published, failed or
 //! expired, and what is written into them. The interface between a layout and a database.
 //!
-//! A layout describes itself with the words of this module ([`RowState`], a constant), and has no SQL. The dialect of a
-//! database renders [`Condition`], [`Assignment`], [`StateType`] and [`FailureLimit`]: it matches on these words, and
-//! never on a layout. So another layout is one more constant, and another database one more dialect.
+//! A layout describes itself with the types of this module ([`RowState`], a constant), and has no SQL. The dialect of a
+//! database renders [`Condition`], [`Assignment`], [`StateType`] and [`FailureLimit`]: it matches on these types, and
+//! never on a layout. So the states of another layout are one more constant, and another database is one more dialect.
 
 use std::fmt;
 
@@ -31,16 +31,16 @@ pub enum StateType {
     Word {
         /// The length of the column, if it has one. Unit: characters.
         chars_max: Option<u16>,
-        /// The word of a new row.
+        /// The default.
         first: &'static str,
     },
-    /// A whole number of 16 bits, not NULL; this one in a new row.
+    /// A whole number of 16 bits, not NULL; this is its default.
     Number16(u16),
-    /// A whole number of 32 bits, not NULL; this one in a new row.
+    /// A whole number of 32 bits, not NULL; this is its default.
     Number32(u32),
 }
 
-/// What is asked of one row.
+/// A condition on one row.
 ///
 /// As in SQL, neither a comparison with a NULL nor its negation holds. [`DelayOver`](Self::DelayOver),
 /// [`Expired`](Self::Expired) and [`RetryDue`](Self::RetryDue) say what a NULL in their time means; of these, either
@@ -78,7 +78,7 @@ pub enum Condition {
 }
 
 impl Condition {
-    /// The first column that is asked for; `None` if there is none.
+    /// The first column that the condition reads; `None` if it reads none.
     pub fn column(&self) -> Option<StateColumn> {
         match self {
             Self::Always => None,
@@ -207,16 +207,17 @@ pub struct Expiry {
 pub struct RowState {
     /// Every column that a state reads or writes: the table must have them.
     pub columns: &'static [(StateColumn, StateType)],
-    /// Rows without a status of success.
+    /// Rows whose event was not published, expired ones included.
     pub not_done: Condition,
-    /// Rows that are not published, for whatever reason; a row whose status says that it has expired is none.
+    /// Rows whose event was not published, except those with the status of an expired row. A row whose time is over,
+    /// and whose status does not say so yet, is one of them.
     pub unpublished: Condition,
     /// Rows that may be published now, regardless of other rows.
     pub ready: Condition,
     /// Unpublished rows that are not ready, and hold back the later rows of their aggregate if failures block it
     /// (`parking.on_poison = "block_key"`).
     pub blocked: Option<Condition>,
-    /// The same if failures block nothing: rows that the application has delayed.
+    /// Used in place of `blocked` with another `parking.on_poison`: rows that the application has delayed.
     pub delayed: Option<Condition>,
     /// The rows that an index of unpublished rows contains. Its first column tells whether a row is published.
     pub indexed: Condition,

@@ -80,14 +80,17 @@ pub trait Sink: Send {
         None
     }
 
-    /// Accepts no record until the next [`Self::admit`]: `enqueue` returns [`NotTaken::Full`].
+    /// Accepts no record until the next [`Self::admit`]: `enqueue` returns [`NotTaken::Full`]. Called only if the
+    /// sink's [`Capabilities::clusters`] is set: first after the sink was opened.
     fn hold(&mut self) {}
 
     /// Allows records to go to this cluster only. If the brokers belong to another cluster, the sink accepts no record
-    /// and posts [`Post::Located`].
+    /// and posts [`Post::Located`]. Called only if the sink's [`Capabilities::clusters`] is set.
     fn admit(&mut self, _cluster: &str) {}
 
-    /// Whether no record is queued or in flight, including discarded records that may still reach the broker.
+    /// Whether no record is queued or in flight, including discarded records that may still reach the broker. A sink
+    /// with a queue must implement it: when a pipeline ends, a sink that is not idle is reset, so that nothing which it
+    /// holds is sent later.
     fn is_idle(&self) -> bool {
         true
     }
@@ -108,7 +111,8 @@ pub trait Sink: Send {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NotTaken {
     /// The client's own queue is full, or the client is being replaced. A post to the mailbox says when to offer it
-    /// again.
+    /// again: a report, or [`Post::Retry`]. Without a post it is offered again when the pipeline wakes for another
+    /// reason, after 0.1 s at the latest.
     Full,
     /// The sink has requested facts about the destination, without which it cannot send. A post says when to offer the
     /// record again.
@@ -335,23 +339,27 @@ pub enum Purpose {
     Replay,
 }
 
-/// What a broker supports, and its limits. The other parts of the product use this instead of the kind of the broker.
+/// What a broker supports, and its limits. The other parts of the product use `held_bytes`, `clusters` and `remote`
+/// instead of the kind of the broker. The other fields are not used yet: the sink itself refuses what it can't publish.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub struct Capabilities {
-    /// Which records the broker keeps in order.
+    /// Which records the broker keeps in order. Not used yet: every sink keeps at least the order of each key.
     pub order: Order,
-    /// A refusal may name a batch instead of a record ([`Refusal::of_batch`]).
+    /// A refusal may name a batch instead of a record. Not used yet: each refusal says so itself
+    /// ([`Refusal::of_batch`]).
     pub refuses_batches: bool,
-    /// The position can be committed in one transaction with the records.
+    /// The position can be committed in one transaction with the records. Not used yet.
     pub transactions: bool,
-    /// The broker discards a record that it has already.
+    /// The broker discards a record that it has already. Not used yet.
     pub dedupe: bool,
-    /// Records have headers.
+    /// Records have headers. Not used yet: a sink without headers itself refuses a record whose headers matter to it.
     pub headers: bool,
-    /// A record without a value differs from one with an empty value.
+    /// A record without a value differs from one with an empty value. Not used yet: the sink itself refuses what it
+    /// can't publish.
     pub null_value: bool,
-    /// The size of the largest record, if all destinations have the same limit. Unit: bytes.
+    /// The size of the largest record, if all destinations have the same limit. Unit: bytes. Not used yet: the sink
+    /// itself refuses a record that is too large.
     pub record_bytes_max: Option<usize>,
     /// Memory for a record between `enqueue` and its report, in addition to key, value and headers. Flow control counts
     /// it. Unit: bytes.

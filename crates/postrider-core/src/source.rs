@@ -28,7 +28,9 @@ pub enum Change<'a> {
         /// The number of the transaction in the source, if it has one.
         transaction: Option<u32>,
     },
-    /// A table, before its first row. It is no change of the transaction.
+    /// A table, on each stream before the first row of the table. It is no change of the transaction. An embedded
+    /// pipeline halts at a row of another table before the outbox is described, because a wrong name would skip every
+    /// event.
     Table(Table<'a>),
     /// A new row.
     Row(Row<'a>),
@@ -37,7 +39,7 @@ pub enum Change<'a> {
     Updated(Row<'a>),
     /// A message that the application has written into the source's log.
     Message(Message<'a>),
-    /// Any other change of the transaction, such as a DELETE.
+    /// Any other change of the transaction, such as a DELETE. It counts for the ordinal.
     Other,
     /// The open transaction is complete.
     Commit {
@@ -48,11 +50,13 @@ pub enum Change<'a> {
         /// When it was committed, by the source's clock.
         time: Timestamp,
     },
-    /// Outside a transaction: nothing that is not sent yet is below this offset.
+    /// Outside a transaction: every transaction that commits below this offset has been sent.
     Heartbeat(Offset),
-    /// Something that concerns no event.
+    /// Something that is not a change of a transaction. It does not count for the ordinal; use [`Change::Other`] for a
+    /// change that is no event.
     Nothing,
-    /// The source needs an answer of its own, such as a query, before it can read what is at this place.
+    /// The source needs an answer of its own, such as a query, before it can read what is at this place. Only for the
+    /// product's own sources: an embedded pipeline has no answer, and halts.
     Blocked,
 }
 
@@ -81,8 +85,8 @@ impl fmt::Debug for Message<'_> {
 
 /// Changes that have arrived together.
 pub trait Batch {
-    /// The change at `place`, and the place of the next one; `None` at the end. The first place is 0. The same change
-    /// may be requested several times, because a change that nothing has room for is offered again.
+    /// Returns the change at a place, from 0, and the place of the next one; `None` at the end. The pipeline asks for
+    /// the same place again when the sink had no room, so `change_at` must not consume anything.
     ///
     /// # Errors
     /// What is at `place` can't be read. Everything before it can.
@@ -130,7 +134,8 @@ pub trait Source {
     fn name(&self) -> String;
 
     /// Connects, and makes the stream that begins at `from`: the watermark of the stored cursor, or
-    /// [`Watermark::default`] if there is no cursor yet.
+    /// [`Watermark::default`], which is offset 0, if there is no cursor yet: then everything that the source has is
+    /// published. No transaction has offset 0 or [`Offset::MAX`].
     ///
     /// The stream sends every transaction whose commit offset is `from` or above it, complete and in order. Earlier
     /// transactions may be sent too, because the pipeline skips them. A transaction that was sent before must have the
@@ -152,9 +157,10 @@ pub trait Stream {
     /// ever.
     ///
     /// If a source is recreated, so that an offset may refer to another change, it begins a history with a higher
-    /// number: by convention the Unix time of the moment, in seconds. The pipeline halts if the stored cursor is of
-    /// another history. Events have the number in the header `position`. A source that is never recreated returns the
-    /// same number always.
+    /// number, of 32 bits: by convention the Unix time of the moment, in seconds. If the stored cursor is of another
+    /// history, the pipeline halts with [`HaltReason::OtherHistory`](crate::error::HaltReason::OtherHistory) until that
+    /// cursor is removed, and then begins at offset 0. Events have the number in the header `position`. A source that
+    /// is never recreated returns the same number always.
     fn history(&self) -> HistoryId;
 
     /// The next batch, if it is here already. Never waits. A stream that returns `None` always is only slower.
@@ -167,7 +173,8 @@ pub trait Stream {
     ///
     /// A batch should be as large as what has arrived: a batch costs the pipeline about as much as several changes. The
     /// pipeline has one batch at a time, and asks for the next one when every change of it is taken, which the limits
-    /// of what is in flight delay.
+    /// of what is in flight delay. While the broker is down that may take hours in which nothing polls this future: a
+    /// connection that needs keepalives has a task of its own for them.
     ///
     /// # Errors
     /// [`Failure::Temporary`] if the connection is lost: the pipeline connects again. [`Failure::Halt`] if a retry

@@ -72,7 +72,7 @@ pub(super) struct ColumnSource {
     /// The column's index; `None` if the table has no such column.
     pub(super) column: Option<usize>,
     /// The column's type.
-    pub(super) of: ValueType,
+    pub(super) value_type: ValueType,
 }
 
 impl<'r> EventRow<'r> {
@@ -103,6 +103,6 @@ impl<'r> EventRow<'r> {
     /// The field's type.
     #[inline]
     pub(super) fn type_of(&self, field: FieldId) -> ValueType {
-        self.columns[field.0].of
+        self.columns[field.0].value_type
     }
 }

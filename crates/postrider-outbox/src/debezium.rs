@@ -42,7 +42,7 @@ pub(super) fn text(
         return CellRange::Null;
     };
     let of = row.type_of(field);
-    if of.is_verbatim() {
+    if is_verbatim(of) {
         return CellRange::Row(extent);
     }
     let (start, text) = (scratch.len(), row.at(extent));
@@ -59,6 +59,16 @@ pub(super) fn text(
             CellRange::Row(extent)
         }
     }
+}
+
+/// Whether the text of a value is used as the source renders it, in every [`Place`].
+#[inline]
+fn is_verbatim(of: ValueType) -> bool {
+    let kind = matches!(
+        of.kind,
+        Kind::Int | Kind::Oid | Kind::Json | Kind::Text | Kind::Uuid | Kind::Other
+    );
+    !of.array && kind
 }
 
 /// Appends the text of a value that is no array. `None` if the text is as PostgreSQL renders it; then the appended
@@ -230,6 +240,32 @@ fn point(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
     written(out, r#"","srid":null}"#)
 }
 
+/// Whether Debezium writes an element of an array into JSON without quotes.
+fn is_bare(kind: Kind) -> bool {
+    match kind {
+        Kind::Bool
+        | Kind::Int
+        | Kind::Oid
+        | Kind::Float4
+        | Kind::Float8
+        | Kind::Numeric { .. }
+        | Kind::Money
+        | Kind::Date
+        | Kind::Time { .. }
+        | Kind::Timestamp { .. }
+        | Kind::Interval
+        | Kind::Point => true,
+        Kind::Bit { length } => length == 1,
+        Kind::Bytea
+        | Kind::Json
+        | Kind::Text
+        | Kind::Uuid
+        | Kind::TimeTz
+        | Kind::Timestamptz { .. }
+        | Kind::Other => false,
+    }
+}
+
 /// An array of one dimension: in key and value as the `toString` of a Java list, in a header as JSON.
 fn array(element: Kind, text: &[u8], place: Place, out: &mut Vec<u8>) -> Option<Written> {
     out.push(b'[');
@@ -242,7 +278,7 @@ fn array(element: Kind, text: &[u8], place: Place, out: &mut Vec<u8>) -> Option<
             continue;
         };
         let start = out.len();
-        let quoted = place == Place::Header && !element.is_bare();
+        let quoted = place == Place::Header && !is_bare(element);
         if quoted {
             out.push(b'"');
         }

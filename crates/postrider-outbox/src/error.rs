@@ -217,36 +217,70 @@ impl Problem {
     }
 }
 
+/// Where the event of a [`Poison`] is kept: it decides how the event can be corrected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EventKept {
+    /// In the server's log. Correcting the row in the table does not help, because the log has the row as it was
+    /// inserted.
+    Log,
+    /// In the row of a table that is polled.
+    Row,
+    /// In a source of a program that embeds Postrider.
+    Source,
+}
+
+impl EventKept {
+    /// The hint for an event that must have other contents; `corrected`: how they differ, with a space before it.
+    fn with(self, corrected: &str) -> String {
+        match self {
+            Self::Log => {
+                let skip = skip_and(&format!("insert it again{corrected}"));
+                format!("{skip}. Changing the row is not enough: WAL keeps it as it was inserted")
+            }
+            Self::Row => format!("write the row again{corrected} by an UPDATE, and start again"),
+            Self::Source => format!(
+                "let the source send the event again{corrected}, at the same place, and start again. If the source \
+                 sends Change::Other at that place, the event is never published"
+            ),
+        }
+    }
+}
+
 impl Poison {
-    /// What to do. Correcting the row in the table does not help, because WAL has the row as it was inserted.
-    pub fn hint(&self) -> String {
+    /// What to do about an event that is kept there.
+    pub fn hint(&self, kept: EventKept) -> String {
         match &self.problem {
             Problem::TopicName { names, .. } => format!(
                 "fix route.topic and start again; or {}",
-                insert_again(&format!(" corrected (a topic has {})", names.words))
+                kept.with(&format!(" corrected (a topic has {})", names.words))
             ),
             Problem::Partition => format!(
                 "leave route.partition empty and start again; or {}",
-                insert_again(" with the number of one of the topic's partitions")
+                kept.with(" with the number of one of the topic's partitions")
             ),
             Problem::NullPayload => format!(
                 "set payload.null to \"tombstone\" or \"empty\" and start again; or {}",
-                insert_again(" with a payload")
+                kept.with(" with a payload")
             ),
             Problem::NotHex(_) => {
                 "the session's bytea_output is not hex, though Postrider sets it: find out what changes it, such as a \
                  connection pooler"
                     .to_owned()
             }
-            Problem::Null(column) => format!(
-                "{}. SET NOT NULL on \"{column}\" refuses such rows from now on",
-                insert_again(&format!(" with a value in \"{column}\""))
-            ),
-            Problem::NotText(column) => insert_again(&format!(" with UTF-8 in \"{column}\"")),
-            Problem::NotAnObject(column) => insert_again(&format!(
+            Problem::Null(column) => {
+                let hint = kept.with(&format!(" with a value in \"{column}\""));
+                match kept {
+                    EventKept::Log | EventKept::Row => {
+                        format!("{hint}. SET NOT NULL on \"{column}\" refuses such rows from now on")
+                    }
+                    EventKept::Source => hint,
+                }
+            }
+            Problem::NotText(column) => kept.with(&format!(" with UTF-8 in \"{column}\"")),
+            Problem::NotAnObject(column) => kept.with(&format!(
                 " with a JSON object such as {{\"source\": \"shop\"}} in \"{column}\""
             )),
-            Problem::Time(column) => insert_again(&format!(
+            Problem::Time(column) => kept.with(&format!(
                 " with a time such as 2026-03-01 04:00:00+00 in \"{column}\", or NULL"
             )),
             Problem::NoZone(_) => {
@@ -255,25 +289,23 @@ impl Poison {
                     .to_owned()
             }
             Problem::HeaderName(column) => {
-                insert_again(&format!(" with names without \\u0000 in \"{column}\""))
+                kept.with(&format!(" with names without \\u0000 in \"{column}\""))
             }
             Problem::RowTooLarge(_) => {
                 "store the payload elsewhere, UPDATE the row with a reference to it, and start again; or set \
                  parking.on_poison to \"block_key\": the row is parked, and other aggregates go on"
                     .to_owned()
             }
-            Problem::NotJson | Problem::NoMember(_) => skip_and(
-                "emit it again as a JSON object with aggregate_type, aggregate_id, event_type and payload",
-            ),
+            Problem::NotJson | Problem::NoMember(_) => match kept {
+                EventKept::Log | EventKept::Row => skip_and(&format!("emit it again as {MESSAGE}")),
+                EventKept::Source => kept.with(&format!(" as {MESSAGE}")),
+            },
         }
     }
 }
 
-/// The hint for an event whose row must be inserted again; `corrected`: how the new row differs.
-fn insert_again(corrected: &str) -> String {
-    let skip = skip_and(&format!("insert it again{corrected}"));
-    format!("{skip}. Changing the row is not enough: WAL keeps it as it was inserted")
-}
+/// What the content of a logical message is.
+const MESSAGE: &str = "a JSON object with aggregate_type, aggregate_id, event_type and payload";
 
 /// The hint to skip an event and to write a new one, with what is lost by it.
 fn skip_and(write_again: &str) -> String {

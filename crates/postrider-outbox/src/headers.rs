@@ -47,7 +47,7 @@ impl<'a> Headers<'a> {
     }
 }
 
-/// The header with history, commit LSN and ordinal of an event.
+/// The header with history, commit offset and ordinal of an event.
 pub(super) const POSITION: &str = "position";
 
 /// The header with only the history, of records whose position is unknown or must not be compared.
@@ -68,7 +68,7 @@ const DIGITS_MAX: usize = 16;
 pub(super) struct Positions {
     histories: Histories,
     of: Offset,
-    /// The cached text of history and commit LSN; empty before the first position.
+    /// The cached text of history and commit offset; empty before the first position.
     transaction: Vec<u8>,
 }
 
@@ -194,8 +194,8 @@ mod tests {
             let histories = Histories::default().raised(Offset::new(from), 0x68F1_A2B3, HistoryId(0));
             let mut positions = Positions::default();
             positions.set_histories(histories.clone());
-            for (lsn, ordinal) in places {
-                let position = Position { commit: Offset::new(lsn), ordinal: ordinal.into() };
+            for (commit, ordinal) in places {
+                let position = Position { commit: Offset::new(commit), ordinal: ordinal.into() };
                 let shown = HeaderPosition { history: histories.of(position.commit), position };
                 let mut text = b"kept".to_vec();
                 positions.append(position, &mut text);

@@ -20,7 +20,7 @@ mod time;
 #[cfg(test)]
 mod tests;
 
-pub use error::{MapError, PartialEvent, Poison, Problem, SpecError, Unfit};
+pub use error::{EventKept, MapError, PartialEvent, Poison, Problem, SpecError, Unfit};
 pub use headers::set_retry_position;
 pub use layout::{Layout, Role};
 pub use mapper::{At, DeclaredColumn, Mapped, Mapper};

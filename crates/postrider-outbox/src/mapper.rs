@@ -37,8 +37,8 @@ pub struct Mapper {
 pub struct DeclaredColumn<'a> {
     /// The name.
     pub name: &'a str,
-    /// The type.
-    pub of: ValueType,
+    /// The type of its values.
+    pub value_type: ValueType,
     /// The type as the database writes it, for messages.
     pub type_name: &'a str,
 }
@@ -147,6 +147,12 @@ impl Mapper {
     pub fn clear_tables(&mut self, outbox: Option<TableId>) {
         self.table_id = outbox;
         self.tables.forget();
+    }
+
+    /// The names of this table and of the outbox, if this table is another one and the outbox is not described yet;
+    /// `None` without an outbox table.
+    pub fn before_outbox(&self, table: TableId) -> Option<(&TableName, &TableName)> {
+        self.tables.before_outbox(table).zip(self.table.as_ref())
     }
 
     /// Maps a row; `None` if its table is not the outbox.
@@ -810,7 +816,7 @@ impl MessageRow {
                 Some(Role::Payload | Role::Headers) => Kind::Json,
                 Some(_) | None => Kind::Text,
             };
-            ColumnSource { column: Some(column), of: ValueType::of(kind) }
+            ColumnSource { column: Some(column), value_type: ValueType::of(kind) }
         };
         let sources = route.fields.iter().enumerate().map(source).collect();
         Self { sources, ..Self::default() }
@@ -866,11 +872,19 @@ pub(super) struct TablePlan {
     pub(super) sources: Vec<ColumnSource>,
 }
 
-/// The tables that the source has described; `None` for those that are not the outbox.
+/// A table that the source has described.
+#[derive(Debug)]
+enum DescribedTable {
+    Outbox(TablePlan),
+    /// A table that is not the outbox.
+    Other(TableName),
+}
+
+/// The tables that the source has described.
 ///
 /// There are as many as the source sends: one, if `postrider setup` created the publication.
 #[derive(Debug, Default)]
-pub(super) struct Tables(BTreeMap<TableId, Option<TablePlan>>);
+pub(super) struct Tables(BTreeMap<TableId, DescribedTable>);
 
 impl Tables {
     pub(super) fn forget(&mut self) {
@@ -880,8 +894,19 @@ impl Tables {
     /// The plan for rows of the table; `None` if it is not the outbox.
     pub(super) fn plan(&self, table: TableId) -> Result<Option<&TablePlan>, MapError> {
         let what = "the server never described that relation";
-        let known = self.0.get(&table).ok_or(MapError::Inconsistent { table, what })?;
-        Ok(known.as_ref())
+        match self.0.get(&table).ok_or(MapError::Inconsistent { table, what })? {
+            DescribedTable::Outbox(plan) => Ok(Some(plan)),
+            DescribedTable::Other(_) => Ok(None),
+        }
+    }
+
+    /// The name of a table that is not the outbox, as long as no outbox is described.
+    pub(super) fn before_outbox(&self, table: TableId) -> Option<&TableName> {
+        let is_outbox = |table: &DescribedTable| matches!(table, DescribedTable::Outbox(_));
+        match self.0.get(&table)? {
+            DescribedTable::Other(name) if !self.0.values().any(is_outbox) => Some(name),
+            DescribedTable::Other(_) | DescribedTable::Outbox(_) => None,
+        }
     }
 
     /// Takes the description of a table. `outbox`, `id`: name and number of the outbox.
@@ -894,9 +919,16 @@ impl Tables {
     ) -> Result<(), MapError> {
         // Removed first, so that no row is read with an outdated plan if the table does not match the layout now.
         self.0.remove(&table.id);
-        let outbox = outbox.filter(|outbox| is_outbox(table, outbox, id));
-        let plan = outbox.map(|outbox| plan(table, outbox, route).map_err(MapError::Unfit));
-        self.0.insert(table.id, plan.transpose()?);
+        let described = match outbox.filter(|outbox| is_outbox(table, outbox, id)) {
+            Some(outbox) => {
+                DescribedTable::Outbox(plan(table, outbox, route).map_err(MapError::Unfit)?)
+            }
+            None => DescribedTable::Other(TableName {
+                schema: table.schema.to_owned(),
+                name: table.name.to_owned(),
+            }),
+        };
+        self.0.insert(table.id, described);
         Ok(())
     }
 }
@@ -918,7 +950,7 @@ pub(super) fn unfit_types(
         let Some(declared) = columns.iter().find(|column| column.name == field.column) else {
             continue;
         };
-        if let Some(role) = field.role.filter(|role| !fits(*role, declared.of, route)) {
+        if let Some(role) = field.role.filter(|role| !fits(*role, declared.value_type, route)) {
             let (column, is) = (field.column.clone(), Some(declared.type_name.to_owned()));
             unfit.push(Unfit::Type { table: table.clone(), column, role, is });
         }
@@ -938,19 +970,19 @@ fn plan(table: &Table<'_>, outbox: &TableName, route: &Route) -> Result<TablePla
             sources.push(ColumnSource::default());
             continue;
         };
-        let of = column.of;
-        if let Some(role) = field.role.filter(|role| !fits(*role, of, route)) {
+        let value_type = column.of;
+        if let Some(role) = field.role.filter(|role| !fits(*role, value_type, route)) {
             let column = field.column.clone();
             return Err(Unfit::Type { table: outbox.clone(), column, role, is: None });
         }
         let decides = matches!(field.role, Some(Role::AvailableAt | Role::ExpiresAt));
-        if let Some(role) = field.role.filter(|_| decides && of.lacks_zone())
+        if let Some(role) = field.role.filter(|_| decides && value_type.lacks_zone())
             && route.zone.is_none()
         {
             let column = field.column.clone();
             return Err(Unfit::NoZone { table: outbox.clone(), column, role });
         }
-        sources.push(ColumnSource { column: Some(index), of });
+        sources.push(ColumnSource { column: Some(index), value_type });
     }
     if missing.is_empty() {
         Ok(TablePlan { width: table.columns.len(), sources })

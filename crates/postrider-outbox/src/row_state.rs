@@ -1,6 +1,6 @@
-//! The states of each layout's rows, in the words of [`postrider_core::row_state`]: a constant for each layout that has
-//! columns for them. `tests/it/poll_claims/marks.rs` compares what is written with the statements of each layout's own
-//! relay.
+//! The states of each layout's rows, with the types of [`postrider_core::row_state`]: a constant for each layout that
+//! has columns for them. `tests/it/poll_claims/marks.rs` compares what is written with the statements of each layout's
+//! own relay.
 
 use postrider_core::row_state::Assignment::{
     ClaimTime, ErrorText, Increment, IncrementUpTo, RetryTime, SettleTime, Text, TextByLimit,

@@ -127,7 +127,7 @@ pub enum TimestampSource {
 pub struct StandardHeaders {
     /// `type`: the event type.
     pub event_type: bool,
-    /// `position`: commit LSN and ordinal.
+    /// `position`: commit offset and ordinal.
     pub position: bool,
 }
 

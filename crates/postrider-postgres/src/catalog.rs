@@ -5,9 +5,9 @@
 //! requires that both agree, because the two connections could have reached two servers.
 
 use crate::error::SourceError;
-use crate::lsn::Lsn;
 use crate::names::TableName;
 use crate::value_types::TypeFacts;
+use crate::wire::Lsn;
 use std::fmt;
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Row};

@@ -3,17 +3,18 @@
 //! Nothing is allocated for a row: its bytes stay in the batch, and its cells are written into a table that is reused.
 
 use crate::encoding::Encoding;
-use crate::lsn;
 use crate::names::TableName;
 use crate::value_types::{TypeFacts, Types};
+use crate::wire;
 use pg_replication::pgoutput::{self, Cell, LogicalMessage, Relation, Tuple};
 use pg_replication::{Batch as WalBatch, Frame};
 use postrider_core::row::{ByteRange, Column, Row, Table, TableId};
 use postrider_core::source::{Batch, Change, Message, Unreadable};
 
-/// What of the stream becomes events. A decoder hands on everything; only for these it looks up types and encodings.
+/// The table and messages that become events. All changes are decoded; types and encodings are looked up for these
+/// only.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct DecodedObjects {
+pub struct EventObjects {
     /// The outbox table, if there is one.
     pub table: Option<TableName>,
     /// Its columns whose types must be known.
@@ -25,8 +26,9 @@ pub struct DecodedObjects {
 /// Decodes the frames of one connection: it knows the types that the connection has named, and those of the catalog.
 #[derive(Debug)]
 pub struct Decoder {
-    objects: DecodedObjects,
-    /// The current OID of the outbox table, whose rows may be of a table that had another name at their commit.
+    objects: EventObjects,
+    /// The OID that the outbox table has now. Rows carry this OID also if the table had another name when they were
+    /// committed.
     table_oid: Option<u32>,
     /// The encoding of logical messages, which is that of the database: the server sends them as they are in WAL,
     /// whatever the session's encoding.
@@ -43,8 +45,8 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder for a new connection. `table_oid`: the current OID of the outbox table.
-    pub fn new(objects: DecodedObjects, table_oid: Option<u32>, encoding: Encoding) -> Self {
+    /// A decoder for a new connection. `table_oid`: the OID that the outbox table has now.
+    pub fn new(objects: EventObjects, table_oid: Option<u32>, encoding: Encoding) -> Self {
         Self {
             objects,
             table_oid,
@@ -70,7 +72,7 @@ impl Decoder {
 
     /// Adds what the catalog has of the [`unknown_types`](Self::unknown_types).
     pub fn add_types(&mut self, found: &[TypeFacts]) {
-        self.types.learn(&self.unknown_types, found);
+        self.types.add_found(&self.unknown_types, found);
         self.unknown_types.clear();
     }
 
@@ -83,7 +85,7 @@ impl Decoder {
         let (wal_start, data) = match *frame {
             Frame::XLogData { wal_start, data, .. } => (wal_start, data),
             Frame::Keepalive { wal_end, .. } => {
-                return Ok(Change::Heartbeat(lsn::from_wire(wal_end)));
+                return Ok(Change::Heartbeat(wire::from_wire(wal_end)));
             }
         };
         let message = match pgoutput::decode(data) {
@@ -92,58 +94,57 @@ impl Decoder {
         };
         Ok(match message {
             pgoutput::Message::Insert(insert) => {
-                if !self.read_cells(&insert.new) {
+                let (row, all_text) = self.row(insert.relation_id, &insert.new);
+                if !all_text {
                     return Err(Unreadable::NotText(TableId(insert.relation_id)));
                 }
-                Change::Row(self.row(insert.relation_id, &insert.new))
+                Change::Row(row)
             }
             pgoutput::Message::Begin(begin) => Change::Begin {
-                commit: lsn::from_wire(begin.final_lsn),
-                first: lsn::from_wire(wal_start),
-                time: lsn::time(begin.commit_time),
+                commit: wire::from_wire(begin.final_lsn),
+                first: wire::from_wire(wal_start),
+                time: wire::time(begin.commit_time),
                 transaction: Some(begin.xid),
             },
             pgoutput::Message::Commit(commit) => Change::Commit {
-                commit: lsn::from_wire(commit.commit_lsn),
-                end: lsn::from_wire(commit.end_lsn),
-                time: lsn::time(commit.commit_time),
+                commit: wire::from_wire(commit.commit_lsn),
+                end: wire::from_wire(commit.end_lsn),
+                time: wire::time(commit.commit_time),
             },
             pgoutput::Message::Update(update) => {
-                // Whether a value is text does not matter: an update is no event.
-                self.read_cells(&update.new);
-                Change::Updated(self.row(update.relation_id, &update.new))
+                // Whether every value is text does not matter: an update is no event.
+                let (row, _) = self.row(update.relation_id, &update.new);
+                Change::Updated(row)
             }
             pgoutput::Message::Delete(_) | pgoutput::Message::Truncate(_) => Change::Other,
             pgoutput::Message::Message(message) => Change::Message(self.message(&message)),
             pgoutput::Message::Relation(relation) => self.table(&relation),
             pgoutput::Message::Type(of) => {
-                self.types.name(&of);
+                self.types.add_named(&of);
                 Change::Nothing
             }
             pgoutput::Message::Origin(_) => Change::Nothing,
         })
     }
 
-    /// Writes the cells of a row. Returns whether every value is NULL or in text format; others are NULL here.
+    /// A row, and whether every value of it is NULL or in text format; others are NULL here.
     #[inline]
-    fn read_cells(&mut self, row: &Tuple<'_>) -> bool {
-        self.cells.clear();
-        self.cells.resize(row.len(), None);
+    fn row<'a>(&'a mut self, relation_id: u32, row: &Tuple<'a>) -> (Row<'a>, bool) {
+        let Self { cells, .. } = self;
+        cells.clear();
+        cells.reserve(row.len());
         let mut all_text = true;
-        for (place, cell) in self.cells.iter_mut().zip(row.cells()) {
-            match cell {
-                Cell::Null => {}
-                Cell::Text { start, len } => *place = Some(ByteRange { start, len }),
-                Cell::Other => all_text = false,
-            }
+        for cell in row.cells() {
+            cells.push(match cell {
+                Cell::Null => None,
+                Cell::Text { start, len } => Some(ByteRange { start, len }),
+                Cell::Other => {
+                    all_text = false;
+                    None
+                }
+            });
         }
-        all_text
-    }
-
-    /// The row whose cells were read.
-    #[inline]
-    fn row<'a>(&'a self, relation_id: u32, row: &Tuple<'a>) -> Row<'a> {
-        Row { table: TableId(relation_id), bytes: row.bytes(), cells: &self.cells }
+        (Row { table: TableId(relation_id), bytes: row.bytes(), cells }, all_text)
     }
 
     /// A logical message. The content is converted to UTF-8 if it is an event's.
@@ -166,7 +167,7 @@ impl Decoder {
         let Relation { id, schema, name, .. } = *relation;
         let Self { objects, table_oid, types, unknown_types, columns, .. } = self;
         unknown_types.clear();
-        // The protocol has no schema name for `pg_catalog`, which has no outbox.
+        // For `pg_catalog` the protocol sends an empty schema name; no outbox is there.
         let is_named = |table: &TableName| table.schema == schema && table.name == name;
         let is_outbox = |table: &TableName| *table_oid == Some(id) || is_named(table);
         if objects.table.as_ref().is_some_and(is_outbox) {

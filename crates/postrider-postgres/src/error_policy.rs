@@ -8,10 +8,10 @@
 mod tests;
 
 use crate::error::SqlState;
-use crate::lsn::Lsn;
 use crate::names::{Names, admin_url, ident, literal};
 use crate::start::run_without_slot;
 use crate::statement::{Statement, StatementError};
+use crate::wire::Lsn;
 use pg_replication::error::{SourceError, SourceErrorKind};
 use postrider_core::error::{Chain, Halt, HaltReason};
 use std::time::Duration;
@@ -327,7 +327,7 @@ impl Repeats {
         if by_class(report.sqlstate, true) != Action::Reconnect(Class::Server) {
             return false;
         }
-        let now = (report.sqlstate, report.associated_lsn.map_or(at, crate::lsn::from_wire));
+        let now = (report.sqlstate, report.associated_lsn.map_or(at, crate::wire::from_wire));
         self.count = if self.last == Some(now) { self.count.saturating_add(1) } else { 1 };
         self.last = Some(now);
         self.count >= REPEATS_MAX

@@ -2,9 +2,8 @@
 //! connection comes from `pg_replication`; the control connection is a `tokio-postgres` client over the same transport
 //! and login.
 
-pub use decoder::{DecodedBatch, DecodedObjects, Decoder};
+pub use decoder::{DecodedBatch, Decoder, EventObjects};
 pub use encoding::Encoding;
-pub use lsn::Lsn;
 pub use names::{Names, TableName};
 pub use pg_replication::{
     Batch, Conninfo, ConninfoError, Frame, ServerReport, SourceError, SourceErrorKind, SqlState,
@@ -12,6 +11,7 @@ pub use pg_replication::{
     conninfo, error, handshake, stream, transport,
 };
 pub use statement::{Statement, StatementError};
+pub use wire::Lsn;
 
 pub mod catalog;
 pub mod control;
@@ -19,7 +19,6 @@ mod decoder;
 mod encoding;
 pub mod error_policy;
 pub mod lock_holders;
-pub mod lsn;
 pub mod names;
 pub mod pipeline_lock;
 pub mod poll;
@@ -34,3 +33,4 @@ pub mod statement;
 pub mod store;
 pub mod times;
 pub mod value_types;
+pub mod wire;

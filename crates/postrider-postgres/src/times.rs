@@ -1,12 +1,17 @@
-//! Columns that hold times: which of them have a time zone, and whether the server and this program read a zone in the
-//! same way.
+//! Columns that hold times: which of them have a time zone, their points in time as SQL, and whether the server and
+//! this program read a zone in the same way.
 //!
 //! A column without a zone holds local times, and the row does not record the zone. If such a column decides whether or
 //! when an event is published, a wrong guess drops events or delays them by hours. So nothing is guessed:
 //! `source.time_zone` must be set.
+//!
+//! The server computes the points in time that the stream's mapper computes (`zone`, `outbox::time`): of an ambiguous
+//! local time the later instant is an expiry, the earlier one a delay; a local time that does not exist is read with
+//! the offset from before the change. `AT TIME ZONE` gives the later of two instants, and has the same rule for local
+//! times that do not exist.
 
 use super::error::SourceError;
-use super::names::{TableName, Times, ident};
+use super::names::{TableName, Times, ident, literal};
 use crate::catalog::BASE_TYPE_SQL;
 use postrider_core::zone::Zone;
 use tokio_postgres::Client;
@@ -172,4 +177,69 @@ pub(super) fn with_zone(table: &TableName, column: &str, zone: &str) -> String {
     format!(
         "ALTER TABLE {table} ALTER COLUMN {column} TYPE timestamptz USING {column} AT TIME ZONE '{zone}'"
     )
+}
+
+/// Which of two instants an ambiguous local time means (when clocks are set back, local times occur twice).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AmbiguousTime {
+    /// The earlier one.
+    Earlier,
+    /// The later one.
+    Later,
+}
+
+/// An existing day of the years 1 to 9999, as in `outbox::time::is_plain`.
+const DAY: &str = "(?!0000)([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)\
+                   |02-(0[1-9]|1[0-9]|2[0-8]))\
+                   |([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)";
+/// A time of day.
+const TIME: &str = "[ T]([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,6})?";
+/// An offset from UTC.
+const UTC_OFFSET: &str = "(Z|[+-](0[0-9]|1[0-5])(:[0-5][0-9]){0,2})";
+
+/// The point in time of `value`, an expression of a type of this kind; NULL if a text is no time, which the mapper then
+/// refuses.
+pub fn instant_sql(
+    kind: TimeType,
+    zone: Option<&Zone>,
+    value: &str,
+    twice: AmbiguousTime,
+) -> String {
+    match kind {
+        TimeType::Absolute | TimeType::Other => value.to_owned(),
+        TimeType::Local => local(&format!("{value}::timestamp"), zone, twice),
+        TimeType::Text => {
+            let local = local("t.v::timestamp", zone, twice);
+            format!(
+                "(SELECT CASE WHEN t.v ~ {absolute} THEN t.v::timestamptz WHEN t.v ~ {plain} THEN {local} END \
+                 FROM (SELECT rtrim({value}::text) AS v) AS t)",
+                absolute = literal(&format!("^(-?infinity|{DAY}{TIME}{UTC_OFFSET})$")),
+                plain = literal(&format!("^{DAY}({TIME})?$")),
+            )
+        }
+    }
+}
+
+/// Without a configured zone, UTC. The result is not used then: the start check refuses columns without a zone that
+/// decide about publication, and a replay refuses to select rows by one.
+fn local(value: &str, zone: Option<&Zone>, twice: AmbiguousTime) -> String {
+    let Some(zone) = zone else { return format!("({value} AT TIME ZONE 'UTC')") };
+    let zone = literal(zone.name());
+    // Outside of these bounds, and for infinity, UTC: `zone::Zone` has the same bounds.
+    let has_rules = "l.at >= timestamp '0001-01-02' AND l.at < timestamp '9999-12-01'";
+    match twice {
+        AmbiguousTime::Later => format!(
+            "(SELECT CASE WHEN {has_rules} THEN l.at AT TIME ZONE {zone} ELSE l.at AT TIME ZONE 'UTC' END \
+             FROM (SELECT {value} AS at) AS l)"
+        ),
+        // The other instant of an ambiguous time has the offset of the day before.
+        AmbiguousTime::Earlier => format!(
+            "(SELECT CASE WHEN e.at < l.later AND e.at AT TIME ZONE {zone} = l.at THEN e.at \
+             ELSE coalesce(l.later, l.at AT TIME ZONE 'UTC') END \
+             FROM (SELECT l.at, CASE WHEN {has_rules} THEN l.at AT TIME ZONE {zone} END AS later \
+             FROM (SELECT {value} AS at) AS l) AS l \
+             CROSS JOIN LATERAL (SELECT (l.at - ((l.later - interval '24 hours') AT TIME ZONE {zone} \
+             - (l.later - interval '24 hours') AT TIME ZONE 'UTC')) AT TIME ZONE 'UTC' AS at) AS e)"
+        ),
+    }
 }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const FIRST_NAMED: u32 = 10_000;
 
 /// The type of a column or of the base type of a domain, by OID (`src/include/catalog/pg_type.dat`) and type modifier.
-/// A type that is not built in has no kind, and is known: what more the catalog has of it is asked for separately.
+/// A type that is not built in becomes [`Kind::Other`], known; its base type is looked up by [`Types`].
 pub(crate) fn value_type(oid: u32, modifier: i32) -> ValueType {
     match element(oid) {
         // The modifier of an array is that of its elements.
@@ -21,7 +21,7 @@ pub(crate) fn value_type(oid: u32, modifier: i32) -> ValueType {
     }
 }
 
-/// The same of a type that may be unknown, because nothing but its OID is at hand.
+/// As [`value_type`], if only the OID is known: a type that is not built in is unknown.
 pub(crate) fn value_type_by_oid(oid: u32, modifier: i32) -> ValueType {
     if oid < FIRST_NAMED { value_type(oid, modifier) } else { ValueType::default() }
 }
@@ -142,13 +142,13 @@ impl Types {
 
     /// Adds what the catalog has of the types `asked`. The result stays valid, because the base type of a domain can't
     /// be changed.
-    pub(crate) fn learn(&mut self, asked: &[u32], found: &[TypeFacts]) {
+    pub(crate) fn add_found(&mut self, asked: &[u32], found: &[TypeFacts]) {
         self.known.extend(found.iter().map(|facts| (facts.oid, *facts)));
         self.absent.extend(asked.iter().filter(|oid| !self.known.contains_key(oid)));
     }
 
     /// Processes a Type message. It has the OID of the type, and the name of the base type below its domains.
-    pub(crate) fn name(&mut self, of: &TypeName<'_>) {
+    pub(crate) fn add_named(&mut self, of: &TypeName<'_>) {
         if of.schema.is_empty() {
             self.named.insert(of.id, built_in(of.name));
         }
@@ -282,7 +282,7 @@ mod tests {
             facts(20_004, 20_004, -1, false),
             facts(20_005, 20_005, -1, true),
         ];
-        types.learn(&asked, &found);
+        types.add_found(&asked, &found);
         assert!(!asked.iter().any(|oid| types.is_unknown(*oid)), "each type is asked for once");
         // The modifier of a domain is in the catalog, not in the message.
         for (oid, expected) in [
@@ -295,10 +295,10 @@ mod tests {
         ] {
             assert_eq!(types.resolve(oid, 77), expected, "{oid}");
         }
-        types.name(&TypeName { id: 20_006, schema: "", name: "timestamp" });
+        types.add_named(&TypeName { id: 20_006, schema: "", name: "timestamp" });
         assert_eq!(types.resolve(20_006, 3), ValueType::of(Kind::Timestamp { digits: 3 }));
         // A type of a schema of its own says nothing.
-        types.name(&TypeName { id: 20_007, schema: "public", name: "bytea" });
+        types.add_named(&TypeName { id: 20_007, schema: "public", name: "bytea" });
         assert_eq!(types.resolve(20_007, -1), ValueType::default());
     }
 }

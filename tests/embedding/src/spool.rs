@@ -79,10 +79,10 @@ impl Spool {
         Ok(Self { directory, history: HistoryId(number) })
     }
 
-    /// Commits a transaction, and returns its number. One caller at a time.
+    /// Commits a transaction, and returns its number when it is on the disk. One caller at a time.
     ///
     /// # Errors
-    /// The file can't be written; then the transaction is not committed.
+    /// A file can't be written. Whether the transaction is committed is not known then: see whether its file is there.
     pub fn commit(&self, events: &[Event]) -> io::Result<u64> {
         let last = self.directory.join("last");
         let number = fs::read_to_string(&last).map_or(Ok(0), |text| text.parse::<u64>());
@@ -94,8 +94,13 @@ impl Spool {
         Ok(number)
     }
 
-    /// The transactions from `from` on, the lowest first.
+    /// The transactions from `from` on that can be sent, the lowest first.
     fn transactions(&self, from: Offset) -> io::Result<Vec<u64>> {
+        without_gaps(|| self.listed(from))
+    }
+
+    /// What one listing of the directory has from `from` on, the lowest first.
+    fn listed(&self, from: Offset) -> io::Result<Vec<u64>> {
         let mut numbers = Vec::new();
         for entry in fs::read_dir(&self.directory)? {
             let name = entry?.file_name();
@@ -119,13 +124,30 @@ impl Spool {
     }
 }
 
-/// Writes a file that has the old content or the new one after a crash.
+/// What two listings have for certain. A listing is not atomic: while files are added, it may have number 8 and lack 7;
+/// then 7 would be skipped, and removed when 8 is confirmed.
+///
+/// Files are added in the order of their numbers. So everything up to the highest number of the first listing was there
+/// before the second one has begun, and the second one has it.
+///
+/// A number may be missing for ever: that of a `commit` which has failed. So a gap is no error.
+fn without_gaps(mut list: impl FnMut() -> io::Result<Vec<u64>>) -> io::Result<Vec<u64>> {
+    let highest = list()?.into_iter().max().unwrap_or_default();
+    let mut numbers = list()?;
+    numbers.retain(|number| *number <= highest);
+    Ok(numbers)
+}
+
+/// Writes a file that has the old content or the new one after a crash. Returns when the content is on the disk, under
+/// its name.
 fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
     let mut file = File::create(&new)?;
     file.write_all(content)?;
     file.sync_all()?;
-    fs::rename(new, path)
+    fs::rename(new, path)?;
+    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+    File::open(directory.unwrap_or(".".as_ref()))?.sync_all()
 }
 
 impl Source for Spool {
@@ -205,7 +227,7 @@ impl Stream for SpoolStream {
     }
 
     fn confirm(&mut self, upto: Watermark) {
-        for number in self.spool.transactions(Offset::ZERO).unwrap_or_default() {
+        for number in self.spool.listed(Offset::ZERO).unwrap_or_default() {
             if number < upto.offset().get() {
                 // What can't be removed now is removed with the next confirmation.
                 let path = self.spool.directory.join(format!("{number}.jsonl"));
@@ -277,7 +299,11 @@ impl Batch for Transactions {
                 time: *time,
                 transaction: None,
             },
-            Step::Row(index) => self.rows.row(*index).map_or(Change::Nothing, Change::Row),
+            Step::Row(index) => {
+                let row = self.rows.row(*index);
+                // Not `Change::Nothing`: it does not count, so every later change would get another place.
+                Change::Row(row.ok_or_else(|| Unreadable::Protocol("a row is missing".into()))?)
+            }
             Step::Commit(number, time) => Change::Commit {
                 commit: Offset::new(*number),
                 end: Offset::new(*number + 1),
@@ -285,5 +311,33 @@ impl Batch for Transactions {
             },
         };
         Ok(Some((change, place + 1)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The listings of a directory to which 7, 8 and 9 are being added.
+    #[test]
+    fn transaction_that_a_listing_lacks_is_not_skipped() {
+        for (first, second, sent) in [
+            (vec![5, 8], vec![5, 7, 8, 9], vec![5, 7, 8]),
+            (vec![5], vec![5, 8], vec![5]),
+            (vec![], vec![8], vec![]),
+            // A commit has failed: 6 will never be there.
+            (vec![5, 7], vec![5, 7], vec![5, 7]),
+        ] {
+            let mut listings = vec![second.clone(), first.clone()];
+            let list = || listings.pop().ok_or_else(|| io::Error::other("a third listing"));
+            let found = without_gaps(list).ok();
+            assert_eq!(found, Some(sent), "{first:?}, {second:?}");
+        }
+    }
+
+    #[test]
+    fn row_that_is_missing_is_an_error() {
+        let mut batch = Transactions { steps: vec![Step::Row(0)], ..Transactions::default() };
+        assert!(matches!(batch.change_at(0), Err(Unreadable::Protocol(_))));
     }
 }

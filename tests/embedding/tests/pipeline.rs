@@ -5,7 +5,7 @@
 mod harness;
 
 use embedding::folder;
-use harness::{Fault, Gate, Place, await_that, event, events};
+use harness::{Fault, Gate, Place, Sent, await_that, event, events};
 use postrider_core::error::{Failure, HaltReason};
 use postrider_core::status::PipelineState;
 use std::collections::BTreeSet;
@@ -209,11 +209,13 @@ fn failure_that_no_retry_helps_halts_when_everything_before_is_published() {
     let place = Place::new();
     place.commit(&events(0, 100));
     let running = place.run_with(|setup| {
-        let meaning = "the rest is on the tape";
+        let meaning = "the rest is on the tape, and not in the database";
         let halt = Failure::halt(HaltReason::SlotLost, "the tape is torn", meaning, "mend it");
         setup.faults = vec![Fault::Halt(1, halt)];
     });
-    assert_eq!(running.ended(), "PR001 slot_lost: the tape is torn");
+    let halt = running.halted();
+    assert_eq!(halt.to_string(), "PR001 slot_lost: the tape is torn");
+    assert_eq!(halt.meaning, "the rest is on the tape, and not in the database");
     place.assert_in_order_without_repeats(100);
     assert_eq!(place.stored().watermark.offset().get(), 2);
 }
@@ -253,7 +255,11 @@ fn poison_row_halts_and_the_cursor_stays_before_it() {
     let halt = place.run().halted();
     assert_eq!(halt.reason, HaltReason::PoisonEvent);
     assert!(halt.message.contains("\"aggregate_id\" is NULL"), "{}", halt.message);
-    assert!(halt.hint.contains("in the source") && !halt.hint.contains("WAL"), "{}", halt.hint);
+    assert!(
+        halt.hint.contains("let the source send") && !halt.hint.contains("WAL"),
+        "{}",
+        halt.hint
+    );
     place.assert_in_order_without_repeats(5);
     assert_eq!(place.stored().to_string().split(' ').nth(2), Some("0/2:2"));
     // The same again after a restart, and nothing is repeated.
@@ -359,6 +365,91 @@ fn outbox_that_needs_parking_is_refused() {
     let halt = running.halted();
     assert_eq!(halt.reason, HaltReason::NotApplicable);
     assert!(halt.message.contains("due_at"), "{}", halt.message);
+}
+
+/// With a wrong name every row would be a row of another table, and every event would be skipped.
+#[test]
+fn row_of_another_table_before_the_outbox_is_described_halts() {
+    let place = Place::new();
+    let changes = [Sent::Table(1, "event"), Sent::Begin(1), Sent::Row(1, 0), Sent::Commit(1)];
+    let halt = place.run_script(&changes).halted();
+    assert_eq!(halt.reason, HaltReason::TableUnfit);
+    for text in [&halt.message, &halt.hint] {
+        assert!(text.contains("spool.event ") || text.contains("spool.event,"), "{text}");
+        assert!(text.contains("spool.events"), "{text}");
+    }
+    assert_eq!(place.stored().watermark.offset().get(), 0, "nothing is skipped");
+    assert!(place.calls().confirmed.is_empty());
+}
+
+#[test]
+fn rows_of_other_tables_are_skipped_when_the_outbox_is_described() {
+    let place = Place::new();
+    let running = place.run_script(&[
+        Sent::Table(2, "events"),
+        Sent::Table(1, "audit"),
+        Sent::Begin(1),
+        Sent::Row(1, 7),
+        Sent::Row(2, 0),
+        Sent::Commit(1),
+    ]);
+    running.await_published(1);
+    assert_eq!(running.stop(), "stopped");
+    place.assert_in_order_without_repeats(1);
+    assert_eq!(place.stored().watermark.offset().get(), 2);
+}
+
+/// The offsets of a source may be 1, 2, 3: the smallest progress is confirmed, so that the source can remove something.
+#[test]
+fn progress_without_events_is_confirmed() {
+    let transaction = [Sent::Begin(1), Sent::Other, Sent::Other, Sent::Commit(1)];
+    for (changes, upto) in [(&transaction[..], 2), (&[Sent::Heartbeat(9)], 9)] {
+        let place = Place::new();
+        let running = place.run_script(changes);
+        await_that("the confirmation", || {
+            (place.calls().confirmed == [upto], place.calls().confirmed)
+        });
+        assert_eq!(place.stored().watermark.offset().get(), upto);
+        assert_eq!(running.stop(), "stopped");
+    }
+}
+
+#[test]
+fn change_that_waits_for_an_answer_halts_when_everything_before_is_published() {
+    let place = Place::new();
+    let halt = place
+        .run_script(&[
+            Sent::Table(2, "events"),
+            Sent::Begin(1),
+            Sent::Row(2, 0),
+            Sent::Commit(1),
+            Sent::Blocked,
+        ])
+        .halted();
+    assert_eq!(halt.reason, HaltReason::Protocol);
+    assert!(halt.message.contains("Change::Blocked"), "{}", halt.message);
+    place.assert_in_order_without_repeats(1);
+    assert_eq!(place.stored().watermark.offset().get(), 2);
+}
+
+#[test]
+fn transaction_out_of_order_halts_with_the_rules_for_a_source() {
+    let place = Place::new();
+    let halt = place.run_script(&[Sent::Begin(4), Sent::Begin(2)]).halted();
+    assert_eq!(halt.reason, HaltReason::Protocol);
+    assert!(halt.message.starts_with("the source sent the stream out of order"), "{halt}");
+    assert!(halt.hint.contains("correct the source"), "{}", halt.hint);
+}
+
+#[test]
+fn panic_of_the_source_is_in_the_status() {
+    let place = Place::new();
+    let running = place.run_script(&[Sent::Panic]);
+    await_that("the status", || {
+        (running.status().state == PipelineState::Halted, running.status().state)
+    });
+    let reason = running.status().reason;
+    assert_eq!(reason.as_deref(), Some("the pipeline's thread panicked: see the log"));
 }
 
 #[test]

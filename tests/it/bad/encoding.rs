@@ -10,7 +10,7 @@ use crate::topic::ReadRecord;
 use pg_replication::lsn::Lsn;
 use postrider::event::Position;
 use postrider::outbox::{At, Layout, Mapper, OutboxSpec};
-use postrider::postgres::{DecodedObjects, Decoder, Encoding, Frame};
+use postrider::postgres::{Decoder, Encoding, EventObjects, Frame};
 use postrider::source::Change;
 use postrider::timestamp::Timestamp;
 
@@ -192,7 +192,7 @@ fn decoded(encoding: &str, code: &[u8]) -> Option<String> {
     spec.message_prefix = Some("outbox".to_owned());
     let mut mapper = Mapper::new(spec).expect("a mapper");
     let message_prefix = Some("outbox".to_owned());
-    let objects = DecodedObjects { message_prefix, ..DecodedObjects::default() };
+    let objects = EventObjects { message_prefix, ..EventObjects::default() };
     let encoding = Encoding::of(encoding).expect("an encoding");
     let mut decoder = Decoder::new(objects, None, encoding);
     let head = br#"{"aggregate_type":"a","aggregate_id":"1","event_type":"T","payload":""#;

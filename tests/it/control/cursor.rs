@@ -107,7 +107,7 @@ async fn histories_are_raised_once_by_the_owner_alone() {
         let (client, name) = (pipeline.control.client(), &pipeline.names.pipeline);
         let switches = [TimelineSwitch {
             timeline: 1,
-            at: postrider::postgres::lsn::to_wire(at("0/5000")),
+            at: postrider::postgres::wire::to_wire(at("0/5000")),
             reason: "no recovery target specified".to_owned(),
         }];
         let of = |timeline| ServerHistory { system_identifier: "7", timeline, switches: &switches };

@@ -177,7 +177,7 @@ async fn the_slot_we_hold_is_ours_and_others_stand_by() {
         let Ok(Decision::Resume(resume)) = decide(&facts) else { panic!("does not resume") };
         let pid = wal.backend_pid();
         let mut start = StartReplication::new(&pipeline.names.slot, &pipeline.names.publication);
-        start.lsn = postrider::postgres::lsn::to_wire(resume.start.offset());
+        start.lsn = postrider::postgres::wire::to_wire(resume.start.offset());
         let stream = wal.start(&start).await.unwrap();
         let row =
             catalog::read_slot(pipeline.control.client(), facts.server.version, &start.slot).await;
@@ -272,7 +272,7 @@ async fn a_promoted_server_goes_on_where_the_cursor_stands() {
         assert_eq!(identity.as_ref().unwrap().timeline, 2);
         let switches = &identity.as_ref().unwrap().switches;
         assert!(
-            matches!(&switches[..], [only] if only.timeline == 1 && postrider::postgres::lsn::from_wire(only.at) >= end),
+            matches!(&switches[..], [only] if only.timeline == 1 && postrider::postgres::wire::from_wire(only.at) >= end),
             "{switches:?}"
         );
         if version.major() >= 17 {

@@ -159,7 +159,7 @@ async fn what_is_moved_elsewhere_counts_as_published_and_delete_deletes_everywhe
         let mut poller = outbox.poller().await;
         assert_eq!(outbox.drain(&mut poller, 10).await.len(), 2, "{:?}", case.layout);
         let left = outbox.client.text(&format!("select count(*) from {}", case.table)).await;
-        let marked = if outbox.spec.marks.has_status() { "1" } else { "0" };
+        let marked = if outbox.spec.row_state.has_status() { "1" } else { "0" };
         assert_eq!(left.as_deref(), Some(marked), "{:?}", case.layout);
     }
 }
@@ -395,7 +395,7 @@ async fn mark_reaches_a_row_that_was_moved_to_another_partition_behind_its_snaps
                        select i::text::gated, 'a', 'order', 'a', 'T', '1' from generate_series(1, 2) i",
                 )
                 .await;
-            outbox.spec.marks = marks;
+            outbox.spec.row_state = marks;
             let moves = CHANGES[2].replace("{key}", "region").replace("{value}", "'b'");
             marked_behind_its_snapshot(&outbox, "outbox", &moves).await;
             let left =
@@ -423,7 +423,7 @@ async fn mark_of_a_row_that_is_not_visible_yet_waits_until_it_is() {
                        published_at timestamptz)",
                 )
                 .await;
-            outbox.spec.marks = marks;
+            outbox.spec.row_state = marks;
             let (client, marker) = marker(&outbox).await;
             let writer = outbox.database.connect().await;
             writer.batch("begin").await;
@@ -516,7 +516,7 @@ async fn marks_pass_over_locked_rows_and_what_follows_them_in_their_aggregates()
             let left = marker.mark(&client, &rows, &waiting).await.unwrap();
             assert!(left.is_empty(), "{left:?}");
             let ready = format!("select count(*)::text from {table}");
-            if !outbox.spec.marks.has_status() {
+            if !outbox.spec.row_state.has_status() {
                 assert_eq!(outbox.client.text(&ready).await.as_deref(), Some("0"));
             }
         }

@@ -4,7 +4,7 @@ use super::*;
 use pg_replication::lsn::Lsn;
 use postrider::outbox::Role;
 use postrider::postgres::poll::CLAIM_BYTES_MAX;
-use postrider::postgres::{DecodedObjects, Decoder, Encoding, Frame, catalog};
+use postrider::postgres::{Decoder, Encoding, EventObjects, Frame, catalog};
 use postrider::row::{Column, Kind, Row, TableId};
 use postrider::source::Change;
 
@@ -140,7 +140,7 @@ async fn rows_are_byte_for_byte_those_of_the_stream() {
         let changes: Vec<Vec<u8>> = changes.iter().map(|row| row.get(0)).collect();
         let mut poller = outbox.poller().await;
         let table = poller.description();
-        let objects = DecodedObjects {
+        let objects = EventObjects {
             table: Some(outbox.spec.table.clone()),
             columns: table.columns.iter().map(|column| column.name.clone()).collect(),
             message_prefix: None,

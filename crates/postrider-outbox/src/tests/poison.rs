@@ -4,7 +4,7 @@ use super::support::{
     AT, ColumnSpec, INT, JSON, TEXT, TIMESTAMPTZ, describe, map_layout, map_row, map_with, null,
     print, row, text, typed,
 };
-use crate::{Layout, MapError, Mapper, OutboxSpec, Poison};
+use crate::{EventKept, Layout, MapError, Mapper, OutboxSpec, Poison, Problem};
 use expect_test::expect;
 use postrider_core::row::TableId;
 use postrider_core::row_buffer::RowBuffer;
@@ -44,6 +44,30 @@ fn null_where_a_value_is_needed_is_poison() {
         hint:  skip the event as docs/operations/skipping.md describes, and insert it again with a value in "event_type". The skipped event is never published, and the new one comes after all events that are committed before it. Changing the row is not enough: WAL keeps it as it was inserted. SET NOT NULL on "event_type" refuses such rows from now on
     "#]]
     .assert_eq(&all);
+}
+
+/// A polled row is read again as it is then, and a source of a program's own has no WAL: neither is told to skip.
+#[test]
+fn hint_follows_where_the_event_is_kept() {
+    let at = |problem| Poison {
+        position: AT.position,
+        event_id: Some("7".to_owned()),
+        problem,
+        partial: Box::default(),
+    };
+    let (null, message) = (at(Problem::Null("payload".to_owned())), at(Problem::NotJson));
+    let partition = at(Problem::Partition);
+    for kept in [EventKept::Row, EventKept::Source] {
+        let hints = [null.hint(kept), partition.hint(kept)];
+        assert!(
+            !hints.iter().any(|hint| hint.contains("WAL") || hint.contains("skip")),
+            "{hints:?}"
+        );
+        assert!(hints[1].starts_with("leave route.partition empty"), "{hints:?}");
+    }
+    assert!(null.hint(EventKept::Row).contains("by an UPDATE"));
+    assert!(null.hint(EventKept::Source).contains("is never published"));
+    assert!(message.hint(EventKept::Source).contains("as a JSON object"));
 }
 
 /// What is left of such a row must not be published when somebody asks for another attempt.

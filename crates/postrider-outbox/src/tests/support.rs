@@ -1,6 +1,6 @@
 //! Tables and rows, and a printer of records.
 
-use crate::{At, Layout, MapError, Mapped, Mapper, OutboxSpec};
+use crate::{At, EventKept, Layout, MapError, Mapped, Mapper, OutboxSpec};
 use postrider_core::event::Position;
 use postrider_core::offset::Offset;
 use postrider_core::row::{Column, Kind, Table, TableId, ValueType};
@@ -115,7 +115,7 @@ pub(super) fn print(mapped: Result<Option<Mapped<'_>>, MapError>) -> String {
         Ok(Some(mapped)) => print_mapped(&mapped),
         Err(error) => {
             let hint = match &error {
-                MapError::Poison(poison) => poison.hint(),
+                MapError::Poison(poison) => poison.hint(EventKept::Log),
                 MapError::Unfit(unfit) => unfit.hint(),
                 MapError::Inconsistent { .. } => "none".to_owned(),
             };

@@ -143,7 +143,7 @@ fn the_columns_that_a_source_has_to_know_are_those_of_the_roles_and_the_extras()
 fn types_that_are_known_to_be_of_no_kind_cannot_be_times_or_objects() {
     let fits = |name: &str, of: ValueType| {
         let mapper = Mapper::new(OutboxSpec::for_layout(Layout::Postrider)).unwrap();
-        let column = DeclaredColumn { name, of, type_name: "x" };
+        let column = DeclaredColumn { name, value_type: of, type_name: "x" };
         mapper.unfit_types(&[column]).is_empty()
     };
     for (of, time, object) in [

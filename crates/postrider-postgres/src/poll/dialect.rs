@@ -1,27 +1,21 @@
 //! The dialect of PostgreSQL: the layouts' descriptions of row states and the types of times, as SQL.
 //!
-//! Nothing here knows a layout: [`Dialect`] matches on the words of [`postrider_core::row_state`]. Another database's
+//! Nothing here knows a layout: [`Dialect`] matches on the types of [`postrider_core::row_state`]. Another database's
 //! dialect supplies the same for that database:
 //!
 //! - a [`Condition`] of a row, with what a NULL means to it;
 //! - what follows `SET` for a list of [`Assignment`]s, and the same values as expressions, for a row that is moved;
 //! - whether a failure is the last one, before it is counted ([`FailureLimit`]);
 //! - a [`StateType`] as the type of a column;
-//! - a column's point in time from a local time or a text, and the reverse.
-//!
-//! The server computes the points in time that the stream's mapper computes (`zone`, `outbox::time`): of an ambiguous
-//! local time the later instant is an expiry, the earlier one a delay; a local time that does not exist is read with
-//! the offset from before the change. `AT TIME ZONE` gives the later of two instants, and has the same rule for local
-//! times that do not exist.
+//! - a column's point in time from a local time or a text ([`crate::times`]), and the reverse.
 
 use super::spec::PollSpec;
 use super::table::TableShape;
 use crate::names::{ident, literal};
-use crate::times::TimeType;
+use crate::times::{AmbiguousTime, TimeType, instant_sql};
 use postrider_core::row_state::{
     Assignment, Condition, Failed, FailureLimit, StateColumn, StateType,
 };
-use postrider_core::zone::Zone;
 
 /// Renders the states of one table's rows.
 #[derive(Clone, Copy)]
@@ -143,7 +137,7 @@ impl<'a> Dialect<'a> {
             Assignment::TextByLimit { last, before, .. } => {
                 let is_last = self
                     .spec
-                    .marks
+                    .row_state
                     .state
                     .failed
                     .as_ref()
@@ -153,7 +147,7 @@ impl<'a> Dialect<'a> {
             Assignment::ClaimTime(column) => self.stored(*column, "now()"),
             Assignment::SettleTime(column) => self.stored(*column, self.settled),
             Assignment::RetryTime(column) => {
-                let failed = self.spec.marks.state.failed.as_ref();
+                let failed = self.spec.row_state.state.failed.as_ref();
                 let failures = failed.map_or_else(|| "1".to_owned(), |f| more(&f.counter));
                 let at = format!("{} + {}", self.settled, self.pause(&failures));
                 self.stored(*column, &at)
@@ -188,7 +182,7 @@ impl<'a> Dialect<'a> {
     }
 
     fn name(&self, column: StateColumn) -> &'a str {
-        self.spec.marks.name(column)
+        self.spec.row_state.name(column)
     }
 
     fn column(&self, row: &str, column: StateColumn) -> String {
@@ -221,7 +215,7 @@ impl<'a> Dialect<'a> {
 /// The type of a column that the table lacks, as in the layouts' own SQL.
 pub(crate) fn column_type(spec: &PollSpec, column: &str) -> String {
     // A column that no state has is the time of the event.
-    match spec.marks.column_type(column).unwrap_or(StateType::Time) {
+    match spec.row_state.column_type(column).unwrap_or(StateType::Time) {
         StateType::Time => "timestamptz".to_owned(),
         StateType::InsertTime => "timestamptz NOT NULL DEFAULT now()".to_owned(),
         StateType::Text => "text".to_owned(),
@@ -233,79 +227,5 @@ pub(crate) fn column_type(spec: &PollSpec, column: &str) -> String {
         }
         StateType::Number16(first) => format!("smallint NOT NULL DEFAULT {first}"),
         StateType::Number32(first) => format!("integer NOT NULL DEFAULT {first}"),
-    }
-}
-
-/// Which of two instants an ambiguous local time means (when clocks are set back, local times occur twice).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum AmbiguousTime {
-    /// The earlier one.
-    Earlier,
-    /// The later one.
-    Later,
-}
-
-/// An existing day of the years 1 to 9999, as in `outbox::time::is_plain`.
-const DAY: &str = "(?!0000)([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)\
-                   |02-(0[1-9]|1[0-9]|2[0-8]))\
-                   |([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)";
-/// A time of day.
-const TIME: &str = "[ T]([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,6})?";
-/// An offset.
-const OFFSET: &str = "(Z|[+-](0[0-9]|1[0-5])(:[0-5][0-9]){0,2})";
-
-/// The point in time of `column`; NULL if a text is no time, which the mapper then refuses.
-pub(crate) fn instant(
-    shape: &TableShape,
-    zone: Option<&Zone>,
-    row: &str,
-    column: &str,
-    twice: AmbiguousTime,
-) -> String {
-    instant_sql(shape.time_type(column), zone, &format!("{row}.{}", ident(column)), twice)
-}
-
-/// As [`instant`], for any expression of such a type.
-pub fn instant_sql(
-    kind: TimeType,
-    zone: Option<&Zone>,
-    value: &str,
-    twice: AmbiguousTime,
-) -> String {
-    match kind {
-        TimeType::Absolute | TimeType::Other => value.to_owned(),
-        TimeType::Local => local(&format!("{value}::timestamp"), zone, twice),
-        TimeType::Text => {
-            let local = local("t.v::timestamp", zone, twice);
-            format!(
-                "(SELECT CASE WHEN t.v ~ {absolute} THEN t.v::timestamptz WHEN t.v ~ {plain} THEN {local} END \
-                 FROM (SELECT rtrim({value}::text) AS v) AS t)",
-                absolute = literal(&format!("^(-?infinity|{DAY}{TIME}{OFFSET})$")),
-                plain = literal(&format!("^{DAY}({TIME})?$")),
-            )
-        }
-    }
-}
-
-/// Without a configured zone, UTC: then no such column decides anything.
-fn local(value: &str, zone: Option<&Zone>, twice: AmbiguousTime) -> String {
-    let Some(zone) = zone else { return format!("({value} AT TIME ZONE 'UTC')") };
-    let zone = literal(zone.name());
-    // Outside of these bounds, and for infinity, UTC: `zone::Zone` has the same bounds.
-    let has_rules = "l.at >= timestamp '0001-01-02' AND l.at < timestamp '9999-12-01'";
-    match twice {
-        AmbiguousTime::Later => format!(
-            "(SELECT CASE WHEN {has_rules} THEN l.at AT TIME ZONE {zone} ELSE l.at AT TIME ZONE 'UTC' END \
-             FROM (SELECT {value} AS at) AS l)"
-        ),
-        // The other instant of an ambiguous time has the offset of the day before.
-        AmbiguousTime::Earlier => format!(
-            "(SELECT CASE WHEN e.at < l.later AND e.at AT TIME ZONE {zone} = l.at THEN e.at \
-             ELSE coalesce(l.later, l.at AT TIME ZONE 'UTC') END \
-             FROM (SELECT l.at, CASE WHEN {has_rules} THEN l.at AT TIME ZONE {zone} END AS later \
-             FROM (SELECT {value} AS at) AS l) AS l \
-             CROSS JOIN LATERAL (SELECT (l.at - ((l.later - interval '24 hours') AT TIME ZONE {zone} \
-             - (l.later - interval '24 hours') AT TIME ZONE 'UTC')) AT TIME ZONE 'UTC' AS at) AS e)"
-        ),
     }
 }

@@ -13,6 +13,7 @@
 //! Inside a claim the rows of an aggregate are sorted by their number, or by their time. A row that is locked by
 //! another session, delayed, or failed holds back the later rows of its aggregate, and of no other.
 
+pub mod by_id;
 pub mod claim;
 pub(crate) mod dialect;
 pub(crate) mod order;
@@ -25,7 +26,6 @@ pub(crate) mod table;
 mod tests;
 
 pub use claim::{Claim, MissedRows, RowOutcome};
-pub use dialect::{AmbiguousTime, instant_sql};
 pub use session::{CHANNEL, CLAIM_ROWS_MAX, OldestReady, Opened, Poller};
 pub use spec::{Backoff, PollSpec};
 pub use sql::{CLAIM_BYTES_MAX, ERROR_CHARS_MAX, PayloadCopy, ROW_BYTES_MAX};

@@ -88,7 +88,7 @@ pub(crate) fn source(spec: &PollSpec, shape: &TableShape, filter: &str) -> Strin
     if by_number(spec, shape) {
         return format!("{table} AS o\n  WHERE {filter}");
     }
-    let failures = spec.marks.failures();
+    let failures = spec.row_state.failures();
     let failures = failures.map(|name| format!(" - o.{} AS {FAILURES},", ident(name)));
     let of_number = same(spec, AGE);
     // The commit time is not computed in the innermost query: its function is volatile, so the planner would read and
@@ -149,7 +149,7 @@ fn with_evidence(spec: &PollSpec, fine: &str, rows: &str) -> String {
 /// Whether the rows with the time and aggregate of a row are assumed to be rows of one transaction. Rows that have
 /// failed are not: polling has written them since.
 fn one(spec: &PollSpec) -> String {
-    let failed = spec.marks.failures().map(|_| format!(" AND o.{FAILURES} = 0"));
+    let failed = spec.row_state.failures().map(|_| format!(" AND o.{FAILURES} = 0"));
     format!("(o.{FINE}{} AND (o.{IN_PAGE} OR o.{WHOLE_EVIDENCE} = 1))", failed.unwrap_or_default())
 }
 
@@ -217,7 +217,7 @@ pub(super) fn before(spec: &PollSpec, shape: &TableShape) -> String {
         // The command itself, not the sort key: a command that counts as lost has sort key 0, so no row would come
         // before `f`, and `f` would not be held back by any.
         let command = "f.command".to_owned();
-        let not_failed = spec.marks.failures().map_or("", |_| " AND f.o1 = 0");
+        let not_failed = spec.row_state.failures().map_or("", |_| " AND f.o1 = 0");
         let in_page = fine(spec, shape, "b").map(|fine| {
             format!(
                 "{fine}{not_failed} AND b.tableoid = f.oid \
@@ -253,7 +253,7 @@ fn by_number(spec: &PollSpec, shape: &TableShape) -> bool {
 /// (written by polling).
 fn of_event(spec: &PollSpec, row: &str, failures: impl Fn(&str) -> String) -> Vec<String> {
     let time = spec.time.iter().map(|time| format!("{row}.{}", ident(time)));
-    time.chain(spec.marks.failures().map(failures)).collect()
+    time.chain(spec.row_state.failures().map(failures)).collect()
 }
 
 /// Why a table does not record the order of events of one transaction.

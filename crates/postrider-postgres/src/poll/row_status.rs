@@ -239,7 +239,7 @@ impl<'a> Columns<'a> {
         for row in rows {
             columns.ids.push(&row.id);
             columns.xids.push(row.written.xid.map(i64::from));
-            columns.committed.push(row.written.committed.map(crate::lsn::to_pg_micros));
+            columns.committed.push(row.written.committed.map(crate::wire::to_pg_micros));
             columns.times.push(row.written.time_ms);
             columns.visible.push(row.visible);
         }
@@ -380,5 +380,5 @@ fn locked_sql(spec: &PollSpec, id: &TableColumn) -> String {
 
 /// The condition for rows without a status of success.
 pub(crate) fn unmarked(spec: &PollSpec) -> String {
-    Dialect::without_types(spec).condition(&spec.marks.state.not_done, "o")
+    Dialect::without_types(spec).condition(&spec.row_state.state.not_done, "o")
 }

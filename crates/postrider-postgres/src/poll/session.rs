@@ -450,7 +450,7 @@ impl OldestReady {
             return Self { sql };
         };
         // A row that was delayed, or has failed before, is ready since then.
-        let later = spec.marks.ready_since();
+        let later = spec.row_state.ready_since();
         let columns = [Some(time), later.filter(|name| moment(name))];
         let columns: Vec<String> =
             columns.iter().flatten().map(|name| format!("o.{}", ident(name))).collect();

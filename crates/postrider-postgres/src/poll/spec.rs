@@ -23,7 +23,7 @@ pub struct PollSpec {
     /// Records get this time as their timestamp, if a broker accepts it.
     pub stamps: bool,
     /// The states of a row, and their columns.
-    pub marks: NamedRowState,
+    pub row_state: NamedRowState,
     /// A published row is deleted, whatever the layout would write (`poll.mark = "delete"`).
     pub delete: bool,
     /// A failed row holds back the later ones of its aggregate (`parking.on_poison = "block_key"`).
@@ -59,12 +59,12 @@ impl PollSpec {
     /// Whether a failure is recorded in the row itself. Otherwise the event has to be parked, and its row settled as
     /// moved.
     pub fn keeps_failures(&self) -> bool {
-        self.marks.state.failed.is_some()
+        self.row_state.state.failed.is_some()
     }
 
     /// Whether a published row is deleted.
     pub fn deletes_published(&self) -> bool {
-        self.delete || self.marks.state.done == Done::Delete
+        self.delete || self.row_state.state.done == Done::Delete
     }
 
     /// Whether rows are deleted, for whatever reason.
@@ -74,17 +74,17 @@ impl PollSpec {
 
     /// Whether a table that records failures has no column for the pause after one.
     pub(super) fn pauses_in_memory(&self) -> bool {
-        self.marks.state.failed.as_ref().is_some_and(|failed| failed.pause == Pause::InMemory)
+        self.row_state.state.failed.as_ref().is_some_and(|failed| failed.pause == Pause::InMemory)
     }
 
     /// Whether claims find expired rows and set their status.
     pub fn expires(&self) -> bool {
-        self.marks.state.expired.is_some()
+        self.row_state.state.expired.is_some()
     }
 
     /// The table to which rows are moved that have failed for good. It may not exist.
     pub fn dlq(&self) -> Option<TableName> {
-        let suffix = self.marks.state.failed.as_ref()?.dead_letters?;
+        let suffix = self.row_state.state.failed.as_ref()?.dead_letters?;
         let TableName { schema, name } = &self.table;
         Some(TableName::new(schema.clone(), format!("{name}{suffix}")))
     }
@@ -92,19 +92,19 @@ impl PollSpec {
     /// Every row counts as unpublished: the columns of the layout's states are neither read nor written.
     #[must_use]
     pub fn without_status(self) -> Self {
-        Self { marks: NamedRowState::new(&RowState::DELETE), delete: false, ..self }
+        Self { row_state: NamedRowState::new(&RowState::DELETE), delete: false, ..self }
     }
 
     /// The columns that a status `UPDATE` writes.
     pub(crate) fn written(&self) -> Vec<&str> {
-        self.marks.written(self.delete)
+        self.row_state.written(self.delete)
     }
 
     /// Every column that SQL names.
     pub(crate) fn columns(&self) -> Vec<&str> {
         let mut columns = vec![&*self.id, &*self.aggregate_type, &*self.aggregate_id];
         columns.extend(self.time.as_deref());
-        columns.extend(self.marks.columns());
+        columns.extend(self.row_state.columns());
         columns
     }
 }

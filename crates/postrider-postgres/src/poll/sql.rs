@@ -127,12 +127,12 @@ pub(super) fn key(spec: &PollSpec, row: &str) -> String {
 
 /// The condition for rows that may be published now, regardless of other rows.
 pub(super) fn ready(spec: &PollSpec, shape: &TableShape, row: &str) -> String {
-    Dialect::new(spec, shape).condition(&spec.marks.state.ready, row)
+    Dialect::new(spec, shape).condition(&spec.row_state.state.ready, row)
 }
 
 /// The condition for rows that are not published, for whatever reason. An expired row is not included.
 pub(super) fn unpublished(spec: &PollSpec, shape: &TableShape, row: &str) -> String {
-    Dialect::new(spec, shape).condition(&spec.marks.state.unpublished, row)
+    Dialect::new(spec, shape).condition(&spec.row_state.state.unpublished, row)
 }
 
 /// The condition for rows (`o`) that are still to be published: neither published nor expired. A stream skips an
@@ -148,7 +148,7 @@ pub(super) fn to_publish(spec: &PollSpec, shape: &TableShape) -> String {
 /// A query for rows that are not published, are not ready, and hold back the later rows of the same aggregate (that of
 /// `f`).
 fn blocker(spec: &PollSpec, shape: &TableShape) -> Option<String> {
-    let state = spec.marks.state;
+    let state = spec.row_state.state;
     let unready = if spec.block_key { &state.blocked } else { &state.delayed };
     let unready = Dialect::new(spec, shape).condition(unready.as_ref()?, "b");
     Some(format!(
@@ -162,7 +162,7 @@ fn blocker(spec: &PollSpec, shape: &TableShape) -> Option<String> {
 
 /// The condition for expired rows, which their layout does not publish any more.
 fn expired(spec: &PollSpec, shape: &TableShape) -> Option<String> {
-    let expiry = spec.marks.state.expired.as_ref()?;
+    let expiry = spec.row_state.state.expired.as_ref()?;
     Some(Dialect::new(spec, shape).condition(&expiry.condition, "o"))
 }
 
@@ -177,7 +177,7 @@ fn visible(spec: &PollSpec, snapshot: &str) -> String {
          {}::pg_snapshot)",
         literal(snapshot)
     );
-    match spec.marks.failures() {
+    match spec.row_state.failures() {
         Some(failures) => format!("({seen} OR o.{} > 0)", ident(failures)),
         None => seen,
     }
@@ -353,7 +353,7 @@ pub(super) fn settle(
 /// `UPDATE` or `DELETE` of published rows, without its `WHERE`. `now` is the time of settling.
 pub(super) fn success(spec: &PollSpec, shape: &TableShape, now: &str) -> String {
     let table = &spec.table;
-    match spec.marks.state.done {
+    match spec.row_state.state.done {
         Done::Set(set) if !spec.delete => {
             let set = Dialect::new(spec, shape).settling_at(now).set(set);
             format!("UPDATE {table} AS o SET {set}")
@@ -364,7 +364,7 @@ pub(super) fn success(spec: &PollSpec, shape: &TableShape, now: &str) -> String 
 
 /// Counts the failures of rows, all of the table with this OID, and moves those away that have failed for good.
 fn failure(spec: &PollSpec, shape: &TableShape, oid: u32, rows: &[(Place, String)]) -> String {
-    let Some(failed) = &spec.marks.state.failed else { return String::new() };
+    let Some(failed) = &spec.row_state.state.failed else { return String::new() };
     let dialect = Dialect::new(spec, shape);
     let update = format!("UPDATE {} AS o SET {}\n  ", spec.table, dialect.set(failed.set));
     if !failed.records_error() && failed.dead_letters.is_none() {
@@ -386,7 +386,7 @@ fn failure(spec: &PollSpec, shape: &TableShape, oid: u32, rows: &[(Place, String
     };
     // The row as it would be after the update; one statement cannot update and delete the same row.
     let moved = columns.iter().map(|column| {
-        let assigned = failed.set.iter().find(|set| spec.marks.name(set.column()) == column);
+        let assigned = failed.set.iter().find(|set| spec.row_state.name(set.column()) == column);
         let name = ident(column);
         assigned.map_or_else(
             || format!("o.{name}"),
@@ -410,7 +410,7 @@ fn failure(spec: &PollSpec, shape: &TableShape, oid: u32, rows: &[(Place, String
 /// Gives expired rows their final status.
 pub(super) fn expire(spec: &PollSpec, shape: &TableShape, rows: &[Place]) -> StatusUpdate {
     let mut marked = StatusUpdate::default();
-    let Some(expiry) = &spec.marks.state.expired else { return marked };
+    let Some(expiry) = &spec.row_state.state.expired else { return marked };
     let set = Dialect::new(spec, shape).set(expiry.set);
     let mut by_table: BTreeMap<u32, Vec<Place>> = BTreeMap::new();
     for place in rows {
@@ -437,8 +437,8 @@ fn words(code: &str, error: &str) -> String {
 /// The failures of a claimed row plus one more, if that failure is its last one by the rules of its layout: [`settle`]
 /// then writes the final status.
 pub(super) fn dies(spec: &PollSpec, shape: &TableShape, row: &Row<'_>) -> Option<u32> {
-    let failed = spec.marks.state.failed.as_ref()?;
-    let number = |column| number(shape, row, spec.marks.name(column));
+    let failed = spec.row_state.state.failed.as_ref()?;
+    let number = |column| number(shape, row, spec.row_state.name(column));
     let failures = number(failed.counter)?.saturating_add(1);
     let is_last = match failed.limit {
         FailureLimit::Configured => failures >= spec.attempts_max,
@@ -566,8 +566,8 @@ pub(crate) async fn read(
 /// The column that tells whether a row is published, and the condition under which it is not; `None` if published rows
 /// are deleted.
 fn unpublished_rows(spec: &PollSpec) -> Option<(String, String)> {
-    let indexed = &spec.marks.state.indexed;
+    let indexed = &spec.row_state.state.indexed;
     let column = indexed.column().filter(|_| !spec.delete)?;
     let condition = Dialect::without_types(spec).condition(indexed, "");
-    Some((spec.marks.name(column).to_owned(), condition))
+    Some((spec.row_state.name(column).to_owned(), condition))
 }

@@ -3,10 +3,11 @@
 use super::spec::PollSpec;
 use crate::catalog::BASE_TYPE_SQL;
 use crate::names::{TableName, ident};
-use crate::times::TimeType;
+use crate::times::{AmbiguousTime, TimeType, instant_sql};
 use crate::value_types::value_type_by_oid;
 use pg_replication::error::{ServerReport, SourceError, SqlState};
 use postrider_core::row::{Column, OwnedTable, TableId};
+use postrider_core::zone::Zone;
 use tokio_postgres::Client;
 
 /// The definition of the table, as far as polling needs it.
@@ -24,7 +25,7 @@ pub(crate) struct TableShape {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct TableColumn {
     pub(crate) name: String,
-    /// The type, of a domain the one beneath it: what is asked of a value is asked of that.
+    /// The OID of the type; for a domain, of its base type.
     type_oid: u32,
     type_modifier: i32,
     /// The same as SQL writes it, without modifier, so that a cast to it neither cuts nor rounds.
@@ -40,7 +41,7 @@ pub(crate) struct TableColumn {
 /// How SQL finds a value of a column by its text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Equality {
-    /// By value, with this operator: an index serves.
+    /// By value, with this operator: an index can be used.
     Value(String),
     /// The same, and by text: values that are equal may have different texts (`citext`, a collation that is not
     /// deterministic).
@@ -205,7 +206,7 @@ impl TableColumn {
 }
 
 impl TableShape {
-    /// The column of this name; [`read`] has seen that every name of the spec is one.
+    /// The column of this name; [`read`] has checked that every name of the spec is one.
     pub(crate) fn column(&self, name: &str) -> Option<&TableColumn> {
         self.columns.iter().find(|column| column.name == name)
     }
@@ -213,7 +214,7 @@ impl TableShape {
     /// The column of the event's id.
     ///
     /// # Errors
-    /// 42703 where there is none: who reads the table has looked.
+    /// 42703 if there is none: [`read`] has checked it.
     pub(crate) fn id(&self, table: &TableName, id: &str) -> Result<&TableColumn, SourceError> {
         self.column(id).ok_or_else(|| refused(table, "42703", format!("it has no column \"{id}\"")))
     }
@@ -221,6 +222,17 @@ impl TableShape {
     /// What the type of a column says of the times in it.
     pub(crate) fn time_type(&self, name: &str) -> TimeType {
         self.column(name).map_or(TimeType::Other, |column| TimeType::of(column.type_oid))
+    }
+
+    /// The point in time of a column of `row`, as SQL: [`instant_sql`].
+    pub(crate) fn instant(
+        &self,
+        zone: Option<&Zone>,
+        row: &str,
+        column: &str,
+        twice: AmbiguousTime,
+    ) -> String {
+        instant_sql(self.time_type(column), zone, &format!("{row}.{}", ident(column)), twice)
     }
 
     /// The description of the table, as the stream has it; a row has its cells in this order.

@@ -33,7 +33,7 @@ fn spec(layout: Layout) -> PollSpec {
         aggregate_id: "aggregate_id".to_owned(),
         time: Some("created_at".to_owned()),
         stamps: true,
-        marks: states(layout),
+        row_state: states(layout),
         delete: false,
         block_key: true,
         attempts_max: 10,
@@ -86,7 +86,7 @@ fn names_are_quoted_everywhere() {
         ("available_at", "not' before"),
         ("last_error", "select"),
     ] {
-        spec.marks = spec.marks.with_name(column, name);
+        spec.row_state = spec.row_state.with_name(column, name);
     }
     spec.table = TableName::new("my schema", "out\"box");
     spec.id = "Id\\".to_owned();
@@ -143,13 +143,13 @@ fn each_layout_is_rendered() {
 }
 
 fn rendered(spec: &PollSpec, title: &str, times: &str) -> String {
-    let state = spec.marks.state;
+    let state = spec.row_state.state;
     let columns: Vec<(&str, &str)> = state_columns(spec, times);
     let mut shape = TableShape::of(&columns);
     shape.dlq = spec.dlq().map(|_| columns.iter().map(|(name, _)| (*name).to_owned()).collect());
     let dialect = Dialect::new(spec, &shape);
     let mut out = format!("==== {title}\n");
-    for name in spec.marks.columns() {
+    for name in spec.row_state.columns() {
         let _infallible = writeln!(out, "column {name}: {}", column_type(spec, name));
     }
     for (name, condition, row) in [
@@ -181,10 +181,12 @@ fn or_none(sql: &str) -> &str {
 
 fn state_columns<'a>(spec: &'a PollSpec, times: &'a str) -> Vec<(&'a str, &'a str)> {
     let mut columns = vec![("id", "bigint")];
-    let names = spec.marks.columns().into_iter();
+    let names = spec.row_state.columns().into_iter();
     columns.extend(names.map(|name| {
-        let is_time =
-            matches!(spec.marks.column_type(name), Some(StateType::Time | StateType::InsertTime));
+        let is_time = matches!(
+            spec.row_state.column_type(name),
+            Some(StateType::Time | StateType::InsertTime)
+        );
         (name, if is_time { times } else { "text" })
     }));
     columns

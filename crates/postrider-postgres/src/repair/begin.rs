@@ -10,7 +10,7 @@ use super::row::{RepairKind, RepairRow, Selection};
 use crate::catalog::{self, pg_lsn};
 use crate::control::Control;
 use crate::names::{Names, literal};
-use crate::poll::claim::OutboxTable;
+use crate::poll::by_id::OutboxTable;
 use crate::setup::Blocker;
 use crate::setup::apply::blockers;
 use pg_replication::conninfo::Conninfo;
@@ -54,7 +54,7 @@ pub enum RepairProgress<'a> {
     /// The slot waits for transactions that were running when its creation began.
     Waiting(&'a [Blocker]),
     /// The slot was created at this position; the list is being made.
-    Listing(crate::lsn::Lsn),
+    Listing(crate::wire::Lsn),
 }
 
 /// Creates the slot and the list. If the process is killed, the same call begins again.
@@ -79,7 +79,7 @@ pub async fn begin(
         return Err(elsewhere(catalog::TWO_SERVERS));
     }
     let created = slot(&mut wal, control.client(), repair, progress).await?;
-    progress(RepairProgress::Listing(crate::lsn::from_wire(created.consistent_point)));
+    progress(RepairProgress::Listing(crate::wire::from_wire(created.consistent_point)));
     let listing = Control::connect(repair.conninfo, repair.application_name).await?;
     let one = catalog::instance(control.client()).await?;
     if let Some(differs) = one.differs(&catalog::instance(listing.client()).await?) {
@@ -205,7 +205,7 @@ async fn list(
     let missing = (repair.kind == RepairKind::Repair).then_some(survey.missing).flatten();
     let (rows, uncertain) = (survey.rows.cast_signed(), survey.uncertain.cast_signed());
     let missing = missing.map(u64::cast_signed);
-    let at = pg_lsn(crate::lsn::from_wire(created.consistent_point));
+    let at = pg_lsn(crate::wire::from_wire(created.consistent_point));
     let words = method.words(table);
     client
         .execute(sql, &[pipeline, &at, &words, &rows, &uncertain, &missing])

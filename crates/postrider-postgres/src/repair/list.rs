@@ -12,7 +12,7 @@
 
 use super::row::{RepairRow, Selection};
 use crate::names::{TableName, ident, literal};
-use crate::poll::claim::OutboxTable;
+use crate::poll::by_id::OutboxTable;
 use crate::statement::{Statement, StatementError};
 use crate::store::requeue;
 use pg_replication::error::SourceError;

@@ -1,7 +1,7 @@
 //! The row of a repair: its progress, stored in the database that is repaired.
 
 use crate::catalog::lsn;
-use crate::lsn::Lsn;
+use crate::wire::Lsn;
 use pg_replication::error::SourceError;
 use std::time::{Duration, SystemTime};
 use tokio_postgres::Client;

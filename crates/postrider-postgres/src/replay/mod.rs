@@ -7,8 +7,8 @@ pub use table::{FetchedRows, OutboxRows, RowSelection, order_in_words, time_with
 
 use crate::catalog::{lsn, pg_lsn};
 use crate::error::SourceError;
-use crate::lsn::Lsn;
 use crate::names::literal;
+use crate::wire::Lsn;
 use postrider_core::event::Position;
 use postrider_core::timestamp::Timestamp;
 use postrider_core::zone::Zone;
@@ -94,7 +94,7 @@ async fn read_in(
     })
     .await?;
     match read {
-        Ok(micros) => Ok(Some(crate::lsn::from_pg_micros(micros))),
+        Ok(micros) => Ok(Some(crate::wire::from_pg_micros(micros))),
         Err(error) => {
             let error = SourceError::control("read a time", error);
             // Data exceptions: no time, or a time that has no number, such as infinity.

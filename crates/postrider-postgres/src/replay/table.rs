@@ -5,10 +5,10 @@
 
 use crate::control::Control;
 use crate::names::{ident, literal};
-use crate::poll::dialect::instant;
+use crate::poll::PollSpec;
 use crate::poll::order::{order, source};
 use crate::poll::table::{TableShape, shape};
-use crate::poll::{AmbiguousTime, PollSpec};
+use crate::times::AmbiguousTime;
 use futures_util::TryStreamExt;
 use pg_replication::conninfo::Conninfo;
 use pg_replication::error::{SourceError, SourceErrorKind};
@@ -272,7 +272,7 @@ fn declare(
     {
         if let (Some(bound), Some(time)) = (bound, &spec.time) {
             let micros = bound.unix_micros;
-            let at = instant(shape, spec.zone.as_ref(), "o", time, twice);
+            let at = shape.instant(spec.zone.as_ref(), "o", time, twice);
             filter.push(format!(
                 "{at}::timestamptz {sign} 'epoch'::timestamptz + interval '{micros} microseconds'"
             ));

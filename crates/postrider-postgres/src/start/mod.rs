@@ -16,7 +16,6 @@ pub(super) use objects::{VERSION_MIN, insert_again, log_leaf, run_without_slot, 
 use crate::catalog::{
     AffectedRows, ChangesSince, PublicationFacts, ServerFacts, SlotRow, TableFacts,
 };
-use crate::lsn::Lsn;
 use crate::names::{Names, admin_url, literal};
 use crate::poll::PollSpec;
 use crate::schema::{SchemaState, VERSION};
@@ -24,6 +23,7 @@ use crate::schema_owner::UntrustedSchema;
 use crate::store::cursor::Cursor;
 use crate::stream::SystemIdentity;
 use crate::times::TimesFacts;
+use crate::wire::Lsn;
 use objects::repair;
 use pg_replication::stream::TimelineSwitch;
 use postrider_core::error::{Halt, HaltReason};
@@ -669,7 +669,7 @@ fn promoted(facts: &Facts) -> Option<Halt> {
     if !rose(facts, cursor) || confirmed <= cursor.watermark.offset() {
         return None;
     }
-    let switch = switch(facts, cursor).map(|switch| crate::lsn::from_wire(switch.at));
+    let switch = switch(facts, cursor).map(|switch| crate::wire::from_wire(switch.at));
     if slot.synced && switch.is_none_or(|at| confirmed <= at) {
         return None;
     }
@@ -742,7 +742,7 @@ fn cursor_at(facts: &Facts, cursor: &Cursor) -> Lsn {
     if !rose(facts, cursor) {
         return at;
     }
-    switch(facts, cursor).map_or(at, |switch| at.min(crate::lsn::from_wire(switch.at)))
+    switch(facts, cursor).map_or(at, |switch| at.min(crate::wire::from_wire(switch.at)))
 }
 
 fn history_start(facts: &Facts, cursor: &Cursor, confirmed: Lsn) -> Lsn {

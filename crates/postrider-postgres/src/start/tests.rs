@@ -332,7 +332,7 @@ fn marked(facts: &mut Facts) {
         aggregate_id: text("aggregate_id"),
         time: Some(text("occurred_at")),
         stamps: true,
-        marks: OutboxSpec::for_layout(Layout::Commerce).row_state(),
+        row_state: OutboxSpec::for_layout(Layout::Commerce).row_state(),
         delete: false,
         block_key: true,
         attempts_max: 10,

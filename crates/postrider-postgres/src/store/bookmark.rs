@@ -7,7 +7,7 @@
 mod tests;
 
 use crate::catalog::{self, SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn};
-use crate::lsn::Lsn;
+use crate::wire::Lsn;
 use pg_replication::error::{SourceError, SqlState};
 use postrider_core::timestamp::Timestamp;
 use std::fmt;
@@ -377,7 +377,7 @@ fn from_row(row: &Row) -> Result<Bookmark, tokio_postgres::Error> {
         timeline,
         messages: row.try_get(5)?,
         created_at: row.try_get(6)?,
-        created: crate::lsn::from_pg_micros(row.try_get(7)?),
+        created: crate::wire::from_pg_micros(row.try_get(7)?),
         expires_at: row.try_get(8)?,
         state,
         restart_lsn: position(12)?,

@@ -12,9 +12,9 @@ use crate::catalog::{
     PublicationVersion, SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn, pg_lsn, version_sql,
 };
 use crate::error::SourceError;
-use crate::lsn::Lsn;
 use crate::statement::{Statement, StatementError};
 use crate::stream::TimelineSwitch;
+use crate::wire::Lsn;
 use postrider_core::event::{Histories, HistoryId, Position};
 use postrider_core::offset::Watermark;
 use tokio_postgres::types::{PgLsn, ToSql};
@@ -389,7 +389,7 @@ impl HistoryBinding {
         let left = |switch: &&TimelineSwitch| Some(i64::from(switch.timeline)) == self.timeline;
         let descends = same_system && !same && !self.set_back;
         let switch = of.switches.iter().find(left).filter(|_| descends);
-        Some(switch.map_or(Lsn::ZERO, |switch| crate::lsn::from_wire(switch.at)))
+        Some(switch.map_or(Lsn::ZERO, |switch| crate::wire::from_wire(switch.at)))
     }
 }
 
@@ -788,7 +788,7 @@ mod tests {
     fn a_new_history_begins_at_the_end_of_the_previous_one() {
         let switch = |timeline, at| TimelineSwitch {
             timeline,
-            at: crate::lsn::to_wire(Lsn::new(at)),
+            at: crate::wire::to_wire(Lsn::new(at)),
             reason: "no recovery target specified".to_owned(),
         };
         let switches = [switch(1, 50), switch(2, 80)];

@@ -7,9 +7,9 @@
 //! Payloads are handled as bytes and appear in no error, log or `Debug`.
 
 use crate::catalog::{lsn, pg_lsn};
-use crate::lsn::Lsn;
 use crate::poll::ROW_BYTES_MAX;
 use crate::statement::{Statement, StatementError};
+use crate::wire::Lsn;
 use futures_util::TryStreamExt;
 use pg_replication::error::SourceError;
 use postrider_core::event::{Aggregate, Position};

@@ -7,7 +7,7 @@
 use super::parked::{columns, position};
 use crate::catalog::pg_lsn;
 use crate::names::literal;
-use crate::poll::claim::OutboxTable;
+use crate::poll::by_id::OutboxTable;
 use crate::statement::{Statement, StatementError};
 use pg_replication::error::SourceError;
 use postrider_core::event::{AHEAD_MAX_MS, Position};
@@ -126,7 +126,7 @@ pub async fn unpublished(
 fn decide(candidates: Vec<Candidate>, rows: &Rows, claims_precede: bool) -> Vec<RequeuedEvent> {
     let mut last_that_stays = HashMap::new();
     for candidate in &candidates {
-        let precedes = claims_precede && crate::lsn::is_claim_lsn(candidate.position.commit);
+        let precedes = claims_precede && crate::wire::is_claim_lsn(candidate.position.commit);
         let blocks = candidate.blocks && !candidate.resolved;
         if blocks && !precedes && !rows.contains_key(&candidate.position) {
             let last: &mut Position =
@@ -412,7 +412,7 @@ pub async fn ahead_of_cursor(
         Ok(AheadOfCursor {
             position: position(lsn, ordinal),
             id: row.try_get(2)?,
-            commit_time: crate::lsn::from_pg_micros(row.try_get(3)?),
+            commit_time: crate::wire::from_pg_micros(row.try_get(3)?),
             timestamp_ms: row.try_get(4)?,
         })
     };
@@ -476,7 +476,7 @@ pub(crate) fn another(table: &OutboxTable) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lsn::Lsn;
+    use crate::wire::Lsn;
 
     fn at(lsn: u64) -> Position {
         Position { commit: Lsn::new(lsn), ordinal: 0 }

@@ -1,9 +1,9 @@
 //! The ack tracker: which position may be confirmed.
 //!
-//! Every change of the stream gets a ticket, in WAL order, and tickets are resolved in any order. The watermark follows
-//! the longest resolved prefix and moves only over whole transactions. A transaction blocks the watermark from its
-//! Begin, because its tickets follow those of the transaction before it. A ticket is resolved only by
-//! [`Tracker::resolve`]: there is no default, no drop logic and no time-out.
+//! Every change of the stream gets a ticket, in the order of the source, and tickets are resolved in any order. The
+//! watermark follows the longest resolved prefix and moves only over whole transactions. A transaction blocks the
+//! watermark from its Begin, because its tickets follow those of the transaction before it. A ticket is resolved only
+//! by [`Tracker::resolve`]: there is no default, no drop logic and no time-out.
 #![deny(clippy::indexing_slicing, clippy::as_conversions, clippy::arithmetic_side_effects)]
 
 pub(crate) mod bug;
@@ -45,7 +45,7 @@ pub enum Resolution {
     Stale,
 }
 
-/// The caller or the server broke the order of the stream, so its positions can't be trusted.
+/// The caller or the source broke the order of the stream, so its positions can't be trusted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OrderViolation {
     /// A Begin was received inside a transaction.
@@ -79,12 +79,12 @@ pub enum OrderViolation {
         /// The commit position received.
         commit: Offset,
     },
-    /// A Commit record ends before it starts.
+    /// A transaction ends at or below its commit.
     #[error("transaction {commit} ends at {end}, before its commit")]
     Inverted {
-        /// Start of the commit record.
+        /// The offset of its commit.
         commit: Offset,
-        /// First byte after it.
+        /// Where it ends, as in [`Change::Commit`](postrider_core::source::Change::Commit).
         end: Offset,
     },
     /// A ticket was resolved twice, or was never issued.
@@ -92,7 +92,7 @@ pub enum OrderViolation {
     Ticket(Ticket),
 }
 
-/// A completely received transaction, or a run of WAL without changes of this pipeline.
+/// A completely received transaction, or a range of offsets without changes of this pipeline.
 #[derive(Clone, Copy, Debug)]
 struct Unit {
     /// The first ticket, and the ordinal of its change.
@@ -210,7 +210,7 @@ impl Tracker {
         Ok(())
     }
 
-    /// The server has no further changes of this pipeline up to `upto`.
+    /// The source has no further changes of this pipeline below `upto`.
     ///
     /// Moves nothing but [`Tracker::received`] inside a transaction, whose further changes may be below `upto`.
     pub fn keepalive(&mut self, upto: Offset) {
@@ -328,7 +328,7 @@ impl Tracker {
         self.watermark = self.watermark.max(to);
         let oldest = self.units.front().map(|unit| unit.commit);
         let oldest = oldest.or(self.open.map(|open| open.commit));
-        // The safety argument: the server skips a transaction if and only if it commits below the confirmed position.
+        // The safety argument: the source skips a transaction if and only if it commits below the confirmed position.
         assert!(
             oldest.is_none_or(|commit| self.watermark.offset() <= commit),
             "watermark {} passes an unresolved transaction",

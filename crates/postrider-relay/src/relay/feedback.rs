@@ -8,10 +8,6 @@ use crate::ack::bug::{Bug, injected};
 use postrider_core::offset::Watermark;
 use std::time::Duration;
 
-/// Minimum number of bytes of WAL for which a row is written while no event is published. Writing a row produces WAL
-/// itself (its commit, and a page image after a checkpoint), which moves the watermark and would cause the next row.
-const IDLE_STEP_BYTES: u64 = 4096;
-
 /// Pause between two rows while no event is published and other tables are written.
 const IDLE_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -39,10 +35,12 @@ pub(super) struct Tickets {
     pub(super) skipped: u64,
 }
 
-/// The cursor row, and the position confirmed to the server.
+/// The cursor row, and the position confirmed to the source.
 #[derive(Debug)]
 pub(super) struct Feedback {
     cursor_interval: Duration,
+    /// As [`Settings::idle_step`](super::Settings::idle_step).
+    idle_step: u64,
     /// The content of the row, and the unresolved tickets at that time.
     row: Progress,
     unresolved: Tickets,
@@ -59,9 +57,10 @@ pub(super) struct Feedback {
 }
 
 impl Feedback {
-    pub(super) fn new(cursor_interval: Duration) -> Self {
+    pub(super) fn new(cursor_interval: Duration, idle_step: u64) -> Self {
         Self {
             cursor_interval,
+            idle_step,
             row: Progress::default(),
             unresolved: Tickets::default(),
             writing: None,
@@ -181,14 +180,14 @@ impl Feedback {
     }
 
     fn due_at(&self, progress: Progress) -> Option<Duration> {
-        let idle_bytes = progress.watermark.offset().distance_from(self.row.watermark.offset());
+        let idle = progress.watermark.offset().distance_from(self.row.watermark.offset());
         let pause = if self.deferred && progress != self.row {
             DEFERRED_PAUSE
         } else if self.published >= PUBLISHED_EVENTS_MAX && progress != self.row {
             Duration::ZERO
         } else if (self.published > 0 || self.row.partial.is_some()) && progress != self.row {
             self.cursor_interval.min(FIRST_PAUSE * (1 << self.rows.min(16)))
-        } else if idle_bytes >= IDLE_STEP_BYTES {
+        } else if idle >= self.idle_step.max(1) {
             IDLE_INTERVAL
         } else {
             return None;
@@ -210,7 +209,7 @@ mod tests {
     /// that number.
     #[test]
     fn intake_closes_behind_a_deferred_row_only_at_its_bound() {
-        let mut feedback = Feedback::new(Duration::from_secs(1));
+        let mut feedback = Feedback::new(Duration::from_secs(1), 4096);
         feedback.published();
         let tickets = |from| Tickets { from, skipped: 0 };
         let due = |feedback: &mut Feedback, now, lsn| {
@@ -225,5 +224,19 @@ mod tests {
         assert!(due(&mut feedback, 1, 8).is_some());
         feedback.written();
         assert!(!feedback.lags(tickets(DEFERRED_EVENTS_MAX), 50_000), "nothing is being written");
+    }
+
+    /// Without events a row is due when the watermark has moved by the step, in the source's own unit.
+    #[test]
+    fn progress_without_events_is_written_in_steps_of_the_source() {
+        for (idle_step, moved, due) in
+            [(4096, 4095, false), (4096, 4096, true), (1, 1, true), (1, 0, false), (0, 0, false)]
+        {
+            let mut feedback = Feedback::new(Duration::from_secs(1), idle_step);
+            feedback.resumed(at(10), Tickets::default());
+            let row =
+                feedback.cursor_due(IDLE_INTERVAL, (at(10 + moved), Tickets::default()), false);
+            assert_eq!(row.is_some(), due, "{moved} with a step of {idle_step}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The inputs and effects of a relay: two closed lists.
 //!
-//! A driver turns everything that happens into an [`Input`], passes it to [`Relay::apply`](super::Relay::apply), and
-//! performs the [`Effect`]s in the order in which they are returned.
+//! The pipeline turns everything that happens into an [`Input`], passes it to [`Relay::apply`](super::Relay::apply),
+//! and performs the [`Effect`]s in the order in which they are returned.
 
 use crate::ack::Progress;
 use postrider_core::error::Halt;
@@ -36,28 +36,28 @@ pub enum Input<'a> {
     },
     /// A transaction begins.
     Begin {
-        /// Start of its commit record.
+        /// The offset of its commit.
         commit: Offset,
-        /// When it was committed, by the server's clock.
+        /// When it was committed, by the source's clock.
         commit_time: Timestamp,
     },
     /// The change that [`Relay::upcoming`](super::Relay::upcoming) described.
     Change(Change<'a>),
-    /// The sink had no room for the event just handed over. The driver passes the event again as the next change.
+    /// The sink had no room for the event just handed over. The pipeline passes the event again as the next change.
     NotTaken {
         /// The ticket of [`Effect::Publish`].
         ticket: Ticket,
     },
     /// The open transaction is complete.
     Commit {
-        /// Start of the commit record.
+        /// The offset of its commit.
         commit: Offset,
-        /// First byte after it.
+        /// Where it ends, as in [`Change::Commit`](postrider_core::source::Change::Commit).
         end: Offset,
     },
-    /// The server has processed WAL up to this position.
+    /// The source has sent every transaction below this offset.
     Keepalive {
-        /// `walEnd` of the message.
+        /// The offset, as in [`Change::Heartbeat`](postrider_core::source::Change::Heartbeat).
         upto: Offset,
     },
     /// The sink reports the outcome of a ticket.
@@ -69,7 +69,7 @@ pub enum Input<'a> {
         outcome: Outcome,
     },
     /// The event just handed over can't be published: the sink refused to take its record; or the sink took the record
-    /// with no other event in flight and the broker has refused it for its size. The driver still has the record.
+    /// with no other event in flight and the broker has refused it for its size. The pipeline still has the record.
     Refused {
         /// The ticket of [`Effect::Publish`].
         ticket: Ticket,
@@ -102,8 +102,8 @@ pub enum Input<'a> {
         /// The position of the event.
         position: Position,
     },
-    /// The destination of the event just handed over has accepted no records for longer than the driver waits. The
-    /// event is parked without a counted attempt. The driver still has the record.
+    /// The destination of the event just handed over has accepted no records for longer than the pipeline waits. The
+    /// event is parked without a counted attempt. The pipeline still has the record.
     Unavailable {
         /// The ticket of [`Effect::Publish`].
         ticket: Ticket,
@@ -112,13 +112,13 @@ pub enum Input<'a> {
         soon: bool,
     },
     /// The metadata of the destination may be stale: the event just handed over does not fit the last known metadata.
-    /// The event is parked, and attempted as soon as its row is committed. The driver still has the record.
+    /// The event is parked, and attempted as soon as its row is committed. The pipeline still has the record.
     StaleDestination {
         /// The ticket of [`Effect::Publish`].
         ticket: Ticket,
     },
     /// The sink takes the event just handed over only with no other event of the stream in flight, because only the
-    /// broker can decide whether it accepts a record of that size. The driver passes the event again once
+    /// broker can decide whether it accepts a record of that size. The pipeline passes the event again once
     /// [`Relay::intake_open`](super::Relay::intake_open) returns true.
     NeedsExclusive {
         /// The ticket of [`Effect::Publish`].
@@ -148,7 +148,7 @@ pub enum Input<'a> {
     },
     /// Stop taking changes, finish everything in flight, then return [`Effect::Drained`].
     Drain,
-    /// The driver has found a reason to halt: finish everything in flight, then return [`Effect::Halt`].
+    /// The pipeline has found a reason to halt: finish everything in flight, then return [`Effect::Halt`].
     Halt(Box<Halt>),
     /// The next change of the stream can't be read: halt once every earlier change is resolved.
     Unreadable(Box<Halt>),
@@ -159,7 +159,7 @@ pub enum Input<'a> {
 /// One change of a transaction.
 #[derive(Debug)]
 pub enum Change<'a> {
-    /// An event to publish. The driver holds its record.
+    /// An event to publish. The pipeline holds its record.
     Event {
         /// The aggregate whose events are published in order.
         aggregate: Aggregate<'a>,
@@ -181,7 +181,7 @@ pub enum Change<'a> {
     },
 }
 
-/// Everything that a relay can require of its driver, which performs the effects in order.
+/// Everything that a relay can require of its pipeline, which performs the effects in order.
 #[derive(Debug, PartialEq)]
 pub enum Effect {
     /// Pass the current record to the sink under this ticket. The answer is a report, or one of the inputs that concern
@@ -194,7 +194,7 @@ pub enum Effect {
         ticket: Ticket,
         /// The content of the row.
         entry: Entry,
-        /// Why the broker refused the event before the stream repeated it. If `None`, the driver knows the reason.
+        /// Why the broker refused the event before the stream repeated it. If `None`, the pipeline knows the reason.
         reason: Option<Refusal>,
     },
     /// Commit the first `rows` records kept by [`Effect::Park`], and the changes of row status, in one transaction;
@@ -245,7 +245,7 @@ pub enum Effect {
     Published {
         /// The ticket of the event.
         ticket: Ticket,
-        /// When its transaction was committed, by the server's clock.
+        /// When its transaction was committed, by the source's clock.
         commit_time: Timestamp,
     },
     /// Commit the cursor row, then answer with [`Input::CursorWritten`] or [`Input::CursorDeferred`]. At most one such
@@ -259,7 +259,7 @@ pub enum Effect {
         /// The position of the later event.
         by: Position,
     },
-    /// Confirm this position to the server. The cursor row contains it already.
+    /// Confirm this position to the source. The cursor row contains it already.
     Confirm(Watermark),
     /// Discard the producer and everything in flight, and stream again from the cursor, with the whole handshake.
     Restart {

@@ -1,8 +1,8 @@
 //! The relay: a synchronous state machine that decides what is published, what may be confirmed, and when to stop.
 //!
-//! [`Relay::apply`] takes one [`Input`] with its time and returns [`Effect`]s; only the driver waits. The relay sees of
-//! an event its aggregate, size and ticket; the record stays with the driver. Because the machine can't wait, work of
-//! several steps (drain, halt) is a [`Phase`], which is checked after every input ([`Relay::settle`]).
+//! [`Relay::apply`] takes one [`Input`] with its time and returns [`Effect`]s; only the pipeline waits. The relay sees
+//! of an event its aggregate, size and ticket; the record stays with the pipeline. Because the machine can't wait, work
+//! of several steps (drain, halt) is a [`Phase`], which is checked after every input ([`Relay::settle`]).
 //!
 //! ```text
 //! Begin Change* Commit ─▶ stream ─▶ tracker ─▶ feedback ─▶ WriteCursor ─▶ (written) ─▶ Confirm
@@ -48,8 +48,33 @@ pub struct Settings {
     pub limits: Limits,
     /// Pause between two writes of the cursor row while events are published.
     pub cursor_interval: Duration,
+    /// How far the watermark moves before a row is written while no event is published; at least 1. Unit: that of the
+    /// source's offsets. More than 1 for a source in which the write of a row moves the watermark itself.
+    pub idle_step: u64,
+    /// How the relay's halts call the source.
+    pub words: HaltWords,
     /// When events are parked and attempted again.
     pub rules: ParkingRules,
+}
+
+/// How the halts of a relay call what it reads from.
+#[derive(Clone, Copy, Debug)]
+pub struct HaltWords {
+    /// What sends the stream: `the server`.
+    pub sender: &'static str,
+    /// Where events are that are not published: `the database`.
+    pub keeper: &'static str,
+    /// What to do about a stream that is out of order.
+    pub disorder_hint: &'static str,
+}
+
+impl HaltWords {
+    /// The words for a source that is PostgreSQL.
+    pub const POSTGRES: Self = Self {
+        sender: "the server",
+        keeper: "the database",
+        disorder_hint: "start again; if it happens again, report it with the server's version",
+    };
 }
 
 /// Whether the relay runs, or what its end waits for.
@@ -75,6 +100,7 @@ enum Until {
 /// The relay of one pipeline: the order of its events, the bounds on its events in flight, and its [`Tracker`].
 #[derive(Debug)]
 pub struct Relay {
+    words: HaltWords,
     tracker: Tracker,
     stream: Stream,
     flow: Flow,
@@ -91,10 +117,11 @@ impl Relay {
     /// A relay that has not started yet.
     pub fn new(settings: Settings) -> Self {
         Self {
+            words: settings.words,
             tracker: Tracker::new(Progress::default()),
             stream: Stream::default(),
             flow: Flow::new(settings.limits, settings.rules.strict),
-            feedback: Feedback::new(settings.cursor_interval),
+            feedback: Feedback::new(settings.cursor_interval, settings.idle_step),
             parking: Parking::new(settings.rules),
             phase: Phase::Running,
             refused: None,
@@ -127,7 +154,7 @@ impl Relay {
         }
     }
 
-    /// Whether the next change may be taken. While it may not, the driver keeps its place in the stream and waits for
+    /// Whether the next change may be taken. While it may not, the pipeline keeps its place in the stream and waits for
     /// reports.
     ///
     /// An event of a refused batch is sent with nothing else in flight, and waits until every event before it is
@@ -191,7 +218,7 @@ impl Relay {
         })
     }
 
-    /// Whether an event of this aggregate may be handed over now. While it may not, the driver keeps its place in the
+    /// Whether an event of this aggregate may be handed over now. While it may not, the pipeline keeps its place in the
     /// stream. Always true unless order is strict.
     pub fn admits(&self, aggregate: Aggregate<'_>) -> bool {
         !self.parking.rules.strict || self.flow.admits(Lane::of(aggregate))
@@ -552,7 +579,7 @@ impl Relay {
         self.park(now, ticket, (entry, None), 0, effects);
     }
 
-    /// The event just handed over can't be published; the driver still has its record.
+    /// The event just handed over can't be published; the pipeline still has its record.
     fn refused_at_once(
         &mut self,
         now: Duration,
@@ -650,12 +677,12 @@ impl Relay {
 
     /// A broker refuses whole batches, so a refusal is certain to mean an event only if the event was sent with nothing
     /// else in flight. Otherwise all events of the batch are streamed again, one at a time. An event that is certainly
-    /// meant is streamed again too, and parked then: the driver has its record again, and the producer is a new one.
+    /// meant is streamed again too, and parked then: the pipeline has its record again, and the producer is a new one.
     fn refused(&mut self, ticket: Ticket, slot: Slot, reason: Refusal, effects: &mut Vec<Effect>) {
         let certain =
             self.flow.is_exclusive() || !reason.of_batch || injected(Bug::BlamesWholeBatch);
         if self.parking.rules.on_poison == OnPoison::Stop && certain {
-            let halt = Box::new(poison_halt(slot.position, reason));
+            let halt = Box::new(poison_halt(self.words, slot.position, reason));
             self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
             return;
         }
@@ -853,26 +880,28 @@ impl Relay {
     }
 
     fn violated(&mut self, violation: OrderViolation) {
-        let halt = Box::new(violation_halt(violation));
+        let halt = Box::new(violation_halt(self.words, violation));
         self.phase = Phase::Halting { halt, until: Until::Now };
     }
 }
 
-fn poison_halt(position: Position, reason: Refusal) -> Halt {
+fn poison_halt(words: HaltWords, position: Position, reason: Refusal) -> Halt {
     Halt {
         reason: HaltReason::PoisonEvent,
         message: format!("the event at position {position} can't be published: {reason}"),
-        meaning: "everything before it is published; it and all later events wait in the database"
-            .into(),
+        meaning: format!(
+            "everything before it is published; it and all later events wait in {}",
+            words.keeper
+        ),
         hint: "fix the destination so that it accepts the event, then start again".into(),
     }
 }
 
-fn violation_halt(violation: OrderViolation) -> Halt {
+fn violation_halt(words: HaltWords, violation: OrderViolation) -> Halt {
     Halt {
         reason: HaltReason::Protocol,
-        message: format!("the server sent the stream out of order: {violation}"),
+        message: format!("{} sent the stream out of order: {violation}", words.sender),
         meaning: "every confirmed event is published; continuing could lose events".into(),
-        hint: "start again; if it happens again, report it with the server's version".into(),
+        hint: words.disorder_hint.into(),
     }
 }

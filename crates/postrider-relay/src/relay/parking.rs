@@ -2,7 +2,7 @@
 //!
 //! A new row or row status counts only when its write is committed ([`Parking::written`]): only then is the event
 //! resolved, or its lane unblocked. One write is in progress at a time, and takes all that has gathered meanwhile.
-//! [`Lanes`] decides which event is attempted next; the records themselves stay with the driver.
+//! [`Lanes`] decides which event is attempted next; the records themselves stay with the pipeline.
 
 use super::Effect;
 use super::lanes::{Counts, Lanes, Row};

@@ -1,6 +1,6 @@
 //! The current position in the stream: which change is next, and whether an earlier session has dealt with it.
 //!
-//! A server repeats everything above the confirmed position. One position separates new changes from repeated ones:
+//! A source repeats everything above the confirmed position. One position separates new changes from repeated ones:
 //! every change below `expected` has a ticket already, or was resolved before this session, and is skipped.
 
 use crate::ack::{OrderViolation, Progress, Tracker};
@@ -13,7 +13,7 @@ use postrider_core::timestamp::Timestamp;
 pub struct Upcoming {
     /// The position of the change: its identity.
     pub position: Position,
-    /// When its transaction was committed, by the server's clock.
+    /// When its transaction was committed, by the source's clock.
     pub commit_time: Timestamp,
 }
 

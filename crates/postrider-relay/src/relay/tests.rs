@@ -87,7 +87,9 @@ fn run(rules: ParkingRules, script: &str, expected: &Expect) {
 impl Script {
     fn new(rules: ParkingRules) -> Self {
         let limits = Limits { events_max: 4, bytes_max: 1000 };
-        let settings = Settings { limits, cursor_interval: Duration::from_secs(1), rules };
+        let cursor_interval = Duration::from_secs(1);
+        let words = HaltWords::POSTGRES;
+        let settings = Settings { limits, cursor_interval, idle_step: 4096, words, rules };
         Self {
             relay: Relay::new(settings),
             now: Duration::ZERO,

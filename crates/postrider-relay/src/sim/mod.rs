@@ -24,7 +24,7 @@ mod truth;
 mod walsender;
 mod world;
 
-use crate::relay::{Limits, OnPoison, ParkingRules, Settings};
+use crate::relay::{HaltWords, Limits, OnPoison, ParkingRules, Settings};
 
 /// Why a turn or a run stops.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -3,7 +3,7 @@
 //! A plan is plain data, so that a failing plan can be reduced ([`shrink`](super::shrink)).
 
 use super::rng::Rng;
-use super::{Limits, OnPoison, ParkingRules, Settings};
+use super::{HaltWords, Limits, OnPoison, ParkingRules, Settings};
 use std::time::Duration;
 
 /// Maximum number of aggregates.
@@ -63,7 +63,7 @@ pub(super) enum Fault {
     SinkFatal,
     /// The process drains, and is started again.
     Drain,
-    /// The driver halts the relay, and the process is started again.
+    /// The pipeline halts the relay, and the process is started again.
     Halt,
     /// An operator requests something.
     Request,
@@ -312,7 +312,13 @@ impl Knobs {
         };
         let cursor_interval = Duration::from_millis(rng.range(1, 100));
         Self {
-            settings: Settings { limits, cursor_interval, rules },
+            settings: Settings {
+                limits,
+                cursor_interval,
+                idle_step: 4096,
+                words: HaltWords::POSTGRES,
+                rules,
+            },
             processes: if rng.chance(250) { 2 } else { 1 },
             partitions: rng.index(3) + 1,
             batch_max: rng.range(1, 6),

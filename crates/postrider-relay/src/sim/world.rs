@@ -749,7 +749,7 @@ impl World {
         let first = self.procs[i].effects.len();
         self.apply(i, Input::Change(Change::Event { aggregate, size_bytes, wait }))?;
         let ticket = match take_decision(&mut self.procs[i].effects, first) {
-            // The driver removes the position of an overtaken record, because consumers have a later event already.
+            // The pipeline removes the position of an overtaken record, because consumers have a later event already.
             Decision::Publish(_) if self.procs[i].overtaken.contains(&event) && !overtaken => {
                 let position = self.truth.events[event].position;
                 return wrong(format!(

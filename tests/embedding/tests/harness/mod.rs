@@ -1,5 +1,9 @@
 //! A place with a spool, a cursor and a folder; pipelines that run there; and what watches and disturbs them.
 
+mod script;
+
+pub(crate) use script::Sent;
+
 use embedding::cursor_file::CursorFile;
 use embedding::folder::{self, FolderConfig, FolderKind};
 use embedding::spool::{self, Event, Spool, SpoolStream};
@@ -17,6 +21,7 @@ use postrider_core::sink::{
 use postrider_core::source::{Batch, Source, Stream};
 use postrider_core::status::{Snapshot, StatusHandle};
 use postrider_core::store::{Cursor, Store};
+use script::Script;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
 use std::fs;
@@ -241,6 +246,18 @@ line_bytes_max = 10000
     pub(crate) fn run_with(&self, change: impl FnOnce(&mut Setup)) -> Running {
         let mut setup = Setup::default();
         change(&mut setup);
+        let pipeline = self.pipeline(&setup);
+        self.start(pipeline, &setup)
+    }
+
+    /// Runs a pipeline over these changes in place of the spool.
+    pub(crate) fn run_script(&self, changes: &[Sent]) -> Running {
+        let setup = Setup::default();
+        let source = Script { changes: changes.to_vec(), known: Arc::clone(&self.known) };
+        self.spawn(self.pipeline(&setup), source, &setup)
+    }
+
+    fn pipeline(&self, setup: &Setup) -> Embedded {
         let table = TableName { schema: spool::SCHEMA.to_owned(), name: spool::TABLE.to_owned() };
         let outbox = OutboxSpec {
             table: Some(table),
@@ -250,8 +267,7 @@ line_bytes_max = 10000
         let line_bytes_max = setup.line_bytes_max;
         let inner = FolderConfig { directory: self.out(), line_bytes_max };
         let sink = Arc::new(GatedConfig { inner, gate: setup.gate.clone() });
-        let pipeline = Embedded::new("orders", outbox, sink);
-        self.start(pipeline, &setup)
+        Embedded::new("orders", outbox, sink)
     }
 
     /// Runs a pipeline with the outbox and the sink of a configuration.
@@ -261,6 +277,21 @@ line_bytes_max = 10000
     }
 
     fn start(&self, pipeline: Embedded, setup: &Setup) -> Running {
+        let source = WatchedSource {
+            inner: Spool::open(self.path("spool")).unwrap(),
+            known: Arc::clone(&self.known),
+            cursor: self.path("cursor"),
+            faults: setup.faults.clone().into(),
+        };
+        self.spawn(pipeline, source, setup)
+    }
+
+    fn spawn(
+        &self,
+        pipeline: Embedded,
+        source: impl Source + Send + 'static,
+        setup: &Setup,
+    ) -> Running {
         let pipeline = pipeline
             .in_flight(setup.in_flight, 32 << 20)
             .cursor_interval(setup.cursor_interval)
@@ -271,12 +302,6 @@ line_bytes_max = 10000
             out: self.out(),
             faults: AtomicUsize::new(setup.write_faults),
             takes: setup.write_takes,
-        };
-        let source = WatchedSource {
-            inner: Spool::open(self.path("spool")).unwrap(),
-            known: Arc::clone(&self.known),
-            cursor: self.path("cursor"),
-            faults: setup.faults.clone().into(),
         };
         let status_handle = pipeline.status();
         let (stopper, stop) = Stop::new();
@@ -620,6 +645,15 @@ impl Sink for Gated {
             state.left.compare_exchange(left, left - 1, Ordering::AcqRel, Ordering::Acquire);
         fewer.unwrap_or_default();
         Ok(())
+    }
+
+    // Both are for a sink whose capabilities have `clusters`. This one would accept nothing any more.
+    fn hold(&mut self) {
+        unreachable!("a folder has no cluster");
+    }
+
+    fn admit(&mut self, _cluster: &str) {
+        unreachable!("a folder has no cluster");
     }
 
     fn is_idle(&self) -> bool {

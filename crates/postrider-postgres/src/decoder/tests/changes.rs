@@ -1,7 +1,7 @@
 //! The change that each message is.
 
 use super::support::{AT, Sent, change, message, print, reader, relation, row, type_name};
-use crate::decoder::{DecodedObjects, Decoder};
+use crate::decoder::{Decoder, EventObjects};
 use crate::encoding::Encoding;
 use crate::names::TableName;
 use crate::value_types::TypeFacts;
@@ -14,7 +14,7 @@ use postrider_core::timestamp::Timestamp;
 use postrider_outbox::{Layout, OutboxSpec};
 
 fn decoder() -> Decoder {
-    Decoder::new(DecodedObjects::default(), None, Encoding::UTF8)
+    Decoder::new(EventObjects::default(), None, Encoding::UTF8)
 }
 
 fn bytes(parts: &[&[u8]]) -> Vec<u8> {
@@ -133,7 +133,7 @@ fn a_domain_is_the_type_beneath_it_once_the_catalog_was_asked() {
     // The types of other tables are not asked for, and are those of the outbox under another name.
     let other = relation(8, "public", "orders", &columns);
     assert!(matches!(change(&mut decoder, &other).unwrap(), Change::Table(_)));
-    let objects = DecodedObjects {
+    let objects = EventObjects {
         table: Some(TableName::new("public", "outbox")),
         columns: vec!["payload".to_owned()],
         message_prefix: None,
@@ -146,7 +146,7 @@ fn a_domain_is_the_type_beneath_it_once_the_catalog_was_asked() {
 /// A Type message has the OID of the domain and the name of the type beneath it.
 #[test]
 fn a_domain_that_the_catalog_does_not_have_any_more_is_what_the_stream_names() {
-    let objects = DecodedObjects {
+    let objects = EventObjects {
         table: Some(TableName::new("public", "outbox")),
         columns: vec!["payload".to_owned()],
         message_prefix: None,
@@ -164,7 +164,7 @@ fn a_domain_that_the_catalog_does_not_have_any_more_is_what_the_stream_names() {
 #[test]
 fn the_content_of_an_events_message_is_converted_from_the_databases_encoding() {
     let objects =
-        DecodedObjects { message_prefix: Some("orders".to_owned()), ..DecodedObjects::default() };
+        EventObjects { message_prefix: Some("orders".to_owned()), ..EventObjects::default() };
     let with =
         |encoding: &str| Decoder::new(objects.clone(), None, Encoding::of(encoding).unwrap());
     for (encoding, transactional, prefix, content, expected, is_text) in [

@@ -1,6 +1,6 @@
 //! Frames of messages, a decoder for the objects of a specification, and a printer of records.
 
-use crate::decoder::{DecodedObjects, Decoder};
+use crate::decoder::{Decoder, EventObjects};
 use crate::encoding::Encoding;
 use crate::names::TableName;
 use pg_replication::Frame;
@@ -9,7 +9,7 @@ use postrider_core::event::Position;
 use postrider_core::offset::Offset;
 use postrider_core::source::{Change, Unreadable};
 use postrider_core::timestamp::Timestamp;
-use postrider_outbox::{At, MapError, Mapped, Mapper, OutboxSpec};
+use postrider_outbox::{At, EventKept, MapError, Mapped, Mapper, OutboxSpec};
 use std::fmt::Write as _;
 
 /// 2024-01-02 03:04:05.5 UTC.
@@ -24,7 +24,7 @@ pub(super) const AT: At = At {
 pub(super) fn reader(spec: &OutboxSpec) -> (Decoder, Mapper) {
     let mapper = Mapper::new(spec.clone()).unwrap();
     let table = spec.table.as_ref().map(|table| TableName::new(&table.schema, &table.name));
-    let objects = DecodedObjects {
+    let objects = EventObjects {
         table,
         columns: mapper.columns().map(str::to_owned).collect(),
         message_prefix: spec.message_prefix.clone(),
@@ -130,7 +130,7 @@ pub(super) fn print(mapped: Result<Option<Mapped<'_>>, MapError>) -> String {
         Ok(Some(mapped)) => print_mapped(&mapped),
         Err(error) => {
             let hint = match &error {
-                MapError::Poison(poison) => poison.hint(),
+                MapError::Poison(poison) => poison.hint(EventKept::Log),
                 MapError::Unfit(unfit) => unfit.hint(),
                 MapError::Inconsistent { .. } => "none".to_owned(),
             };

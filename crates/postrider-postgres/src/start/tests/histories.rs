@@ -21,7 +21,7 @@ fn switch(facts: &mut Facts, timeline: u32, end: &str, reason: &str) {
     identity.timeline = facts.server.timeline;
     identity.switches = vec![TimelineSwitch {
         timeline,
-        at: crate::lsn::to_wire(at(end)),
+        at: crate::wire::to_wire(at(end)),
         reason: reason.to_owned(),
     }];
 }

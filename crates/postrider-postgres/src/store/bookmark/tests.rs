@@ -1,5 +1,5 @@
 use super::{next, *};
-use crate::lsn::Lsn;
+use crate::wire::Lsn;
 
 fn bookmark(name: &str, held_bytes: u64) -> Bookmark {
     Bookmark {

@@ -265,7 +265,7 @@ fn event_of_an_unavailable_destination_is_parked_without_an_attempt_and_its_foll
     );
 }
 
-/// Otherwise the driver would loop at once for ever, and never fetch the record of the attempt.
+/// Otherwise the pipeline would loop at once for ever, and never fetch the record of the attempt.
 #[test]
 fn dead_letter_that_waits_for_an_exclusive_attempt_is_not_due() {
     check(

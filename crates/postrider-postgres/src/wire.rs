@@ -1,5 +1,5 @@
-//! The offsets and times of a PostgreSQL source: an [`Lsn`] is the offset, and times count from another epoch on the
-//! wire than in Postrider.
+//! Positions and times of the protocol, and those of the core: an LSN is an [`Offset`], and times are in microseconds
+//! since 2000 there and since 1970 here.
 
 use pg_replication::timestamp::PgTime;
 use postrider_core::offset::{Offset, Watermark};
