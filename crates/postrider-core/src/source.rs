@@ -50,7 +50,8 @@ pub enum Change<'a> {
         /// When it was committed, by the source's clock.
         time: Timestamp,
     },
-    /// Outside a transaction: every transaction that commits below this offset has been sent.
+    /// Outside a transaction: every transaction that commits below this offset has been sent on this stream, or was
+    /// below the offset at which the stream began.
     Heartbeat(Offset),
     /// Something that is not a change of a transaction. It does not count for the ordinal; use [`Change::Other`] for a
     /// change that is no event.
@@ -187,7 +188,8 @@ pub trait Stream {
     /// and a new stream first gets the confirmation that the earlier one has got.
     fn confirm(&mut self, upto: Watermark);
 
-    /// Ends the connection after a drain or a halt, when the last offset is confirmed. It is not called after an error.
+    /// Ends the connection after a drain or a halt. Events may be unconfirmed then, if the drain has taken longer than
+    /// its grace: only [`confirm`](Self::confirm) allows the source to remove something. It is not called after an error.
     ///
     /// # Errors
     /// What went wrong, for the log only. The stored cursor still bounds what the next start repeats.

@@ -11,8 +11,8 @@ use std::str::FromStr;
 /// One process at a time may use a store. Nothing here finds a second one: a caller that may start two of them locks
 /// the store.
 pub trait Store {
-    /// Reads the cursor; `None` if none was ever written. Called at each connection to the source, before it. The
-    /// future may be dropped before it is ready.
+    /// Reads the cursor, as it is durable; `None` if none was ever written. Called at each connection to the source,
+    /// before it: what it returns is confirmed to the source at once. The future may be dropped before it is ready.
     ///
     /// # Errors
     /// [`Failure::Temporary`] if the store can't be reached: the pipeline tries again. [`Failure::Halt`] if its content
@@ -24,7 +24,9 @@ pub trait Store {
     /// then may remove what is below it.
     ///
     /// The write is atomic. The future may be dropped before it is ready; then
-    /// [`read_cursor`](Self::read_cursor) returns the cursor before or this one. At most one write runs at a time.
+    /// [`read_cursor`](Self::read_cursor) returns the cursor before or this one, and the dropped write has no effect
+    /// any more when the next call of either function begins: otherwise it could replace a later cursor. At most one
+    /// write is requested at a time.
     ///
     /// # Errors
     /// [`Failure::Temporary`] if the write is not known to be durable: the pipeline connects again, and reads the

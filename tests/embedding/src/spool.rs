@@ -165,7 +165,8 @@ impl Source for Spool {
                 HaltReason::PositionAhead,
                 format!("the spool ends at {last}, and the stored cursor is at {from}"),
                 "an older copy of the directory was restored: numbers that were published would be used again",
-                "remove the directory, so that a new history begins, or restore the newest copy",
+                "restore the newest copy; or move the directory away, so that a new history begins, and commit again what \
+                 was committed since the copy and is not published",
             ));
         }
         let looks = tokio::time::interval(LOOK_INTERVAL);
@@ -190,11 +191,16 @@ impl SpoolStream {
     fn look(&mut self) -> Result<Option<Transactions>, Failure> {
         let numbers = self.spool.transactions(self.next).map_err(|e| Failure::temporary(&e))?;
         let mut batch = Transactions::default();
-        for number in numbers.into_iter().take(BATCH_TRANSACTIONS_MAX) {
+        for (index, number) in numbers.into_iter().take(BATCH_TRANSACTIONS_MAX).enumerate() {
             if !std::mem::replace(&mut self.described, true) {
                 batch.describe_table();
             }
-            self.spool.read(number, &mut batch).map_err(|error| unreadable(number, &error))?;
+            match self.spool.read(number, &mut batch) {
+                Ok(()) => {}
+                // The transactions before it are sent first: the next look finds the error again.
+                Err(_) if index > 0 => break,
+                Err(error) => return Err(unreadable(number, &error)),
+            }
             self.next = Offset::new(number + 1);
         }
         Ok((!batch.steps.is_empty()).then_some(batch))

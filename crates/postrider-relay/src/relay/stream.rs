@@ -31,6 +31,10 @@ pub(super) struct Stream {
     /// The first position that has not been seen.
     expected: Position,
     current: Option<Current>,
+    /// Where the last transaction of this connection ended. A source repeats transactions after a connection was lost,
+    /// and never within a connection: a transaction below this offset is another one, and must not be skipped as a
+    /// repetition.
+    floor: Offset,
     started: bool,
 }
 
@@ -47,16 +51,17 @@ impl Stream {
     pub(super) fn expect(&mut self, progress: Progress) {
         let start = Position { commit: progress.watermark.offset(), ordinal: 0 };
         self.expected = progress.partial.unwrap_or(start);
-        self.current = None;
+        self.disconnected();
     }
 
     pub(super) fn reconnected(&mut self) {
         self.started = true;
-        self.current = None;
+        self.disconnected();
     }
 
     pub(super) fn disconnected(&mut self) {
         self.current = None;
+        self.floor = Offset::ZERO;
     }
 
     pub(super) fn begin(
@@ -67,6 +72,9 @@ impl Stream {
     ) -> Result<(), OrderViolation> {
         if let Some(current) = self.current {
             return Err(OrderViolation::Nested { outer: current.commit, inner: commit });
+        }
+        if commit < self.floor {
+            return Err(OrderViolation::Backwards { commit, floor: self.floor });
         }
         self.current = Some(Current { commit, commit_time, ordinal: 0 });
         if commit < self.expected.commit {
@@ -122,6 +130,7 @@ impl Stream {
     ) -> Result<(), OrderViolation> {
         let current = self.current.take().filter(|current| current.commit == commit);
         let Some(current) = current else { return Err(OrderViolation::NotOpen { commit }) };
+        self.floor = end;
         if current.commit < self.expected.commit {
             return Ok(());
         }

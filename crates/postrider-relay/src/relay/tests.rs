@@ -77,11 +77,20 @@ fn check_parking(script: &str, expected: &Expect) {
 }
 
 fn run(rules: ParkingRules, script: &str, expected: &Expect) {
+    expected.assert_eq(&transcript_of(rules, script));
+}
+
+/// The transcript of a script in which poison halts.
+fn transcript(script: &str) -> String {
+    transcript_of(rules(OnPoison::Stop), script)
+}
+
+fn transcript_of(rules: ParkingRules, script: &str) -> String {
     let mut run = Script::new(rules);
     for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
         run.line(line);
     }
-    expected.assert_eq(&run.transcript);
+    run.transcript
 }
 
 impl Script {

@@ -1,6 +1,6 @@
 //! The end of a relay: poison, drain, and a stream that is out of order.
 
-use super::check;
+use super::{check, transcript};
 use expect_test::expect;
 
 #[test]
@@ -133,6 +133,26 @@ fn impossible_sequence_stops_the_relay() {
             written           │  (closed)
         "#]],
     );
+}
+
+/// Only after a connection was lost is a transaction repeated. Within a connection it is another one with an offset that
+/// was used before, and to skip it would lose it.
+#[test]
+fn transaction_below_the_end_of_the_one_before_stops_the_relay() {
+    for (first, second) in [("32", "32"), ("32", "40"), ("8", "8")] {
+        let end = if first == "8" { "12" } else { "48" };
+        let script = format!(
+            "start 16\nbegin {first}\nevent a\ncommit {first} {end}\nbegin {second}\nevent b\n"
+        );
+        let all = transcript(&script);
+        assert!(all.contains("halt: the server sent the stream out of order"), "{all}");
+        assert!(!all.contains("publish #1"), "{all}");
+    }
+    let all = transcript(
+        "start 16\nbegin 32\nevent a\ncommit 32 48\nbegin 48\nevent b\ncommit 48 64\n\
+         lost\nstart 16\nbegin 32\nevent a\ncommit 32 48\nbegin 48\nevent b\ncommit 48 64\nbegin 64\nevent c\n",
+    );
+    assert!(!all.contains("halt"), "repeated after a lost connection: {all}");
 }
 
 #[test]
