@@ -189,7 +189,8 @@ pub trait Stream {
     fn confirm(&mut self, upto: Watermark);
 
     /// Ends the connection after a drain or a halt. Events may be unconfirmed then, if the drain has taken longer than
-    /// its grace: only [`confirm`](Self::confirm) allows the source to remove something. It is not called after an error.
+    /// its grace: only [`confirm`](Self::confirm) allows the source to remove something. It is not called after an
+    /// error.
     ///
     /// # Errors
     /// What went wrong, for the log only. The stored cursor still bounds what the next start repeats.

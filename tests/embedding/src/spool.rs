@@ -165,8 +165,8 @@ impl Source for Spool {
                 HaltReason::PositionAhead,
                 format!("the spool ends at {last}, and the stored cursor is at {from}"),
                 "an older copy of the directory was restored: numbers that were published would be used again",
-                "restore the newest copy; or move the directory away, so that a new history begins, and commit again what \
-                 was committed since the copy and is not published",
+                "restore the newest copy; or move the directory away, so that a new history begins, and commit again \
+                 what was committed since the copy and is not published",
             ));
         }
         let looks = tokio::time::interval(LOOK_INTERVAL);

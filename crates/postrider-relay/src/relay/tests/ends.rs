@@ -135,8 +135,8 @@ fn impossible_sequence_stops_the_relay() {
     );
 }
 
-/// Only after a connection was lost is a transaction repeated. Within a connection it is another one with an offset that
-/// was used before, and to skip it would lose it.
+/// Only after a connection was lost is a transaction repeated. Within a connection it is another one with an offset
+/// that was used before, and to skip it would lose it.
 #[test]
 fn transaction_below_the_end_of_the_one_before_stops_the_relay() {
     for (first, second) in [("32", "32"), ("32", "40"), ("8", "8")] {
