@@ -547,7 +547,7 @@ impl<'s, R: Stream, T: Store> EmbeddedSession<'s, R, T> {
         }
         pipeline.effects = effects;
         pipeline.observe_latency();
-        // `pipeline.confirmed` is what was confirmed on any stream of this process. A new stream has not been told yet.
+        // `pipeline.confirmed` is what was confirmed on any stream of this process. A new stream has not got it yet.
         if pipeline.confirmed > self.confirmed {
             self.confirmed = pipeline.confirmed;
             self.stream.confirm(self.confirmed);

@@ -273,7 +273,8 @@ fn write(
     Ok(())
 }
 
-/// Opens a file at the end of its last whole line: a crash may have left a part of one, which nobody was told of.
+/// Opens a file at the end of its last whole line: a crash may have left a part of one, which was not
+/// acknowledged.
 fn open(path: &Path) -> io::Result<File> {
     let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
     let content = fs::read(path)?;

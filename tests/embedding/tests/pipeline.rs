@@ -209,13 +209,14 @@ fn failure_that_no_retry_helps_halts_when_everything_before_is_published() {
     let place = Place::new();
     place.commit(&events(0, 100));
     let running = place.run_with(|setup| {
-        let meaning = "the rest is on the tape, and not in the database";
-        let halt = Failure::halt(HaltReason::SlotLost, "the tape is torn", meaning, "mend it");
+        let meaning = "the rest is in the archive, and not in the database";
+        let halt =
+            Failure::halt(HaltReason::SlotLost, "the log is truncated", meaning, "restore it");
         setup.faults = vec![Fault::Halt(1, halt)];
     });
     let halt = running.halted();
-    assert_eq!(halt.to_string(), "PR001 slot_lost: the tape is torn");
-    assert_eq!(halt.meaning, "the rest is on the tape, and not in the database");
+    assert_eq!(halt.to_string(), "PR001 slot_lost: the log is truncated");
+    assert_eq!(halt.meaning, "the rest is in the archive, and not in the database");
     place.assert_in_order_without_repeats(100);
     assert_eq!(place.stored().watermark.offset().get(), 2);
 }

@@ -46,7 +46,7 @@ fn null_where_a_value_is_needed_is_poison() {
     .assert_eq(&all);
 }
 
-/// A polled row is read again as it is then, and a source of a program's own has no WAL: neither is told to skip.
+/// A polled row is read again as it is then, and a source of a program's own has no WAL: neither hint advises to skip.
 #[test]
 fn hint_follows_where_the_event_is_kept() {
     let at = |problem| Poison {
