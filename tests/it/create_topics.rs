@@ -87,7 +87,7 @@ async fn missing_topics_are_made_with_their_first_event() {
         if found == "waiting topic_missing" { Ok(()) } else { Err(found) }
     })
     .await;
-    relay.await_log("made the topic", SOON).await;
+    relay.await_log("created the topic", SOON).await;
     let log = relay.terminate(SOON).await;
     assert_eq!(log.code, Some(0), "{}", log.stderr);
     let waits =

@@ -194,6 +194,36 @@ async fn killed_while_the_new_slot_stands_and_the_table_is_not_published() {
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
+/// While the table is polled, another session creates the slot: an operator's, or one of a former owner whose statement
+/// the server finishes late. The relay binds the cursor row to that slot, publishes the table, and streams.
+#[tokio::test]
+async fn slot_that_another_session_creates_while_the_table_is_polled_is_taken() {
+    let server = PrivatePostgres::start(Version::Pg17, "max_replication_slots = 1\n").await;
+    let pipeline = auto_of(Pipeline::on(&server.url(), &brokers(), "handtaken").await);
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    drop_slot(&pipeline).await;
+    // The relay can't create a slot.
+    pipeline.sql.batch("select pg_create_physical_replication_slot('occupied')").await;
+    pipeline.insert(10).await;
+    let relay = pipeline.run();
+    relay.await_state("polling", SOON).await;
+    assert_eq!(pipeline.topic.await_records(10, SOON).await.len(), 10);
+    let created = "select slot_created_lsn::text from postrider.cursor";
+    let before = pipeline.sql.text(created).await;
+    let create = format!(
+        "select pg_drop_replication_slot('occupied'); select pg_create_logical_replication_slot('{}', 'pgoutput')",
+        pipeline.slot()
+    );
+    pipeline.sql.batch(&create).await;
+    relay.await_state("streaming", SOON).await;
+    assert_ne!(pipeline.sql.text(created).await, before, "the cursor row is bound to the new slot");
+    pipeline.insert(10).await;
+    assert_eq!(pipeline.topic.await_records(20, SOON).await.len(), 20, "each once");
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
 /// What is delayed, or waits behind it, is neither lost to the new slot nor keeps the relay polling until its time: it
 /// is parked, as it would be had the stream brought it.
 #[tokio::test]

@@ -118,7 +118,7 @@ fn unusable(snapshot: &FactSnapshot<'_>, slot: &SlotRow) -> Option<Finding> {
     } else if database != snapshot.server.database {
         ("slot_database", format!("slot {name:?} belongs to database {database:?}"))
     } else if slot.temporary {
-        ("slot_temporary", format!("slot {name:?} is temporary: it goes with its session"))
+        ("slot_temporary", format!("slot {name:?} is temporary: it is dropped when its session ends"))
     } else if slot.two_phase {
         ("slot_two_phase", format!("slot {name:?} has two_phase on"))
     } else {
@@ -136,8 +136,8 @@ fn unusable(snapshot: &FactSnapshot<'_>, slot: &SlotRow) -> Option<Finding> {
             },
             |whose| {
                 format!(
-                    "the stream can't be read from it; it belongs to {whose}: dropping it would lose what that one has \
-                     not read"
+                    "the stream can't be read from it; it belongs to {whose}: dropping it would lose what its reader \
+                     has not read"
                 )
             },
         ))

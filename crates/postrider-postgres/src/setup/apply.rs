@@ -407,6 +407,10 @@ pub async fn recreate_slot(
 }
 
 /// A slot that another session created: it is the pipeline's if the cursor row says so; otherwise it is bound now.
+///
+/// A slot beyond every position that this pipeline has confirmed is another slot under the same name: an operator has
+/// created it, or the server has finished a statement of a former owner, whose epoch changes no row. The table is polled
+/// to its end behind such a slot as behind one that this process has created, so nothing before its start is left out.
 async fn adopt_existing(
     control: &Control,
     facts: &Facts,
@@ -415,7 +419,8 @@ async fn adopt_existing(
     if let Err(halt) = start::check_objects(facts) {
         return Ok(SlotOutcome::NotYet(halt.message));
     }
-    if facts.cursor.is_some() && start::check_binding(facts).is_ok() {
+    let bound = start::check_binding(facts).is_ok() && start::slot_moved(facts).is_none();
+    if facts.cursor.is_some() && bound {
         return Ok(SlotOutcome::Usable);
     }
     run_on_control(control, &bind(facts, epoch)).await.map(|()| SlotOutcome::Usable)

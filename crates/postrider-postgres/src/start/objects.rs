@@ -187,7 +187,7 @@ pub(super) fn slot_kind(facts: &Facts) -> Option<Halt> {
     // The slot's reader is another program, which may only be stopped: the remedy never drops such a slot.
     let anothers = |what: String, whose: &str| {
         let meaning =
-            format!("; it belongs to {whose}: dropping it would lose what that one has not read");
+            format!("; it belongs to {whose}: dropping it would lose what its reader has not read");
         Some(unusable(what, &meaning, other_name.clone()))
     };
     let ours = |what: String| {
@@ -219,7 +219,7 @@ pub(super) fn slot_kind(facts: &Facts) -> Option<Halt> {
         );
     }
     if slot.temporary {
-        return Some(ours(format!("slot {name:?} is temporary: it goes with its session")));
+        return Some(ours(format!("slot {name:?} is temporary: it is dropped when its session ends")));
     }
     slot.two_phase.then(|| {
         ours(format!("slot {name:?} has two_phase on: it would send prepared transactions"))

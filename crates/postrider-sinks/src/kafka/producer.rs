@@ -329,7 +329,7 @@ const CONNECTION_PAUSE: Duration = Duration::from_mins(15);
 
 /// Why a producer is replaced that has reported a record as written without a broker's answer for it.
 const INFERRED: &str =
-    "a record was taken for written because a later one was: its topic may have been recreated";
+    "a record counted as written because a later record was written: the topic may have been recreated";
 
 /// The callbacks of one producer.
 pub(super) struct Context {

@@ -465,7 +465,7 @@ impl Creation {
             Ok(()) => {
                 tracing::info!(
                     target: "postrider::kafka", event = "topic_made", topic, settings = wanted.words(),
-                    "made the topic, which did not exist (sink.create_topics)"
+                    "created the topic (sink.create_topics)"
                 );
                 self.failed.remove(topic);
                 Made::Yes
