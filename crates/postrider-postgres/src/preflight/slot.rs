@@ -118,7 +118,10 @@ fn unusable(snapshot: &FactSnapshot<'_>, slot: &SlotRow) -> Option<Finding> {
     } else if database != snapshot.server.database {
         ("slot_database", format!("slot {name:?} belongs to database {database:?}"))
     } else if slot.temporary {
-        ("slot_temporary", format!("slot {name:?} is temporary: it is dropped when its session ends"))
+        (
+            "slot_temporary",
+            format!("slot {name:?} is temporary: it is dropped when its session ends"),
+        )
     } else if slot.two_phase {
         ("slot_two_phase", format!("slot {name:?} has two_phase on"))
     } else {

@@ -219,7 +219,9 @@ pub(super) fn slot_kind(facts: &Facts) -> Option<Halt> {
         );
     }
     if slot.temporary {
-        return Some(ours(format!("slot {name:?} is temporary: it is dropped when its session ends")));
+        return Some(ours(format!(
+            "slot {name:?} is temporary: it is dropped when its session ends"
+        )));
     }
     slot.two_phase.then(|| {
         ours(format!("slot {name:?} has two_phase on: it would send prepared transactions"))

@@ -328,8 +328,7 @@ const LOG_LINES_PER_SECOND: u32 = 5;
 const CONNECTION_PAUSE: Duration = Duration::from_mins(15);
 
 /// Why a producer is replaced that has reported a record as written without a broker's answer for it.
-const INFERRED: &str =
-    "a record counted as written because a later record was written: the topic may have been recreated";
+const INFERRED: &str = "a record counted as written because a later one was written: its topic may have been recreated";
 
 /// The callbacks of one producer.
 pub(super) struct Context {
