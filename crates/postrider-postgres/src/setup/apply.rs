@@ -409,8 +409,9 @@ pub async fn recreate_slot(
 /// A slot that another session created: it is the pipeline's if the cursor row says so; otherwise it is bound now.
 ///
 /// A slot beyond every position that this pipeline has confirmed is another slot under the same name: an operator has
-/// created it, or the server has finished a statement of a former owner, whose epoch changes no row. The table is polled
-/// to its end behind such a slot as behind one that this process has created, so nothing before its start is left out.
+/// created it, or the server has finished a statement of a former owner, whose epoch changes no row. The table is
+/// polled to its end behind such a slot as behind one that this process has created, so nothing before its start is
+/// left out.
 async fn adopt_existing(
     control: &Control,
     facts: &Facts,
