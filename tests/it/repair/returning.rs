@@ -1,6 +1,7 @@
 //! A later event of an aggregate is parked already when the slot is lost, and an earlier one was not published: the
 //! earlier one goes first all the same, and what a person did to the parked one stays.
 
+use super::interrupted::{Repairing, gone};
 use super::{SOON, drop_slot, repaired};
 use crate::await_that::await_that;
 use crate::parking::{Scene, assert_in_order};
@@ -116,6 +117,61 @@ async fn earlier_event_that_was_not_published_stays_before_a_parked_one() {
         }
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
     }
+}
+
+/// Parked events of an aggregate are on two pages of the list. The repair has requeued those of the first page when it
+/// is killed. The next repair requeues the others behind them.
+#[tokio::test]
+async fn parked_events_on_two_pages_stay_in_order_if_the_repair_is_killed_between_them() {
+    let mut broker = PrivateKafka::start("").await;
+    let (mut scene, relay) = streaming(&broker, "returnspages", "").await;
+    broker.kill().await;
+    scene.insert(&["b"]).await;
+    scene.insert(&["!b"]).await;
+    scene.insert(&["b"; 1_001]).await;
+    let parked = "select count(*)::text from postrider.parked";
+    await_that("4 and the events behind it to be parked", SOON, || async {
+        let parked = scene.pipeline.sql.text(parked).await.unwrap_or_default();
+        if parked == "1002" { Ok(()) } else { Err(parked) }
+    })
+    .await;
+    drop(relay.kill().await);
+    drop_slot(&scene.pipeline).await;
+    broker.restart().await;
+    leads(&scene.pipeline.topic).await;
+
+    // The second page is published, and not settled.
+    let holder = Client::connect(&scene.pipeline.url).await.expect("a session");
+    holder
+        .batch(
+            "create function hold() returns trigger language plpgsql as \
+               $$ begin perform pg_advisory_xact_lock_shared(77); return old; end $$; \
+             create trigger hold before delete on postrider.repair_page for each row \
+               when (old.number = 1) execute function hold()",
+        )
+        .await;
+    holder.batch("select pg_advisory_lock(77)").await;
+    let repairing = Repairing::start(&scene.config);
+    let waits = "select count(*)::text from pg_locks where locktype = 'advisory' and objid = 77 and not granted";
+    await_that("the second page to be published", SOON, || async {
+        let waits = scene.pipeline.sql.text(waits).await.unwrap_or_default();
+        if waits == "1" { Ok(()) } else { Err(waits) }
+    })
+    .await;
+    repairing.kill().await;
+    let end = "select pg_terminate_backend(pid) from pg_locks \
+               where locktype = 'advisory' and objid = 77 and not granted";
+    scene.pipeline.sql.batch(end).await;
+    gone(&scene.pipeline).await;
+    holder.batch("select pg_advisory_unlock(77); drop trigger hold on postrider.repair_page").await;
+
+    scene.raise_the_limit().await;
+    repaired(&scene.config);
+    let relay = scene.run();
+    scene.await_last("b", 1_005).await;
+    let wanted: Vec<u64> = (2..=1_005).collect();
+    assert_in_order(&scene.delivered().await["b"], &wanted);
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
 /// A person asks for a parked event that is to come again from the table, while a lock keeps its row from being read.

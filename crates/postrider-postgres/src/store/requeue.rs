@@ -11,6 +11,7 @@ use crate::poll::by_id::OutboxTable;
 use crate::statement::{Statement, StatementError};
 use pg_replication::error::SourceError;
 use postrider_core::event::{AHEAD_MAX_MS, Position};
+use postrider_core::offset::Offset;
 use postrider_core::parked::Parked;
 use postrider_core::timestamp::Timestamp;
 use std::collections::hash_map::Entry;
@@ -68,6 +69,11 @@ type Rows = HashMap<Position, (bool, u32)>;
 
 /// Finds the parked events that are on the list of a repair.
 ///
+/// An event that an earlier session of this repair has moved to a claim's position does not count as later: rows of an
+/// aggregate are listed in their order, so a row that is still on the list follows that event. Positions of this
+/// repair's claims are above the cursor row, which stays where it is until the repair has ended. An event that an earlier
+/// claim has parked is below the cursor row, and counts by its position.
+///
 /// # Errors
 /// An error of the server or of the connection.
 pub async fn listed(
@@ -90,7 +96,8 @@ pub async fn listed(
     );
     let candidates = read(client, pipeline, &sql).await?;
     let rows = rows_of(client, table, &candidates, &on_list).await?;
-    Ok(decide(candidates, &rows, false))
+    let cursor = watermark(client, pipeline).await?;
+    Ok(decide(candidates, &rows, |at| crate::wire::is_claim_lsn(at) && at >= cursor))
 }
 
 /// Finds the parked events whose rows polling will claim.
@@ -118,15 +125,31 @@ pub async fn unpublished(
     );
     let candidates = read(client, pipeline, &sql).await?;
     let rows = rows_of(client, table, &candidates, &table.unpublished()).await?;
-    Ok(decide(candidates, &rows, true))
+    Ok(decide(candidates, &rows, crate::wire::is_claim_lsn))
 }
 
-/// Decides about the rows. `rows` are or may be events of `candidates`. `claims_precede`: an event that a claim has
-/// parked precedes every row that is still to be claimed.
-fn decide(candidates: Vec<Candidate>, rows: &Rows, claims_precede: bool) -> Vec<RequeuedEvent> {
+/// The position of the cursor row; zero if there is none.
+async fn watermark(client: &Client, pipeline: &str) -> Result<Offset, SourceError> {
+    let failed = |e| {
+        let doing = format!("read the position of pipeline {pipeline:?}");
+        SourceError::control(doing, e).of(Statement::Cursor)
+    };
+    let sql = "SELECT watermark FROM postrider.cursor WHERE pipeline = $1";
+    let row = client.query_opt(sql, &[&pipeline]).await.map_err(failed)?;
+    let at = row.map(|row| row.try_get::<_, PgLsn>(0)).transpose().map_err(failed)?;
+    Ok(at.map_or(Offset::ZERO, crate::catalog::lsn))
+}
+
+/// Decides about the rows. `rows` are or may be events of `candidates`. `precedes`: whether the event that is parked
+/// with this commit position precedes every row that is still to be claimed, whatever the positions.
+fn decide(
+    candidates: Vec<Candidate>,
+    rows: &Rows,
+    precedes: impl Fn(Offset) -> bool,
+) -> Vec<RequeuedEvent> {
     let mut last_that_stays = HashMap::new();
     for candidate in &candidates {
-        let precedes = claims_precede && crate::wire::is_claim_lsn(candidate.position.commit);
+        let precedes = precedes(candidate.position.commit);
         let blocks = candidate.blocks && !candidate.resolved;
         if blocks && !precedes && !rows.contains_key(&candidate.position) {
             let last: &mut Position =
@@ -499,7 +522,7 @@ mod tests {
         rows: &[(u64, bool)],
     ) -> Vec<(String, RequeueDecision)> {
         let rows = rows.iter().map(|(lsn, certain)| (at(*lsn), (*certain, 1))).collect();
-        let found = decide(candidates, &rows, true);
+        let found = decide(candidates, &rows, crate::wire::is_claim_lsn);
         let mut found: Vec<_> =
             found.into_iter().map(|again| (again.event_id, again.decision)).collect();
         found.sort_by(|a, b| a.0.cmp(&b.0));
@@ -530,6 +553,24 @@ mod tests {
         ];
         let wanted = wanted.map(|(id, decision)| (id.to_owned(), decision));
         assert_eq!(decisions(candidates, &rows), wanted);
+    }
+
+    /// In a repair, an event at a claim's position above the cursor row was on an earlier page of the list.
+    #[test]
+    fn only_a_claim_of_this_repair_precedes_the_rows_that_are_still_listed() {
+        let cursor = Lsn::new(0x20);
+        let of_this_repair = |at| crate::wire::is_claim_lsn(at) && at >= cursor;
+        let decision = |moved_to| {
+            let candidates =
+                vec![candidate("a1", moved_to, "a", false), candidate("a2", 0x10, "a", false)];
+            let rows = Rows::from([(at(0x10), (true, 1))]);
+            let found = decide(candidates, &rows, of_this_repair);
+            found.into_iter().map(|again| again.decision).collect::<Vec<_>>()
+        };
+        assert_eq!(decision(0x31), [RequeueDecision::Requeue { certain: true }]);
+        for earlier in [0x19, 0x30] {
+            assert_eq!(decision(earlier), [RequeueDecision::MarkOnly], "{earlier:#x}");
+        }
     }
 
     /// An equal id is no proof: a row that may be another event is never passed over.
