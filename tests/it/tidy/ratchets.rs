@@ -47,10 +47,25 @@ fn read() -> Vec<Source> {
             module.pop();
         }
         let code = without_comments(&text);
-        let code = code.split("\n#[cfg(test)]\nmod ").next().unwrap().to_owned();
+        let code = without_tests(&code);
         Source { path, package, module, code }
     });
     source.filter(|source| !source.package.is_empty()).collect()
+}
+
+/// The code without the module of unit tests that ends a file, and without the declaration of one in another file.
+fn without_tests(code: &str) -> String {
+    let mut parts = code.split("\n#[cfg(test)]\nmod ");
+    let mut kept = parts.next().unwrap().to_owned();
+    for part in parts {
+        let (declared, rest) = part.split_once('\n').unwrap_or((part, ""));
+        if !declared.ends_with(';') {
+            break;
+        }
+        kept.push('\n');
+        kept.push_str(rest);
+    }
+    kept
 }
 
 /// The type of `impl Type {` and `impl<…> Type<…> {`; none where a trait is implemented.

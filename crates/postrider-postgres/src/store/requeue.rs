@@ -71,8 +71,8 @@ type Rows = HashMap<Position, (bool, u32)>;
 ///
 /// An event that an earlier session of this repair has moved to a claim's position does not count as later: rows of an
 /// aggregate are listed in their order, so a row that is still on the list follows that event. Positions of this
-/// repair's claims are above the cursor row, which stays where it is until the repair has ended. An event that an earlier
-/// claim has parked is below the cursor row, and counts by its position.
+/// repair's claims are above the cursor row, which stays where it is until the repair has ended. An event that an
+/// earlier claim has parked is below the cursor row, and counts by its position.
 ///
 /// # Errors
 /// An error of the server or of the connection.
