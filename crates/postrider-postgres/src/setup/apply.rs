@@ -412,6 +412,8 @@ pub async fn recreate_slot(
 /// created it, or the server has finished a statement of a former owner, whose epoch changes no row. The table is
 /// polled to its end behind such a slot as behind one that this process has created, so nothing before its start is
 /// left out.
+///
+/// After a promotion, or on a restored server, nothing is bound here: the start of the stream decides, and may halt.
 async fn adopt_existing(
     control: &Control,
     facts: &Facts,
@@ -420,7 +422,7 @@ async fn adopt_existing(
     if let Err(halt) = start::check_objects(facts) {
         return Ok(SlotOutcome::NotYet(halt.message));
     }
-    let bound = start::check_binding(facts).is_ok() && start::slot_moved(facts).is_none();
+    let bound = start::check_binding(facts).is_ok() && !start::slot_is_beyond(facts);
     if facts.cursor.is_some() && bound {
         return Ok(SlotOutcome::Usable);
     }

@@ -282,6 +282,11 @@ pub(super) fn slot_moved(facts: &Facts) -> Option<Halt> {
     check(&[moved, promoted, restored], facts).err()
 }
 
+/// Whether the slot is beyond every position that this pipeline has confirmed, on the timeline of the cursor row.
+pub(super) fn slot_is_beyond(facts: &Facts) -> bool {
+    moved(facts).is_some()
+}
+
 /// Why a usable slot may not send everything that is unpublished: a fragment.
 pub(super) fn publication_gap(facts: &Facts) -> Option<String> {
     objects::gap(facts)
