@@ -103,24 +103,28 @@ pub(crate) fn check(
     let mut ordinals: HashMap<&str, u64> = HashMap::new();
     for record in records {
         let id = record.id.as_str();
-        let (Some(entry), Some((commit_lsn, _))) = (written.get(id), committed.get(id)) else {
+        let (Some(entry), Some((commit_lsn, rank))) = (written.get(id), committed.get(id)) else {
             found.invented.push(record.id.clone());
             continue;
         };
-        // A record that was read from the table has no position.
-        let mut other_position = || {
+        let lane = lanes.entry(entry.aggregate.as_str()).or_default();
+        // A record that was read from the table has no position, and neither has a record of an event that was
+        // overtaken.
+        let is_overtaken = || lane.iter().any(|before| committed[before.id.as_str()].1 > *rank);
+        let wrong_position = if record.position_missing() {
+            reads == Reads::Stream && !is_overtaken()
+        } else {
             record.commit_lsn != *commit_lsn
                 || *ordinals.entry(id).or_insert(record.ordinal) != record.ordinal
         };
-        let polled = reads == Reads::Both && record.position_missing();
-        if !record.intact
-            || record.bytes != entry.bytes
-            || record.key != entry.aggregate
-            || (!polled && other_position())
-        {
-            found.corrupted.push(record.id.clone());
+        let wrong = [
+            ("payload", !record.intact || record.bytes != entry.bytes),
+            ("key", record.key != entry.aggregate),
+            ("position", wrong_position),
+        ];
+        for (what, _) in wrong.into_iter().filter(|(_, wrong)| *wrong) {
+            found.corrupted.push(format!("{id}: {what}"));
         }
-        let lane = lanes.entry(entry.aggregate.as_str()).or_default();
         if lane.last().is_some_and(|last| last.partition != record.partition) {
             found.corrupted.push(format!("{} in another partition", record.id));
         }
@@ -280,13 +284,21 @@ mod tests {
         let records: Vec<Read> = delivered
             .split_whitespace()
             .map(|id| Read {
-                id: id.trim_end_matches(['!', '?']).to_owned(),
+                id: id.trim_end_matches(['!', '?', '-']).to_owned(),
                 key: aggregate.to_owned(),
                 partition: 0,
                 bytes: 9,
                 intact: !id.ends_with('!'),
-                commit_lsn: if matches!(id, "1" | "2" | "2?") { 10 } else { 20 },
-                ordinal: u64::from(id.ends_with('?')),
+                commit_lsn: match id {
+                    "1" | "2" | "2?" => 10,
+                    _ if id.ends_with('-') => 0,
+                    _ => 20,
+                },
+                ordinal: match id.chars().last() {
+                    Some('?') => 1,
+                    Some('-') => u64::MAX,
+                    _ => 0,
+                },
                 appended: 0,
             })
             .collect();
@@ -311,7 +323,7 @@ mod tests {
         assert_eq!(found("1 2 4").swapped, ["a: 4 after 2"]);
         assert_eq!(found("1 2 3 4 5").invented, ["5"]);
         assert_eq!(found("1 2 3 4 7").invented, ["7"]);
-        assert_eq!(found("1 2 3! 4").corrupted, ["3"]);
+        assert_eq!(found("1 2 3! 4").corrupted, ["3: payload"]);
         assert_eq!(found("1 3 2 4").swapped, ["a: 3 after 1"]);
     }
 
@@ -343,6 +355,12 @@ mod tests {
 
     #[test]
     fn an_event_that_comes_with_another_position_is_corrupted() {
-        assert_eq!(found("1 2 3 4 2? 3 4").corrupted, ["2"]);
+        assert_eq!(found("1 2 3 4 2? 3 4").corrupted, ["2: position"]);
+    }
+
+    #[test]
+    fn only_an_event_that_was_overtaken_may_come_without_a_position() {
+        assert_eq!(found("1 2 3 2- 3- 4").corrupted, ["3: position"]);
+        assert!(found("1 2 3 4 2- 3- 4").balanced());
     }
 }

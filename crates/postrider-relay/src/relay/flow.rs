@@ -328,16 +328,18 @@ impl Flow {
         }
     }
 
-    /// A discarded event had reached the broker: the discarded events before it in its lane were overtaken.
+    /// A discarded event had reached the broker: the discarded events before it in its lane that have no
+    /// acknowledgement yet were overtaken.
     pub(super) fn acked_late(&mut self, ticket: Ticket) {
         let Some((position, lane)) = self.discarded.remove(&ticket) else { return };
         if injected(Bug::ForgetsOvertaken) {
             return;
         }
-        for &before in self.discarded_by_lane.get(&lane).into_iter().flatten() {
-            if before < position {
-                self.overtaken.entry(before).or_insert(position);
-            }
+        let Some(unacked) = self.discarded_by_lane.get_mut(&lane) else { return };
+        let Ok(at) = unacked.binary_search_by(|discarded| position.cmp(discarded)) else { return };
+        unacked.remove(at);
+        for &before in &unacked[at..] {
+            self.overtaken.entry(before).or_insert(position);
         }
     }
 

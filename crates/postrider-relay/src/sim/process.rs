@@ -90,6 +90,24 @@ impl ReportLog {
     }
 }
 
+/// What the reports of all producers of a process have shown.
+#[derive(Debug, Default)]
+pub(super) struct Reported {
+    /// Events whose row must record that they were overtaken.
+    pub(super) overtaken: BTreeSet<usize>,
+    /// Acknowledged events of the stream with the number of their producer, in the order of the reports.
+    pub(super) acked: Vec<(u64, usize)>,
+}
+
+impl Reported {
+    /// Whether one of the producers reported a later event of the aggregate and had not reported this one before.
+    pub(super) fn may_be_overtaken(&self, truth: &Truth, event: usize) -> bool {
+        self.acked.iter().enumerate().any(|(at, (by, later))| {
+            truth.is_behind(*later, event) && !self.acked[..at].contains(&(*by, event))
+        })
+    }
+}
+
 /// The stage of a process.
 #[derive(Debug)]
 pub(super) enum Stage {
@@ -227,8 +245,7 @@ pub(super) struct Process {
     /// The reports of this producer, and of the one before it.
     pub(super) reports: ReportLog,
     pub(super) earlier_reports: ReportLog,
-    /// Events whose row must record that they were overtaken.
-    pub(super) overtaken: BTreeSet<usize>,
+    pub(super) reported: Reported,
     /// Maximum number of parked rows, including events that the stream repeats.
     pub(super) rows_max: u64,
 }
@@ -250,7 +267,7 @@ impl Process {
             dies_after: None,
             reports: ReportLog::default(),
             earlier_reports: ReportLog::default(),
-            overtaken: BTreeSet::new(),
+            reported: Reported::default(),
             rows_max: 0,
         }
     }

@@ -359,7 +359,7 @@ impl World {
         let cursor = row.watermark.offset().get();
         process.confirmed = if same_history { process.confirmed.max(cursor) } else { cursor };
         if !same_owner {
-            process.overtaken.clear();
+            process.reported.overtaken.clear();
         }
         let repeated = self.truth.events.iter().filter(|event| event.position >= row.position());
         let rows = parked.iter().filter(|entry| !entry.state.resolved()).count() as u64;
@@ -557,7 +557,7 @@ impl World {
         let effects = process.effects.get(first..).unwrap_or_default();
         let published = effects.iter().any(|effect| matches!(effect, Effect::Published { .. }));
         let reported = effects.iter().any(|effect| matches!(effect, Effect::Overtaken { .. }));
-        if published && process.overtaken.remove(&event) && !reported {
+        if published && process.reported.overtaken.remove(&event) && !reported {
             let position = self.truth.events[event].position;
             return wrong(format!(
                 "{position} was overtaken and published, and no effect reports that"
@@ -642,7 +642,7 @@ impl World {
         let process = &mut self.procs[i];
         process.buffer = RecordBuffer::default();
         let number = process.producer.number + 1;
-        process.overtaken.extend(process.reports.overtaken(&self.truth));
+        process.reported.overtaken.extend(process.reports.overtaken(&self.truth));
         let reports = ReportLog::new(number);
         process.earlier_reports = std::mem::replace(&mut process.reports, reports);
         // Reports that were posted before are still in the mailbox.
@@ -746,11 +746,17 @@ impl World {
         let size_bytes = usize::try_from(what.size).unwrap();
         let wait = Duration::from_millis(what.not_before.saturating_sub(self.now));
         let overtaken = relay.is_overtaken(what.position);
+        if overtaken && !self.procs[i].reported.may_be_overtaken(&self.truth, event) {
+            let position = what.position;
+            return wrong(format!("{position} was not overtaken, and is taken for overtaken"));
+        }
         let first = self.procs[i].effects.len();
         self.apply(i, Input::Change(Change::Event { aggregate, size_bytes, wait }))?;
         let ticket = match take_decision(&mut self.procs[i].effects, first) {
             // The pipeline removes the position of an overtaken record, because consumers have a later event already.
-            Decision::Publish(_) if self.procs[i].overtaken.contains(&event) && !overtaken => {
+            Decision::Publish(_)
+                if self.procs[i].reported.overtaken.contains(&event) && !overtaken =>
+            {
                 let position = self.truth.events[event].position;
                 return wrong(format!(
                     "{position} was overtaken, and is published with its position"
@@ -825,7 +831,7 @@ impl World {
     fn buffer_record(&mut self, i: usize, entry: Entry, event: usize) -> Check {
         let process = &mut self.procs[i];
         let refused = matches!(entry.state, State::Waiting | State::Dead);
-        if refused && process.overtaken.remove(&event) && entry.overtaken_by.is_none() {
+        if refused && process.reported.overtaken.remove(&event) && entry.overtaken_by.is_none() {
             return wrong(format!(
                 "{} was overtaken, and its row does not record that",
                 entry.position
@@ -949,6 +955,9 @@ impl World {
     /// for its later reports at once.
     fn record_report(&mut self, i: usize, event: usize, outcome: Outcome, by: u64) {
         let process = &mut self.procs[i];
+        if outcome == Outcome::Acked {
+            process.reported.acked.push((by, event));
+        }
         if process.is_ending() {
             return;
         }
@@ -956,7 +965,7 @@ impl World {
             process.reports.add(&self.truth, event, outcome);
         } else if by == process.earlier_reports.producer {
             let overtaken = process.earlier_reports.add(&self.truth, event, outcome);
-            process.overtaken.extend(overtaken);
+            process.reported.overtaken.extend(overtaken);
         }
     }
 

@@ -187,6 +187,45 @@ fn late_acknowledgement_of_a_discarded_event_shows_that_it_has_overtaken() {
     );
 }
 
+/// Both events of `a` reached the broker in their order. Their reports come after the events were discarded.
+#[test]
+fn events_that_are_acknowledged_late_and_in_order_have_not_overtaken_each_other() {
+    check_parking(
+        "start 16
+         begin 32
+         event a
+         event a
+         event b
+         refused 2
+         broken
+         acked 0
+         acked 1
+         start 16
+         begin 32
+         event a
+         acked 3
+         event a
+         acked 4",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            event a           │ publish #1
+            event b           │ publish #2
+            refused 2         │  (closed)
+            broken            │ restart: Refused(Native(10))
+            acked 0           │ 
+            acked 1           │ 
+            start 16          │ 
+            begin 32          │ 
+            event a           │ publish #3
+            acked 3           │ published, write cursor 0/10+0/20:1
+            event a           │ publish #4 (closed)
+            acked 4           │ published
+        "#]],
+    );
+}
+
 /// A refusal from before a start in another history is dropped. Otherwise it would cause a second restart.
 #[test]
 fn refusal_is_forgotten_with_the_history_it_was_of() {
