@@ -4,12 +4,12 @@
 //! test that fails on any other dependency.
 
 pub use postrider_core::{
-    backoff, error, event, finding, offset, parked, record, row, row_buffer, source, status, store,
-    timestamp, zone,
+    backoff, error, event, finding, offset, outbox_rows, parked, record, row, row_buffer, source,
+    status, store, timestamp, zone,
 };
 pub use postrider_outbox as outbox;
 pub use postrider_postgres as postgres;
-pub use postrider_relay::{ack, relay};
+pub use postrider_relay::{ack, claims, engine, published, relay};
 pub use postrider_sinks as sink;
 pub use secret_file;
 

@@ -51,7 +51,7 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
     // Before the lock: a process that streams would hold it.
     let polls = polls_now(spec, &facts, APPLICATION_NAME).await;
     let cluster = cluster(spec).await?;
-    if cluster.is_none() && spec.sink.capabilities().clusters {
+    if cluster.is_none() && spec.common.sink.capabilities().clusters {
         let message = "no broker answers, so the cluster of sink.brokers cannot be identified";
         let hint = "postrider check shows what is wrong with the brokers; run the command again when they answer";
         return Err(refused(not_now(message.to_owned(), hint)));
@@ -95,7 +95,7 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
 
 /// The id of the cluster whose brokers answer.
 async fn cluster(spec: &PipelineSpec) -> Result<Option<String>, CliError> {
-    let (sink, needs) = (Arc::clone(&spec.sink), spec.needs(Purpose::Live));
+    let (sink, needs) = (Arc::clone(&spec.common.sink), spec.needs(Purpose::Live));
     // The task does not panic and is not aborted.
     Ok(tokio::task::spawn_blocking(move || sink.cluster(&needs)).await.unwrap_or_default())
 }

@@ -56,7 +56,7 @@ pub(super) async fn run(
                 edit::fit(mend, &mut text);
             }
         }
-        let route = format!("{} → {}", spec.conninfo.hosts(), spec.sink.place());
+        let route = format!("{} → {}", spec.conninfo.hosts(), spec.common.sink.place());
         reports.push(PipelineReport { pipeline: spec.name().to_owned(), route, findings });
     }
     let is_terminal = std::io::stdout().is_terminal();
@@ -79,15 +79,15 @@ async fn check_servers(
 ) {
     let columns = spec.columns();
     let parts: Option<Vec<TopicPart>> =
-        spec.outbox.topic_parts().map(|parts| parts.into_iter().map(part).collect());
+        spec.common.outbox.topic_parts().map(|parts| parts.into_iter().map(part).collect());
     let ask = preflight::PreflightQuery {
         names: &spec.names,
         conninfo: &spec.conninfo,
         login,
         columns: &columns,
-        streams: spec.mode != Mode::Poll,
+        streams: spec.common.mode != Mode::Poll,
         poll: spec.marks(),
-        polls: spec.mode != Mode::Wal,
+        polls: spec.common.mode != Mode::Wal,
         reads: spec.poll.table.as_ref(),
         messages: spec.messages(),
         failover: spec.failover,
@@ -123,18 +123,18 @@ async fn check_broker(
     topics: Option<Vec<String>>,
     findings: &mut Vec<Finding>,
 ) {
-    if !spec.sink.capabilities().remote {
+    if !spec.common.sink.capabilities().remote {
         return;
     }
-    let of_rows = topics.map(|topics| spec.outbox.replaced(topics));
-    let topics = spec.outbox.constant_topic().map(|topic| vec![topic]).or(of_rows);
+    let of_rows = topics.map(|topics| spec.common.outbox.replaced(topics));
+    let topics = spec.common.outbox.constant_topic().map(|topic| vec![topic]).or(of_rows);
     if topics.as_ref().is_none_or(Vec::is_empty) {
         let why = if topics.is_some() {
             "the outbox table has no rows"
         } else {
             "the rows of the outbox table could not be read"
         };
-        let by = if spec.outbox.replace.is_some() {
+        let by = if spec.common.outbox.replace.is_some() {
             "route.topic and route.replace"
         } else {
             "route.topic"
@@ -144,16 +144,16 @@ async fn check_broker(
                 "topics",
                 format!("no topic was checked: {by} takes the topic from each row, and {why}"),
             )
-            .why(if spec.sink.creates() {
+            .why(if spec.common.sink.creates() {
                 "sink.create_topics creates each topic with its first event, even if a field is misspelt"
             } else {
                 "create the topics before the first events: events of a missing topic wait until it exists"
             }),
         );
     }
-    let (sink, needs) = (Arc::clone(&spec.sink), spec.needs(Purpose::Live));
+    let (sink, needs) = (Arc::clone(&spec.common.sink), spec.needs(Purpose::Live));
     let topics = topics.unwrap_or_default();
-    let keyed = !spec.outbox.key.is_empty();
+    let keyed = !spec.common.outbox.key.is_empty();
     let asked = tokio::task::spawn_blocking(move || sink.preflight(&needs, &topics, keyed)).await;
     // The task does not panic and is not aborted.
     findings.append(&mut asked.unwrap_or_default());
@@ -231,8 +231,8 @@ async fn changes_of(
     if spec.names.table.is_some() && facts.table.is_none() {
         return Ok(Vec::new());
     }
-    let cluster = if answers && spec.sink.capabilities().clusters {
-        let (sink, needs) = (Arc::clone(&spec.sink), spec.needs(Purpose::Live));
+    let cluster = if answers && spec.common.sink.capabilities().clusters {
+        let (sink, needs) = (Arc::clone(&spec.common.sink), spec.needs(Purpose::Live));
         tokio::task::spawn_blocking(move || sink.cluster(&needs)).await.unwrap_or_default()
     } else {
         None
@@ -270,7 +270,7 @@ async fn changes_of(
             ),
         );
     }
-    if spec.mode == Mode::Poll
+    if spec.common.mode == Mode::Poll
         && !findings.iter().any(|finding| finding.severity == Severity::Error)
         && let Some(left) = left_behind(client, spec).await?
     {
@@ -291,8 +291,8 @@ fn file_findings(config: &Config, pipeline: &PipelineConfig, spec: &PipelineSpec
         found.push(of_warning(&warning.key, &warning.message));
     }
     found.extend(preflight::settings(&spec.names, &spec.conninfo));
-    found.extend(spec.sink.settings(&pipeline.name));
-    if spec.outbox.key.is_empty() {
+    found.extend(spec.common.sink.settings(&pipeline.name));
+    if spec.common.outbox.key.is_empty() {
         found.push(
             Finding::warning("route_key", "route.key is empty")
                 .why("records without a key go to all partitions: the events of an aggregate lose their order")

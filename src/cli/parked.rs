@@ -88,7 +88,7 @@ impl<'a> ParkedSession<'a> {
         let padded = match &spec.names.table {
             Some(table) => {
                 let columns = [Role::Id, Role::AggregateType, Role::AggregateId];
-                let columns = columns.map(|role| spec.outbox.column(role));
+                let columns = columns.map(|role| spec.common.outbox.column(role));
                 Padded::read(control.client(), table, columns).await?
             }
             None => Padded::default(),
@@ -170,7 +170,7 @@ async fn show(config: &Config, args: &ShowArgs) -> Result<Exit, CliError> {
         let text = if args.json {
             format!("{:#}", whole_json(session.spec.name(), event, &record, args.payload))
         } else {
-            whole(event, &record, args.payload, &*session.spec.sink)
+            whole(event, &record, args.payload, &*session.spec.common.sink)
         };
         out.line(&text).map_err(CliError::Output)?;
     }
@@ -453,7 +453,7 @@ async fn replace_payload(
 /// An error if the pipeline's payloads are JSON: without it, consumers would be the first to notice that this payload
 /// is not.
 async fn expects_no_json(session: &ParkedSession<'_>) -> Result<(), CliError> {
-    let outbox = &session.spec.outbox;
+    let outbox = &session.spec.common.outbox;
     let Some((table, column)) = session.spec.names.table.as_ref().zip(outbox.column(Role::Payload))
     else {
         return Ok(());

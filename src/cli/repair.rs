@@ -150,7 +150,7 @@ async fn assess(
         control.client(),
         spec.name(),
         row.as_ref(),
-        spec.cursor_interval,
+        spec.common.cursor_interval,
     )
     .await?;
     Ok(Ok(Assessment { verdict, row, ledger }))
@@ -158,7 +158,7 @@ async fn assess(
 
 /// The halt of a mode in which the command does not apply: only mode `wal` needs its slot repaired.
 fn of_mode(spec: &PipelineSpec) -> Option<Halt> {
-    let (message, hint) = match spec.mode {
+    let (message, hint) = match spec.common.mode {
         Mode::Wal | Mode::Embedded => return None,
         Mode::Poll => {
             ("mode = \"poll\" has no slot", "start postrider run: it publishes the unmarked rows")

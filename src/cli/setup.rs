@@ -68,7 +68,7 @@ async fn one(
         check(spec, &control, &ask).await?;
     }
     let sql = args.create_table.then_some(spec.names.table.as_ref()).flatten();
-    let sql = sql.map(|table| for_table(spec.outbox.layout, &table.name));
+    let sql = sql.map(|table| for_table(spec.common.outbox.layout, &table.name));
     // Printed SQL is run by a DBA, not by the relay's role, so it must grant that role its rights.
     let other = args.print_sql || conninfo.user() != spec.conninfo.user();
     let role = other.then(|| spec.conninfo.user());
@@ -89,7 +89,7 @@ async fn one(
         role_missing: absent.is_some(),
         ownership_alone: false,
         notify: args.notify,
-        polls: spec.mode == Mode::Poll,
+        polls: spec.common.mode == Mode::Poll,
         backfill: selection.is_some(),
         marks: spec.marks(),
         call: Some(&call),
@@ -142,7 +142,7 @@ async fn own(
         role,
         role_missing,
         ownership_alone: true,
-        polls: spec.mode == Mode::Poll,
+        polls: spec.common.mode == Mode::Poll,
         call: Some(call),
         ..Options::default()
     };
@@ -267,7 +267,7 @@ async fn create(
 
 /// The topics that `sink.create_topics` creates and whose names do not depend on an event.
 fn known_topics(spec: &PipelineSpec) -> Vec<String> {
-    if spec.sink.creates() { spec.needs(Purpose::Live).destinations } else { Vec::new() }
+    if spec.common.sink.creates() { spec.needs(Purpose::Live).destinations } else { Vec::new() }
 }
 
 /// Creates the topics that do not exist, and returns a line for each. A failure does not end `setup`, because the
@@ -276,7 +276,7 @@ async fn create_topics(spec: &PipelineSpec, topics: Vec<String>) -> Vec<String> 
     if topics.is_empty() {
         return Vec::new();
     }
-    let (sink, needs) = (Arc::clone(&spec.sink), spec.needs(Purpose::Live));
+    let (sink, needs) = (Arc::clone(&spec.common.sink), spec.needs(Purpose::Live));
     let created = tokio::task::spawn_blocking(move || sink.create(&needs, &topics)).await;
     // The task does not panic and is not aborted.
     let line = |finding: Finding| match finding.severity {
@@ -431,7 +431,7 @@ async fn check(
     control: &Control,
     ask: &FactsQuery<'_>,
 ) -> Result<(), CliError> {
-    if spec.mode == Mode::Poll {
+    if spec.common.mode == Mode::Poll {
         return Err(SetupError::Halt(Box::new(polls())).into());
     }
     let version = schema::read(control.client(), ask.acting).await?;

@@ -7,7 +7,7 @@ use super::section::{Context, quoted};
 use super::types::{Mark, Ordering, PipelineConfig, SizeMax};
 use crate::error::Chain;
 use crate::outbox::{Mapper, OnUpdate, OutboxSpec, Role, TimestampSource};
-use crate::pipeline::{Mode, PipelineSpec, PollSettings, poll_spec};
+use crate::pipeline::{CommonSpec, Mode, PipelineSpec, PollSettings, poll_spec};
 use crate::postgres::Conninfo;
 use crate::postgres::names::{DecidingColumn, Names, TableName, Times};
 use crate::postgres::poll::{Backoff, PollSpec};
@@ -65,25 +65,28 @@ pub(super) fn spec(
             auto: pipeline.mode == Mode::Auto,
             updates: outbox.on_update == OnUpdate::Halt,
         },
+        common: CommonSpec {
+            name: pipeline.name.clone(),
+            mode: pipeline.mode,
+            outbox,
+            sink: Arc::clone(&pipeline.sink),
+            size_max: size_max(pipeline),
+            limits: limits(pipeline),
+            parking: rules(pipeline),
+            dead_topic: pipeline.parking.dead_topic.clone(),
+            park_after: pipeline.parking.park_after,
+            cursor_interval: pipeline.flow.cursor_interval,
+            shutdown_grace,
+        },
         conninfo,
         failover: pipeline.source.failover,
         wal_retain_max: pipeline.source.wal_retain_max,
         on_slot_lost: pipeline.source.on_slot_lost,
         only_repair: false,
         from_table: false,
-        outbox,
-        sink: Arc::clone(&pipeline.sink),
-        size_max: size_max(pipeline),
-        limits: limits(pipeline),
-        parking: rules(pipeline),
-        dead_topic: pipeline.parking.dead_topic.clone(),
-        park_after: pipeline.parking.park_after,
-        mode: pipeline.mode,
         poll,
         bookmarks_retain_max: pipeline.bookmarks.retain_max,
-        cursor_interval: pipeline.flow.cursor_interval,
         confirm_interval: pipeline.flow.confirm_interval,
-        shutdown_grace,
     })
 }
 

@@ -50,7 +50,7 @@ pub fn show(config: &Config) -> Vec<Shown> {
     rows.add("admin", "listen", json!(listen));
     rows.add("admin", "ready_lag_max", duration(config.admin.ready_lag_max));
     for (pipeline, spec) in config.pipelines.iter().zip(&config.specs) {
-        rows.pipeline(pipeline, &spec.outbox);
+        rows.pipeline(pipeline, &spec.common.outbox);
     }
     rows.rows
 }

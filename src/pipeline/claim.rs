@@ -1,704 +1,300 @@
-//! One claim of polling on its way through the relay: fed row by row, and settled when every row has its outcome.
-//!
-//! To the relay a claim is what a transaction of the stream is. Its position is the server's end of WAL at the time of
-//! the claim. That is no commit position, but it rises from claim to claim, which is all that the order of events
-//! needs.
+//! The session of the claims: what [`Claims`](crate::claims::Claims) require of it, as statements.
 
-use super::lifecycle::Pipeline;
-use super::log;
-use super::parked::StoreSession;
-use super::poll::Polling;
-use super::requeue::{RowOrigin, undecided};
-use super::service::Stop;
-use crate::ack::Progress;
-use crate::event::Position;
-use crate::offset::Offset;
+use super::claim_reader::ClaimReader;
+use super::commit_watchdog::unless_stopped;
+use super::connect::load_all;
+use super::record_buffer::undecided;
+use super::spec::PipelineSpec;
+use super::stop::Stop;
+use crate::claims::{ClaimedRow, Claims, NewClaim, ParkPlan, WrittenAs};
+use crate::engine::Engine;
+use crate::event::{Aggregate, Position};
 use crate::outbox::Role;
-use crate::parked::{Entry, Lane, Parked, ParkedUpdate, State};
-use crate::postgres::client::Canceller;
-use crate::postgres::poll::{Claim, OldestReady, PayloadCopy, Poller, RowOutcome};
-use crate::postgres::store::cursor::{self, CursorWrite};
-use crate::postgres::store::parked::{self, Stored};
-use crate::postgres::store::requeue;
-use crate::postgres::{SourceError, pipeline_lock, repair};
-use crate::record::Ticket;
-use crate::relay::{Change, Input};
+use crate::outbox_rows::RowOutcome;
+use crate::parked::{Lane, Parked};
+use crate::postgres::SourceError;
+use crate::postgres::poll::{Claim, MissedRows, OldestReady, PayloadCopy};
+use crate::postgres::repair::RepairReader;
+use crate::postgres::store::parked::{self, Loaded, Stored};
+use crate::postgres::store::{cursor, requeue};
+use crate::published::ParkedRow;
 use crate::row::{OwnedTable, Row};
-use std::collections::HashSet;
+use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_postgres::Client;
 
-/// An open claim.
-pub(super) struct OpenClaim {
-    /// The claimed rows.
-    claim: Claim,
-    /// The position by which the relay knows the claim.
-    at: Offset,
-    /// The first position after it.
-    end: Offset,
-    /// Number of rows that were fed.
-    fed: usize,
-    /// The tickets of the rows that were fed, in ascending order. A row without a ticket has the one of the next row.
-    tickets: Vec<Ticket>,
-    /// Rows that the broker has acknowledged since the claim was last fed from its beginning.
-    acked: Vec<bool>,
-    /// Rows that are settled and committed while other rows of the claim are still being published.
-    done: Vec<bool>,
-    /// Known outcomes. A row without one is published once the relay has resolved it.
-    outcomes: Vec<Option<RowOutcome>>,
-    /// Aggregates of rows whose failure, or waiting, is kept in their table.
-    kept: HashSet<Lane>,
-    /// These rows, as the relay knows them. Before the claim is settled they are recorded nowhere else.
-    failures: Vec<Entry>,
-    /// Whether its Begin was applied to the relay.
-    begun: bool,
-    /// Whether its Commit was applied to the relay.
-    committed: bool,
-    /// The relay has requested a cursor row, which is the commit of the claim.
-    pub(super) cursor_waits: bool,
-    /// When the rows were claimed.
-    pub(super) claimed_at: Instant,
-    /// When the rows were claimed, or last settled in part.
-    pub(super) held_since: Instant,
+/// The session that claims rows, and the newest claim.
+pub(super) struct ClaimPort {
+    /// Claims rows.
+    reader: ClaimReader,
+    /// The pipeline.
+    spec: Arc<PipelineSpec>,
+    /// The rows of the newest claim, until it is settled.
+    rows: Option<Claim>,
+    /// When it was requested.
+    claimed_at: Instant,
+    /// When the newest claim began that took every ready row; `None` once rows were left.
+    empties_since: Option<Instant>,
 }
 
-/// The outcomes with which a claim that is held for long can be settled in part.
-struct ClaimPart {
-    /// One for each row; [`RowOutcome::Held`] for rows that stay in the claim and for rows that were settled before.
-    outcomes: Vec<RowOutcome>,
-    /// An event is parked behind a row without an outcome. That row may belong to the same aggregate, and would be
-    /// published at a later position if the process ended; so nothing that the claim has parked may be committed yet.
-    parked_behind_open: bool,
+/// What is to be logged of a claim.
+pub(super) struct ClaimReport {
+    /// Rows that have expired.
+    pub(super) expired: u64,
+    /// Rows that the claim could not have.
+    pub(super) missed: MissedRows,
 }
 
-impl OpenClaim {
-    /// Opens a claim that has rows. `floor` is the end of the claim before.
-    pub(super) fn new(claim: Claim, floor: Offset) -> Self {
-        let (at, end) = position(claim.at, floor);
-        let (rows, now) = (claim.rows.len(), Instant::now());
-        Self {
-            claim,
-            at,
-            end,
-            fed: 0,
-            tickets: Vec::with_capacity(rows),
-            acked: vec![false; rows],
-            done: vec![false; rows],
-            outcomes: vec![None; rows],
-            kept: HashSet::new(),
-            failures: Vec::new(),
-            begun: false,
-            committed: false,
-            cursor_waits: false,
-            claimed_at: now,
-            held_since: now,
-        }
-    }
-
-    /// The first position after the claim.
-    pub(super) fn end(&self) -> Offset {
-        self.end
-    }
-
-    pub(super) fn rows(&self) -> usize {
-        self.outcomes.len()
-    }
-
-    /// Whether the row is settled and committed already.
-    fn is_done(&self, row: usize) -> bool {
-        self.done.get(row).copied().unwrap_or(false)
-    }
-
-    /// Prepares to feed the claim from its beginning again, at the same positions.
-    pub(super) fn rewind(&mut self) {
-        (self.fed, self.begun, self.committed, self.cursor_waits) = (0, false, false, false);
-        // A row that is published again needs an acknowledgement again; otherwise an aggregate could end with a
-        // repetition of an earlier event.
-        self.acked.fill(false);
-        self.tickets.clear();
-    }
-
-    /// The broker has acknowledged the event of this ticket.
-    pub(super) fn acknowledged(&mut self, ticket: Ticket) {
-        let row = self.tickets.partition_point(|of| *of <= ticket).checked_sub(1);
-        if let Some(acked) = row.and_then(|row| self.acked.get_mut(row)) {
-            *acked = true;
-        }
-    }
-
-    /// The number of leading rows that are resolved: by the relay, or because they are committed. What the claim has
-    /// parked among the committed rows must not be undone, whatever the relay remembers of it.
-    fn resolved(&self, progress: &Progress) -> usize {
-        if progress.watermark.offset() >= self.end {
-            return self.outcomes.len();
-        }
-        let partial = progress.partial.filter(|partial| partial.commit == self.at);
-        let by_relay = partial.map_or(0, |at| usize::try_from(at.ordinal).unwrap_or(0));
-        by_relay.max(self.done.iter().take_while(|done| **done).count())
-    }
-
-    /// The outcomes of the rows: those below `resolved`, and after it those that are acknowledged and have no open row
-    /// of their aggregate before them.
-    fn part(&self, resolved: usize) -> ClaimPart {
-        let (mut open, mut parked_behind_open) = (HashSet::new(), false);
-        let mut outcomes = Vec::with_capacity(self.outcomes.len());
-        for (row, known) in self.outcomes.iter().enumerate() {
-            let key = self.claim.key(row);
-            let acked = self.acked.get(row).copied().unwrap_or(false);
-            let waits = open.contains(key);
-            let outcome = match known {
-                _ if self.is_done(row) => {
-                    outcomes.push(RowOutcome::Held);
-                    continue;
-                }
-                Some(known) if row < resolved => known.clone(),
-                None if row < resolved || acked && !waits => RowOutcome::Published,
-                _ => RowOutcome::Held,
-            };
-            if outcome == RowOutcome::Held {
-                parked_behind_open |= !matches!(known, None | Some(RowOutcome::Held));
-                open.insert(key);
-            }
-            outcomes.push(outcome);
-        }
-        ClaimPart { outcomes, parked_behind_open }
-    }
-
-    /// Notes the outcome of a row that is parked. `keeps`: failures of rows are kept in the outbox table. A row whose
-    /// event is in doubt is parked nevertheless, because only a parked event can be decided by a person. Returns
-    /// whether the outbox table is done with the row.
-    fn parks(&mut self, row: &Parked, origin: RowOrigin, keeps: bool) -> bool {
-        let waits = row.entry.lane.is_some_and(|lane| self.kept.contains(&lane));
-        let outcome = match origin {
-            // An earlier event stays in the table, and this one is claimed again after it.
-            RowOrigin::Requeued | RowOrigin::Doubted if keeps && waits => RowOutcome::Held,
-            RowOrigin::New if keeps => {
-                self.kept.extend(row.entry.lane);
-                failure(row)
-            }
-            RowOrigin::Requeued | RowOrigin::Kept | RowOrigin::New | RowOrigin::Doubted => {
-                RowOutcome::Moved
-            }
-        };
-        let moved = outcome == RowOutcome::Moved;
-        if keeps && origin != RowOrigin::Kept {
-            self.failures.push(row.entry);
-        }
-        if let Some(known) = self.outcomes.get_mut(index_of(row)) {
-            *known = Some(outcome);
-        }
-        moved
-    }
-
-    /// Whether a cursor row was requested; resets the request.
-    pub(super) fn takes_cursor(&mut self) -> bool {
-        std::mem::take(&mut self.cursor_waits)
-    }
-
-    /// The parked events, where `loaded` are those of the tables: rows whose failure the outbox table will keep are not
-    /// among them.
-    pub(super) fn parked(&self, mut loaded: Vec<Entry>) -> Vec<Entry> {
-        let ours = |entry: &Entry| entry.position.commit == self.at;
-        if !self.failures.is_empty() {
-            // The rows of their dead letters are in the parked table instead.
-            loaded.retain(|entry| !ours(entry));
-            loaded.extend_from_slice(&self.failures);
-        }
-        loaded
-    }
+/// Rows that are parked in the transaction of a claim.
+pub(super) struct ParkedInClaim<'a> {
+    /// The rows.
+    rows: Cow<'a, [Parked]>,
+    /// Those among them of which it was found only now that they are in doubt.
+    found_now: Vec<usize>,
 }
 
-impl Pipeline {
-    /// Feeds rows of the claim until something stops it.
-    pub(super) fn feed_claim(&mut self, now: Duration, open: &mut OpenClaim) {
-        if !open.begun && !self.relay.stopping() {
-            open.begun = true;
-            let (commit, commit_time) = (open.at, open.claim.claimed_at);
-            self.apply(now, Input::Begin { commit, commit_time });
-        }
-        while let Some(row) = open.claim.rows.row(open.fed) {
-            if self.relay.stopping() || self.ending() || !self.relay.intake_open() {
-                return;
-            }
-            if open.tickets.len() == open.fed {
-                open.tickets.push(self.relay.next_ticket());
-            }
-            if open.is_done(open.fed) {
-                self.apply(now, Input::Change(Change::Skipped));
-                open.fed += 1;
-                continue;
-            }
-            let xmin = open.claim.xmin(open.fed);
-            self.polled_ids.feeds(open.fed, xmin);
-            self.row_status.feeds(xmin);
-            self.requeued.feeds(xmin);
-            let taken = if open.claim.is_too_large(open.fed) {
-                self.feed_too_large(now, &row)
-            } else {
-                self.feed_row(now, &row)
-            };
-            if !taken {
-                return;
-            }
-            open.fed += 1;
-        }
-        if !open.committed && !self.relay.stopping() {
-            open.committed = true;
-            self.apply(now, Input::Commit { commit: open.at, end: open.end });
-        }
-    }
-
-    /// Whether the relay has resolved every row of the claim.
-    pub(super) fn claim_is_resolved(&self, open: &OpenClaim) -> bool {
-        open.committed && self.relay.progress().watermark.offset() >= open.end
-    }
-
-    /// Takes rows of parked events. They are written to the parked table in the transaction of the claim, or become the
-    /// failure of the row if the outbox table has columns for that.
-    pub(super) async fn park_in_claim(
-        &mut self,
-        polling: &mut Polling,
-        rows: usize,
-        marks: Vec<ParkedUpdate>,
-        stop: &Stop,
-    ) -> Result<Stored, SourceError> {
-        let rows = self.records.take_rows(rows);
-        let keeps = polling.keeps_now;
-        let origins = self.origins(polling, &rows).await?;
-        let parted =
-            origins.iter().any(|origin| matches!(origin, RowOrigin::Kept | RowOrigin::Doubted));
-        // Some rows are not written: those that the outbox table keeps, and those that are parked already.
-        let some = keeps || parted;
-        let (mut places, mut written) = (Vec::new(), Vec::new());
-        if let Some(open) = &mut polling.open {
-            for (row, origin) in rows.iter().zip(origins) {
-                let found_now = origin == RowOrigin::Doubted && row.error_code.is_none();
-                let undecided = (origin == RowOrigin::Doubted).then(|| undecided(row));
-                let row = undecided.as_ref().unwrap_or(row);
-                if !open.parks(row, origin, keeps) {
-                    continue;
-                }
-                match origin {
-                    // The row of the parked event is moved to its new position. It is written only if it was deleted
-                    // meanwhile.
-                    RowOrigin::Requeued => places.extend(self.requeued.moves(row)),
-                    RowOrigin::Doubted => self.requeued.keeps_beside(row),
-                    RowOrigin::Kept | RowOrigin::New => {}
-                }
-                if found_now {
-                    self.metrics.failed(row.event_type.as_deref().unwrap_or_default());
-                    self.log.parked.event_parked(&self.spec, row);
-                }
-                if some && origin != RowOrigin::Kept {
-                    written.push(row.clone());
-                }
-            }
-        }
-        polling.failed |= some || !places.is_empty();
-        if keeps {
-            written.extend(self.dead_letters(polling, &rows));
-        }
-        let rows: &[Parked] = if some { &written } else { &rows };
-        let (spec, epoch) = (Arc::clone(&self.spec), polling.store.epoch);
-        let name = spec.name();
-        // The new states of events that were parked earlier are not part of the claim. If they were lost with the
-        // claim, a published event would be retried, after later events of its aggregate whose states are committed.
-        let StoreSession { control, jobs, .. } = &mut polling.store;
-        let marked = async {
-            jobs.finish().await;
-            match marks.as_slice() {
-                [] => Ok(Stored::Yes),
-                marks => parked::write(control.client(), name, epoch, &[], marks).await,
-            }
-        };
-        let marked = self.within_shutdown_grace(stop, marked).await?;
-        if marked == Stored::TakenOver {
-            return Ok(Stored::TakenOver);
-        }
-        let client = polling.poller.client();
-        polling.store.jobs.unseen = polling.open.as_ref().map(|open| open.at);
-        requeue::move_rows(client, name, &places).await?;
-        let stored = parked::write(client, name, epoch, rows, &[]).await?;
-        if stored != Stored::TakenOver {
-            self.keep_large(polling, rows).await?;
-        }
-        drop(self.records.stored());
-        // A write of rows alone leaves nothing out.
-        Ok(if stored == Stored::Yes { marked } else { stored })
-    }
-
-    /// The origin of each row that the claim parks.
-    async fn origins(
-        &self,
-        polling: &Polling,
-        rows: &[Parked],
-    ) -> Result<Vec<RowOrigin>, SourceError> {
-        let claim = polling.open.as_ref().map(|open| &open.claim);
-        let xmin = |row: &Parked| claim.map_or(0, |claim| claim.xmin(index_of(row)));
-        let alike = self.alike(polling.poller.client(), rows, xmin).await?;
-        let origin = |row: &Parked| {
-            self.requeued.origin(row, xmin(row), alike.contains(&row.entry.position))
-        };
-        Ok(rows.iter().map(origin).collect())
-    }
-
-    /// Makes the server copy the payloads of parked rows that were not read, if the outbox table is done with these
-    /// rows.
-    async fn keep_large(&self, polling: &Polling, rows: &[Parked]) -> Result<(), SourceError> {
-        let Some(open) = &polling.open else { return Ok(()) };
-        let payload = self.spec.outbox.column(Role::Payload).unwrap_or_default();
-        for parked in rows {
-            let position = parked.entry.position;
-            let row = usize::try_from(position.ordinal).unwrap_or(usize::MAX);
-            let moved = matches!(open.outcomes.get(row), Some(Some(RowOutcome::Moved)));
-            if moved && open.claim.is_too_large(row) {
-                let (claim, pipeline) = (&open.claim, self.spec.name());
-                let keep = PayloadCopy { claim, row, payload, pipeline, position };
-                polling.poller.keep_value(&keep).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Of rows whose failure is kept in their table, those that are dead with this failure and go to the dead-letter
-    /// topic. They are written to the parked table too, in the same transaction as the failure, so that a crash does
-    /// not lose the dead letter. They block no aggregate.
-    fn dead_letters(&self, polling: &Polling, rows: &[Parked]) -> Vec<Parked> {
-        let Some(open) = polling.open.as_ref().filter(|_| self.spec.dead_topic.is_some()) else {
-            return Vec::new();
-        };
-        let dead_letter = |row: &Parked| {
-            let index = usize::try_from(row.entry.position.ordinal).ok()?;
-            let failed = matches!(open.outcomes.get(index)?, Some(RowOutcome::Failed { .. }));
-            let attempts = polling.poller.dies(&open.claim.rows.row(index).filter(|_| failed)?)?;
-            let entry = Entry { state: State::Dead, lane: None, attempts, ..row.entry };
-            Some(Parked { entry, ..row.clone() })
-        };
-        rows.iter().filter_map(dead_letter).collect()
-    }
-
-    /// Whether anything of the open claim can be settled.
-    pub(super) fn claim_has_progress(&self, polling: &Polling) -> bool {
-        let progress = self.relay.progress();
-        let any = |open: &OpenClaim| {
-            let part = open.part(open.resolved(&progress));
-            part.outcomes.iter().any(|outcome| *outcome != RowOutcome::Held)
-        };
-        polling.open.as_ref().is_some_and(any)
-    }
-
-    /// Settles what is acknowledged or parked of a claim that is open for long, and keeps the other rows, which are
-    /// still being published. Returns `false` if nothing was settled, or if the other rows could not be kept.
-    pub(super) async fn settle_so_far(
-        &mut self,
-        polling: &mut Polling,
-        stop: &Stop,
-    ) -> Result<bool, SourceError> {
-        let Some(mut open) = polling.open.take() else { return Ok(false) };
-        let resolved = open.resolved(&self.relay.progress());
-        let ClaimPart { outcomes, parked_behind_open } = open.part(resolved);
-        let settles =
-            |row: usize| outcomes.get(row).is_some_and(|outcome| *outcome != RowOutcome::Held);
-        if parked_behind_open || !(0..outcomes.len()).any(settles) {
-            polling.open = Some(open);
-            return Ok(false);
-        }
-        let left: Vec<usize> =
-            (0..outcomes.len()).filter(|row| !settles(*row) && !open.is_done(*row)).collect();
-        let spec = Arc::clone(&self.spec);
-        let (poller, epoch) = (&mut polling.poller, polling.store.epoch);
-        let kept = async {
-            // As in `settle_claim`.
-            if !cursor::is_owned(poller.client(), spec.name(), epoch).await? {
-                poller.abandon().await?;
-                return Ok(None);
-            }
-            poller.settle_part(&open.claim, &outcomes, &left).await.map(Some)
-        };
-        polling.store.jobs.unseen = None;
-        let Some(kept) = self.within_shutdown_grace(stop, kept).await? else {
-            polling.store.overruled = true;
-            log::row_taken(self, &CursorWrite::TakenOver);
-            self.apply(self.now(), Input::SlotTaken);
-            return Ok(true);
-        };
-        self.polled_ids.settled_so_far(|row| {
-            matches!(outcomes.get(row), Some(RowOutcome::Published | RowOutcome::Moved))
-        });
-        self.requeued.settled();
-        if polling.poller.repairs().is_some() {
-            // The session of the list marks them.
-            self.row_status.forget();
-            log::repair_progress(self);
-        }
-        for (row, outcome) in outcomes.iter().enumerate() {
-            if let Some(done) = open.done.get_mut(row) {
-                *done |= *outcome != RowOutcome::Held;
-            }
-        }
-        open.held_since = Instant::now();
-        polling.open = Some(open);
-        Ok(kept)
-    }
-
-    /// Marks the rows of the claim up to the first one without an outcome, and those later rows that are acknowledged
-    /// and have no such row of their aggregate before them, then commits. Returns whether any row was marked.
-    ///
-    /// Events of later rows that this claim has parked are removed from the parked table again: they have positions of
-    /// this claim, while the open row will get a position of the next claim, after theirs.
-    ///
-    /// If another process has taken over the pipeline, nothing is marked.
-    pub(super) async fn settle_claim(
-        &mut self,
-        polling: &mut Polling,
-        stop: &Stop,
-    ) -> Result<bool, SourceError> {
-        let Some(open) = polling.open.take() else { return Ok(false) };
-        let done = open.resolved(&self.relay.progress());
-        let parks = polling.store.jobs.unseen == Some(open.at);
-        let back = (parks && done < open.rows()).then_some(Position {
-            commit: open.at,
-            ordinal: u64::try_from(done).unwrap_or(u64::MAX),
-        });
-        let places = back.map(|from| self.requeued.places_back(from)).unwrap_or_default();
-        // Before the parked events are read again none of this claim may be retried: the table itself blocks the
-        // aggregates of failed rows.
-        let cursor_waits = open.cursor_waits && !polling.failed;
-        let ClaimPart { outcomes, .. } = open.part(done);
-        if polling.poller.repairs().is_some() {
-            // The session of the list marks them.
-            self.row_status.forget();
-            log::repair_progress(self);
-        }
-        let spec = Arc::clone(&self.spec);
-        let (poller, epoch) = (&mut polling.poller, polling.store.epoch);
-        let settled = async {
-            // Checked in the transaction of the claim: a process that takes over now waits for its commit.
-            if !cursor::is_owned(poller.client(), spec.name(), epoch).await? {
-                poller.abandon().await?;
-                return Ok(false);
-            }
-            if let Some(from) = back {
-                requeue::undo_parking(poller.client(), spec.name(), from, &places).await?;
-            }
-            poller.settle(open.claim, &outcomes).await.map(|()| true)
-        };
-        polling.store.jobs.unseen = None;
-        if !self.within_shutdown_grace(stop, settled).await? {
-            polling.store.overruled = true;
-            log::row_taken(self, &CursorWrite::TakenOver);
-            self.apply(self.now(), Input::SlotTaken);
-            return Ok(false);
-        }
-        let settled = |row: usize| {
-            matches!(outcomes.get(row), Some(RowOutcome::Published | RowOutcome::Moved))
-        };
-        self.polled_ids.settled(settled);
-        if cursor_waits {
-            self.apply(self.now(), Input::CursorWritten);
-        }
-        self.requeued.settled();
-        Ok(outcomes.iter().any(|outcome| *outcome != RowOutcome::Held))
-    }
-}
-
-/// The position of a claim for the relay, and the first position after it: `wal_end`, or `floor` if that is higher.
-///
-/// The next commit may get the end of WAL as its position, and its event must not be taken for one that was parked in
-/// this claim.
-fn position(wal_end: Offset, floor: Offset) -> (Offset, Offset) {
-    let at = crate::postgres::wire::claim_lsn(wal_end.max(floor));
-    // Any number above the position and not above that of the next claim is right.
-    (at, Offset::new(at.get() + 1))
-}
-
-/// The index of the row in its claim.
-fn index_of(row: &Parked) -> usize {
-    usize::try_from(row.entry.position.ordinal).unwrap_or(usize::MAX)
-}
-
-/// The outcome of a parked event in a table that keeps failures.
-fn failure(row: &Parked) -> RowOutcome {
-    match row.entry.state {
-        State::Waiting | State::Dead => RowOutcome::Failed {
-            error: row.error.clone().unwrap_or_default(),
-            code: row.error_code.unwrap_or("refused"),
-        },
-        State::Behind | State::Due | State::Done | State::Skipped => RowOutcome::Held,
-    }
-}
-
-/// A session that claims rows, one claim at a time: of the table, or of the list of a repair.
-pub(super) enum ClaimReader {
-    Poll(Box<Poller>),
-    Repair(Box<repair::RepairReader>),
-}
-
-impl ClaimReader {
-    /// The description of the table.
-    pub(super) fn description(&self) -> OwnedTable {
-        match self {
-            Self::Poll(poller) => poller.description(),
-            Self::Repair(reader) => reader.table().description(),
-        }
-    }
-
-    /// The query for the oldest row that is ready; a list has none.
-    pub(super) fn oldest_ready(&self) -> Option<OldestReady> {
-        match self {
-            Self::Poll(poller) => Some(poller.oldest_ready()),
-            Self::Repair(_) => None,
-        }
+impl ClaimPort {
+    pub(super) fn new(reader: ClaimReader, spec: Arc<PipelineSpec>) -> Self {
+        Self { reader, spec, rows: None, claimed_at: Instant::now(), empties_since: None }
     }
 
     /// The client of the session. While a claim is open, it is in the transaction of the claim.
     pub(super) fn client(&self) -> &Client {
-        match self {
-            Self::Poll(poller) => poller.client(),
-            Self::Repair(reader) => reader.client(),
-        }
+        self.reader.client()
     }
 
-    /// Cancels the statements of the session.
-    pub(super) fn canceller(&self) -> Option<Canceller> {
-        match self {
-            Self::Poll(poller) => poller.canceller(),
-            Self::Repair(reader) => reader.control().canceller(),
-        }
+    /// The description of the table.
+    pub(super) fn description(&self) -> OwnedTable {
+        self.reader.description()
     }
 
-    /// Claims the next rows. The pages of a repair have a size of their own.
-    pub(super) async fn claim(&mut self, limit: usize) -> Result<Claim, SourceError> {
-        match self {
-            Self::Poll(poller) => poller.claim(limit, None).await,
-            Self::Repair(reader) => reader.claim().await,
-        }
+    /// The query for the oldest row that is ready; a list has none.
+    pub(super) fn oldest_ready(&self) -> Option<OldestReady> {
+        self.reader.oldest_ready()
     }
 
-    /// Claims the next rows, ready or not. A list has only ready rows.
-    pub(super) async fn claim_all(&mut self, limit: usize) -> Result<Claim, SourceError> {
-        match self {
-            Self::Poll(poller) => poller.claim_all(limit).await,
-            Self::Repair(reader) => reader.claim().await,
-        }
+    /// The list of a repair, if its rows are claimed.
+    pub(super) fn repairs(&self) -> Option<&RepairReader> {
+        self.reader.repairs()
     }
 
-    pub(super) async fn settle(
-        &mut self,
-        claim: Claim,
-        outcomes: &[RowOutcome],
-    ) -> Result<(), SourceError> {
-        match self {
-            Self::Poll(poller) => poller.settle(claim, outcomes).await,
-            Self::Repair(reader) => reader.settle(&claim, outcomes).await,
-        }
-    }
-
-    /// Settles and commits part of a claim. Only the rows of `left` stay in it. Returns whether they could be kept.
-    pub(super) async fn settle_part(
-        &mut self,
-        claim: &Claim,
-        outcomes: &[RowOutcome],
-        left: &[usize],
-    ) -> Result<bool, SourceError> {
-        match self {
-            Self::Poll(poller) => poller.settle_part(claim, outcomes, left).await,
-            Self::Repair(reader) => reader.settle_part(claim, outcomes).await.map(|()| true),
-        }
-    }
-
-    /// Copies the payload of a row that is too large to be read into its row of `postrider.parked`.
-    pub(super) async fn keep_value(&self, keep: &PayloadCopy<'_>) -> Result<(), SourceError> {
-        match self {
-            Self::Poll(poller) => poller.keep_value(keep).await,
-            Self::Repair(reader) => reader.table().keep_value(reader.client(), keep).await,
-        }
-    }
-
-    /// If the table counts failures and one more makes this row dead: the count including that failure.
-    pub(super) fn dies(&self, row: &Row<'_>) -> Option<u32> {
-        match self {
-            Self::Poll(poller) => poller.dies(row),
-            Self::Repair(_) => None,
-        }
-    }
-
-    pub(super) async fn abandon(&mut self) -> Result<(), SourceError> {
-        match self {
-            Self::Poll(poller) => poller.abandon().await,
-            Self::Repair(reader) => reader.abandon().await,
-        }
-    }
-
-    /// Releases the pipeline's lock. The session is not used any more.
-    pub(super) async fn unlock(&self, pipeline: &str) -> Result<(), SourceError> {
-        pipeline_lock::unlock(self.client(), pipeline).await
-    }
-
-    /// Notified of new rows; a list has no notifications.
+    /// Notified of new rows.
     pub(super) fn wake(&self) -> Arc<Notify> {
-        match self {
-            Self::Poll(poller) => poller.wake(),
-            Self::Repair(_) => Arc::default(),
-        }
+        self.reader.wake()
     }
 
     /// Waits until the session ends; returns the reason. Cancel-safe.
     pub(super) async fn closed(&mut self) -> SourceError {
-        match self {
-            Self::Poll(poller) => poller.closed().await,
-            Self::Repair(reader) => reader.closed().await,
+        self.reader.closed().await
+    }
+
+    /// Releases the pipeline's lock. The session is not used any more.
+    pub(super) async fn unlock(&self) -> Result<(), SourceError> {
+        self.reader.unlock(self.spec.name()).await
+    }
+
+    /// Row `index` of the newest claim.
+    pub(super) fn row(&self, index: usize) -> Option<Row<'_>> {
+        self.rows.as_ref()?.rows.row(index)
+    }
+
+    /// Claims rows; `None` if a stop is requested, and nothing was claimed. `all`: delayed and failed rows too.
+    /// Rows whose ids meet `keeps` do not expire.
+    pub(super) async fn claim(
+        &mut self,
+        (limit, all): (usize, bool),
+        keeps: &(dyn Fn(&str) -> bool + Sync),
+        stop: &Stop,
+    ) -> Result<Option<NewClaim>, SourceError> {
+        self.claimed_at = Instant::now();
+        let reader = &mut self.reader;
+        let canceller = reader.canceller();
+        let claim = reader.claim(limit, all, keeps);
+        let Some(claim) = unless_stopped(stop, canceller, claim).await? else {
+            self.reader.abandon().await?;
+            return Ok(None);
+        };
+        let drained = self.reader.repairs().is_some_and(RepairReader::drained);
+        let claimed = new_claim(&claim, drained);
+        self.rows = Some(claim);
+        Ok(Some(claimed))
+    }
+
+    /// The newest claim is accepted; `None` if there is none. `reads_list`: of a repair.
+    pub(super) fn accepted(&mut self, reads_list: bool) -> Option<ClaimReport> {
+        let claim = self.rows.as_mut()?;
+        let takes_all = !claim.more && claim.withheld == 0 && !reads_list;
+        self.empties_since = takes_all.then_some(self.claimed_at);
+        let report =
+            ClaimReport { expired: claim.expired, missed: std::mem::take(&mut claim.missed) };
+        if claim.rows.is_empty() {
+            self.rows = None;
+        }
+        Some(report)
+    }
+
+    /// All claimed rows are settled. Returns when the claim began, if it took every ready row.
+    pub(super) fn processed(&mut self) -> Option<Instant> {
+        self.empties_since.take()
+    }
+
+    /// How `rows` are parked. Those that may be parked already are compared with the parked event.
+    pub(super) async fn plan_parking(
+        &self,
+        rows: &[Parked],
+        claims: &mut Claims,
+        engine: &mut Engine,
+    ) -> Result<ParkPlan, SourceError> {
+        let claim = self.rows.as_ref().filter(|_| self.spec.common.dead_topic.is_some());
+        let dies = |row: &Parked| {
+            let index = usize::try_from(row.entry.position.ordinal).ok()?;
+            self.reader.dies(&claim?.rows.row(index)?)
+        };
+        let of = |row| ParkedRow { dies: dies(row), ..ParkedRow::of(row) };
+        let parked: Vec<ParkedRow<'_>> = rows.iter().map(of).collect();
+        let compared = claims.to_compare(&parked, engine);
+        let compared = compared.into_iter().filter_map(|(at, row)| Some((at, rows.get(row)?)));
+        let compared: Vec<(Position, &Parked)> = compared.collect();
+        let alike = requeue::alike(self.client(), self.spec.name(), &compared).await?;
+        Ok(claims.plan_parking(&parked, &alike, engine))
+    }
+
+    /// Writes parked rows in the transaction of the claim. If the outbox table has columns for failures, the row gets
+    /// its failure instead.
+    pub(super) async fn park(
+        &self,
+        epoch: i64,
+        plan: &ParkPlan,
+        rows: &ParkedInClaim<'_>,
+    ) -> Result<Stored, SourceError> {
+        let (client, name) = (self.client(), self.spec.name());
+        requeue::move_rows(client, name, &plan.moves).await?;
+        let stored = parked::write(client, name, epoch, &rows.rows, &[]).await?;
+        if stored != Stored::TakenOver {
+            self.copy_payloads(&plan.payloads).await?;
+        }
+        Ok(stored)
+    }
+
+    /// Makes the server copy the payloads of parked rows that were not read.
+    async fn copy_payloads(&self, payloads: &[(usize, Position)]) -> Result<(), SourceError> {
+        let Some(claim) = &self.rows else { return Ok(()) };
+        let payload = self.spec.common.outbox.column(Role::Payload).unwrap_or_default();
+        for (row, position) in payloads.iter().copied() {
+            let pipeline = self.spec.name();
+            let keep = PayloadCopy { claim, row, payload, pipeline, position };
+            self.reader.keep_value(&keep).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes the outcomes of a claim, and commits; returns whether this process still owns the pipeline. If another
+    /// process has taken over, nothing is written.
+    pub(super) async fn settle(
+        &mut self,
+        epoch: i64,
+        outcomes: &[RowOutcome],
+        (undo_from, places): (Option<Position>, &[(Position, Position)]),
+    ) -> Result<bool, SourceError> {
+        let claim = self.rows.take();
+        let name = self.spec.name();
+        // Checked in the transaction of the claim: a process that takes over now waits for its commit.
+        if !cursor::is_owned(self.reader.client(), name, epoch).await? {
+            self.reader.abandon().await?;
+            return Ok(false);
+        }
+        if let Some(from) = undo_from {
+            requeue::undo_parking(self.reader.client(), name, from, places).await?;
+        }
+        match claim {
+            Some(claim) => self.reader.settle(claim, outcomes).await.map(|()| true),
+            None => Ok(true),
         }
     }
 
-    pub(super) fn repairs(&self) -> Option<&repair::RepairReader> {
-        match self {
-            Self::Poll(_) => None,
-            Self::Repair(reader) => Some(reader),
+    /// Writes the outcomes of a part of a claim, and commits; the rows `left` stay in the claim. Returns whether they
+    /// could be kept; `None` if this process does not own the pipeline any more, and nothing is written.
+    pub(super) async fn settle_part(
+        &mut self,
+        epoch: i64,
+        outcomes: &[RowOutcome],
+        left: &[usize],
+    ) -> Result<Option<bool>, SourceError> {
+        // As in `settle`.
+        if !cursor::is_owned(self.reader.client(), self.spec.name(), epoch).await? {
+            self.reader.abandon().await?;
+            self.rows = None;
+            return Ok(None);
         }
+        match &self.rows {
+            Some(claim) => self.reader.settle_part(claim, outcomes, left).await.map(Some),
+            None => Ok(Some(true)),
+        }
+    }
+
+    /// Gives up the open claim.
+    pub(super) async fn abandon(&mut self) -> Result<(), SourceError> {
+        self.reader.abandon().await?;
+        self.rows = None;
+        Ok(())
+    }
+
+    /// Sends a statement while a page of a list is open.
+    pub(super) async fn keep_open(&self) -> Result<(), SourceError> {
+        self.reader.keep_open().await
+    }
+
+    /// Reads all parked events as this session sees them: its claim may have parked some.
+    pub(super) async fn load_parked(&self) -> Result<Vec<Loaded>, SourceError> {
+        load_all(self.client(), self.spec.name()).await
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::postgres::wire::is_claim_lsn;
-
-    #[test]
-    fn claims_rise_and_never_stand_where_a_commit_can() {
-        let mut floor = Offset::ZERO;
-        for wal_end in [0x100, 0x100, 0x108, 0x50, 0x200].map(Offset::new) {
-            let (at, end) = position(wal_end, floor);
-            assert!(at >= floor && at >= wal_end && end > at);
-            assert!(is_claim_lsn(at), "where a commit record may begin");
-            floor = end;
+impl<'a> ParkedInClaim<'a> {
+    /// The rows to write, by the plan.
+    pub(super) fn of(plan: &ParkPlan, rows: &'a [Parked]) -> Self {
+        if plan.all_as_they_are {
+            return Self { rows: Cow::Borrowed(rows), found_now: Vec::new() };
         }
+        let (mut written, mut doubted) = (Vec::with_capacity(plan.rows.len()), Vec::new());
+        for (index, how) in &plan.rows {
+            let Some(row) = rows.get(*index) else { continue };
+            written.push(match *how {
+                WrittenAs::Parked => row.clone(),
+                WrittenAs::DeadLetter { entry } => Parked { entry, ..row.clone() },
+                WrittenAs::Undecided { entry, found_now } => {
+                    if found_now {
+                        doubted.push(written.len());
+                    }
+                    undecided(row, entry)
+                }
+            });
+        }
+        Self { rows: Cow::Owned(written), found_now: doubted }
     }
 
-    /// A claim is settled in part by what is acknowledged. A row that is fed again is published again, and is settled
-    /// when that is acknowledged. Otherwise its aggregate could end with a repetition of an earlier event.
-    #[test]
-    fn row_that_is_fed_again_is_settled_when_it_is_acknowledged_again() {
-        let mut open = OpenClaim::new(Claim::of_aggregates(&["a", "b", "b", "c"]), Offset::ZERO);
-        let fed =
-            |open: &mut OpenClaim, from: u64| open.tickets.extend((from..from + 4).map(Ticket));
-        let settled = |open: &OpenClaim| {
-            let of = open.part(0).outcomes;
-            of.into_iter().map(|outcome| outcome == RowOutcome::Published).collect::<Vec<_>>()
-        };
-        fed(&mut open, 0);
-        assert_eq!(settled(&open), [false; 4]);
-        open.acknowledged(Ticket(0));
-        open.acknowledged(Ticket(2));
-        open.acknowledged(Ticket(3));
-        assert_eq!(settled(&open), [true, false, false, true], "an earlier row of \"b\" is open");
-        open.rewind();
-        assert_eq!(settled(&open), [false; 4], "nothing is acknowledged since");
-        fed(&mut open, 4);
-        open.acknowledged(Ticket(4));
-        assert_eq!(settled(&open), [true, false, false, false]);
+    /// The rows of which it was found only now that they are in doubt.
+    pub(super) fn doubted(&self) -> impl Iterator<Item = &Parked> {
+        self.found_now.iter().filter_map(|index| self.rows.get(*index))
+    }
+}
+
+/// A claim, as the core knows it.
+fn new_claim(claim: &Claim, drained: bool) -> NewClaim {
+    let row = |row| ClaimedRow {
+        key: Lane::of(Aggregate { kind: "", id: claim.key(row) }),
+        xmin: claim.xmin(row),
+        too_large: claim.is_too_large(row),
+    };
+    NewClaim {
+        wal_end: claim.at,
+        claimed_at: claim.claimed_at,
+        rows: (0..claim.rows.len()).map(row).collect(),
+        more: claim.more,
+        withheld: claim.withheld,
+        expired: claim.expired,
+        drained,
     }
 }

@@ -5,19 +5,15 @@
 //! commit waits until the standby is back or is removed from `synchronous_standby_names`. Nothing is given up because
 //! of it.
 
-use super::lifecycle::Pipeline;
-use super::log;
-use super::poll::Polling;
-use super::service::Stop;
+use super::running::Pipeline;
+use super::stop::Stop;
+use super::store_port::StorePort;
 use crate::postgres::client::Canceller;
 use crate::postgres::{SourceError, SourceErrorKind, SqlState};
 use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
-
-/// How long a write may take before it is logged.
-const WRITE_REPORT_AFTER: Duration = Duration::from_secs(5);
 
 /// Pause between two checks of a slow write.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -67,62 +63,49 @@ pub(super) async fn unless_stopped<T>(
     }
 }
 
-impl Pipeline {
-    /// Waits until no statement is running on the control session: one of them may be a write.
-    pub(super) async fn finish_jobs(
-        &mut self,
-        polling: &mut Polling,
-        stop: &Stop,
-    ) -> Result<(), SourceError> {
-        let finished = async {
-            polling.store.jobs.finish().await;
-            Ok(())
-        };
-        self.within_shutdown_grace(stop, finished).await
-    }
+/// Waits until no statement is running on the control session: one of them may be a write.
+pub(super) async fn finish_jobs(
+    pipeline: &mut Pipeline,
+    store: &mut StorePort,
+    stop: &Stop,
+) -> Result<(), SourceError> {
+    let finished = async {
+        store.finish().await;
+        Ok(())
+    };
+    within_shutdown_grace(pipeline, stop, finished).await
+}
 
-    /// Logs a write that has been running since `since`, if that is too long, and its end.
-    pub(super) fn report_slow_write(&mut self, since: Option<Instant>) {
-        let long = since.filter(|since| since.elapsed() >= WRITE_REPORT_AFTER);
-        match long {
-            None if self.log.write.is_some() => log::write_done(self),
-            None => {}
-            Some(_) if self.log.write_at.is_some_and(|at| at.elapsed() < LOOK_INTERVAL) => {}
-            Some(_) => log::write_waits(self, WRITE_REPORT_AFTER),
+/// Waits for a statement that may take as long as a standby is unavailable, but no longer than the shutdown grace
+/// period after a stop.
+pub(super) async fn within_shutdown_grace<T>(
+    pipeline: &mut Pipeline,
+    stop: &Stop,
+    statement: impl Future<Output = Result<T, SourceError>>,
+) -> Result<T, SourceError> {
+    let (mut statement, since) = (pin!(statement), Instant::now());
+    let grace = pipeline.spec.shutdown_grace;
+    let mut enough = pin!(async {
+        stop.drain().await;
+        tokio::select! {
+            () = stop.leave() => {}
+            () = sleep(grace) => {}
         }
-    }
-
-    /// Waits for a statement that may take as long as a standby is unavailable, but no longer than the shutdown grace
-    /// period after a stop.
-    pub(super) async fn within_shutdown_grace<T>(
-        &mut self,
-        stop: &Stop,
-        statement: impl Future<Output = Result<T, SourceError>>,
-    ) -> Result<T, SourceError> {
-        let (mut statement, since) = (pin!(statement), Instant::now());
-        let grace = self.spec.shutdown_grace;
-        let mut enough = pin!(async {
-            stop.drain().await;
-            tokio::select! {
-                () = stop.leave() => {}
-                () = sleep(grace) => {}
+    });
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut statement => {
+                pipeline.observer.store().slow_write(None);
+                return done;
             }
-        });
-        loop {
-            tokio::select! {
-                biased;
-                done = &mut statement => {
-                    self.report_slow_write(None);
-                    return done;
-                }
-                () = &mut enough => {
-                    let kind = SourceErrorKind::Timeout(since.elapsed());
-                    return Err(SourceError::new(kind, "commit a write before the stop"));
-                }
-                () = sleep(LOOK_INTERVAL) => {
-                    self.report_slow_write(Some(since));
-                    self.report_sometimes(None);
-                }
+            () = &mut enough => {
+                let kind = SourceErrorKind::Timeout(since.elapsed());
+                return Err(SourceError::new(kind, "commit a write before the stop"));
+            }
+            () = sleep(LOOK_INTERVAL) => {
+                pipeline.observer.store().slow_write(Some(since));
+                pipeline.report_sometimes(None);
             }
         }
     }

@@ -7,16 +7,15 @@
 //!
 //! The handshake creates no slot, and keeps nothing from one attempt to the next.
 
-use super::claim::ClaimReader;
-use super::former_owner::FormerOwner;
+use super::claim_reader::ClaimReader;
+use super::failure::Failure;
 use super::history::{ServerHistory, ServerPast};
-use super::parked::StoreSession;
-use super::poll::Polling;
 use super::slot_monitor::PublicationState;
 use super::spec::PipelineSpec;
+use super::store_port::{FormerOwner, StorePort};
 use super::{halts, settings_change};
 use crate::ack::Progress;
-use crate::error::{Halt, HaltReason};
+use crate::error::HaltReason;
 use crate::event::{HistoryId, Position};
 use crate::offset::Offset;
 use crate::postgres::catalog::{self, Instance};
@@ -57,7 +56,7 @@ pub(super) struct Connected {
     /// The stream.
     pub(super) wal: WalStream,
     /// The session on which the pipeline's tables are written.
-    pub(super) store: StoreSession,
+    pub(super) store: StorePort,
     /// Where the stream starts, and with which cursor.
     pub(super) resume: Box<Resume>,
     /// What the server knows of its past.
@@ -76,28 +75,22 @@ pub(super) struct Connected {
     pub(super) progress: Progress,
 }
 
-/// Why an attempt failed.
-pub(super) enum Failure {
-    /// A connection failed; `postgres::error_policy` decides what to do.
-    Source(SourceError, Phase),
-    /// Another process has the slot. `progress`, if known: the server's end of WAL, and what that process has
-    /// confirmed.
-    StandBy { active_pid: u32, progress: Option<(Offset, Offset)> },
-    /// The stream can't start yet.
-    Wait { message: String },
-    /// The sink was reset. The database is not the cause.
-    Reset,
-    /// A repair or a backfill was begun, and must be finished first.
-    Unrepaired,
-    /// The table must be polled to its end first: the slot was created while it was polled.
-    Unpolled,
-    /// The table was polled until now, and the position of the slot is meaningless: first the table is polled, then a
-    /// new slot is created.
-    HandOver,
-    /// There is nothing to repair.
-    NothingToRepair,
-    /// An operator must act.
-    Halt(Box<Halt>),
+/// What polling, or a repair, needs: this process is the owner of the pipeline.
+pub(super) struct Polling {
+    /// Claims rows.
+    pub(super) poller: ClaimReader,
+    /// Writes the pipeline's tables.
+    pub(super) store: StorePort,
+    /// The parked events, read after this process had become the owner.
+    pub(super) parked: Vec<Loaded>,
+    /// The server's end of WAL when polling began.
+    pub(super) start: Offset,
+    /// The history of the server.
+    pub(super) server: ServerHistory,
+    /// The server process that other sessions of the pipeline must reach too.
+    pub(super) instance: Instance,
+    /// Failures are kept in the outbox table itself.
+    pub(super) keeps_failures: bool,
 }
 
 /// Makes one attempt. `seen`: the highest history under which this process has published. `cluster`: the cluster of the
@@ -182,7 +175,7 @@ async fn connect_both(spec: &PipelineSpec, name: &str) -> Result<ServerConnectio
 }
 
 async fn handshake(
-    spec: &PipelineSpec,
+    spec: &Arc<PipelineSpec>,
     seen: HistoryId,
     cluster: Option<&str>,
 ) -> Result<Connected, Failure> {
@@ -233,7 +226,7 @@ async fn handshake(
             settings_change::record(control.client(), spec, epoch, &change).await?;
             let histories = settle(spec, &control, epoch, &facts, seen).await?;
             let former = FormerOwner { epoch: seized.before, left: seized.left };
-            let store = StoreSession::new(control, (former, epoch), histories);
+            let store = StorePort::new(control, Arc::clone(spec), (former, epoch), histories);
             let resumed = Connected {
                 wal,
                 store,
@@ -352,7 +345,7 @@ pub(super) async fn open_poll(
 }
 
 async fn poll_handshake(
-    spec: &PipelineSpec,
+    spec: &Arc<PipelineSpec>,
     seen: HistoryId,
     cluster: Option<&str>,
 ) -> Result<Polling, Failure> {
@@ -397,9 +390,16 @@ async fn poll_handshake(
     let histories = settle(spec, &control, epoch, &facts, seen).await?;
     let parked = load_all(client, spec.name()).await.map_err(at(Phase::Control))?;
     control.listen(spec.name()).await.map_err(at(Phase::Control))?;
-    let store = StoreSession::new(control, (former, epoch), histories);
-    let at = (facts.server.wal_end, ServerHistory::polled(&facts.server), instance);
-    Ok(Polling::new(poller, store, parked, at, poll_spec.keeps_failures()))
+    let store = StorePort::new(control, Arc::clone(spec), (former, epoch), histories);
+    Ok(Polling {
+        poller,
+        store,
+        parked,
+        start: facts.server.wal_end,
+        server: ServerHistory::polled(&facts.server),
+        instance,
+        keeps_failures: poll_spec.keeps_failures(),
+    })
 }
 
 /// Checks that both sessions of polling, or of a repair, have reached the same server, and returns it: rows are claimed

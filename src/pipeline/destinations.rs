@@ -9,13 +9,10 @@
 //! the topics may not be created yet: the pipeline waits for [`UNPROVEN_PAUSE`], and then parks at most
 //! [`UNPROVEN_MAX`] events while it tries to find a destination that accepts records.
 
-use super::health::Condition;
-use super::lifecycle::Pipeline;
-use super::log;
 use crate::record::has_empty_part;
-use crate::relay::OnPoison;
 use std::collections::HashMap;
 use std::time::Duration;
+use tracing::warn;
 
 /// Failing destinations that are remembered. Events of further ones wait.
 const DESTINATIONS_MAX: usize = 1_000;
@@ -44,6 +41,15 @@ pub(super) struct Destinations {
     /// Before that: since when a missing destination is waited for, and the number of events parked for missing
     /// destinations.
     unproven: (Option<Duration>, u32),
+}
+
+/// What the report that the sink accepts no records is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum SinkProblem {
+    /// The brokers, or the destination that the intake waits for.
+    Intake,
+    /// A destination that blocks nothing. `was_awaited`: the intake waited for it until its events were parked.
+    Destination { was_awaited: bool },
 }
 
 /// What to do with an event whose destination accepts no records.
@@ -128,60 +134,67 @@ impl Destinations {
     pub(super) fn lost(&mut self, topic: &str, now: Duration) -> bool {
         let decision = self.takes_none(topic, now);
         if decision == (ParkDecision::Park { is_new: true }) {
-            log::destination_given_up(&self.pipeline, topic, self.park_after);
+            self.log_given_up(topic);
         }
         decision != ParkDecision::Wait
     }
-}
 
-impl Pipeline {
-    /// The sink accepts no records. A destination for which only dead letters and parked events wait blocks nothing,
-    /// nor does one whose current event is about to be parked. With the topic comes whether it was never known.
-    pub(super) fn sink_down(
+    /// Events of a topic are parked from here on.
+    fn log_given_up(&self, topic: &str) {
+        let (pipeline, park_after) = (&self.pipeline, self.park_after.unwrap_or_default());
+        warn!(
+            event = "topic_given_up",
+            pipeline,
+            topic,
+            ?park_after,
+            hint = "fix the topic; its parked events are then retried automatically",
+            "the topic has accepted no records for parking.park_after: its events are parked, other topics continue"
+        );
+    }
+
+    /// The sink accepts no records; `topic` is the destination, if the problem is that of one destination. A
+    /// destination for which only dead letters and parked events wait blocks nothing, nor does one whose current event
+    /// is about to be parked. `may_park`: the destination was never known, and its events may be parked for that.
+    pub(super) fn down(
         &mut self,
+        topic: Option<&str>,
+        may_park: bool,
         now: Duration,
-        reason: &str,
-        hint: Option<&str>,
-        topic: Option<(&str, bool)>,
-    ) {
-        let stops = self.spec.parking.on_poison == OnPoison::Stop;
-        let parks = topic.is_some_and(|(topic, missing)| {
-            missing && !stops && self.destinations.parks_missing(topic, now)
-        });
-        let topic = topic.map(|(topic, _)| topic);
-        if let Some(topic) = topic.filter(|topic| parks || !self.destinations.is_awaited(topic)) {
-            if self.destinations.reported.as_deref() == Some(topic) {
-                // The intake waited for this topic until its events were parked: that report ends.
-                (self.log.sink, self.destinations.reported) = (None, None);
-            }
-            log::destination_down(self, (topic, reason), hint);
-        } else {
-            self.destinations.reported = topic.map(str::to_owned);
-            log::sink_down(self, topic, reason, hint);
+    ) -> SinkProblem {
+        let parks = topic.is_some_and(|topic| may_park && self.parks_missing(topic, now));
+        let Some(topic) = topic.filter(|topic| parks || !self.is_awaited(topic)) else {
+            self.reported = topic.map(str::to_owned);
+            return SinkProblem::Intake;
+        };
+        let was_awaited = self.reported.as_deref() == Some(topic);
+        if was_awaited {
+            self.reported = None;
         }
+        SinkProblem::Destination { was_awaited }
     }
 
-    /// The destination, or with `None` the broker, accepts records again.
-    pub(super) fn sink_up(&mut self, topic: Option<&str>) {
+    /// The destination, or with `None` the broker, accepts records again. Returns whether the reported condition of the
+    /// sink is over.
+    pub(super) fn up(&mut self, topic: Option<&str>) -> bool {
         if let Some(topic) = topic {
-            self.destinations.took(topic);
-            self.log.destinations.remove(topic);
+            self.took(topic);
         }
-        if self.destinations.reported.as_deref() == topic {
-            self.destinations.reported = None;
-            log::sink_up(self, topic);
+        let over = self.reported.as_deref() == topic;
+        if over {
+            self.reported = None;
         }
+        over
     }
 
-    /// Why the intake can't use the sink: the broker, or the destination of the current event.
-    pub(super) fn sink_condition(&self) -> Option<&Condition> {
-        let Destinations { reported, awaited, .. } = &self.destinations;
-        self.log.sink.as_ref().filter(|_| reported.is_none() || reported == awaited)
+    /// Whether the reported condition of the sink is about the brokers, or about the destination that the current event
+    /// waits for.
+    pub(super) fn blocks_intake(&self) -> bool {
+        self.is_of_brokers() || self.reported == self.awaited
     }
 
-    /// Whether no broker accepts records.
-    pub(super) fn broker_is_down(&self) -> bool {
-        self.log.sink.is_some() && self.destinations.reported.is_none()
+    /// Whether the reported condition of the sink is about the brokers.
+    pub(super) fn is_of_brokers(&self) -> bool {
+        self.reported.is_none()
     }
 }
 
@@ -198,6 +211,34 @@ mod tests {
         assert!(destinations.is_awaited("a"), "a parked event was taken");
         destinations.takes("c");
         assert!(!destinations.is_awaited("a"), "the intake goes on");
+    }
+
+    #[test]
+    fn destination_that_the_intake_waits_for_is_reported_as_the_sink_until_its_events_are_parked() {
+        let mut destinations = Destinations::new("p", None);
+        destinations.takes("good");
+        destinations.awaits(Some("a"));
+        assert_eq!(destinations.down(Some("a"), false, Duration::ZERO), SinkProblem::Intake);
+        assert!(destinations.blocks_intake() && !destinations.is_of_brokers());
+        // Only parked events wait for this one.
+        let aside = SinkProblem::Destination { was_awaited: false };
+        assert_eq!(destinations.down(Some("b"), false, Duration::ZERO), aside);
+        assert!(!destinations.up(Some("b")) && destinations.blocks_intake());
+        let parked = SinkProblem::Destination { was_awaited: true };
+        assert_eq!(destinations.down(Some("a"), true, Duration::ZERO), parked);
+        assert!(destinations.is_of_brokers());
+    }
+
+    #[test]
+    fn brokers_are_reported_as_the_sink_and_the_report_of_one_topic_is_not_theirs() {
+        let mut destinations = Destinations::new("p", None);
+        assert_eq!(destinations.down(None, false, Duration::ZERO), SinkProblem::Intake);
+        assert!(destinations.blocks_intake() && destinations.is_of_brokers());
+        assert!(destinations.up(None));
+        destinations.awaits(Some("a"));
+        assert_eq!(destinations.down(Some("a"), false, Duration::ZERO), SinkProblem::Intake);
+        assert!(!destinations.up(None), "a topic was reported");
+        assert!(destinations.up(Some("a")));
     }
 
     #[test]

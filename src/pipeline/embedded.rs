@@ -6,11 +6,13 @@
 //! source of the product implements `Source` and `Store`.
 
 use super::feed::{CHANGES_MAX, Fed};
-use super::lifecycle::{Pipeline, RECONNECT_MAX, RECONNECT_MIN, Waited};
-use super::service::{PanicGuard, PipelineExit, Stop};
-use super::spec::{Mode, OnSlotLost, PipelineSpec, PollSettings};
+use super::mode::Mode;
+use super::running::{Pipeline, RECONNECT_MAX, RECONNECT_MIN, Waited};
+use super::service::PanicGuard;
+use super::spec::CommonSpec;
+use super::stop::{PipelineExit, Stop};
 use super::timer::Timer;
-use super::{halts, log};
+use super::{halts, observer};
 use crate::ack::Progress;
 use crate::backoff::Backoff;
 use crate::error::{Failure, Halt, HaltReason};
@@ -19,8 +21,7 @@ use crate::metrics::{Metrics, PipelineMetrics, Side};
 use crate::offset::{Offset, Watermark};
 use crate::outbox::{OutboxSpec, Role};
 use crate::postgres::error_policy::Class;
-use crate::postgres::names::Times;
-use crate::postgres::{Conninfo, Names, TableName};
+use crate::published::RowStatusRule;
 use crate::relay::{Effect, Input, Limits, OnPoison, ParkingRules};
 use crate::sink::SinkConfig;
 use crate::source::{Batch, Source, Stream};
@@ -52,7 +53,7 @@ const NO_LEASE: Duration = Duration::from_hours(24 * 365 * 30);
 /// are published later (`available_at`), polling and repair. One process at a time may run a pipeline.
 #[derive(Debug)]
 pub struct Embedded {
-    spec: PipelineSpec,
+    spec: CommonSpec,
     status_handle: StatusHandle,
     metrics: PipelineMetrics,
 }
@@ -111,17 +112,18 @@ impl Embedded {
     /// the future is dropped, the pipeline ends as in a crash: what is in flight is published again at the next start.
     pub async fn run<S: Source, T: Store>(self, source: S, store: T, stop: &Stop) -> PipelineExit {
         let Self { spec, status_handle, metrics } = self;
-        let (name, from) = (spec.name().to_owned(), source.name());
+        let (name, from) = (spec.name.clone(), source.name());
         let guard =
             PanicGuard::new(status_handle.clone(), "the pipeline's thread panicked: see the log");
         status_handle.update(|snapshot| snapshot.source.clone_from(&from));
         let made = match needs_parking(&spec.outbox) {
             Some(halt) => Err(halt),
-            None => Pipeline::new(spec, status_handle.clone(), metrics),
+            None => Pipeline::new(spec, RowStatusRule::Off, status_handle.clone(), metrics),
         };
         let exit = match made {
             Ok(pipeline) => {
-                let mut running = EmbeddedRun { pipeline, source, history: None };
+                let lease = Instant::now() + NO_LEASE;
+                let mut running = EmbeddedRun { pipeline, source, history: None, lease };
                 let exit = Box::pin(running.run(&store, stop)).await;
                 running.pipeline.finish();
                 exit
@@ -129,29 +131,17 @@ impl Embedded {
             Err(halt) => PipelineExit::Halted(Box::new(halt)),
         };
         drop(guard);
-        log::ended(&name, &status_handle, &exit);
+        observer::ended(&name, &status_handle, &exit);
         exit
     }
 }
 
-/// The specification of a pipeline without PostgreSQL: what belongs to PostgreSQL has no effect.
-fn spec(name: &str, outbox: OutboxSpec, sink: Arc<dyn SinkConfig>) -> PipelineSpec {
-    let table = outbox.table.as_ref();
-    let names = Names {
-        pipeline: name.to_owned(),
-        slot: String::new(),
-        publication: String::new(),
-        table: table.map(|table| TableName::new(table.schema.clone(), table.name.clone())),
-        times: Times::default(),
-        auto: false,
-        updates: false,
-    };
+/// The specification of an embedded pipeline.
+fn spec(name: &str, outbox: OutboxSpec, sink: Arc<dyn SinkConfig>) -> CommonSpec {
     let interval = Duration::from_secs(1);
-    PipelineSpec {
-        conninfo: nowhere(),
-        names,
-        failover: false,
-        wal_retain_max: None,
+    CommonSpec {
+        name: name.to_owned(),
+        mode: Mode::Embedded,
         outbox,
         sink,
         size_max: None,
@@ -168,22 +158,9 @@ fn spec(name: &str, outbox: OutboxSpec, sink: Arc<dyn SinkConfig>) -> PipelineSp
         },
         dead_topic: None,
         park_after: None,
-        mode: Mode::Embedded,
-        on_slot_lost: OnSlotLost::Halt,
-        only_repair: false,
-        from_table: false,
-        poll: PollSettings { table: None, interval, batch: 1, mark_streamed: false },
-        bookmarks_retain_max: 0,
         cursor_interval: interval,
-        confirm_interval: interval,
         shutdown_grace: Duration::from_secs(10),
     }
-}
-
-/// A connection string that leads nowhere (RFC 2606). An embedded pipeline never connects to PostgreSQL.
-#[expect(clippy::expect_used, reason = "a constant, which a test parses")]
-fn nowhere() -> Conninfo {
-    Conninfo::parse("host=embedded.invalid user=none dbname=none", &|_| None).expect("a constant")
 }
 
 /// Why an outbox can't be published without a table of parked events; `None` if it can.
@@ -227,19 +204,20 @@ struct EmbeddedRun<S> {
     source: S,
     /// The history of the streams of this process.
     history: Option<HistoryId>,
+    /// When events in flight would be given up while there is no stream.
+    lease: Instant,
 }
 
 impl<S: Source> EmbeddedRun<S> {
     /// Connects, streams, and connects again, until the pipeline ends.
     async fn run<T: Store>(&mut self, store: &T, stop: &Stop) -> PipelineExit {
-        self.pipeline.lease_ends = Instant::now() + NO_LEASE;
         let mut backoff = Backoff::new(RECONNECT_MIN, RECONNECT_MAX);
         loop {
-            if let Some(exit) = self.pipeline.await_cluster(stop).await {
+            if let Some(exit) = self.pipeline.await_cluster(self.lease, stop).await {
                 return exit;
             }
             let attempt = Box::pin(connect(&mut self.source, store));
-            let failure = match self.pipeline.waiting(attempt, stop).await {
+            let failure = match self.pipeline.waiting(attempt, self.lease, stop).await {
                 Waited::Over(exit) => return exit,
                 Waited::Done(Err(failure)) => Some(failure),
                 Waited::Done(Ok((stored, stream))) => {
@@ -261,12 +239,14 @@ impl<S: Source> EmbeddedRun<S> {
             match failure {
                 Some(Failure::Halt(halt)) => return self.halted(halt),
                 Some(Failure::Temporary { reason, hint }) => {
-                    self.pipeline.metrics.reconnected(Side::Source, Class::Connection.name());
-                    log::source_lost(&mut self.pipeline, &reason, hint.as_deref());
+                    self.pipeline.observer.reconnected(Side::Source, Class::Connection.name());
+                    self.pipeline.observer.source().lost(&reason, hint.as_deref());
+                    self.pipeline.report(None);
                 }
                 None => {}
             }
-            if let Some(exit) = self.pipeline.pause(stop, &mut backoff).await {
+            let pause = tokio::time::sleep(backoff.next(fastrand::f64()));
+            if let Waited::Over(exit) = self.pipeline.waiting(pause, self.lease, stop).await {
                 return exit;
             }
         }
@@ -274,8 +254,7 @@ impl<S: Source> EmbeddedRun<S> {
 
     /// Ends a pipeline without a stream. A halt that was waiting for reports comes first.
     fn halted(&mut self, halt: Box<Halt>) -> PipelineExit {
-        self.pipeline.apply(self.pipeline.now(), Input::SourceLost);
-        self.pipeline.outcome().unwrap_or(PipelineExit::Halted(halt))
+        self.pipeline.source_lost().unwrap_or(PipelineExit::Halted(halt))
     }
 
     /// Why nothing may be published from this stream: its offsets are not comparable with those of the stored cursor,
@@ -331,22 +310,16 @@ impl<S: Source> EmbeddedRun<S> {
             session.close(pipeline).await;
             return end;
         }
-        pipeline.apply(pipeline.now(), Input::SourceLost);
-        match pipeline.outcome() {
-            Some(exit) => EmbeddedEnd::Over(exit),
-            None => end,
-        }
+        pipeline.source_lost().map_or(end, EmbeddedEnd::Over)
     }
 
     /// Prepares relay and mapper for a stream.
     fn begin(&mut self, history: HistoryId, stored: Cursor) -> Result<(), Box<Halt>> {
         let pipeline = &mut self.pipeline;
-        let mut mapper = pipeline.spec.mapper().map_err(|e| Box::new(halts::unfit_outbox(&e)))?;
         let histories = Histories::new(vec![(Offset::ZERO, history)]).unwrap_or_default();
-        mapper.set_histories(histories.clone(), false);
-        mapper.clear_tables(None);
-        (pipeline.mapper, pipeline.histories) = (mapper, histories);
-        pipeline.destinations.awaits(None);
+        pipeline.reset_mapper(&histories, false)?;
+        pipeline.mapper.clear_tables(None);
+        pipeline.sink.awaits(None);
         let cursor = Progress { watermark: stored.watermark, partial: stored.partial };
         pipeline.confirmed = pipeline.confirmed.max(cursor.watermark);
         // `refuses` has compared the histories: if an earlier stream had one, it is this one.
@@ -355,9 +328,10 @@ impl<S: Source> EmbeddedRun<S> {
         let started = Input::Started { cursor, same_history, same_owner: true, parked, requests };
         pipeline.apply(pipeline.now(), started);
         pipeline.admit();
-        pipeline.log.held_at = None;
-        pipeline.lag.answered(std::time::Instant::now());
-        log::embedded_streaming(pipeline, &self.source.name(), cursor.watermark);
+        pipeline.observer.hold(None);
+        pipeline.observer.lag().answered(std::time::Instant::now());
+        pipeline.observer.source().embedded_streaming(&self.source.name(), cursor.watermark);
+        pipeline.report(None);
         Ok(())
     }
 }
@@ -413,8 +387,8 @@ impl<'s, R: Stream, T: Store> EmbeddedSession<'s, R, T> {
     async fn turn(&mut self, pipeline: &mut Pipeline, stop: &Stop) -> Option<EmbeddedEnd> {
         let now = pipeline.now();
         pipeline.take_posts(now);
-        if pipeline.cluster.located {
-            log::located(pipeline);
+        if pipeline.sink.is_located() {
+            pipeline.report_located();
             return Some(EmbeddedEnd::Restart);
         }
         if let Some(end) = self.perform(pipeline) {
@@ -428,7 +402,7 @@ impl<'s, R: Stream, T: Store> EmbeddedSession<'s, R, T> {
             return Some(end);
         }
         // The stream reports a lost connection itself.
-        pipeline.lag.answered(std::time::Instant::now());
+        pipeline.observer.lag().answered(std::time::Instant::now());
         pipeline.report_sometimes(None);
         if now.saturating_sub(self.yielded_at) >= YIELD_INTERVAL {
             self.yielded_at = now;
@@ -441,9 +415,9 @@ impl<'s, R: Stream, T: Store> EmbeddedSession<'s, R, T> {
     /// Feeds the current batch, and what the stream has ready, until something stops it.
     fn feed_ready(&mut self, pipeline: &mut Pipeline, now: Duration) -> Fed {
         let mut changes = CHANGES_MAX;
-        pipeline.log.held_at = None;
+        pipeline.observer.hold(None);
         loop {
-            if self.feeding.is_none() && !pipeline.relay.stopping() {
+            if self.feeding.is_none() && !pipeline.engine.relay().stopping() {
                 self.feeding = self.stream.ready().map(|batch| (batch, 0));
             }
             let Some((batch, place)) = &mut self.feeding else { return Fed::Whole };
@@ -460,7 +434,7 @@ impl<'s, R: Stream, T: Store> EmbeddedSession<'s, R, T> {
     }
 
     async fn wait(&mut self, pipeline: &Pipeline, stop: &Stop, more: bool) -> EmbeddedEvent {
-        let wants_batch = self.feeding.is_none() && !pipeline.relay.stopping();
+        let wants_batch = self.feeding.is_none() && !pipeline.engine.relay().stopping();
         let due = pipeline.due();
         let Self { stream, writing, leave_at, timer, .. } = self;
         let grace = leave_at.unwrap_or_else(Instant::now);
@@ -470,7 +444,7 @@ impl<'s, R: Stream, T: Store> EmbeddedSession<'s, R, T> {
             () = stop.drain(), if leave_at.is_none() => EmbeddedEvent::Drain,
             () = tokio::time::sleep_until(grace), if leave_at.is_some() => EmbeddedEvent::Leave,
             written = written(writing), if writing.is_some() => EmbeddedEvent::Written(written),
-            () = pipeline.mailbox.arrived() => EmbeddedEvent::Posts,
+            () = pipeline.sink.arrived() => EmbeddedEvent::Posts,
             () = tokio::task::yield_now(), if more => EmbeddedEvent::Again,
             batch = stream.next(), if wants_batch => EmbeddedEvent::Batch(batch),
             // Last, because due work is checked in every turn and must not starve the other inputs.
@@ -481,18 +455,8 @@ impl<'s, R: Stream, T: Store> EmbeddedSession<'s, R, T> {
     fn react(&mut self, pipeline: &mut Pipeline, event: EmbeddedEvent) -> Option<EmbeddedEnd> {
         let now = pipeline.now();
         match event {
-            EmbeddedEvent::Leave => {
-                log::shutdown_incomplete(pipeline);
-                // A halt that was waiting for reports is still a halt.
-                pipeline.apply(now, Input::SourceLost);
-                let exit = pipeline.outcome().unwrap_or(PipelineExit::Stopped);
-                return Some(EmbeddedEnd::Over(exit));
-            }
-            EmbeddedEvent::Drain => {
-                self.leave_at = Some(Instant::now() + pipeline.spec.shutdown_grace);
-                log::draining(pipeline);
-                pipeline.apply(now, Input::Drain);
-            }
+            EmbeddedEvent::Leave => return Some(EmbeddedEnd::Over(pipeline.leave(now))),
+            EmbeddedEvent::Drain => self.leave_at = Some(pipeline.drain(now)),
             EmbeddedEvent::Posts | EmbeddedEvent::Again => {}
             EmbeddedEvent::Due => pipeline.apply(now, Input::Tick),
             EmbeddedEvent::Written(Ok(())) => {
@@ -513,40 +477,30 @@ impl<'s, R: Stream, T: Store> EmbeddedSession<'s, R, T> {
 
     /// Performs the relay's effects, in order.
     fn perform(&mut self, pipeline: &mut Pipeline) -> Option<EmbeddedEnd> {
-        let mut effects = std::mem::take(&mut pipeline.effects);
+        let mut effects = std::mem::take(pipeline.engine.effects());
         let mut end = None;
         for effect in effects.drain(..) {
-            match effect {
-                Effect::Publish(_) => {}
-                Effect::Published { ticket, commit_time } => {
-                    pipeline.published(ticket, commit_time);
-                }
-                Effect::WriteCursor(Progress { watermark, partial }) => {
+            match pipeline.perform(effect) {
+                None => {}
+                Some(Effect::WriteCursor(Progress { watermark, partial })) => {
                     assert!(self.writing.is_none(), "two writes of the cursor at once");
                     let cursor = Cursor { history: self.history, watermark, partial };
                     self.writing = Some(Box::pin(self.store.write_cursor(cursor)));
                 }
-                Effect::Confirm(watermark) => pipeline.confirmed = watermark,
-                Effect::Restart { why } => {
+                Some(Effect::Confirm(watermark)) => pipeline.confirmed = watermark,
+                Some(Effect::Restart { why }) => {
                     pipeline.reset_sink(why);
                     end = Some(EmbeddedEnd::Restart);
                 }
-                Effect::Drained => end = Some(EmbeddedEnd::Over(PipelineExit::Stopped)),
-                Effect::Halt(halt) => end = Some(EmbeddedEnd::Over(PipelineExit::Halted(halt))),
-                Effect::Overtaken { position, by } => {
-                    pipeline.log.parked.event_overtaken(pipeline.spec.name(), position, by);
+                Some(Effect::Drained) => end = Some(EmbeddedEnd::Over(PipelineExit::Stopped)),
+                Some(Effect::Halt(halt)) => {
+                    end = Some(EmbeddedEnd::Over(PipelineExit::Halted(halt)));
                 }
-                Effect::Park { .. }
-                | Effect::WriteParking { .. }
-                | Effect::Attempt { .. }
-                | Effect::Probe { .. }
-                | Effect::DeadLetter { .. }
-                | Effect::DeadLetterRefused { .. }
-                | Effect::Released { .. } => unreachable!("nothing is parked: {effect:?}"),
+                Some(effect) => unreachable!("nothing is parked: {effect:?}"),
             }
         }
-        pipeline.effects = effects;
-        pipeline.observe_latency();
+        *pipeline.engine.effects() = effects;
+        pipeline.observer.observe_latency();
         // `pipeline.confirmed` is what was confirmed on any stream of this process. A new stream has not got it yet.
         if pipeline.confirmed > self.confirmed {
             self.confirmed = pipeline.confirmed;
@@ -556,11 +510,11 @@ impl<'s, R: Stream, T: Store> EmbeddedSession<'s, R, T> {
     }
 
     /// Ends the stream, after the last offset is confirmed.
-    async fn close(self, pipeline: &Pipeline) {
+    async fn close(self, pipeline: &mut Pipeline) {
         match tokio::time::timeout(CLOSE_MAX, self.stream.close()).await {
             Ok(Ok(())) => {}
-            Ok(Err(failure)) => log::shutdown_error(pipeline, &failure),
-            Err(elapsed) => log::shutdown_error(pipeline, &elapsed),
+            Ok(Err(failure)) => pipeline.observer.source().shutdown_error(&failure),
+            Err(elapsed) => pipeline.observer.source().shutdown_error(&elapsed),
         }
     }
 }
@@ -582,18 +536,12 @@ mod tests {
     use crate::sink::DiscardConfig;
     use crate::source::Unreadable;
 
-    /// Nothing in it leads to a database.
     #[test]
-    fn specification_has_the_defaults_of_the_page_and_no_server() {
+    fn specification_has_the_defaults_of_the_page() {
         let outbox = OutboxSpec::for_layout(Layout::Postrider);
         let spec = Embedded::new("orders", outbox, Arc::new(DiscardConfig::default())).spec;
-        assert_eq!(spec.source_name(), "embedded.invalid:5432/none");
-        assert_eq!(
-            spec.names.table.as_ref().map(ToString::to_string).as_deref(),
-            Some("\"public\".\"outbox\"")
-        );
+        assert_eq!(spec.table(), "\"public\".\"outbox\"");
         assert_eq!((spec.limits.events_max, spec.limits.bytes_max), (50_000, 32 << 20));
-        assert!(spec.marks().is_none() && !spec.polls_instead_of_slot());
         let spec = Embedded { spec, ..embedded(Layout::Postrider) }.in_flight(0, 0).spec;
         assert_eq!((spec.limits.events_max, spec.limits.bytes_max), (1, 1));
     }
@@ -619,7 +567,7 @@ mod tests {
         let named = ("orders", "1");
         let halts = [
             halts::unfit_running("it is full".to_owned(), String::new(), mode),
-            halts::refused_event(&spec, named, position, Refusal::too_large(2, 1)),
+            halts::refused_event((&*spec.sink, mode), named, position, Refusal::too_large(2, 1)),
             halts::unfit_table(&error, mode),
             halts::unreadable(&unread, mode),
             halts::blocked(),

@@ -9,21 +9,20 @@
 //!
 //! After a failover the row may lack the last owner's epoch, so on another server every process waits.
 
-use super::lifecycle::{Pipeline, Waited};
-use super::log;
-use super::parked::StoreSession;
-use super::service::Stop;
-use crate::postgres::SourceError;
+use super::failure::End;
+use super::running::{Pipeline, Waited};
+use super::stop::Stop;
+use super::store_port::{FormerOwner, StorePort};
 use crate::postgres::store::cursor;
+use crate::postgres::{SourceError, SourceErrorKind};
 use std::future::Future;
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
 /// How long records in flight may outlive the connection to the database; a healthy broker answers within this time.
 /// After it another process may publish, and records of this process would land after the records of that one. So they
 /// are given up, and streamed again. If the server has been silent, the time is over when that is noticed.
-pub(super) const LEASE: Duration = Duration::from_secs(3);
+const LEASE: Duration = Duration::from_secs(3);
 
 /// How long the successor of such an owner waits, from when it has the pipeline's lock. An owner behind a slow broker
 /// does not read from its session, and notices its end by a failed write, after at most 2 s; then comes [`LEASE`]; the
@@ -34,31 +33,87 @@ const FORMER_WAIT: Duration = Duration::from_secs(8);
 /// How long an owner may take to write the note at its end.
 const LEAVE_MAX: Duration = Duration::from_secs(2);
 
-/// The previous owner of the pipeline.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct FormerOwner {
-    /// The owner's epoch; 0 if the pipeline never had an owner.
-    pub(super) epoch: i64,
-    /// The owner has noted that none of its records is in flight.
-    pub(super) left: bool,
-}
-
 /// What a process knows of its ownership of the pipeline.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Ownership {
     /// The epoch under which the process last owned the pipeline, streaming or polling. Set when no record of the
     /// previous owner can arrive any more.
     epoch: Option<i64>,
     /// The epoch under which the process waits, or has last waited without reaching the end, and the end of that wait.
     waits: Option<(i64, Instant)>,
-    /// When the sink was last reset: requests from before that may still arrive.
-    reset_at: Option<Instant>,
+    /// When events in flight must be given up while there is no stream.
+    lease_ends: Instant,
 }
 
 impl Ownership {
-    /// The sink gives up what is in flight.
-    pub(super) fn resets(&mut self) {
-        self.reset_at = Some(Instant::now());
+    pub(super) fn new() -> Self {
+        Self { epoch: None, waits: None, lease_ends: Instant::now() }
+    }
+
+    /// When events in flight must be given up while there is no stream.
+    pub(super) fn lease_ends(&self) -> Instant {
+        self.lease_ends
+    }
+
+    /// A stream has ended this way: the lease begins.
+    pub(super) fn stream_ended(&mut self, end: &End) {
+        self.lease_ends = Instant::now() + lease(end);
+    }
+
+    /// Waits until no record of the previous owner can arrive any more. `lost` returns the error when the session with
+    /// the pipeline's lock ends. Returns whether the pipeline still belongs to this process.
+    pub(super) async fn wait(
+        &mut self,
+        pipeline: &mut Pipeline,
+        store: &mut StorePort,
+        lost: impl Future<Output = SourceError>,
+        stop: &Stop,
+    ) -> Waited<Result<bool, SourceError>> {
+        let histories = store.histories();
+        let (epoch, other_server) = (store.epoch(), histories.raised.is_some() && !histories.first);
+        // Standard output is not shared between processes.
+        let shared = pipeline.spec.sink.capabilities().remote;
+        let until = self.may_publish_at(store.former(), other_server).filter(|_| shared);
+        if let Some(until) = until {
+            self.waits = Some((epoch, until));
+            // A wait that began in an earlier session may be over.
+            if until > Instant::now() {
+                pipeline.observer.source().waits_for_former_owner(until);
+                pipeline.report(None);
+            }
+            let (client, name) = (store.shared_client(), pipeline.spec.name.clone());
+            let waited = async {
+                tokio::select! {
+                    biased;
+                    error = lost => return Err(error),
+                    error = store.closed() => return Err(error),
+                    () = tokio::time::sleep_until(until) => {}
+                }
+                // The session may have ended unnoticed: its socket is not read while much waits to be published.
+                cursor::is_owned(&client, &name, epoch).await
+            };
+            match pipeline.waiting(waited, self.lease_ends, stop).await {
+                Waited::Done(Ok(true)) => {}
+                over @ (Waited::Done(Ok(false) | Err(_)) | Waited::Over(_)) => {
+                    pipeline.observer.source().waits_no_longer();
+                    return over;
+                }
+            }
+        }
+        (self.epoch, self.waits) = (Some(epoch), None);
+        Waited::Done(Ok(true))
+    }
+
+    /// Notes in the cursor row that no record of this process is in flight. If the note can't be written, if the sink
+    /// gave something up a moment ago, or if the wait of this process itself was not over, the successor waits.
+    pub(super) async fn leave(&self, pipeline: &mut Pipeline, store: &StorePort) {
+        if !self.may_leave(store.epoch(), pipeline.sink.reset_at()) {
+            return;
+        }
+        let left = cursor::leave(store.client(), &pipeline.spec.name, store.epoch());
+        if let Ok(Err(error)) = tokio::time::timeout(LEAVE_MAX, left).await {
+            pipeline.observer.source().shutdown_error(&error);
+        }
     }
 
     /// When the process may publish after this owner; `None` for at once.
@@ -73,69 +128,33 @@ impl Ownership {
         }
     }
 
-    /// Whether no record of this process can arrive any more once nothing is in flight.
-    fn may_leave(&self, epoch: i64) -> bool {
-        self.epoch == Some(epoch) && self.reset_at.is_none_or(|at| at.elapsed() >= FORMER_WAIT)
+    /// Whether no record of this process can arrive any more once nothing is in flight. `reset_at`: when the sink last
+    /// gave up what was in flight.
+    fn may_leave(&self, epoch: i64, reset_at: Option<std::time::Instant>) -> bool {
+        self.epoch == Some(epoch) && reset_at.is_none_or(|at| at.elapsed() >= FORMER_WAIT)
     }
 }
 
-/// Waits until no record of the previous owner can arrive any more. `lost` returns the error when the session with the
-/// pipeline's lock ends. Returns whether the pipeline still belongs to this process.
-pub(super) async fn wait(
-    pipeline: &mut Pipeline,
-    store: &mut StoreSession,
-    lost: impl Future<Output = SourceError>,
-    stop: &Stop,
-) -> Waited<Result<bool, SourceError>> {
-    let StoreSession { control, epoch, former, histories, .. } = store;
-    let (epoch, other_server) = (*epoch, histories.raised.is_some() && !histories.first);
-    // Standard output is not shared between processes.
-    let shared = pipeline.spec.sink.capabilities().remote;
-    let until = pipeline.ownership.may_publish_at(*former, other_server).filter(|_| shared);
-    if let Some(until) = until {
-        pipeline.ownership.waits = Some((epoch, until));
-        // A wait that began in an earlier session may be over.
-        if until > Instant::now() {
-            log::waits_for_former_owner(pipeline, until);
-        }
-        let (client, spec) = (control.shared_client(), Arc::clone(&pipeline.spec));
-        let waited = async {
-            tokio::select! {
-                biased;
-                error = lost => return Err(error),
-                error = control.closed() => return Err(error),
-                () = tokio::time::sleep_until(until) => {}
-            }
-            // The session may have ended unnoticed: its socket is not read while much waits to be published.
-            cursor::is_owned(&client, spec.name(), epoch).await
-        };
-        match pipeline.waiting(waited, stop).await {
-            Waited::Done(Ok(true)) => {}
-            over @ (Waited::Done(Ok(false) | Err(_)) | Waited::Over(_)) => {
-                pipeline.log.publishes_at = None;
-                return over;
-            }
-        }
-    }
-    (pipeline.ownership.epoch, pipeline.ownership.waits) = (Some(epoch), None);
-    Waited::Done(Ok(true))
-}
-
-/// Notes in the cursor row that no record of this process is in flight. If the note can't be written, if the sink gave
-/// something up a moment ago, or if the wait of this process itself was not over, the successor waits.
-pub(super) async fn leave(pipeline: &Pipeline, store: &StoreSession) {
-    if !pipeline.ownership.may_leave(store.epoch) {
-        return;
-    }
-    let left = cursor::leave(store.control.client(), pipeline.spec.name(), store.epoch);
-    if let Ok(Err(error)) = tokio::time::timeout(LEAVE_MAX, left).await {
-        log::shutdown_error(pipeline, &error);
+/// How long events in flight may remain in flight after a stream ended this way.
+fn lease(end: &End) -> Duration {
+    match end {
+        End::Lost(error, _) if matches!(error.kind(), SourceErrorKind::Silent(_)) => Duration::ZERO,
+        End::Lost(..) | End::Restart | End::DropSlot(_) | End::Over(_) => LEASE,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::postgres::error_policy::Phase;
+
+    #[test]
+    fn lease_is_zero_after_a_silent_server_and_seconds_after_other_errors() {
+        let lost = |kind| End::Lost(SourceError::new(kind, "stream"), Phase::Stream);
+        let silent = lost(SourceErrorKind::Silent(Duration::from_secs(13)));
+        assert_eq!(lease(&silent), Duration::ZERO);
+        assert_eq!(lease(&lost(SourceErrorKind::Closed)), Duration::from_secs(3));
+    }
 
     #[test]
     fn successor_of_an_owner_without_a_note_waits_longer_than_a_lease() {
@@ -144,7 +163,7 @@ mod tests {
             at.map(|at| at.saturating_duration_since(Instant::now()))
         };
         let former = FormerOwner { epoch: 7, left: false };
-        let own = |epoch| Ownership { epoch, ..Ownership::default() };
+        let own = |epoch| Ownership { epoch, ..Ownership::new() };
         assert!(waits(own(None), former, false) > Some(2 * LEASE));
         assert!(waits(own(Some(6)), former, false).is_some());
         assert_eq!(waits(own(Some(7)), former, false), None, "its own records");
@@ -161,11 +180,10 @@ mod tests {
 
     #[test]
     fn owner_that_gave_something_up_a_moment_ago_may_not_write_the_note() {
-        let mut own = Ownership { epoch: Some(7), ..Ownership::default() };
-        assert!(own.may_leave(7) && !own.may_leave(8));
-        own.resets();
-        assert!(!own.may_leave(7));
-        own.reset_at = Instant::now().checked_sub(FORMER_WAIT);
-        assert!(own.may_leave(7));
+        let own = Ownership { epoch: Some(7), ..Ownership::new() };
+        assert!(own.may_leave(7, None) && !own.may_leave(8, None));
+        let now = std::time::Instant::now();
+        assert!(!own.may_leave(7, Some(now)));
+        assert!(own.may_leave(7, now.checked_sub(FORMER_WAIT)));
     }
 }

@@ -1,15 +1,17 @@
 //! The halts of the pipeline itself: settings, the sink, the table, one event. Halts because of the server's state or
 //! errors are in `postgres`. A halt never contains a payload.
 
-use super::requeue::DOUBT;
-use super::spec::{Mode, PipelineSpec};
+use super::mode::Mode;
 use crate::error::{Chain, Halt, HaltReason};
 use crate::event::{Position, shown_id};
 use crate::outbox::{EventKept, MapError, Poison, SpecError, TableName};
-use crate::postgres::Names;
 use crate::record::Refusal;
-use crate::sink::SinkError;
+use crate::sink::{SinkConfig, SinkError};
 use crate::source::Unreadable;
+
+/// The `error` of a row that is parked because a parked event has the same ID.
+pub(super) const DOUBT: &str = "an event with this id was parked before, and PostgreSQL does not show whether this \
+                                row is that event or another one: retry publishes it, skip leaves it out";
 
 /// What a halt because of one event means.
 fn before_it(mode: Mode) -> String {
@@ -45,7 +47,7 @@ pub(super) fn unfit_running(reason: String, hint: String, mode: Mode) -> Halt {
 
 /// The sink refuses this event for good. The halt shows its ID, position and topic, never its payload.
 pub(super) fn refused_event(
-    spec: &PipelineSpec,
+    (sink, mode): (&dyn SinkConfig, Mode),
     (topic, event_id): (&str, &str),
     position: Position,
     reason: Refusal,
@@ -56,19 +58,13 @@ pub(super) fn refused_event(
         message: format!(
             "event {id:?} at {position} can't be published to topic {topic:?}: {reason}"
         ),
-        meaning: before_it(spec.mode),
-        hint: spec.sink.hint(reason, topic),
+        meaning: before_it(mode),
+        hint: sink.hint(reason, topic),
     }
 }
 
 /// A row of the outbox table was updated, and `outbox.on_update = "halt"`.
-pub(super) fn updated_row(
-    names: &Names,
-    id: Option<&str>,
-    at: Option<Position>,
-    mode: Mode,
-) -> Halt {
-    let table = names.table.as_ref().map_or_else(String::new, ToString::to_string);
+pub(super) fn updated_row(table: &str, id: Option<&str>, at: Option<Position>, mode: Mode) -> Halt {
     let row = id.map_or_else(|| "a row".to_owned(), |id| format!("the row with id {id:?}"));
     let at = at.map_or_else(String::new, |at| format!(" at {at}"));
     Halt {

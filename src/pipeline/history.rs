@@ -6,9 +6,10 @@
 
 use crate::error::{Halt, HaltReason};
 use crate::offset::{Offset, Watermark};
-use crate::postgres::TimelineSwitch;
 use crate::postgres::catalog::ServerFacts;
+use crate::postgres::start::Identity;
 use crate::postgres::store::cursor::Cursor;
+use crate::postgres::{Conninfo, SourceError, TimelineSwitch, WalConnection};
 
 /// What a server knows of its past.
 #[derive(Clone, Debug)]
@@ -121,6 +122,15 @@ impl ServerHistory {
             ..other_history(message)
         })
     }
+}
+
+/// The server's identity and timeline history, by the replication protocol.
+///
+/// # Errors
+/// Errors of the connection and of the server.
+pub async fn identity(conninfo: &Conninfo, name: &str) -> Result<Option<Identity>, SourceError> {
+    let system = WalConnection::connect(conninfo, name).await?.identify_system().await?;
+    Ok(Some(Identity::from(&system)))
 }
 
 fn other_history(message: String) -> Halt {

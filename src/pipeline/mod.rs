@@ -1,19 +1,22 @@
 //! The pipeline: connects, streams or polls, reconnects, drains and halts.
 //!
-//! The loop takes one input at a time, applies it to the relay, and performs the relay's effects in order. `relay`
-//! decides the order and the confirmation of events; `postgres::error_policy` and `postgres::start` decide about
-//! connections. This module decides whether a missing topic parks an event (`destinations`), whether an event has
-//! expired (`feed`), and whether a cursor row waits for marks (`row_status`).
+//! The loop takes one input at a time, applies it, and performs the effects in order. `relay`, `engine` and `claims`
+//! decide the order and the confirmation of events; `postgres::error_policy` and `postgres::start` decide about
+//! connections. This module decides whether a missing topic parks an event (`destinations`).
 //!
 //! Each pipeline has a thread and a runtime of its own, so that a pipeline that halts or waits does not slow another
 //! one.
 
+mod backlog_log;
+mod backlog_monitor;
 mod claim;
+mod claim_reader;
 mod commit_watchdog;
 mod connect;
 mod destinations;
 mod embedded;
 mod failpoint;
+mod failure;
 mod feed;
 mod former_owner;
 mod halts;
@@ -21,27 +24,38 @@ mod hand_over;
 mod health;
 mod history;
 mod lag;
-mod lifecycle;
-mod log;
-mod parked;
+mod mode;
+mod observer;
 mod parked_log;
 mod poll;
+mod record_buffer;
 mod repair;
-mod requeue;
 mod row_status;
+mod running;
 mod service;
+mod session_context;
 mod settings_change;
+mod sink_log;
+mod sink_port;
 mod skipped_log;
 mod slot_monitor;
+mod source_log;
 mod spec;
-mod status;
+mod stop;
+mod store_job;
+mod store_log;
+mod store_port;
 mod stream;
+mod supervisor;
 mod timer;
 
 pub use embedded::Embedded;
-pub use repair::{identity, repair_table, selection};
-pub use service::{PipelineExit, Service, Stop, StopHandle};
+pub use history::identity;
+pub use mode::Mode;
+pub use repair::selection;
+pub use service::Service;
 pub use settings_change::{
     Change, ChangeNote, LeftBehind, Settings, compare as compare_settings, left_behind, polls_now,
 };
-pub use spec::{Mode, OnSlotLost, PipelineSpec, PollSettings, poll_spec};
+pub use spec::{CommonSpec, OnSlotLost, PipelineSpec, PollSettings, poll_spec, repair_table};
+pub use stop::{PipelineExit, Stop, StopHandle};

@@ -2,7 +2,6 @@
 //! are counted.
 
 use super::health::LogRateLimit;
-use super::spec::PipelineSpec;
 use crate::event::{Position, shown_id};
 use crate::parked::{Parked, ParkedOutcome, ParkedUpdate, State};
 use std::collections::BTreeSet;
@@ -27,7 +26,7 @@ pub(super) struct ParkedLog {
 
 impl ParkedLog {
     /// An event was parked because something is wrong with it. A few a minute are logged one by one.
-    pub(super) fn event_parked(&mut self, spec: &PipelineSpec, row: &Parked) {
+    pub(super) fn event_parked(&mut self, pipeline: &str, row: &Parked) {
         let Some(suppressed) = self.parked.admit(Instant::now()) else { return };
         let blocks = row.entry.lane.is_some();
         let rest = if blocks {
@@ -37,7 +36,7 @@ impl ParkedLog {
         };
         warn!(
             event = "parked",
-            pipeline = spec.name(),
+            pipeline,
             position = %row.entry.position,
             id = row.event_id.as_deref().map(|id| shown_id(id).into_owned()),
             suppressed,

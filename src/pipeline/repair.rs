@@ -4,42 +4,34 @@
 //! To the relay a repair is polling from a list instead of by marks, so order, parking and aggregates blocked by a
 //! parked head are the same. The positions of these events lie between those of the old slot and those of the new one.
 
-use super::claim::ClaimReader;
+use super::claim_reader::ClaimReader;
 use super::commit_watchdog::unless_stopped;
-use super::connect::{Failure, application_name, load_all, one_server, settle};
-use super::former_owner::FormerOwner;
-use super::history::ServerHistory;
-use super::lifecycle::Pipeline;
-use super::parked::StoreSession;
-use super::poll::Polling;
-use super::service::Stop;
-use super::spec::{Mode, OnSlotLost, PipelineSpec};
-use super::{halts, log, settings_change};
+use super::connect::{Polling, application_name, load_all, one_server, settle};
+use super::failure::Failure;
+use super::history::{ServerHistory, identity};
+use super::mode::Mode;
+use super::spec::{OnSlotLost, PipelineSpec, repair_table};
+use super::stop::Stop;
+use super::store_port::{FormerOwner, StorePort};
+use super::{halts, settings_change};
 use crate::error::{Halt, HaltReason};
 use crate::event::HistoryId;
+use crate::postgres::SourceError;
 use crate::postgres::control::Control;
 use crate::postgres::error_policy::Phase;
 use crate::postgres::names::literal;
-use crate::postgres::poll::PollSpec;
 use crate::postgres::repair::{
     self, NewRepair, RepairKind, RepairOutcome, RepairProgress, RepairReader as List, RepairRow,
-    RepairState, Selection, Verdict,
+    RepairState, ResolvedBaseline, Selection, Verdict,
 };
-use crate::postgres::start::{Facts, Identity};
+use crate::postgres::start::Facts;
 use crate::postgres::store::cursor;
-use crate::postgres::{Conninfo, SourceError, WalConnection};
-use crate::relay::Input;
 use std::sync::Arc;
-
-/// The table as a repair reads it. Without marking the columns of marks are not read.
-pub fn repair_table(spec: &PipelineSpec, marks: bool) -> Option<PollSpec> {
-    let table = spec.poll.table.clone()?;
-    Some(if marks { table } else { table.without_status() })
-}
+use tracing::{info, warn};
 
 /// Whether published rows are marked.
 fn marks(spec: &PipelineSpec) -> bool {
-    spec.poll.mark_streamed || spec.mode == Mode::Auto
+    spec.poll.mark_streamed || spec.common.mode == Mode::Auto
 }
 
 /// Which rows are unpublished, by the snapshot of the cursor and, if there are any, by marks.
@@ -70,7 +62,7 @@ pub fn selection(
 
 /// Rows of the list were not found although they may exist. Which ones were published is unknown, so the repair is not
 /// finished.
-fn unexplained(spec: &PipelineSpec, row: &RepairRow, left: u64) -> Halt {
+pub(super) fn unexplained(spec: &PipelineSpec, row: &RepairRow, left: u64) -> Halt {
     let table = spec.names.table.as_ref().map_or_else(String::new, ToString::to_string);
     let (gone, total, published) = (row.rows_gone, row.rows_total, row.rows_published);
     let pipeline = literal(spec.name());
@@ -160,7 +152,8 @@ pub(super) async fn open(
     let known = (cluster.as_deref(), facts.table.as_ref());
     let change = settings_change::check(client, &spec, known, settings_change::By::Repair).await?;
     let ledger =
-        repair::resolved_baseline(client, spec.name(), row.as_ref(), spec.cursor_interval).await;
+        repair::resolved_baseline(client, spec.name(), row.as_ref(), spec.common.cursor_interval)
+            .await;
     let ledger = ledger.map_err(at(Phase::Control))?;
     let selection =
         selection(&spec, row.as_ref(), ledger.known.as_deref(), marks).map_err(Failure::Halt)?;
@@ -170,91 +163,131 @@ pub(super) async fn open(
     settings_change::record(client, &spec, epoch, &change).await?;
     let histories = settle(&spec, &control, epoch, &facts, seen).await?;
     if let Verdict::NewSlot(why) = verdict {
-        log::repair_begins(&spec, &why);
-        let unfinished = row.as_ref().filter(|row| row.unfinished());
-        let ask = NewRepair {
-            conninfo: &spec.conninfo,
-            application_name: &name,
-            names: &spec.names,
-            failover: spec.failover && facts.server.version >= 170_000,
-            kind: unfinished.map_or(RepairKind::Repair, |row| row.kind),
-            selection,
-            known: ledger.known,
-            known_at: ledger.at,
-            before: unfinished,
-            drop_slot: facts.slot.is_some(),
-        };
-        let mut report = |step: RepairProgress<'_>| log::repair_step(&spec, &step);
-        repair::begin(&control, list.table(), &ask, &mut report)
-            .await
-            .map_err(at(Phase::Control))?;
+        repair_begins(&spec, &why);
+        let session = (&control, name.as_str());
+        begin(&spec, session, &list, &facts, (selection, ledger), row.as_ref()).await?;
     }
     let start = list.start().await.map_err(at(Phase::Control))?;
     let parked = load_all(client, spec.name()).await.map_err(at(Phase::Control))?;
     control.listen(spec.name()).await.map_err(at(Phase::Control))?;
     if let Some(row) = repair::read(client, spec.name()).await.map_err(at(Phase::Control))? {
         let without_id = list.without_id(&row).await.map_err(at(Phase::Control))?;
-        log::repairing(&spec, &row, without_id);
+        repairing(&spec, &row, without_id);
     }
-    let store = StoreSession::new(control, (former, epoch), histories);
-    let at = (start, ServerHistory::polled(&facts.server), instance);
-    Ok(Polling::new(ClaimReader::Repair(Box::new(list)), store, parked, at, false))
+    Ok(Polling {
+        poller: ClaimReader::Repair(Box::new(list)),
+        store: StorePort::new(control, spec, (former, epoch), histories),
+        parked,
+        start,
+        server: ServerHistory::polled(&facts.server),
+        instance,
+        keeps_failures: false,
+    })
 }
 
-/// The server's identity and timeline history, by the replication protocol.
-///
-/// # Errors
-/// Errors of the connection and of the server.
-pub async fn identity(conninfo: &Conninfo, name: &str) -> Result<Option<Identity>, SourceError> {
-    let system = WalConnection::connect(conninfo, name).await?.identify_system().await?;
-    Ok(Some(Identity::from(&system)))
+/// Makes the slot and the list of rows. `row`: the last repair.
+async fn begin(
+    spec: &PipelineSpec,
+    (control, application_name): (&Control, &str),
+    list: &List,
+    facts: &Facts,
+    (selection, ledger): (Selection, ResolvedBaseline),
+    row: Option<&RepairRow>,
+) -> Result<(), Failure> {
+    let unfinished = row.filter(|row| row.unfinished());
+    let ask = NewRepair {
+        conninfo: &spec.conninfo,
+        application_name,
+        names: &spec.names,
+        failover: spec.failover && facts.server.version >= 170_000,
+        kind: unfinished.map_or(RepairKind::Repair, |row| row.kind),
+        selection,
+        known: ledger.known,
+        known_at: ledger.at,
+        before: unfinished,
+        drop_slot: facts.slot.is_some(),
+    };
+    let mut report = |step: RepairProgress<'_>| repair_step(spec, &step);
+    let begun = repair::begin(control, list.table(), &ask, &mut report).await;
+    begun.map(drop).map_err(|error| Failure::Source(error, Phase::Control))
 }
 
-impl Pipeline {
-    /// Whether a repair comes next, after the stream ended with this halt.
-    pub(super) fn repairs_instead(&mut self, halt: &Halt) -> bool {
-        let wanted = self.spec.on_slot_lost == OnSlotLost::Repair && self.spec.mode == Mode::Wal;
-        if !wanted || !repair_helps(halt.reason) {
-            return false;
-        }
-        log::repair_next(self, halt);
-        if self.relay.in_flight().0 > 0 {
-            self.apply(self.now(), Input::SlotTaken);
-        }
-        true
-    }
+/// The list of a repair is published: sets the cursor. `None` if a stop is requested: an unfinished step is finished by
+/// the next start.
+pub(super) async fn finish_repair(
+    list: &List,
+    spec: &PipelineSpec,
+    epoch: i64,
+    stop: &Stop,
+) -> Result<Option<RepairOutcome>, SourceError> {
+    let finish = list.finish(&spec.names, spec.messages(), epoch);
+    unless_stopped(stop, list.control().canceller(), finish).await
+}
 
-    /// Whether the list is published and the cursor set; the repair has ended then, with or without success.
-    pub(super) async fn repair_ends(
-        &mut self,
-        polling: &Polling,
-        stop: &Stop,
-    ) -> Result<bool, SourceError> {
-        let Some(list) = polling.poller.repairs().filter(|list| list.drained()) else {
-            return Ok(false);
-        };
-        let finish = list.finish(&self.spec.names, self.spec.messages(), polling.store.epoch);
-        // An unfinished step is finished by the next start.
-        let Some(finished) = unless_stopped(stop, list.control().canceller(), finish).await? else {
-            return Ok(false);
-        };
-        match finished {
-            RepairOutcome::Done(row) => {
-                self.repaired = true;
-                log::repaired(self, &row);
-            }
-            RepairOutcome::Unexplained { row, left } => {
-                let halt = unexplained(&self.spec, &row, left);
-                self.apply(self.now(), Input::Halt(Box::new(halt)));
-            }
-            RepairOutcome::SlotChanged => log::slot_gone_again(self),
-            RepairOutcome::TakenOver => log::row_taken(self, &cursor::CursorWrite::TakenOver),
-        }
-        Ok(true)
-    }
+/// Whether a repair comes next, after the stream ended with this halt.
+pub(super) fn repairs_instead(spec: &PipelineSpec, halt: &Halt) -> bool {
+    let wanted = spec.on_slot_lost == OnSlotLost::Repair && spec.common.mode == Mode::Wal;
+    wanted && repair_helps(halt.reason)
 }
 
 /// Whether a repair may help after this halt.
 const fn repair_helps(reason: HaltReason) -> bool {
     matches!(reason, HaltReason::SlotLost | HaltReason::SlotMissing)
+}
+
+fn repair_begins(spec: &PipelineSpec, why: &str) {
+    let slot = &spec.names.slot;
+    warn!(
+        event = "repair_begins",
+        pipeline = spec.name(),
+        slot,
+        reason = why,
+        "recreating the slot: {why}"
+    );
+}
+
+fn repair_step(spec: &PipelineSpec, step: &RepairProgress<'_>) {
+    let pipeline = spec.name();
+    match step {
+        RepairProgress::Waiting(blockers) => {
+            let xids: Vec<&str> = blockers.iter().map(|blocker| blocker.xid.as_str()).collect();
+            let pids: Vec<u32> = blockers.iter().filter_map(|blocker| blocker.pid).collect();
+            info!(
+                event = "slot_waits",
+                pipeline,
+                xids = xids.join(","),
+                ?pids,
+                "creating the slot waits for transactions that were already running"
+            );
+        }
+        RepairProgress::Listing(at) => {
+            info!(event = "slot_made", pipeline, %at, "the new slot exists; listing the rows that it will not stream");
+        }
+    }
+}
+
+/// The list of a repair is complete. `without_id`: rows that the list can't hold.
+fn repairing(spec: &PipelineSpec, row: &RepairRow, without_id: u64) {
+    let left = row.rows_total.saturating_sub(row.rows_published + row.rows_gone);
+    info!(
+        event = "repairing",
+        pipeline = spec.name(),
+        kind = row.kind.word(),
+        rows = row.rows_total,
+        left,
+        uncertain = row.rows_uncertain,
+        method = row.method,
+        "publishing {left} rows from the table before streaming"
+    );
+    if without_id > 0 {
+        let table = spec.names.table.as_ref().map_or_else(String::new, ToString::to_string);
+        warn!(
+            event = "repair_rows_without_id",
+            pipeline = spec.name(),
+            rows = without_id,
+            hint = "delete them and insert them again with an id, in one transaction: the stream publishes \
+                    the new rows",
+            "{without_id} rows of table {table} have no id and are not published: rows are listed by their ids"
+        );
+    }
 }

@@ -5,11 +5,10 @@
 //! same comparison. A change that could lose events, or repeat a whole table, is a halt that names the ways out. Other
 //! changes are notes for the operator.
 
-use super::connect::Failure;
-use super::hand_over::polling_helps;
-use super::log;
-use super::repair::{identity, repair_table};
-use super::spec::{Mode, PipelineSpec};
+use super::failure::{Failure, polling_helps};
+use super::history::identity;
+use super::mode::Mode;
+use super::spec::{PipelineSpec, repair_table, topic_rule};
 use crate::error::{Halt, HaltReason};
 use crate::parked::State;
 use crate::postgres::SourceError;
@@ -24,6 +23,7 @@ use crate::postgres::store::cursor::{self, Difference, PositionSettings, Setting
 use crate::postgres::store::parked;
 use std::time::Duration;
 use tokio_postgres::Client;
+use tracing::{info, warn};
 
 /// Rows that are counted at most: the whole table may match.
 const COUNTED_MAX: u32 = 10_000;
@@ -96,7 +96,7 @@ pub async fn left_behind(
     client: &Client,
     spec: &PipelineSpec,
 ) -> Result<Option<LeftBehind>, SourceError> {
-    if spec.mode != Mode::Poll {
+    if spec.common.mode != Mode::Poll {
         return Ok(None);
     }
     catalog::retained(client, &spec.names.slot).await.map(|retained| {
@@ -106,43 +106,21 @@ pub async fn left_behind(
 
 /// The settings of a configuration that a position belongs to.
 fn belongs(spec: &PipelineSpec, cluster: Option<&str>, table_oid: Option<u32>) -> PositionSettings {
-    let outbox = &spec.outbox;
-    let mut topic = outbox.topic.clone();
-    if let Some(replace) = &outbox.replace {
-        topic = format!("{topic} {:?} -> {:?}", replace.pattern, replace.with);
-    }
+    let outbox = &spec.common.outbox;
     let mut key = outbox.key.clone();
     if !outbox.partition.is_empty() {
         key = format!("{key} partition {}", outbox.partition);
     }
     PositionSettings {
-        mode: word(spec.mode).to_owned(),
+        mode: spec.common.mode.name().to_owned(),
         marks: spec.marks().is_some(),
-        sink: spec.sink.kind().to_owned(),
+        sink: spec.common.sink.kind().to_owned(),
         cluster: cluster.map(str::to_owned),
-        topic,
+        topic: topic_rule(outbox),
         key,
         table: spec.names.table.as_ref().map(ToString::to_string),
         table_oid,
         layout: outbox.layout.name().to_owned(),
-    }
-}
-
-/// The settings that a pipeline's position belongs to, as one line.
-pub(super) fn summary(spec: &PipelineSpec, cluster: Option<&str>) -> String {
-    let PositionSettings { mode, sink, cluster, topic, table, layout, .. } =
-        belongs(spec, cluster, None);
-    let cluster = cluster.map_or_else(String::new, |cluster| format!(" cluster {cluster}"));
-    let table = table.unwrap_or_else(|| "no table".to_owned());
-    format!("mode {mode}, {sink}{cluster}, topic {topic}, {table}, layout {layout}")
-}
-
-const fn word(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Wal => "wal",
-        Mode::Poll => "poll",
-        Mode::Auto => "auto",
-        Mode::Embedded => "embedded",
     }
 }
 
@@ -168,8 +146,8 @@ pub struct Settings<'a> {
 ///
 /// Reasons that appear only when the stream starts, or while it is read, are not found here.
 pub async fn polls_now(spec: &PipelineSpec, facts: &Facts, application_name: &str) -> bool {
-    if spec.mode != Mode::Auto {
-        return spec.mode == Mode::Poll;
+    if spec.common.mode != Mode::Auto {
+        return spec.common.mode == Mode::Poll;
     }
     let refused = match identity(&spec.conninfo, application_name).await {
         Ok(_) => start::decide(facts).err().map(|halt| halt.reason),
@@ -201,7 +179,7 @@ pub async fn compare(client: &Client, settings: Settings<'_>) -> Result<Change, 
     change.now = change.now.after(found.belongs.as_ref());
     // A row from before the upgrade that a stream has moved: the pipeline was not polling.
     let before = found.belongs.clone().or_else(|| {
-        let streamed = found.slot.is_some() && found.advanced && spec.mode == Mode::Poll;
+        let streamed = found.slot.is_some() && found.advanced && spec.common.mode == Mode::Poll;
         streamed.then(|| PositionSettings {
             mode: "wal".to_owned(),
             marks: true,
@@ -212,7 +190,7 @@ pub async fn compare(client: &Client, settings: Settings<'_>) -> Result<Change, 
     let differences = before.differences(&change.now);
     // The table is polled to its end before a stream begins.
     let hands_over = before.mode == "poll" && spec.polls_instead_of_slot();
-    let polls = polls || spec.mode == Mode::Poll || hands_over;
+    let polls = polls || spec.common.mode == Mode::Poll || hands_over;
     // Another table, even if it has the same name.
     let other_rows =
         differences.iter().any(|of| matches!(of, Difference::Table | Difference::Recreated));
@@ -239,7 +217,7 @@ pub async fn compare(client: &Client, settings: Settings<'_>) -> Result<Change, 
     (change.halt, change.sql) = both(elsewhere, of_mode);
     let newly_auto = differences.contains(&Difference::Mode) && before.mode == "wal";
     // Beside another halt, its statement could mark rows that the ways of that halt need.
-    let may_poll = spec.mode == Mode::Auto && before.mode != "poll" && !repairs;
+    let may_poll = spec.common.mode == Mode::Auto && before.mode != "poll" && !repairs;
     if may_poll && (newly_auto || thorough) && !other_rows && change.halt.is_none() {
         change.notes.extend(comparison.may_poll().await?);
     }
@@ -314,7 +292,7 @@ struct Comparison<'a> {
 impl Comparison<'_> {
     /// The halt of another mode, without a hand-over.
     async fn of_mode(&self) -> Result<Option<OfMode>, SourceError> {
-        let halt = match (self.before.mode.as_str(), self.spec.mode) {
+        let halt = match (self.before.mode.as_str(), self.spec.common.mode) {
             ("poll", Mode::Wal | Mode::Auto) => self.ends_polling().await?,
             // The stream has not begun: everything in the table is still to be polled.
             ("auto", Mode::Poll) if self.found.polls_on => None,
@@ -533,7 +511,7 @@ impl Comparison<'_> {
             Some(UnmarkedCounts { rows, .. }) => rows.not_streamed.unwrap_or(rows.all),
         };
         let (name, table, slot) = (self.name(), self.table(), &self.spec.names.slot);
-        let (left, mode) = (figure(left), word(self.spec.mode));
+        let (left, mode) = (figure(left), self.spec.common.mode.name());
         // With logical messages the slot is not created automatically.
         let first = if self.spec.messages() {
             format!(
@@ -1146,7 +1124,7 @@ pub(super) async fn record(
     change: &Change,
 ) -> Result<(), Failure> {
     for note in &change.notes {
-        log::setting_changed(spec, note);
+        setting_changed(spec, note);
     }
     if change.before.as_ref() == Some(&change.now) {
         return Ok(());
@@ -1154,6 +1132,35 @@ pub(super) async fn record(
     cursor::write_settings(client, spec.name(), epoch, &change.now, change.other_table)
         .await
         .map_err(|error| Failure::Source(error, Phase::Control))?;
-    log::position_belongs(spec, &change.now, change.before.is_none());
+    position_belongs(spec, &change.now, change.before.is_none());
     Ok(())
+}
+
+/// From here on the position belongs to these settings. `first`: nothing was recorded before.
+fn position_belongs(spec: &PipelineSpec, belongs: &PositionSettings, first: bool) {
+    let PositionSettings { mode, sink, cluster, topic, table, layout, .. } = belongs;
+    info!(
+        event = "position_belongs",
+        pipeline = spec.name(),
+        mode,
+        sink,
+        cluster,
+        topic,
+        table,
+        layout,
+        first,
+        "the position belongs to these settings from here on; others are compared with them at each start"
+    );
+}
+
+/// A setting differs, and the pipeline continues.
+fn setting_changed(spec: &PipelineSpec, note: &ChangeNote) {
+    let ChangeNote { message, why, sql } = note;
+    warn!(
+        event = "setting_changed",
+        pipeline = spec.name(),
+        reason = message,
+        hint = sql,
+        "{message}: {why}"
+    );
 }

@@ -4,11 +4,10 @@
 //! One query at a time runs on the control connection, beside the stream. The result goes to the status. A publication
 //! that no longer publishes the outbox table is a halt, because PostgreSQL 18 skips its rows with only a warning.
 
-use super::lifecycle::Pipeline;
-use super::log;
-use super::service::Stop;
-use super::spec::{Mode, PipelineSpec};
-use super::stream::{StoreJob, await_job};
+use super::mode::Mode;
+use super::spec::PipelineSpec;
+use super::stop::Stop;
+use super::store_job::{StoreJob, await_job};
 use super::timer::Timer;
 use crate::error::{Halt, HaltReason};
 use crate::offset::Offset;
@@ -19,13 +18,15 @@ use crate::postgres::catalog::{
 use crate::postgres::control::{self, Control};
 use crate::postgres::names::literal;
 use crate::postgres::start::{self, Facts, Resume};
+use crate::postgres::store::bookmark::{self, DropReason, DroppedBookmark};
 use crate::postgres::store::cursor::SnapshotPolicy;
-use crate::postgres::store::{bookmark, parked};
+use crate::postgres::store::parked;
 use crate::status::StatusHandle;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 use tokio_postgres::Client;
+use tracing::{info, warn};
 
 /// Pause between two queries: a handful of catalog queries that take a millisecond together.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -149,13 +150,13 @@ impl SlotMonitor {
                     parked::prune(&client, spec.name(), Offset::MAX, KEPT).await?;
                     let max = spec.bookmarks_retain_max;
                     for swept in bookmark::sweep(&client, spec.name(), max).await? {
-                        log::bookmark_let_go(spec.name(), &swept, max);
+                        bookmark_let_go(spec.name(), &swept, max);
                     }
                 }
                 let status = query(&client, &spec, publication.as_ref()).await?;
                 if let Some(before) = before {
                     for change in changes(&client, &before, &status.leaves).await? {
-                        log::partition_changed(spec.name(), &change);
+                        partition_changed(spec.name(), &change);
                     }
                 }
                 Ok(status)
@@ -249,7 +250,7 @@ async fn publication_now(
     if let Some(concerned) = concerned.filter(may_lose) {
         return Ok(Err(start::left_out(facts, concerned, INTERVAL)));
     }
-    log::publication_changed(spec.name(), &facts.names.publication, concerned.is_some());
+    publication_changed(spec.name(), &facts.names.publication, concerned.is_some());
     Ok(Ok(now.version.clone()))
 }
 
@@ -316,6 +317,16 @@ impl WalRetentionLimit {
         Self { max, limit: None, strict }
     }
 
+    /// The configured limit. Unit: bytes.
+    pub(super) const fn max(&self) -> u64 {
+        self.max
+    }
+
+    /// The halt of a pipeline whose slot retains more than the limit. Unit: bytes.
+    pub(super) fn exceeded(&self, spec: &PipelineSpec, retained: u64) -> Halt {
+        past(spec, retained, self.max)
+    }
+
     /// Compares what the slot retains now with the limit. Unit: bytes.
     pub(super) fn assess(&mut self, retained: u64) -> RetentionLevel {
         let drains = retained > self.max && !self.strict;
@@ -331,29 +342,15 @@ impl WalRetentionLimit {
     }
 }
 
-impl Pipeline {
-    /// Logs what the slot retains; returns the halt if that is more than the limit.
-    pub(super) fn check_wal_retention(&mut self, retained: u64) -> Option<Halt> {
-        let limit = self.wal_retention_limit.as_mut()?;
-        let max = limit.max;
-        match limit.assess(retained) {
-            RetentionLevel::BelowHalf => log::wal_budget_ok(self, retained),
-            RetentionLevel::AboveHalf => log::wal_budget_half(self, retained, max),
-            RetentionLevel::Exceeded => return Some(past(self, retained, max)),
-        }
-        None
-    }
-}
-
-fn past(pipeline: &Pipeline, retained: u64, max: u64) -> Halt {
-    let names = &pipeline.spec.names;
+fn past(spec: &PipelineSpec, retained: u64, max: u64) -> Halt {
+    let names = &spec.names;
     let (slot, name) = (&names.slot, &names.pipeline);
     let message = format!(
         "slot {slot:?} retains {} MiB of WAL, source.wal_retain_max is {} MiB",
         retained.div_ceil(1 << 20),
         max >> 20
     );
-    if pipeline.spec.polls_instead_of_slot() {
+    if spec.polls_instead_of_slot() {
         return Halt {
             reason: HaltReason::WalBudget,
             message,
@@ -400,7 +397,7 @@ pub(super) async fn watch(spec: &PipelineSpec, status_handle: &StatusHandle, sto
         // grows.
         if let Ok(Ok((slot, wal_end))) = tokio::time::timeout(QUERY_MAX, query_while_halted(spec)).await
             // Polling has no slot, unless one was left behind.
-            && (spec.mode != Mode::Poll || slot.is_some())
+            && (spec.common.mode != Mode::Poll || slot.is_some())
         {
             show(status_handle, slot.as_ref(), wal_end);
         }
@@ -434,6 +431,75 @@ fn show(status_handle: &StatusHandle, slot: Option<&SlotRow>, wal_end: Offset) {
             snapshot.lag_bytes = bytes;
         }
     });
+}
+
+/// The publication was changed while it was streamed, and no row is known that the change left out. `undone`: it was
+/// changed back, or created again.
+fn publication_changed(pipeline: &str, publication: &str, undone: bool) {
+    if undone {
+        warn!(
+            event = "publication_changed",
+            pipeline,
+            publication,
+            "the publication was changed and changed back, or created again, while it was streamed; the table has no \
+             row that was committed in this time, so nothing is known to be left out"
+        );
+    } else {
+        warn!(
+            event = "publication_changed",
+            pipeline,
+            publication,
+            "the publication was changed while it was streamed; one ALTER PUBLICATION explains the difference, and \
+             inserts of the table were published before and after it"
+        );
+    }
+}
+
+/// A partition of the outbox table was attached with rows in it, or detached.
+fn partition_changed(pipeline: &str, change: &LeafChange) {
+    let partition = change.name.to_string();
+    if change.detached {
+        info!(
+            event = "partition_detached",
+            pipeline,
+            partition,
+            "the partition was detached: rows inserted into it from now on are no events; those that were committed \
+             before are still streamed"
+        );
+    } else if change.bytes > 0 {
+        warn!(
+            event = "partition_attached",
+            pipeline,
+            partition,
+            bytes = change.bytes,
+            hint = "those that are not published: delete and insert them again through the partitioned table, in one \
+                    transaction",
+            "a table with rows was attached as a partition: rows inserted before that are in no stream"
+        );
+    }
+}
+
+/// A bookmark's slot was dropped automatically.
+fn bookmark_let_go(pipeline: &str, swept: &DroppedBookmark, retain_max: u64) {
+    let (bookmark, held_bytes) = (&swept.name, swept.held_bytes);
+    match swept.reason {
+        DropReason::Expired => {
+            info!(
+                event = "bookmark_expired",
+                pipeline, bookmark, "the bookmark has expired: its slot is dropped"
+            );
+        }
+        DropReason::Budget => warn!(
+            event = "bookmark_dropped",
+            pipeline,
+            bookmark,
+            held_bytes,
+            retain_max,
+            hint = "raise bookmarks.retain_max where the disk allows it; what is still in the outbox table can be \
+                    replayed by --since",
+            "the oldest bookmark is dropped: bookmarks retained more WAL than bookmarks.retain_max"
+        ),
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The specification of a pipeline: plain values, checked by the modules that use them.
 
 use super::halts;
+use super::mode::Mode;
 use crate::error::Halt;
 use crate::outbox::{
     DeclaredColumn, MapError, Mapper, OutboxSpec, Role, SpecError, TimestampSource, Unfit,
@@ -11,46 +12,10 @@ use crate::postgres::poll::{Backoff, PollSpec};
 use crate::postgres::schema_owner::SessionRights;
 use crate::postgres::start::Identity;
 use crate::postgres::{Conninfo, Encoding, EventObjects, Names, TableName};
-use crate::relay::{HaltWords, Limits, ParkingRules};
+use crate::relay::{Limits, ParkingRules};
 use crate::sink::{Needs, Purpose, SinkConfig};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// How events are read.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mode {
-    /// From the write-ahead log, through a replication slot.
-    Wal,
-    /// By polling the outbox table.
-    Poll,
-    /// From the write-ahead log; by polling while the slot can't be used.
-    Auto,
-    /// From a source of the program that embeds Postrider ([`Embedded`](super::Embedded)).
-    Embedded,
-}
-
-impl Mode {
-    /// How halts call what events are read from.
-    pub(super) const fn words(self) -> HaltWords {
-        match self {
-            Self::Wal | Self::Poll | Self::Auto => HaltWords::POSTGRES,
-            Self::Embedded => HaltWords {
-                sender: "the source",
-                keeper: "the source",
-                disorder_hint: "correct the source so that it keeps the rules of docs/embedding.md, then start again",
-            },
-        }
-    }
-
-    /// How far a position moves before the cursor is written without events. In PostgreSQL the write moves the position
-    /// itself: its commit, and an image of a page after a checkpoint. Unit: that of the source's offsets.
-    pub(super) const fn idle_step(self) -> u64 {
-        match self {
-            Self::Wal | Self::Poll | Self::Auto => 4096,
-            Self::Embedded => 1,
-        }
-    }
-}
 
 /// What a running pipeline does when its slot is lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -75,9 +40,11 @@ pub struct PollSettings {
     pub mark_streamed: bool,
 }
 
-/// One pipeline: one outbox, one slot, one sink.
+/// One pipeline on PostgreSQL: one outbox, one slot, one sink.
 #[derive(Clone, Debug)]
 pub struct PipelineSpec {
+    /// What does not depend on PostgreSQL.
+    pub common: CommonSpec,
     /// Connection string of the database.
     pub conninfo: Conninfo,
     /// The name of the pipeline and of its objects in the database.
@@ -86,6 +53,27 @@ pub struct PipelineSpec {
     pub failover: bool,
     /// WAL that the slot may retain at most; `None` for no limit. Unit: bytes.
     pub wal_retain_max: Option<u64>,
+    /// What to do in mode `wal` when the slot is lost.
+    pub on_slot_lost: OnSlotLost,
+    /// `postrider repair`: stop when there is nothing left to repair.
+    pub only_repair: bool,
+    /// `postrider repair --from-table`: repair even if the slot can be used.
+    pub from_table: bool,
+    /// How the table is polled and marked.
+    pub poll: PollSettings,
+    /// WAL that all bookmarks together may retain at most. Unit: bytes.
+    pub bookmarks_retain_max: u64,
+    /// Pause between two status updates to the server while the watermark moves.
+    pub confirm_interval: Duration,
+}
+
+/// What a pipeline is configured with, whatever it reads from.
+#[derive(Clone, Debug)]
+pub struct CommonSpec {
+    /// The name of the pipeline.
+    pub name: String,
+    /// How events are read.
+    pub mode: Mode,
     /// The outbox table, its columns, and how records are made from its rows.
     pub outbox: OutboxSpec,
     /// Where records go: a kind of the product, or one of the caller's own.
@@ -100,24 +88,50 @@ pub struct PipelineSpec {
     pub dead_topic: Option<String>,
     /// How long a destination may accept no records before its events are parked; `None` to wait without a limit.
     pub park_after: Option<Duration>,
-    /// How events are read.
-    pub mode: Mode,
-    /// What to do in mode `wal` when the slot is lost.
-    pub on_slot_lost: OnSlotLost,
-    /// `postrider repair`: stop when there is nothing left to repair.
-    pub only_repair: bool,
-    /// `postrider repair --from-table`: repair even if the slot can be used.
-    pub from_table: bool,
-    /// How the table is polled and marked.
-    pub poll: PollSettings,
-    /// WAL that all bookmarks together may retain at most. Unit: bytes.
-    pub bookmarks_retain_max: u64,
-    /// Pause between two writes of the cursor row while events are published.
+    /// Pause between two writes of the cursor while events are published.
     pub cursor_interval: Duration,
-    /// Pause between two status updates to the server while the watermark moves.
-    pub confirm_interval: Duration,
     /// How long a shutdown may take.
     pub shutdown_grace: Duration,
+}
+
+impl CommonSpec {
+    /// What the sink is to be opened with.
+    pub(super) fn needs(&self, purpose: Purpose) -> Needs {
+        let bytes = usize::try_from(self.limits.bytes_max).unwrap_or(usize::MAX);
+        let events = usize::try_from(self.limits.events_max).unwrap_or(usize::MAX);
+        let destinations = self.outbox.constant_topic().into_iter().chain(self.dead_topic.clone());
+        Needs {
+            pipeline: self.name.clone(),
+            in_flight_events: events,
+            in_flight_bytes: bytes,
+            size_max: self.size_max,
+            destinations: destinations.collect(),
+            purpose,
+        }
+    }
+
+    /// The settings that the pipeline's position belongs to, as one line.
+    pub(super) fn summary(&self, cluster: Option<&str>) -> String {
+        let (mode, sink, layout) = (self.mode.name(), self.sink.kind(), self.outbox.layout.name());
+        let cluster = cluster.map_or_else(String::new, |cluster| format!(" cluster {cluster}"));
+        let (topic, table) = (topic_rule(&self.outbox), self.table());
+        let table = if table.is_empty() { "no table" } else { &table };
+        format!("mode {mode}, {sink}{cluster}, topic {topic}, {table}, layout {layout}")
+    }
+
+    /// The outbox table, as SQL; empty without a table.
+    pub(super) fn table(&self) -> String {
+        let table = self.outbox.table.as_ref();
+        let table = table.map(|of| TableName::new(of.schema.clone(), of.name.clone()));
+        table.map_or_else(String::new, |table| table.to_string())
+    }
+
+    /// What makes records of rows, for the destinations of the sink.
+    pub(super) fn mapper(&self) -> Result<Mapper, Vec<SpecError>> {
+        let mut mapper = Mapper::new(self.outbox.clone())?;
+        mapper.set_names(self.sink.names());
+        Ok(mapper)
+    }
 }
 
 impl PipelineSpec {
@@ -133,17 +147,7 @@ impl PipelineSpec {
 
     /// What the sink is to be opened with.
     pub fn needs(&self, purpose: Purpose) -> Needs {
-        let bytes = usize::try_from(self.limits.bytes_max).unwrap_or(usize::MAX);
-        let events = usize::try_from(self.limits.events_max).unwrap_or(usize::MAX);
-        let destinations = self.outbox.constant_topic().into_iter().chain(self.dead_topic.clone());
-        Needs {
-            pipeline: self.name().to_owned(),
-            in_flight_events: events,
-            in_flight_bytes: bytes,
-            size_max: self.size_max,
-            destinations: destinations.collect(),
-            purpose,
-        }
+        self.common.needs(purpose)
     }
 
     /// What makes records of rows, for the destinations of the sink.
@@ -151,25 +155,23 @@ impl PipelineSpec {
     /// # Errors
     /// What is wrong with the specification of the outbox.
     pub fn mapper(&self) -> Result<Mapper, Vec<SpecError>> {
-        let mut mapper = Mapper::new(self.outbox.clone())?;
-        mapper.set_names(self.sink.names());
-        Ok(mapper)
+        self.common.mapper()
     }
 
     /// Whether every event of the slot is found in the table too, so that the slot may be dropped and the table polled
     /// instead.
     pub(super) fn polls_instead_of_slot(&self) -> bool {
-        self.mode == Mode::Auto && self.poll.table.is_some() && !self.messages()
+        self.common.mode == Mode::Auto && self.poll.table.is_some() && !self.messages()
     }
 
     /// Whether logical messages are published. Each of them has an ordinal of its transaction.
     pub fn messages(&self) -> bool {
-        self.outbox.message_prefix.is_some()
+        self.common.outbox.message_prefix.is_some()
     }
 
     /// How published rows are marked in the table, if they are: by polling, or after the stream.
     pub fn marks(&self) -> Option<&PollSpec> {
-        let marked = self.mode != Mode::Wal || self.poll.mark_streamed;
+        let marked = self.common.mode != Mode::Wal || self.poll.mark_streamed;
         self.poll.table.as_ref().filter(|_| marked)
     }
 
@@ -186,7 +188,7 @@ impl PipelineSpec {
             messages: self.messages(),
             failover: self.failover,
             marks: self.marks(),
-            polls: self.mode != Mode::Wal,
+            polls: self.common.mode != Mode::Wal,
             acting: SessionRights::Relay,
         }
     }
@@ -204,11 +206,11 @@ impl PipelineSpec {
 
     /// What of the stream becomes events, for the decoder of a stream whose rows `mapper` maps.
     pub fn decoded_objects(&self, mapper: &Mapper) -> EventObjects {
-        let table = self.outbox.table.as_ref();
+        let table = self.common.outbox.table.as_ref();
         EventObjects {
             table: table.map(|of| TableName::new(of.schema.clone(), of.name.clone())),
             columns: mapper.columns().map(str::to_owned).collect(),
-            message_prefix: self.outbox.message_prefix.clone(),
+            message_prefix: self.common.outbox.message_prefix.clone(),
         }
     }
 
@@ -231,14 +233,24 @@ impl PipelineSpec {
     pub fn fit(&self, table: Option<&TableFacts>) -> Result<(), Halt> {
         let unfit = table.map(|table| self.unfit_types(table));
         match unfit.and_then(|unfit| unfit.into_iter().next()) {
-            Some(unfit) => Err(halts::unfit_table(&MapError::Unfit(unfit), self.mode)),
+            Some(unfit) => Err(halts::unfit_table(&MapError::Unfit(unfit), self.common.mode)),
             None => Ok(()),
         }
     }
 
     /// The columns that the layout requires.
     pub fn columns(&self) -> Vec<String> {
-        self.outbox.required_columns().into_iter().map(str::to_owned).collect()
+        self.common.outbox.required_columns().into_iter().map(str::to_owned).collect()
+    }
+}
+
+/// How topics are made, as one line.
+pub(super) fn topic_rule(outbox: &OutboxSpec) -> String {
+    match &outbox.replace {
+        Some(replace) => {
+            format!("{} {:?} -> {:?}", outbox.topic, replace.pattern, replace.with)
+        }
+        None => outbox.topic.clone(),
     }
 }
 
@@ -266,4 +278,10 @@ pub fn poll_spec(pipeline: &str, outbox: &OutboxSpec, delete: bool) -> Option<Po
         backoff: Backoff::DEFAULT,
         zone: outbox.zone.clone(),
     })
+}
+
+/// The table as a repair reads it. Without marking the columns of marks are not read.
+pub fn repair_table(spec: &PipelineSpec, marks: bool) -> Option<PollSpec> {
+    let table = spec.poll.table.clone()?;
+    Some(if marks { table } else { table.without_status() })
 }

@@ -2,29 +2,26 @@
 
 use super::connect::Connected;
 use super::failpoint::failpoint;
-use super::feed::{Fed, Feeding};
+use super::failure::End;
+use super::feed::{CHANGES_MAX, Fed};
 use super::history::ServerHistory;
-use super::lifecycle::{Pipeline, Waited};
-use super::parked::{StoreEvent, StoreJobs, StoreSession, requests};
-use super::row_status::{RowStatusBatch, RowStatusOutcome};
-use super::service::{PipelineExit, Stop};
-use super::slot_monitor::{PublicationState, SlotMonitor, SlotStatus};
-use super::spec::PipelineSpec;
+use super::running::{Pipeline, Waited, requests};
+use super::session_context::{SessionContext, begin_history};
+use super::slot_monitor::{SlotMonitor, SlotStatus};
+use super::stop::{PipelineExit, Stop};
+use super::store_port::{CursorWritten, StoreEvent};
 use super::timer::Timer;
-use super::{former_owner, log};
 use crate::ack::Progress;
-use crate::error::Halt;
 use crate::offset::Watermark;
 use crate::parked::Entry;
 use crate::postgres::error_policy::{self, Action, Phase};
-use crate::postgres::store::cursor::{self, Cursor, CursorWrite};
+use crate::postgres::store::cursor::{Cursor, CursorWrite};
+use crate::postgres::store::requeue;
 use crate::postgres::stream::WalStream;
 use crate::postgres::wire::{confirmable, from_wire};
 use crate::postgres::{Batch, Decoder, SourceError, SourceErrorKind, catalog};
 use crate::relay::{Effect, Input};
 use crate::row::TableId;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -34,44 +31,37 @@ use tokio::time::Instant;
 /// cost a system call each.
 const YIELD_INTERVAL: Duration = Duration::from_millis(1);
 
+/// How long the server may take to answer the end of a stream, and to show the last position in the slot. What it does
+/// not answer in time is repeated at the next start.
+const CLOSE_MAX: Duration = Duration::from_secs(2);
+
+/// Interval between two queries of the slot while it does not show the last position yet: PostgreSQL sends no
+/// notification of that.
+const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(5);
+
 /// How long a catalog query for the types of columns may take: nothing else is done meanwhile.
 const TYPES_MAX: Duration = Duration::from_secs(10);
 
-/// A statement that runs on the control connection.
-pub(super) type StoreJob<T> = Pin<Box<dyn Future<Output = Result<T, SourceError>>>>;
-
-/// How a stream ended.
-pub(super) enum End {
-    /// The pipeline has ended.
-    Over(PipelineExit),
-    /// The sink was reset: connect again.
-    Restart,
-    /// The connection is lost or unusable.
-    Lost(SourceError, Phase),
-    /// The slot retains more WAL than it may: it is dropped, and the table is polled.
-    DropSlot(Box<Halt>),
-}
-
-/// The result of a cursor row, and of the marks before it.
-pub(super) struct RowWritten {
-    /// The result of the marks, if there were any.
-    made: Option<RowStatusOutcome>,
-    /// `None` if the row was not written, because it would pass an event without its mark.
-    row: Option<CursorWrite>,
+/// A batch, and how far it has been fed.
+struct Feeding {
+    /// The frames.
+    batch: Batch,
+    /// The place of the next change.
+    place: usize,
 }
 
 /// A stream and what is running on it.
-pub(super) struct StreamSession {
+struct StreamSession<'a> {
+    /// The parts of the pipeline.
+    pipeline: &'a mut Pipeline,
+    /// What sessions know of each other.
+    context: &'a mut SessionContext,
     /// The connections.
-    pub(super) connected: Connected,
+    connected: Connected,
     /// Makes changes of the frames of this connection.
     decoder: Decoder,
     /// The batch that is being fed.
     feeding: Option<Feeding>,
-    /// A write of the cursor row.
-    writing: Option<StoreJob<RowWritten>>,
-    /// When it began.
-    writing_since: Instant,
     /// Queries slot and publication.
     slot_monitor: SlotMonitor,
     /// When a drain is given up.
@@ -88,34 +78,82 @@ enum StreamEvent {
     Drain,
     Grace,
     Posts,
-    Written(Result<RowWritten, SourceError>),
     Store(StoreEvent),
     SlotStatus(Result<Box<SlotStatus>, SourceError>),
-    ControlLost(SourceError),
     Due,
     Batch(Result<Batch, SourceError>),
     Again,
 }
 
-impl StreamSession {
-    /// `published`: the publication, as the previous stream knew it.
+/// Streams until something ends it.
+pub(super) async fn stream(
+    pipeline: &mut Pipeline,
+    context: &mut SessionContext,
+    mut connected: Connected,
+    stop: &Stop,
+) -> End {
+    if let Err(halt) = begin_history(pipeline, &connected.store, false) {
+        return End::Over(PipelineExit::Halted(halt));
+    }
+    let Connected { wal, store, .. } = &mut connected;
+    let wait = context.ownership.wait(pipeline, store, wal.lost(), stop);
+    match Box::pin(wait).await {
+        Waited::Done(Ok(true)) => {}
+        Waited::Done(Ok(false)) => return End::Restart,
+        Waited::Done(Err(error)) => return End::Lost(error, Phase::Stream),
+        Waited::Over(exit) => return End::Over(exit),
+    }
+    if let Err(error) = pipeline.prepare_statuses(store).await {
+        return End::Lost(error, Phase::Control);
+    }
+    if pipeline.engine.row_status().is_on() {
+        match requeue::ahead_of_cursor(store.client(), &pipeline.spec.name).await {
+            Ok(found) => pipeline.engine.row_status().stream_begins(found),
+            Err(error) => return End::Lost(error, Phase::Control),
+        }
+    }
+    let mut session = StreamSession::new(pipeline, context, connected);
+    session.begin();
+    let end = loop {
+        if let Some(end) = session.turn(stop).await {
+            break end;
+        }
+    };
+    session.context.publication = session.slot_monitor.publication().cloned();
+    match end {
+        End::Over(exit) => {
+            session.close().await;
+            End::Over(exit)
+        }
+        end @ (End::Restart | End::Lost(..) | End::DropSlot(_)) => {
+            let StreamSession { pipeline, connected, .. } = session;
+            connected.wal.abandon();
+            pipeline.source_lost().map_or(end, End::Over)
+        }
+    }
+}
+
+impl<'a> StreamSession<'a> {
     fn new(
+        pipeline: &'a mut Pipeline,
+        context: &'a mut SessionContext,
         connected: Connected,
-        decoder: Decoder,
-        spec: &Arc<PipelineSpec>,
-        published: Option<PublicationState>,
     ) -> Self {
+        let objects = context.spec.decoded_objects(&pipeline.mapper);
+        let decoder = Decoder::new(objects, connected.table_oid, connected.encoding);
         let created = connected.resume.cursor.slot_created_lsn;
+        // The publication, as the previous stream of this slot knew it.
+        let published = context.publication.take();
         let published = published.filter(|published| published.slot_created_lsn == created);
         let published = published.or_else(|| connected.publication.clone());
-        let slot_monitor =
-            SlotMonitor::new(connected.store.control.shared_client(), Arc::clone(spec), published);
+        let client = connected.store.shared_client();
+        let slot_monitor = SlotMonitor::new(client, Arc::clone(&context.spec), published);
         Self {
+            pipeline,
+            context,
             connected,
             decoder,
             feeding: None,
-            writing: None,
-            writing_since: Instant::now(),
             slot_monitor,
             leave_at: None,
             timer: Timer::default(),
@@ -123,10 +161,118 @@ impl StreamSession {
         }
     }
 
+    fn begin(&mut self) {
+        let Self { pipeline, context, connected, .. } = self;
+        pipeline.mapper.clear_tables(connected.table_oid.map(TableId));
+        pipeline.sink.awaits(None);
+        let cursor = connected.progress;
+        let history = ServerHistory::of(&connected.resume.cursor);
+        let same_history = context.history.replace(history.clone()) == Some(history);
+        let confirmed = cursor.watermark;
+        pipeline.confirmed =
+            if same_history { pipeline.confirmed.max(confirmed) } else { confirmed };
+        let loaded = &connected.parked;
+        let entries: Vec<Entry> = loaded.iter().map(|row| row.entry).collect();
+        let requests = requests(loaded);
+        let (former, epoch) = (connected.store.former().epoch, connected.store.epoch());
+        let same_owner = context.streamed_as.replace(epoch) == Some(former);
+        pipeline.engine.streams(former, epoch);
+        let (parked, requests) = (entries.as_slice(), requests.as_slice());
+        let started = Input::Started { cursor, same_history, same_owner, parked, requests };
+        pipeline.apply(pipeline.now(), started);
+        // Dead letters that were not sent before this start.
+        for row in loaded.iter().filter(|row| row.dead_unsent) {
+            let position = row.entry.position;
+            pipeline.apply(pipeline.now(), Input::DeadLetterUnsent { position });
+        }
+        pipeline.observer.hold(None);
+        let wal_end = connected.past.wal_end;
+        pipeline.observer.lag().connected(wal_end, std::time::Instant::now());
+        let deferred = pipeline.engine.relay().deferred_statuses();
+        let slot = &context.spec.names.slot;
+        pipeline.observer.streaming(slot, &connected.resume, deferred);
+        pipeline.report(None);
+    }
+
+    /// The pipeline ends: gives up what is in flight, and ends the stream.
+    async fn close(self) {
+        let Self { pipeline, context, mut connected, .. } = self;
+        // Pending jobs are dropped, so that their answers do not delay the statements below.
+        connected.store.drop_jobs();
+        if pipeline.give_up_in_flight() {
+            context.ownership.leave(pipeline, &connected.store).await;
+        }
+        let confirmed = pipeline.confirmed;
+        if let Err(error) = close_gracefully(connected, &context.spec.names.slot, confirmed).await {
+            pipeline.observer.source().shutdown_error(&error);
+        }
+        match pipeline.engine.statuses_owed() {
+            0 => {}
+            rows => pipeline.observer.store().marks_left(rows),
+        }
+    }
+
+    /// One turn of the loop: takes posts, performs effects, feeds what is read, then waits for the next input.
+    async fn turn(&mut self, stop: &Stop) -> Option<End> {
+        let now = self.pipeline.now();
+        self.pipeline.take_posts(now);
+        if self.pipeline.sink.is_located() {
+            self.pipeline.report_located();
+            return Some(End::Restart);
+        }
+        self.pipeline.offer_attempts(now);
+        if let Some(end) = self.perform() {
+            return Some(end);
+        }
+        let fed = self.feed_ready(now);
+        // A sink that needs no broker has answered already, and another turn would cost more than taking its posts
+        // here. If an attempt waits for an answer, that answer has to make the next turn.
+        if fed == Fed::Whole && !self.pipeline.records.has_attempts() {
+            self.pipeline.take_posts(now);
+        }
+        if let Some(end) = self.perform() {
+            return Some(end);
+        }
+        self.pipeline.observer.store().slow_write(self.connected.store.written_since());
+        let retain_max = self.context.spec.wal_retain_max;
+        let slot = self.slot_monitor.latest().map(|status| (status, retain_max));
+        self.pipeline.report_sometimes(slot);
+        if now.saturating_sub(self.yielded_at) >= YIELD_INTERVAL {
+            self.yielded_at = now;
+            tokio::task::yield_now().await;
+        }
+        let blocked = fed == Fed::Blocked;
+        if blocked && let Err(error) = self.add_types().await {
+            return Some(End::Lost(error, Phase::Control));
+        }
+        let more = fed == Fed::Turn || blocked;
+        let event = self.wait(stop, more).await;
+        self.react(event)
+    }
+
+    /// Feeds the current batch, and what the connection has ready, until something stops it. One turn of the loop costs
+    /// as much as several events, so everything that has arrived is fed in one turn.
+    fn feed_ready(&mut self, now: Duration) -> Fed {
+        let Self { pipeline, connected, decoder, feeding: at_hand, .. } = self;
+        let mut changes = CHANGES_MAX;
+        pipeline.observer.hold(None);
+        loop {
+            if at_hand.is_none() && !pipeline.engine.relay().stopping() {
+                *at_hand = connected.wal.ready().map(|batch| Feeding { batch, place: 0 });
+            }
+            let Some(feeding) = at_hand else { return Fed::Whole };
+            let mut batch = decoder.batch(&feeding.batch);
+            match pipeline.feed(now, &mut batch, &mut feeding.place, &mut changes) {
+                Fed::Whole => *at_hand = None,
+                stopped @ (Fed::Turn | Fed::Waiting | Fed::Blocked | Fed::Ended) => return stopped,
+            }
+        }
+    }
+
     /// Queries the catalog for the types that the description of a table waits for. This happens with the first row of
     /// a connection, and with the first row after an ALTER TABLE.
     async fn add_types(&mut self) -> Result<(), SourceError> {
-        let client = self.connected.store.control.client();
+        let client = self.connected.store.client();
         let answer = catalog::read_types(client, self.decoder.unknown_types());
         let found = tokio::time::timeout(TYPES_MAX, answer).await.unwrap_or_else(|elapsed| {
             let kind = SourceErrorKind::Timeout(TYPES_MAX);
@@ -136,358 +282,222 @@ impl StreamSession {
         Ok(())
     }
 
-    /// When the older one of the running writes began.
-    fn written_since(&self) -> Option<Instant> {
-        let row = self.writing.as_ref().map(|_| self.writing_since);
-        [row, self.connected.store.jobs.written_since()].into_iter().flatten().min()
-    }
-
-    /// Passes the confirmation to the stream. After a reconnect the server repeats what is known already, and nothing
-    /// may be confirmed on a stream that has not sent it.
-    fn confirm(&self, watermark: Watermark) {
-        if watermark.offset() <= from_wire(self.connected.wal.received()) {
-            self.connected.wal.confirm(confirmable(watermark));
-        }
-    }
-
-    /// Writes the marks that come before the row, then the row, unless it would pass an event whose mark has to wait.
-    fn write(&mut self, row: Progress, marks: Option<RowStatusBatch>) {
-        assert!(self.writing.is_none(), "two cursor rows at once");
-        let resume = &self.connected.resume;
-        let cursor = Cursor {
-            watermark: row.watermark,
-            flush_limit: row.watermark.offset(),
-            partial: row.partial,
-            owner_epoch: self.connected.store.epoch,
-            ..resume.cursor.clone()
-        };
-        let client = self.connected.store.control.shared_client();
-        let ledger = self.slot_monitor.ledger();
-        self.writing_since = Instant::now();
-        self.writing = Some(Box::pin(async move {
-            let mut made = None;
-            if let Some(batch) = marks {
-                let done = batch.make(&client).await?;
-                let held = batch.holds_back(&done, row.position());
-                made = Some(done);
-                if held {
-                    return Ok(RowWritten { made, row: None });
-                }
-            }
-            let row = Some(cursor::write(&client, &cursor, &ledger).await?);
-            Ok(RowWritten { made, row })
-        }));
-    }
-}
-
-impl Pipeline {
-    /// Streams until something ends it.
-    pub(super) async fn stream(&mut self, mut connected: Connected, stop: &Stop) -> End {
-        if let Err(halt) = self.reset_mapper(&connected.store, false) {
-            return End::Over(PipelineExit::Halted(halt));
-        }
-        let Connected { wal, store, .. } = &mut connected;
-        match Box::pin(former_owner::wait(self, store, wal.lost(), stop)).await {
-            Waited::Done(Ok(true)) => {}
-            Waited::Done(Ok(false)) => return End::Restart,
-            Waited::Done(Err(error)) => return End::Lost(error, Phase::Stream),
-            Waited::Over(exit) => return End::Over(exit),
-        }
-        let client = connected.store.control.shared_client();
-        if let Err(error) = self.row_status.prepare(&client, self.spec.poll.table.as_ref()).await {
-            return End::Lost(error, Phase::Control);
-        }
-        if let Err(error) = self.row_status.find_parked(&client, self.spec.name()).await {
-            return End::Lost(error, Phase::Control);
-        }
-        let objects = self.spec.decoded_objects(&self.mapper);
-        let decoder = Decoder::new(objects, connected.table_oid, connected.encoding);
-        let mut session =
-            StreamSession::new(connected, decoder, &self.spec, self.publication.take());
-        self.begin(&session);
-        let end = loop {
-            if let Some(end) = self.turn(&mut session, stop).await {
-                break end;
-            }
-        };
-        self.publication = session.slot_monitor.publication().cloned();
-        match end {
-            End::Over(exit) => {
-                // Pending jobs are dropped, so that their answers do not delay the statements below.
-                session.connected.store.jobs = StoreJobs::default();
-                if self.give_up_in_flight() {
-                    former_owner::leave(self, &session.connected.store).await;
-                }
-                self.close_gracefully(session.connected).await;
-                match self.row_status.owed() {
-                    0 => {}
-                    rows => log::marks_left(self, rows),
-                }
-                return End::Over(exit);
-            }
-            End::Restart | End::Lost(..) | End::DropSlot(_) => session.connected.wal.abandon(),
-        }
-        self.apply(self.now(), Input::SourceLost);
-        match self.outcome() {
-            Some(exit) => End::Over(exit),
-            None => end,
-        }
-    }
-
-    fn begin(&mut self, session: &StreamSession) {
-        self.mapper.clear_tables(session.connected.table_oid.map(TableId));
-        self.destinations.awaits(None);
-        let cursor = session.connected.progress;
-        let history = ServerHistory::of(&session.connected.resume.cursor);
-        let same_history = self.history.replace(history.clone()) == Some(history);
-        self.confirmed =
-            if same_history { self.confirmed.max(cursor.watermark) } else { cursor.watermark };
-        let loaded = &session.connected.parked;
-        let entries: Vec<Entry> = loaded.iter().map(|row| row.entry).collect();
-        let requests = requests(loaded);
-        let owned = self.owned.replace(session.connected.store.epoch);
-        let same_owner = owned == Some(session.connected.store.former.epoch);
-        self.polled_ids
-            .streams(session.connected.store.former.epoch, session.connected.store.epoch);
-        let (parked, requests) = (entries.as_slice(), requests.as_slice());
-        let started = Input::Started { cursor, same_history, same_owner, parked, requests };
-        self.relay.apply(self.now(), started, &mut self.effects);
-        self.resume_dead_letters(loaded);
-        self.log.held_at = None;
-        self.lag.connected(session.connected.past.wal_end, std::time::Instant::now());
-        log::streaming(self, &session.connected.resume);
-    }
-
-    /// One turn of the loop: takes posts, performs effects, feeds what is read, then waits for the next input.
-    async fn turn(&mut self, session: &mut StreamSession, stop: &Stop) -> Option<End> {
-        let now = self.now();
-        self.take_posts(now);
-        if self.cluster.located {
-            log::located(self);
-            return Some(End::Restart);
-        }
-        self.offer_attempts(now);
-        if let Some(end) = self.perform(session) {
-            return Some(end);
-        }
-        let StreamSession { feeding, decoder, connected, .. } = session;
-        let fed = self.feed_ready(now, decoder, feeding, || connected.wal.ready());
-        // A sink that needs no broker has answered already, and another turn would cost more than taking its posts
-        // here. If an attempt waits for an answer, that answer has to make the next turn.
-        if fed == Fed::Whole && !self.records.has_attempts() {
-            self.take_posts(now);
-        }
-        if let Some(end) = self.perform(session) {
-            return Some(end);
-        }
-        self.report_slow_write(session.written_since());
-        self.report_sometimes(Some(&session.slot_monitor));
-        if now.saturating_sub(session.yielded_at) >= YIELD_INTERVAL {
-            session.yielded_at = now;
-            tokio::task::yield_now().await;
-        }
-        let blocked = fed == Fed::Blocked;
-        if blocked && let Err(error) = session.add_types().await {
-            return Some(End::Lost(error, Phase::Control));
-        }
-        let more = fed == Fed::Turn || blocked;
-        let event = self.wait(session, stop, more).await;
-        self.react(session, event)
-    }
-
-    async fn wait(&self, session: &mut StreamSession, stop: &Stop, more: bool) -> StreamEvent {
-        let wants_batch = session.feeding.is_none() && !self.relay.stopping();
+    async fn wait(&mut self, stop: &Stop, more: bool) -> StreamEvent {
+        let relay = self.pipeline.engine.relay();
+        let wants_batch = self.feeding.is_none() && !relay.stopping();
         // The end of the connection is noticed while the intake is closed too: the slot is free then, and what is in
         // flight may soon land after events of another owner. Not if only this turn is over: what was read before the
         // end is fed first.
-        let full = session.feeding.is_some() && !more && !self.relay.stopping();
-        let full = full || self.relay.halt_awaits_all();
-        let due = self.due();
-        let StreamSession { connected, writing, slot_monitor, leave_at, timer, .. } = session;
-        let StoreSession { control, jobs, .. } = &mut connected.store;
-        let notifications = control.notifications();
+        let full = self.feeding.is_some() && !more && !relay.stopping();
+        let full = full || relay.halt_awaits_all();
+        let due = self.pipeline.due();
+        let Self { pipeline, connected, slot_monitor, leave_at, timer, .. } = self;
+        let Connected { wal, store, .. } = connected;
         let grace = leave_at.unwrap_or_else(Instant::now);
         tokio::select! {
             biased;
             () = stop.leave() => StreamEvent::Leave,
             () = stop.drain(), if leave_at.is_none() => StreamEvent::Drain,
             () = tokio::time::sleep_until(grace), if leave_at.is_some() => StreamEvent::Grace,
-            written = await_job(writing), if writing.is_some() => StreamEvent::Written(written),
-            error = control.closed() => StreamEvent::ControlLost(error),
-            event = jobs.next(&notifications) => StreamEvent::Store(event),
+            event = store.next() => StreamEvent::Store(event),
             status = slot_monitor.next() => StreamEvent::SlotStatus(status.map(Box::new)),
-            () = self.mailbox.arrived() => StreamEvent::Posts,
+            () = pipeline.sink.arrived() => StreamEvent::Posts,
             () = tokio::task::yield_now(), if more => StreamEvent::Again,
-            batch = next_or_lost(&mut connected.wal, wants_batch), if wants_batch || full => StreamEvent::Batch(batch),
+            batch = next_or_lost(wal, wants_batch), if wants_batch || full => StreamEvent::Batch(batch),
             // Last, because due work is checked in every turn and must not starve the other inputs.
             () = timer.at(due) => StreamEvent::Due,
         }
     }
 
-    fn react(&mut self, session: &mut StreamSession, event: StreamEvent) -> Option<End> {
-        let now = self.now();
+    fn react(&mut self, event: StreamEvent) -> Option<End> {
+        let now = self.pipeline.now();
         match event {
             StreamEvent::Leave | StreamEvent::Grace => {
-                log::shutdown_incomplete(self);
-                // A halt that was waiting for reports is still a halt.
-                self.apply(now, Input::SourceLost);
-                return Some(End::Over(self.outcome().unwrap_or(PipelineExit::Stopped)));
+                return Some(End::Over(self.pipeline.leave(now)));
             }
-            StreamEvent::Drain => {
-                session.leave_at = Some(Instant::now() + self.spec.shutdown_grace);
-                log::draining(self);
-                self.apply(now, Input::Drain);
-            }
+            StreamEvent::Drain => self.leave_at = Some(self.pipeline.drain(now)),
             StreamEvent::Posts | StreamEvent::Again => {}
-            StreamEvent::Due => self.apply(now, Input::Tick),
-            StreamEvent::Written(Ok(written)) => {
-                session.writing = None;
-                self.row_written(now, written);
-            }
-            StreamEvent::Written(Err(error)) => {
-                session.writing = None;
-                match error_policy::action(&error, Phase::Control, true) {
-                    // The stream continues, and the row is written later.
-                    Action::Later(_) => {
-                        log::row_waits(self, &error);
-                        self.apply(now, Input::CursorDeferred);
-                    }
-                    Action::Reconnect(_)
-                    | Action::StandBy
-                    | Action::Recheck(_)
-                    | Action::Halt(_) => return Some(End::Lost(error, Phase::Control)),
-                }
-            }
+            StreamEvent::Due => self.pipeline.apply(now, Input::Tick),
             StreamEvent::Store(event) => {
-                if let Err(error) = self.store_event(&mut session.connected.store, event) {
+                if let Err(error) = self.store_event(now, event) {
                     return Some(End::Lost(error, Phase::Control));
                 }
             }
-            StreamEvent::Batch(Err(error)) if error.is_of_a_message() => {
-                self.halt_behind(now, error);
-            }
-            // The server stops, or has ended this session. Without the row nothing can be confirmed, so there is no
-            // reason to keep the stream, and an open stream would delay the server's shutdown.
-            StreamEvent::ControlLost(error) => return Some(End::Lost(error, Phase::Control)),
-            StreamEvent::Batch(Err(error)) => return Some(End::Lost(error, Phase::Stream)),
-            StreamEvent::SlotStatus(Ok(status)) => {
-                let received = self.relay.received();
-                self.lag.wal_end_seen(status.wal_end, received, std::time::Instant::now());
-                self.report_standby_wait(status.waits_for_standby);
-                let spent = status.retained().filter(|_| !self.relay.stopping());
-                if let Some(halt) = spent.and_then(|retained| self.check_wal_retention(retained)) {
-                    let halt = Box::new(halt);
-                    if self.spec.polls_instead_of_slot() {
-                        return Some(End::DropSlot(halt));
+            StreamEvent::Batch(Err(error)) => {
+                // Everything before a message that can't be read is resolved first.
+                match error_policy::action(&error, Phase::Stream, true) {
+                    Action::Halt(reason) if error.is_of_a_message() => {
+                        let halt = error_policy::explain(reason, &error, &self.context.spec.names);
+                        self.pipeline.apply(now, Input::Unreadable(Box::new(halt)));
                     }
-                    // What is in flight may wait for the broker.
-                    session.leave_at = Some(Instant::now() + self.spec.shutdown_grace);
-                    self.apply(now, Input::Halt(halt));
+                    Action::Halt(_)
+                    | Action::Reconnect(_)
+                    | Action::Later(_)
+                    | Action::StandBy
+                    | Action::Recheck(_) => return Some(End::Lost(error, Phase::Stream)),
                 }
-                if let Some(halt) = session.slot_monitor.keep(*status) {
-                    self.apply(now, Input::Halt(Box::new(halt)));
+            }
+            StreamEvent::SlotStatus(Ok(status)) => {
+                if let Some(end) = self.slot_status(now, *status) {
+                    return Some(end);
                 }
             }
             StreamEvent::SlotStatus(Err(error)) if error.sqlstate().is_none() => {
                 return Some(End::Lost(error, Phase::Control));
             }
-            StreamEvent::SlotStatus(Err(error)) => log::look_failed(self, &error),
+            StreamEvent::SlotStatus(Err(error)) => {
+                self.pipeline.observer.source().look_failed(&error);
+            }
             StreamEvent::Batch(Ok(batch)) => {
-                self.lag.answered(std::time::Instant::now());
-                session.feeding = Some(Feeding { batch, place: 0 });
+                self.pipeline.observer.lag().answered(std::time::Instant::now());
+                self.feeding = Some(Feeding { batch, place: 0 });
             }
         }
-        self.perform(session)
+        self.perform()
+    }
+
+    /// Handles what happened on the store session. An error ends the stream.
+    fn store_event(&mut self, now: Duration, event: StoreEvent) -> Result<(), SourceError> {
+        let store = &mut self.connected.store;
+        match event {
+            StoreEvent::Cursor(Ok(written)) => self.cursor_written(now, written),
+            StoreEvent::Cursor(Err(error)) => {
+                match error_policy::action(&error, Phase::Control, true) {
+                    // The stream continues, and the row is written later.
+                    Action::Later(_) => {
+                        self.pipeline.observer.store().row_waits(&error);
+                        self.pipeline.apply(now, Input::CursorDeferred);
+                    }
+                    Action::Reconnect(_)
+                    | Action::StandBy
+                    | Action::Recheck(_)
+                    | Action::Halt(_) => return Err(error),
+                }
+            }
+            // The server stops, or has ended this session. Without the row nothing can be confirmed, so there is no
+            // reason to keep the stream, and an open stream would delay the server's shutdown.
+            StoreEvent::Lost(error) => return Err(error),
+            StoreEvent::Parking(written) => self.pipeline.parking_written(store, written)?,
+            StoreEvent::Fetched(fetched) => self.pipeline.fetched(fetched)?,
+            StoreEvent::RequestsDue => self.pipeline.find_requests(store),
+            StoreEvent::Requests(found) => self.pipeline.requests_found(found)?,
+        }
+        Ok(())
     }
 
     /// Handles the result of a cursor row.
-    fn row_written(&mut self, now: Duration, RowWritten { made, row }: RowWritten) {
-        if let Some(made) = &made {
-            self.marks_made(made);
+    fn cursor_written(&mut self, now: Duration, CursorWritten { made, row }: CursorWritten) {
+        if let Some(made) = made {
+            self.pipeline.statuses_made(made);
         }
         let input = match row {
             Some(CursorWrite::Stored) => {
                 failpoint("cursor_committed");
-                log::row_goes_on(self);
+                self.pipeline.observer.store().row_goes_on();
                 Input::CursorWritten
             }
             // Another process wrote the row, so the slot belongs to that process.
             Some(taken) => {
-                log::row_taken(self, &taken);
+                self.pipeline.observer.store().row_taken(&taken);
                 Input::SlotTaken
             }
             None => Input::CursorDeferred,
         };
-        self.apply(now, input);
+        self.pipeline.apply(now, input);
     }
 
-    /// Handles the result of marks, and logs those that wait.
-    pub(super) fn marks_made(&mut self, made: &RowStatusOutcome) {
-        let (waiting, given_up) = self.row_status.made(made);
-        match (waiting, &made.failed) {
-            (None, _) => log::marks_made(self),
-            (Some(waiting), Some(error)) => log::marks_failed(self, &waiting, error, given_up),
-            (Some(waiting), None) => log::marks_wait(self, &waiting, given_up),
+    /// Handles the result of a query of the slot. Returns the end of the stream if the slot is to be dropped.
+    fn slot_status(&mut self, now: Duration, status: SlotStatus) -> Option<End> {
+        let Self { pipeline, context, slot_monitor, leave_at, .. } = self;
+        let received = pipeline.engine.relay().received();
+        let observer = &mut pipeline.observer;
+        observer.lag().wal_end_seen(status.wal_end, received, std::time::Instant::now());
+        observer.source().standby_wait(status.waits_for_standby, received);
+        let spent = status.retained().filter(|_| !pipeline.engine.relay().stopping());
+        let halt = spent.and_then(|retained| context.check_wal_retention(observer, retained));
+        if let Some(halt) = halt {
+            let halt = Box::new(halt);
+            if context.spec.polls_instead_of_slot() {
+                return Some(End::DropSlot(halt));
+            }
+            // What is in flight may wait for the broker.
+            *leave_at = Some(Instant::now() + context.spec.common.shutdown_grace);
+            pipeline.apply(now, Input::Halt(halt));
         }
+        if let Some(halt) = slot_monitor.keep(status) {
+            pipeline.apply(now, Input::Halt(Box::new(halt)));
+        }
+        None
     }
 
     /// Performs the relay's effects, in order.
-    fn perform(&mut self, session: &mut StreamSession) -> Option<End> {
-        let mut effects = std::mem::take(&mut self.effects);
+    fn perform(&mut self) -> Option<End> {
+        let mut effects = std::mem::take(self.pipeline.engine.effects());
         let mut end = None;
         for effect in effects.drain(..) {
-            match effect {
-                Effect::Publish(_) | Effect::Park { .. } => {}
-                Effect::WriteParking { rows, statuses } => {
-                    self.write_parking(&mut session.connected.store, rows, statuses);
-                }
-                Effect::Attempt { ticket, position } => {
-                    self.records.add_attempt(ticket, position);
-                }
-                Effect::Probe { ticket, position } => {
-                    self.records.add_probe(ticket, position);
-                }
-                Effect::DeadLetter { ticket, position } => {
-                    self.records.add_dead_letter(ticket, position);
-                }
-                Effect::Overtaken { position, by } => {
-                    self.log.parked.event_overtaken(self.spec.name(), position, by);
-                }
-                Effect::DeadLetterRefused { position, reason } => {
-                    log::undelivered(self, position, reason);
-                }
-                Effect::Released { position } => self.released(position),
-                Effect::Published { ticket, commit_time } => self.published(ticket, commit_time),
-                Effect::WriteCursor(row) => {
-                    failpoint("cursor_due");
-                    let marks = self.row_status.take(Some(&row));
-                    session.write(row, marks);
-                }
-                Effect::Confirm(watermark) => self.confirmed = watermark,
-                Effect::Restart { why } => {
-                    self.reset_sink(why);
+            let store = &mut self.connected.store;
+            match self.pipeline.perform_parking(store, effect) {
+                Some(Effect::WriteCursor(row)) => self.write_cursor(row),
+                Some(Effect::Confirm(watermark)) => self.pipeline.confirmed = watermark,
+                Some(Effect::Restart { why }) => {
+                    self.pipeline.reset_sink(why);
                     end = Some(End::Restart);
                 }
-                Effect::Drained => end = Some(End::Over(PipelineExit::Stopped)),
-                Effect::Halt(halt) => end = Some(End::Over(PipelineExit::Halted(halt))),
+                Some(Effect::Drained) => end = Some(End::Over(PipelineExit::Stopped)),
+                Some(Effect::Halt(halt)) => end = Some(End::Over(PipelineExit::Halted(halt))),
+                // All others are performed.
+                Some(_) | None => {}
             }
         }
-        self.effects = effects;
-        self.observe_latency();
-        session.confirm(self.confirmed);
-        self.fetch_records(&mut session.connected.store);
+        *self.pipeline.engine.effects() = effects;
+        self.pipeline.observer.observe_latency();
+        self.confirm();
+        self.pipeline.fetch_records(&mut self.connected.store);
         end
     }
+
+    fn write_cursor(&mut self, row: Progress) {
+        failpoint("cursor_due");
+        let statuses = self.pipeline.take_statuses(&self.connected.store, Some(&row));
+        let cursor = Cursor {
+            watermark: row.watermark,
+            flush_limit: row.watermark.offset(),
+            partial: row.partial,
+            ..self.connected.resume.cursor.clone()
+        };
+        self.connected.store.write_cursor(cursor, self.slot_monitor.ledger(), statuses);
+    }
+
+    /// Passes the confirmation to the stream. After a reconnect the server repeats what is known already, and nothing
+    /// may be confirmed on a stream that has not sent it.
+    fn confirm(&self) {
+        let (wal, watermark) = (&self.connected.wal, self.pipeline.confirmed);
+        if watermark.offset() <= from_wire(wal.received()) {
+            wal.confirm(confirmable(watermark));
+        }
+    }
+}
+
+/// Ends the stream, and waits until the slot shows the last position, so that no event is published twice.
+async fn close_gracefully(
+    connected: Connected,
+    slot: &str,
+    confirmed: Watermark,
+) -> Result<(), SourceError> {
+    let Connected { wal, store, version, .. } = connected;
+    wal.stop(CLOSE_MAX).await?;
+    let deadline = Instant::now() + CLOSE_MAX;
+    while Instant::now() < deadline {
+        match catalog::read_slot(store.client(), version, slot).await? {
+            Some(row) if row.confirmed_flush_lsn >= Some(confirmed.offset()) => break,
+            Some(_) => tokio::time::sleep(CLOSE_POLL_INTERVAL).await,
+            None => break,
+        }
+    }
+    Ok(())
 }
 
 /// The next batch; or, while there is no room for one, the end of the connection.
 async fn next_or_lost(wal: &mut WalStream, wants_batch: bool) -> Result<Batch, SourceError> {
     if wants_batch { wal.next().await } else { Err(wal.lost().await) }
-}
-
-pub(super) async fn await_job<T>(job: &mut Option<StoreJob<T>>) -> Result<T, SourceError> {
-    match job {
-        Some(job) => job.await,
-        None => std::future::pending().await,
-    }
 }

@@ -172,10 +172,11 @@ impl ReplayJob {
     fn check_topic(&self) -> Result<(), ReplayError> {
         let Some(topic) = &self.plan.request.to else { return Ok(()) };
         let refused = |what: String, fix| ReplayError::Topic { topic: topic.clone(), what, fix };
-        if !(self.spec.sink.names().allows)(topic.as_bytes()) {
+        if !(self.spec.common.sink.names().allows)(topic.as_bytes()) {
             return Err(refused("it is not the name of a topic".to_owned(), None));
         }
-        let found = self.spec.sink.preflight(&self.needs(), std::slice::from_ref(topic), true);
+        let found =
+            self.spec.common.sink.preflight(&self.needs(), std::slice::from_ref(topic), true);
         let worst = |finding: &Finding| finding.severity == Severity::Error;
         match found.into_iter().find(worst) {
             None => Ok(()),
@@ -260,7 +261,7 @@ impl ReplayJob {
 
     /// A sink of its own, which shares nothing with the live stream.
     fn sink(&self, mailbox: &Mailbox) -> Result<Box<dyn Sink>, ReplayError> {
-        Ok(self.spec.sink.open(&self.needs(), mailbox.clone())?)
+        Ok(self.spec.common.sink.open(&self.needs(), mailbox.clone())?)
     }
 }
 

@@ -6,6 +6,7 @@ pub mod event;
 pub mod finding;
 pub mod mailbox;
 pub mod offset;
+pub mod outbox_rows;
 pub mod parked;
 pub mod record;
 pub mod row;

@@ -38,15 +38,10 @@ pub const fn to_pg_micros(of: Timestamp) -> i64 {
     of.unix_micros.saturating_sub(PgTime::UNIX_OFFSET_MICROS)
 }
 
-/// The offset of a claim whose rows were all committed before `wal_end`: the same position with its lowest bit set.
+/// Whether `lsn` is the offset of a claim, and not that of a commit record.
 ///
-/// Commit records are aligned to 8 bytes, so no commit of the stream has an odd position.
-#[must_use]
-pub const fn claim_lsn(wal_end: Lsn) -> Lsn {
-    Lsn::new(wal_end.get() | 1)
-}
-
-/// Whether `lsn` is the offset of a claim ([`claim_lsn`]), and not that of a commit record.
+/// Commit records are aligned to 8 bytes, so no commit of the stream has an odd position. `postrider-relay` sets the
+/// lowest bit of the position of a claim.
 pub const fn is_claim_lsn(lsn: Lsn) -> bool {
     lsn.get() % 2 == 1
 }

@@ -4,6 +4,9 @@
 //! neither an asynchronous runtime nor a generator of random numbers. Only the seed of the hash of lanes is random.
 
 pub mod ack;
+pub mod claims;
+pub mod engine;
+pub mod published;
 pub mod relay;
 #[cfg(test)]
 mod sim;

@@ -32,7 +32,7 @@ pub(super) fn findings(
     check.missing(&mut found);
     let unfit = spec.unfit_types(table);
     let unfit: Vec<Role> = unfit.iter().filter_map(Unfit::role).collect();
-    for (role, column) in spec.outbox.roles() {
+    for (role, column) in spec.common.outbox.roles() {
         if let Some(facts) = check.facts(column) {
             check.of_role(role, facts, &unfit, &mut found);
         }
@@ -42,7 +42,7 @@ pub(super) fn findings(
     if found.is_empty() {
         found.push(Finding::ok(
             "columns",
-            format!("all {} columns exist and fit", spec.outbox.required_columns().len()),
+            format!("all {} columns exist and fit", spec.common.outbox.required_columns().len()),
         ));
     }
     found
@@ -72,11 +72,11 @@ impl ColumnCheck<'_> {
             Role::Topic,
             Role::PartitionKey,
         ];
-        if self.spec.mode == Mode::Poll {
+        if self.spec.common.mode == Mode::Poll {
             return;
         }
         let fixed = |column: &String| {
-            FIXED.iter().any(|role| self.spec.outbox.column(*role) == Some(column))
+            FIXED.iter().any(|role| self.spec.common.outbox.column(*role) == Some(column))
         };
         let key = self.table.partitions.key.iter().filter(|column| !fixed(column));
         let list: Vec<String> = key.map(|column| ident(column)).collect();
@@ -90,7 +90,7 @@ impl ColumnCheck<'_> {
     }
 
     fn missing(&self, found: &mut Vec<Finding>) {
-        let outbox = &self.spec.outbox;
+        let outbox = &self.spec.common.outbox;
         let missing: Vec<&str> = outbox
             .required_columns()
             .into_iter()
@@ -138,7 +138,7 @@ impl ColumnCheck<'_> {
     /// application must add.
     fn mapped(&self, finding: Finding, role: Role, column: &str) -> Finding {
         let key = format!("outbox.columns.{role}");
-        let taken: Vec<&str> = self.spec.outbox.roles().map(|(_, column)| column).collect();
+        let taken: Vec<&str> = self.spec.common.outbox.roles().map(|(_, column)| column).collect();
         let free = || {
             let columns = self.table.columns.iter().map(|have| have.name.as_str());
             columns.filter(|have| !taken.contains(have))
@@ -180,7 +180,7 @@ impl ColumnCheck<'_> {
         } else {
             format!("it may be one of {}", columns.join(", "))
         };
-        let layout = self.spec.outbox.layout.name();
+        let layout = self.spec.common.outbox.layout.name();
         finding.why(format!(
             "layout \"{layout}\" requires this column: without it no row can be published (PR009). If another column \
              holds the value, name that column in pipelines.{}.{key}: {or}. Otherwise the application must add the \
@@ -205,11 +205,11 @@ impl ColumnCheck<'_> {
                 .config(self.config(&key, "")),
             );
         }
-        let debezium = self.spec.outbox.layout == Layout::Debezium;
+        let debezium = self.spec.common.outbox.layout == Layout::Debezium;
         let needed = match role {
             Role::Id | Role::AggregateType => true,
             Role::AggregateId | Role::EventType => !debezium,
-            Role::Topic => self.spec.outbox.topic == "{topic}",
+            Role::Topic => self.spec.common.outbox.topic == "{topic}",
             Role::Payload
             | Role::Headers
             | Role::PartitionKey
@@ -235,7 +235,7 @@ impl ColumnCheck<'_> {
 
     /// Generated columns are not in the stream, unless the publication of PostgreSQL 18 or later includes them.
     fn generated(&self, found: &mut Vec<Finding>) {
-        let needed = self.spec.outbox.required_columns();
+        let needed = self.spec.common.outbox.required_columns();
         let unsent = |column: &&ColumnFacts| {
             // Before PostgreSQL 18 pg_publication_tables lists generated columns, but the stream does not contain them.
             let sent = self.version >= 180_000

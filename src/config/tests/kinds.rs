@@ -114,7 +114,7 @@ fn read(text: &str) -> Result<Config, String> {
 fn a_kind_of_the_callers_own_is_read_shown_checked_and_opened() {
     let config = read(PIGEONS).unwrap();
     let spec = &config.specs[0];
-    assert_eq!((spec.sink.kind(), spec.sink.place().as_str()), ("pigeons", "roof"));
+    assert_eq!((spec.common.sink.kind(), spec.common.sink.place().as_str()), ("pigeons", "roof"));
     let shown: Vec<_> = show::show(&config)
         .into_iter()
         .filter(|row| row.table == "pipelines.orders.sink")
@@ -134,7 +134,7 @@ fn a_kind_of_the_callers_own_is_read_shown_checked_and_opened() {
         ]
     );
     let mailbox = Mailbox::default();
-    let mut sink = spec.sink.open(&spec.needs(Purpose::Live), mailbox.clone()).unwrap();
+    let mut sink = spec.common.sink.open(&spec.needs(Purpose::Live), mailbox.clone()).unwrap();
     let record = Record {
         topic: "home",
         partition: None,
@@ -175,7 +175,7 @@ fn mistakes_with_a_kind_of_the_callers_own_are_those_of_the_file() {
 fn a_file_is_tried_out_with_another_kind_by_one_key() {
     let text = format!("{SMALL}\nsink.kind = \"discard\"\nsink.producers = 2\n");
     let config = parsed(&text).unwrap();
-    assert_eq!(config.specs[0].sink.kind(), "discard");
+    assert_eq!(config.specs[0].common.sink.kind(), "discard");
     let told = mistakes(&text.replace("9092", "port").replace("= 2", "= 17"));
     assert!(told.contains("host:port") && told.contains("from 1 to 16"), "{told}");
 }

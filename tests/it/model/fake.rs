@@ -2,7 +2,7 @@
 
 use super::notes::{Notes, Seen, marker};
 use super::plan::Bad;
-use super::postgres::{Answer, Server, Statement, Transaction, WalChange, at, watermark};
+use super::postgres::{Reply, Server, Statement, Transaction, WalChange, at, watermark};
 use super::rng::Rng;
 use super::script::{By, From, Step};
 use super::truth::Truth;
@@ -143,7 +143,7 @@ impl Fake {
             Step::TakeOver | Step::TakeOverLocked => self.server.epoch += 1,
             Step::Cursor(letter, by) => {
                 let statement = self.cursor(letter, by);
-                let Answer::Cursor(stored) = self.execute(statement) else { panic!("its answer") };
+                let Reply::Cursor(stored) = self.execute(statement) else { panic!("its answer") };
                 self.notes.say(format!("the cursor row to {letter}: stored {stored}"));
             }
             Step::Row => {
@@ -194,7 +194,12 @@ impl Fake {
             self.truth.events[event].refused = 100;
             changes.push(WalChange::Event(event));
         }
-        self.server.transactions.push(Transaction { commit, end, changes });
+        self.server.transactions.push(Transaction {
+            commit,
+            end,
+            changes,
+            ..Transaction::default()
+        });
         self.rows.insert(commit, rows);
     }
 
@@ -202,8 +207,8 @@ impl Fake {
     fn stream(&mut self, step: Step) {
         match step {
             Step::Open(from) => {
-                assert_eq!(self.server.holder, None);
-                self.server.holder = Some(US);
+                assert_eq!(self.server.slot.holder, None);
+                self.server.slot.holder = Some(US);
                 let from = match from {
                     From::Slot => 0,
                     From::CommitOf(letter) => self.notes.commit_of(letter),
@@ -215,7 +220,7 @@ impl Fake {
             }
             Step::Read => self.read(),
             Step::Second => {
-                let refused = self.server.holder.is_some();
+                let refused = self.server.slot.holder.is_some();
                 self.notes.say(format!("a second reader: refused {refused}"));
             }
             Step::Confirm(letter) => {
@@ -223,9 +228,9 @@ impl Fake {
                 self.server.confirm(&self.truth, end).unwrap();
                 self.may_be_saved();
             }
-            Step::Close => (self.walsender, self.server.holder) = (None, None),
+            Step::Close => (self.walsender, self.server.slot.holder) = (None, None),
             Step::Slot => {
-                let slot = self.notes.name(self.server.confirmed);
+                let slot = self.notes.name(self.server.slot.confirmed);
                 self.notes.say(format!("the slot is {slot}"));
             }
             Step::Checkpoint => self.may_be_saved(),
@@ -255,7 +260,7 @@ impl Fake {
         while let Some(frame) = next {
             frames.push(match frame {
                 Frame::Keepalive { upto: wal_end } => Seen::Keepalive(wal_end),
-                Frame::Begin { commit } => {
+                Frame::Begin { commit, .. } => {
                     rows = self.rows[&commit].iter();
                     Seen::Begin(commit)
                 }
@@ -279,7 +284,7 @@ impl Fake {
         Statement::Cursor { progress: Progress { watermark, partial: None }, epoch: self.epoch(by) }
     }
 
-    fn execute(&mut self, statement: Statement) -> Answer {
+    fn execute(&mut self, statement: Statement) -> Reply {
         self.server.execute(&mut self.truth, 0, statement).unwrap()
     }
 
@@ -296,7 +301,7 @@ impl Fake {
         let rows = rows.iter().map(row).collect();
         let marks = marks.iter().map(mark).collect();
         let statement = Statement::Parking { rows, statuses: marks, epoch: self.epoch(by) };
-        let Answer::Parking(left) = self.execute(statement) else { panic!("its answer") };
+        let Reply::Parking(left) = self.execute(statement) else { panic!("its answer") };
         self.notes.say(format!("a parking write: stored {}", left.is_some()));
     }
 }

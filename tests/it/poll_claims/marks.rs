@@ -237,6 +237,21 @@ async fn expired_rows_are_marked_and_counted_and_hold_nothing_back() {
     assert_eq!(outbox.client.text(status).await.as_deref(), Some("failed0 published0 published0"));
 }
 
+/// The row's event is parked, and will be parked again at the place of the row.
+#[tokio::test]
+async fn expired_row_that_the_caller_keeps_is_claimed_in_its_order() {
+    let outbox = with_twin(Version::Pg18, &GCX, "poll_expired_kept").await;
+    outbox.client.batch(&fill("update outbox set aggregate_id = {id}1'", "")).await;
+    outbox.client.batch(&fill("update outbox set expires_at = now() where id = {id}1'", "")).await;
+    let id = outbox.client.text("select id::text from outbox where expires_at <= now()").await;
+    let mut poller = outbox.poller().await;
+    let keeps = |row: &str| Some(row) == id.as_deref();
+    let claim = poller.claim_beside(10, false, &keeps).await.unwrap();
+    assert_eq!((claim.rows.len(), claim.expired), (3, 0));
+    published(&mut poller, claim).await;
+    assert_eq!(outbox.drain(&mut poller, 10).await.len(), 0);
+}
+
 #[tokio::test]
 async fn rows_that_the_stream_brought_are_marked_by_their_ids() {
     for version in VERSIONS {

@@ -1,7 +1,8 @@
 //! Ids that are given a second time, to other events: TRUNCATE … RESTART IDENTITY, a row that is deleted and inserted
 //! again, an id that is moved to another row. An event that was parked under such an id says nothing of the new row.
 
-use super::{SOON, drop_slot, number, repair};
+use super::interrupted::Repairing;
+use super::{SOON, drop_slot, number, repair, repaired};
 use crate::answers::{Answer, answer};
 use crate::await_that::await_that;
 use crate::pipeline::{Pipeline, show};
@@ -370,6 +371,48 @@ async fn row_that_takes_the_id_of_one_that_waits_for_its_mark_is_published() {
             assert_eq!(relay.terminate(SOON).await.code, Some(0));
             cleared(&pipeline).await;
         }
+    }
+}
+
+/// A repair publishes a row and waits to mark it, since a person has locked the row; the person gives its id to another
+/// row. The mark is not the new row's: the next repair publishes that. The other rows of the page take so long that the
+/// lock is there first.
+#[tokio::test]
+async fn row_that_takes_the_id_of_one_that_a_repair_has_published_is_published() {
+    for commit_times in ["on", "off"] {
+        let settings = format!("track_commit_timestamp = {commit_times}");
+        let server = PrivatePostgres::start(Version::Pg17, &settings).await;
+        let pipeline = Pipeline::on(&server.url(), &brokers(), "reusepage").await;
+        let mut pipeline = prepared(pipeline, "block_key").await;
+        let head = format!("[pipelines.{}]\n", pipeline.name);
+        let marks = format!("{head}poll = {{ mark_streamed = true }}\n");
+        pipeline.config = pipeline.config.replacen(&head, &marks, 1);
+        let relay = pipeline.run();
+        relay.await_state("streaming", SOON).await;
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+        drop_slot(&pipeline).await;
+        pipeline.sql.batch(&insert("first", "null")).await;
+        let others = "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+                      select 'order', '2', 'Written', to_json(repeat('x', 20000)) \
+                      from generate_series(1, 990)";
+        pipeline.sql.batch(others).await;
+        let holder = crate::server::Client::connect(&pipeline.url).await.expect("a session");
+        let repairing = Repairing::start(&pipeline.config);
+        await_that("a list", SOON, || async {
+            let sql = "select state from postrider.repair";
+            let state = pipeline.sql.text(sql).await.unwrap_or_default();
+            if state == "publishing" { Ok(()) } else { Err(state) }
+        })
+        .await;
+        holder.batch("begin; select from outbox where id = 1 for update").await;
+        pipeline.topic.await_records(991, SOON).await;
+        let again = reuse(Reuse::DeleteAndInsert, 1, Row::Other).replace("begin; ", "");
+        holder.batch(&again).await;
+        repairing.ends_well().await;
+        drop_slot(&pipeline).await;
+        repaired(&pipeline.config);
+        let found = payloads(&pipeline).await;
+        assert!(found.contains(&"new 1".to_owned()), "{commit_times}: not published");
     }
 }
 

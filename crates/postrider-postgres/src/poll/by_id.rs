@@ -9,6 +9,7 @@ use super::table::{self, TableColumn, TableShape};
 use crate::names::{ident, literal};
 use crate::wire::Lsn;
 use pg_replication::error::SourceError;
+use postrider_core::outbox_rows::WritingTransaction;
 use postrider_core::row::OwnedTable;
 use std::fmt::Write as _;
 use tokio_postgres::Client;
@@ -169,6 +170,39 @@ impl OutboxTable {
         Ok(found)
     }
 
+    /// For each row of a claim, what distinguishes it from another row that gets its id later: the transaction that
+    /// wrote it, and its own time.
+    ///
+    /// # Errors
+    /// An error of the server or of the connection.
+    pub(crate) async fn written(
+        &self,
+        client: &Client,
+        claim: &Claim,
+    ) -> Result<Vec<WritingTransaction>, SourceError> {
+        let rows = 0..claim.rows.len();
+        let time = self.time().and(self.spec.time.as_deref());
+        let column =
+            self.shape.columns.iter().position(|column| Some(column.name.as_str()) == time);
+        let text = |row: usize| {
+            let row = claim.rows.row(row)?;
+            std::str::from_utf8(row.text(column?)?).ok()
+        };
+        let times: Vec<Option<&str>> = rows.clone().map(text).collect();
+        let sql = "SELECT CASE WHEN isfinite(t.at::timestamptz) \
+                     THEN floor(extract(epoch FROM t.at::timestamptz) * 1000)::int8 END \
+                   FROM unnest($1::text[]) WITH ORDINALITY AS t(at, n) ORDER BY t.n";
+        let failed = |e| SourceError::control("read the times of listed rows", e);
+        let times = client.query(sql, &[&times]).await.map_err(failed)?;
+        let written = |row: usize| {
+            let time_ms = times.get(row).map_or(Ok(None), |time| time.try_get(0))?;
+            // No row has been written at the time of the claim. With it the id alone does not decide.
+            let committed = Some(claim.claimed_at);
+            Ok(WritingTransaction { xid: Some(claim.xmin(row)), committed, time_ms })
+        };
+        rows.map(written).collect::<Result<_, _>>().map_err(failed)
+    }
+
     /// Rows (`o`) that are not published.
     pub(crate) fn unpublished(&self) -> String {
         unpublished(&self.spec, &self.shape, "o")
@@ -199,7 +233,7 @@ impl OutboxTable {
             answer => answer,
         };
         let answer = answer.map_err(|error| SourceError::control(doing(), error))?;
-        let claimed = ClaimAnswer::read(&answer, &self.shape)?;
+        let claimed = ClaimAnswer::read(&answer, &self.shape, None)?;
         let places: Vec<usize> = claimed
             .numbers
             .iter()

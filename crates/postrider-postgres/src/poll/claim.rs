@@ -52,27 +52,6 @@ impl Claim {
     pub fn key(&self, row: usize) -> &str {
         self.keys.get(row).map_or("", String::as_str)
     }
-
-    /// A claim of one row for each aggregate, for tests.
-    #[doc(hidden)]
-    pub fn of_aggregates(aggregates: &[&str]) -> Self {
-        let mut rows = RowBuffer::default();
-        for _ in aggregates {
-            rows.push_row(TableId::default());
-        }
-        Self {
-            rows,
-            at: Lsn::ZERO,
-            claimed_at: Timestamp::default(),
-            expired: 0,
-            withheld: 0,
-            missed: MissedRows::default(),
-            more: false,
-            places: Vec::new(),
-            keys: aggregates.iter().map(|key| (*key).to_owned()).collect(),
-            large: BTreeSet::new(),
-        }
-    }
 }
 
 impl fmt::Debug for Claim {
@@ -141,22 +120,12 @@ impl MissedRows {
     }
 }
 
-/// The outcome of one claimed row.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum RowOutcome {
-    /// The broker has acknowledged the event.
-    Published,
-    /// The event was refused. Only for a table that keeps failures ([`super::PollSpec::keeps_failures`]).
-    Failed {
-        /// The reason, without values of the row.
-        error: String,
-        /// A stable error code.
-        code: &'static str,
-    },
-    /// No outcome: an earlier row of its aggregate failed.
-    Held,
-    /// The event was moved to `postrider.parked`: its row counts as published.
-    Moved,
+/// Rows that are claimed although they have expired.
+pub(super) struct KeptRows<'a> {
+    /// The column of the ids.
+    pub(super) id: &'a str,
+    /// Whether the row with this id is one of them.
+    pub(super) keeps: &'a (dyn Fn(&str) -> bool + Sync),
 }
 
 /// The result of one claim statement.
@@ -202,18 +171,25 @@ struct AnswerRow<'a> {
 }
 
 impl ClaimAnswer {
-    /// Reads the answer to [`super::sql::claim`].
+    /// Reads the answer to [`super::sql::claim`]. Rows of `kept` do not expire.
     pub(super) fn read(
         answer: &[SimpleQueryMessage],
         shape: &TableShape,
+        kept: Option<&KeptRows<'_>>,
     ) -> Result<Self, SourceError> {
+        let id = kept.map(|kept| (kept, shape.columns.iter().position(|c| c.name == kept.id)));
         let mut claimed = Self::default();
         let mut rows = Vec::with_capacity(answer.len());
         for message in answer {
             let SimpleQueryMessage::Row(row) = message else { continue };
             if row.len() == HEAD + shape.columns.len() {
                 claimed.candidates = number(text(row, 5)?)?;
-                rows.push(AnswerRow::read(row)?);
+                let mut row = AnswerRow::read(row)?;
+                if let Some((kept, Some(column))) = id.filter(|_| row.expired) {
+                    let id = text(row.values, HEAD + column)?;
+                    row.expired = !id.is_some_and(|id| (kept.keeps)(id));
+                }
+                rows.push(row);
             } else {
                 claimed.clock(row)?;
             }

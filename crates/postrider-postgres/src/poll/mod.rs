@@ -25,7 +25,8 @@ pub(crate) mod table;
 #[cfg(test)]
 mod tests;
 
-pub use claim::{Claim, MissedRows, RowOutcome};
+pub use claim::{Claim, MissedRows};
+pub use postrider_core::outbox_rows::RowOutcome;
 pub use session::{CHANNEL, CLAIM_ROWS_MAX, OldestReady, Opened, Poller};
 pub use spec::{Backoff, PollSpec};
 pub use sql::{CLAIM_BYTES_MAX, ERROR_CHARS_MAX, PayloadCopy, ROW_BYTES_MAX};

@@ -13,9 +13,8 @@ use crate::lock_holders::{self, Holder};
 use crate::names::{TableName, ident};
 use crate::statement::{Statement, StatementError};
 use pg_replication::error::{ServerReport, SourceError, SqlState};
-use postrider_core::event::Position;
+pub use postrider_core::outbox_rows::{PublishedRow, WritingTransaction};
 use postrider_core::parked::Lane;
-use postrider_core::timestamp::Timestamp;
 use std::collections::{HashMap, HashSet};
 use tokio_postgres::Client;
 use tokio_postgres::types::ToSql;
@@ -25,33 +24,6 @@ pub const MARK_ROWS_MAX: usize = 10_000;
 
 /// Maximum number of attempts of one call, when rows are locked or changed by others meanwhile.
 const ROUNDS_MAX: usize = 6;
-
-/// A published event whose row gets its status.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct PublishedRow {
-    /// The event's position in the stream.
-    pub position: Position,
-    /// The event's aggregate, whose rows get their status in order. `None` if the event has no place in an order.
-    pub lane: Option<Lane>,
-    /// The id, as in `Mapped::event_id`.
-    pub id: String,
-    /// The transaction that wrote the event's row.
-    pub written: WritingTransaction,
-    /// The row is known to be visible to other sessions.
-    pub visible: bool,
-}
-
-/// What is known about the transaction that wrote an event's row. It distinguishes the row from another one that got
-/// the same id later.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct WritingTransaction {
-    /// The transaction's number, as in pgoutput's Begin message.
-    pub xid: Option<u32>,
-    /// When the transaction was committed.
-    pub committed: Option<Timestamp>,
-    /// The event's own time, if its record has it. Unit: milliseconds since 1970.
-    pub time_ms: Option<i64>,
-}
 
 /// The prepared statement that sets the status of rows. It belongs to the session that prepared it.
 #[derive(Clone, Debug)]

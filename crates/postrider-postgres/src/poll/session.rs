@@ -1,6 +1,6 @@
 //! The polling session: one lock, and one claim at a time.
 
-use super::claim::{Claim, ClaimAnswer, MissedRows, Place, RowOutcome};
+use super::claim::{Claim, ClaimAnswer, KeptRows, MissedRows, Place};
 use super::order;
 use super::spec::PollSpec;
 use super::sql::{self, ClaimQuery, PayloadCopy, StatusUpdate, dies, ready};
@@ -12,6 +12,7 @@ use crate::statement::{Statement, StatementError};
 use pg_replication::client::Canceller;
 use pg_replication::conninfo::Conninfo;
 use pg_replication::error::{ServerReport, SourceError, SourceErrorKind, SqlState};
+use postrider_core::outbox_rows::RowOutcome;
 use postrider_core::row::{OwnedTable, Row};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -137,23 +138,28 @@ impl Poller {
         limit: usize,
         visible_in: Option<&str>,
     ) -> Result<Claim, SourceError> {
-        self.claim_what(limit, visible_in, false).await
+        self.claim_what(limit, (visible_in, false), &|_| false).await
     }
 
-    /// As [`Self::claim`], including rows that are delayed or have failed, for a caller that keeps them elsewhere: only
-    /// locked rows hold others back.
+    /// As [`Self::claim`], for a caller that keeps rows elsewhere too. Rows whose ids meet `keeps` do not expire.
+    /// `unready`: including rows that are delayed or have failed; only locked rows hold others back.
     ///
     /// # Errors
     /// An error of the server or of the connection. Then no row has a new status.
-    pub async fn claim_all(&mut self, limit: usize) -> Result<Claim, SourceError> {
-        self.claim_what(limit, None, true).await
+    pub async fn claim_beside(
+        &mut self,
+        limit: usize,
+        unready: bool,
+        keeps: &(dyn Fn(&str) -> bool + Sync),
+    ) -> Result<Claim, SourceError> {
+        self.claim_what(limit, (None, unready), keeps).await
     }
 
     async fn claim_what(
         &mut self,
         limit: usize,
-        visible_in: Option<&str>,
-        unready: bool,
+        which: (Option<&str>, bool),
+        keeps: &(dyn Fn(&str) -> bool + Sync),
     ) -> Result<Claim, SourceError> {
         self.abandon().await?;
         let limit = limit.clamp(1, CLAIM_ROWS_MAX);
@@ -162,7 +168,7 @@ impl Poller {
         let mut claimed = ClaimAnswer::default();
         let (mut expired, mut withheld, mut missed) = (0, 0, MissedRows::default());
         for _ in 0..STATEMENTS_MAX {
-            claimed = self.claim_once(limit, (visible_in, unready), now, &blocked).await?;
+            claimed = self.claim_once(limit, which, (now, &blocked), keeps).await?;
             expired += self.expire(&claimed).await?;
             withheld += claimed.withheld;
             missed.extend(&claimed.missed);
@@ -190,8 +196,8 @@ impl Poller {
         &mut self,
         limit: usize,
         (visible_in, unready): (Option<&str>, bool),
-        now: Instant,
-        blocked: &[String],
+        (now, blocked): (Instant, &[String]),
+        keeps: &(dyn Fn(&str) -> bool + Sync),
     ) -> Result<ClaimAnswer, SourceError> {
         let rests = |until: &Instant| *until > now && !unready;
         let resting = self.pauses.iter().filter(|(_, (until, _))| rests(until)).map(|(key, _)| key);
@@ -204,7 +210,8 @@ impl Poller {
         let doing = || format!("claim rows of table {}", self.spec.table);
         let failed = |error| SourceError::control(doing(), error).of(Statement::Claim);
         let answer = self.control.client().simple_query(text).await.map_err(failed)?;
-        let claimed = ClaimAnswer::read(&answer, &self.shape)?;
+        let kept = KeptRows { id: &self.spec.id, keeps };
+        let claimed = ClaimAnswer::read(&answer, &self.shape, Some(&kept))?;
         if claimed.table.is_some_and(|oid| oid != self.shape.oid) {
             return Err(self.replaced());
         }

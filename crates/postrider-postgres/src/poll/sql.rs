@@ -5,7 +5,7 @@
 //! round trip. It is planned again each time, on purpose: a plan made while the outbox was empty is the wrong one for
 //! a backlog.
 
-use super::claim::{Claim, Place, RowOutcome};
+use super::claim::{Claim, Place};
 use super::dialect::Dialect;
 use super::order::{age_column, before, order, source};
 use super::spec::PollSpec;
@@ -14,6 +14,7 @@ use crate::names::{ident, literal};
 use crate::statement::{Statement, StatementError};
 use pg_replication::error::{SourceError, SourceErrorKind};
 use postrider_core::event::Position;
+use postrider_core::outbox_rows::RowOutcome;
 use postrider_core::row::Row;
 use postrider_core::row_state::{Done, FailureLimit};
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! The statements of polling as snapshots, with names that must be quoted.
 
-use super::claim::{Place, RowOutcome};
+use super::claim::Place;
 use super::dialect::{Dialect, column_type};
 use super::row_status;
 use super::spec::{Backoff, PollSpec};
@@ -8,6 +8,7 @@ use super::sql::{self, ClaimQuery, claim};
 use super::table::TableShape;
 use crate::names::TableName;
 use expect_test::{expect, expect_file};
+use postrider_core::outbox_rows::RowOutcome;
 use postrider_core::row::{Kind, TableId, ValueType};
 use postrider_core::row_state::{
     Condition, Failed, FailureLimit, NamedRowState, Pause, StateColumn, StateType,

@@ -77,6 +77,9 @@ struct ListPage {
     ids: Vec<String>,
     /// For each row of the claim, the index of its id.
     places: Vec<usize>,
+    /// For each row of the claim, what distinguishes it from a row that gets its id before the status is set. Empty if
+    /// no status is set.
+    written: Vec<WritingTransaction>,
     looked_at: usize,
     /// Rows that are settled already, and whether the ids without a row were removed from the list.
     settled: BTreeSet<usize>,
@@ -86,7 +89,8 @@ struct ListPage {
 impl ListPage {
     fn new((number, ids): (i64, Vec<String>), places: Vec<usize>, looked_at: usize) -> Self {
         let settled = BTreeSet::new();
-        Self { number, ids, places, looked_at, settled, gone_done: false }
+        let written = Vec::new();
+        Self { number, ids, places, written, looked_at, settled, gone_done: false }
     }
 
     /// Indexes of the ids that are finished: every row with such an id is settled.
@@ -99,19 +103,36 @@ impl ListPage {
         rows().map(|(_, place)| *place).filter(|place| !open.contains(place)).collect()
     }
 
-    /// Takes the outcomes of rows. Returns the ids that this call has finished, and once the number of ids of the page
-    /// that have no row.
-    fn settle(&mut self, outcomes: &[RowOutcome]) -> (Vec<String>, usize) {
+    /// Takes the outcomes of rows. Returns the indexes of the ids that this call has finished, and once the number of
+    /// ids of the page that have no row.
+    fn settle(&mut self, outcomes: &[RowOutcome]) -> (Vec<usize>, usize) {
         let before = self.done();
         let settled =
             |outcome: &RowOutcome| matches!(outcome, RowOutcome::Published | RowOutcome::Moved);
         let rows = outcomes.iter().enumerate().filter(|(_, outcome)| settled(outcome));
         self.settled.extend(rows.map(|(row, _)| row));
-        let new = self.done().into_iter().filter(|place| !before.contains(place));
-        let ids = new.filter_map(|place| self.ids.get(place).cloned()).collect();
+        let new = self.done().into_iter().filter(|place| !before.contains(place)).collect();
         let there: BTreeSet<usize> = self.places.iter().copied().collect();
         let gone = (0..self.looked_at).filter(|place| !there.contains(place)).count();
-        (ids, if std::mem::replace(&mut self.gone_done, true) { 0 } else { gone })
+        (new, if std::mem::replace(&mut self.gone_done, true) { 0 } else { gone })
+    }
+
+    /// The rows with these ids, which get their status.
+    fn published(&self, ids: &[usize]) -> Vec<PublishedRow> {
+        let rows = self.places.iter().zip(&self.written);
+        let rows = rows.filter(|(place, _)| ids.contains(place));
+        rows.filter_map(|(place, written)| {
+            let id = self.ids.get(*place)?.clone();
+            let written = *written;
+            Some(PublishedRow {
+                position: Position::default(),
+                lane: None,
+                id,
+                written,
+                visible: true,
+            })
+        })
+        .collect()
     }
 
     /// The ids that stay on the list.
@@ -216,7 +237,11 @@ impl RepairReader {
             };
             let FetchedPage { claim, places, looked_at } = self.fetch_page(&next.1).await?;
             let nothing = places.is_empty();
-            self.page = Some(ListPage::new(next, places, looked_at));
+            let mut page = ListPage::new(next, places, looked_at);
+            if self.marker.is_some() {
+                page.written = self.table.written(self.client(), &claim).await?;
+            }
+            self.page = Some(page);
             if !nothing {
                 self.run("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await?;
                 self.open = true;
@@ -315,7 +340,7 @@ impl RepairReader {
         let (ids, gone) = page.settle(outcomes);
         let left = page.left();
         if let Some(marker) = &self.marker {
-            self.mark(marker, &ids).await?;
+            self.mark(marker, page.published(&ids)).await?;
         }
         let (done, gone) = (count(ids.len()), count(gone));
         let sql = "WITH cut AS (UPDATE postrider.repair_page SET ids = $3 \
@@ -334,15 +359,11 @@ impl RepairReader {
 
     /// Sets the status of published rows. It waits for a row that another session has locked, because its status and
     /// the shorter list are committed together.
-    async fn mark(&self, marker: &StatusWriter, ids: &[String]) -> Result<(), SourceError> {
-        let to_mark = |id: &String| PublishedRow {
-            position: Position::default(),
-            lane: None,
-            id: id.clone(),
-            written: WritingTransaction::default(),
-            visible: true,
-        };
-        let mut rows: Vec<PublishedRow> = ids.iter().map(to_mark).collect();
+    async fn mark(
+        &self,
+        marker: &StatusWriter,
+        mut rows: Vec<PublishedRow>,
+    ) -> Result<(), SourceError> {
         let since = Instant::now();
         loop {
             let left = marker.mark(self.client(), &rows, &HashSet::new()).await?;
@@ -473,10 +494,10 @@ mod tests {
     fn id_stays_on_the_list_until_each_of_its_rows_is_settled() {
         let ids: Vec<String> = (0..6).map(|id| id.to_string()).collect();
         let mut page = ListPage::new((1, ids), vec![0, 1, 1, 3], 4);
-        assert_eq!(page.settle(&[Published, Published, Held, Held]), (vec!["0".into()], 1));
+        assert_eq!(page.settle(&[Published, Published, Held, Held]), (vec![0], 1));
         assert_eq!(page.left(), ["1", "3", "4", "5"]);
         // Rows that were settled before are among the held rows now.
-        assert_eq!(page.settle(&[Held, Held, Published, Held]), (vec!["1".into()], 0));
+        assert_eq!(page.settle(&[Held, Held, Published, Held]), (vec![1], 0));
         assert_eq!(page.settle(&[Held, Held, Held, Held]), (vec![], 0));
         assert_eq!(page.left(), ["3", "4", "5"]);
     }

@@ -10,45 +10,14 @@ use crate::names::literal;
 use crate::poll::by_id::OutboxTable;
 use crate::statement::{Statement, StatementError};
 use pg_replication::error::SourceError;
-use postrider_core::event::{AHEAD_MAX_MS, Position};
+use postrider_core::event::{AHEAD_MAX_MS, Aggregate, Position};
 use postrider_core::offset::Offset;
-use postrider_core::parked::Parked;
-use postrider_core::timestamp::Timestamp;
+use postrider_core::outbox_rows::{AheadOfCursor, RequeueDecision, RequeuedEvent};
+use postrider_core::parked::{Lane, Parked};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{Client, Row};
-
-/// What to do with a row of the table that has the id of a parked event.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RequeueDecision {
-    /// The parked event is requeued: it is parked at the place of its row.
-    Requeue {
-        /// The row is certainly the event. If not, its content decides ([`alike`]).
-        certain: bool,
-    },
-    /// The row is certainly the event, which keeps its position: it is published, skipped, or blocks no other event.
-    /// Only the row's status is missing.
-    MarkOnly,
-    /// The row may be the event, or another event that got the same id. The row is parked, for a person to decide.
-    Undecided {
-        /// The record of the parked event is kept, so the row's content can be compared with it ([`alike`]).
-        kept: bool,
-    },
-}
-
-/// A parked event whose id is also the id of a row of the table, and which is or may be that row.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct RequeuedEvent {
-    /// The event's id, as in the row of the table.
-    pub event_id: String,
-    /// The event's position in the parked table.
-    pub position: Position,
-    /// What to do with the row.
-    pub decision: RequeueDecision,
-    /// The transaction that wrote the row. A row that another transaction has written may be another row.
-    pub xmin: u32,
-}
 
 /// A parked event that may have a row in the table.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -398,19 +367,6 @@ pub async fn undo_parking(
     client.execute(sql, &[&pipeline, &commit_lsn, &ordinal]).await.map(drop).map_err(failed)
 }
 
-/// A parked event that the cursor row has not passed: its row in the table has no status yet.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct AheadOfCursor {
-    /// The event's position.
-    pub position: Position,
-    /// The event's id.
-    pub id: String,
-    /// When the event's transaction was committed.
-    pub commit_time: Timestamp,
-    /// The event's own time, if it has one.
-    pub timestamp_ms: Option<i64>,
-}
-
 /// Reads the parked events that the cursor row has not passed.
 ///
 /// # Errors
@@ -425,15 +381,17 @@ pub async fn ahead_of_cursor(
     };
     let sql = "SELECT p.commit_lsn, p.ordinal, p.event_id, \
                  (extract(epoch FROM p.commit_time - timestamptz '2000-01-01 00:00:00+00') * 1000000)::int8, \
-                 p.timestamp_ms \
+                 p.timestamp_ms, p.aggregate_type, p.aggregate_id \
                FROM postrider.parked AS p \
                WHERE p.pipeline = $1 AND p.event_id IS NOT NULL AND p.commit_lsn >= \
                  (SELECT c.watermark FROM postrider.cursor AS c WHERE c.pipeline = $1)";
     let rows = client.query(sql, &[&pipeline]).await.map_err(failed)?;
     let found = |row: &Row| {
         let (lsn, ordinal): (PgLsn, i64) = (row.try_get(0)?, row.try_get(1)?);
+        let (kind, id): (Option<&str>, Option<&str>) = (row.try_get(5)?, row.try_get(6)?);
         Ok(AheadOfCursor {
             position: position(lsn, ordinal),
+            lane: kind.zip(id).map(|(kind, id)| Lane::of(Aggregate { kind, id })),
             id: row.try_get(2)?,
             commit_time: crate::wire::from_pg_micros(row.try_get(3)?),
             timestamp_ms: row.try_get(4)?,

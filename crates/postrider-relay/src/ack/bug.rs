@@ -1,6 +1,6 @@
 //! Bugs that tests inject, to show that `sim` detects them. Outside tests [`injected`] is the constant `false`.
 
-/// A broken invariant: each changes one line of `ack` or `relay`.
+/// A broken invariant: each changes one line of `ack`, `relay`, `claims`, `engine` or `published`.
 #[cfg_attr(not(test), expect(dead_code, reason = "some are only asked for in tests"))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Bug {
@@ -60,6 +60,43 @@ pub(crate) enum Bug {
     ForgetsOvertaken,
     /// The publication of an overtaken event is not reported as such.
     OvertakenUnreported,
+    /// A claimed row that was fed counts as acknowledged when its claim is settled.
+    SettlesBeforeAck,
+    /// A row is settled although an earlier row of its aggregate is open.
+    SettlesPastOpenRow,
+    /// Acknowledgements of claimed rows are kept when the claim is fed again from its beginning.
+    KeepsAcksOnRewind,
+    /// A part of a claim is settled although an event is parked behind an open row.
+    SettlesPartBehindParked,
+    /// A claim that was given up counts as one that has taken every row.
+    GivenUpCountsDrained,
+    /// A hand-over ends although its last claim began before the slot existed.
+    HandsOverBeforeSlot,
+    /// Polled ids are skipped although the stream has repeated an event of their aggregate.
+    PolledIdsIgnoreRepeats,
+    /// Polled ids are kept although another process has owned the pipeline meanwhile.
+    PolledIdsSurviveOwner,
+    /// The statuses of events that were parked earlier are written in the transaction of the claim. The driver of the
+    /// simulation asks for this one, where it performs `ClaimEffect::Park`.
+    StatusesInClaim,
+    /// The position of a claim is not above the claim before it.
+    ClaimPositionStays,
+    /// A parked event of a claim may be retried before the claim is committed.
+    RetriesBeforeClaimCommits,
+    /// Requeued events are not removed from the parked events that the relay gets.
+    RequeuedReachRelay,
+    /// The cursor row passes an event whose row status is not written.
+    CursorPassesUnmarked,
+    /// Whether an event has expired is decided although it is parked and requeued.
+    ExpiresRequeued,
+    /// A slot that the job of an earlier owner has created is used without binding the cursor row to it. A hook of the
+    /// fake server.
+    SlotIsNotBound,
+    /// A claim gives a row the status of an expired one although its event is parked, and waits to be requeued.
+    ClaimsExpireParked,
+    /// An event that an earlier page of a repair has parked again keeps the later events of its aggregate at their
+    /// earlier positions. A hook of the fake server.
+    ListedStaysBeforeClaimed,
 }
 
 #[cfg(test)]

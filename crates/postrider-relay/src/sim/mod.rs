@@ -1,24 +1,39 @@
-//! The simulator: the relay among fake servers, with injected faults and virtual time.
+//! The simulator: processes of a pipeline among fake servers, with injected faults and virtual time.
 //!
 //! A seed determines a [`Plan`](plan::Plan): transactions, faults and probabilities. A run drives
-//! [`Relay::apply`](crate::relay::Relay::apply) through a fake PostgreSQL ([`postgres`]), a fake broker ([`broker`])
-//! and fake processes ([`world`], [`process`]) that do what `pipeline` does, in the same order. Every step and the end
-//! are checked against what really happened ([`truth`]), not against the state of the relay. After the last fault every
-//! committed event must be published, parked or skipped, and the next one published. A failing plan is reduced by
-//! [`shrink`]. The integration tests `model` run the same scripts on the fakes and on the real servers.
+//! [`Engine`](crate::engine::Engine) and [`Claims`](crate::claims::Claims) through a fake PostgreSQL ([`postgres`] for
+//! the WAL and the tables of the pipeline, [`outbox`] for the outbox table, [`ownership`] for the lock, the hand-over
+//! and the list of a repair), a fake broker ([`broker`]) and fake processes ([`process`]) that do what `pipeline` does,
+//! in the same order: [`streaming`] is the loop of a stream, [`polling`] that of polling and of a repair. Every step
+//! and the end are checked against what really happened ([`truth`]), not against the state of the engine. After the
+//! last fault every committed event must be published, parked, skipped or expired, and the next one published. A
+//! failing plan is reduced by [`shrink`]. The integration tests `model` run the same scripts on the fakes and on the
+//! real servers.
+//!
+//! A plan is of the stream alone (`Plan::new`), or has an outbox table and a mode (`Plan::with_table`). With a table,
+//! slots are dropped and lost, and the pipeline repairs, polls, or polls and returns to the stream.
 
-// Not simulated: dead letters, for which nothing waits; the deletion of a dead row, except at the next connection; a
-// failover, which is another history; repair and replay, which do not use the relay; polling, and two processes of
-// which one polls, which have a search of their own ([`owners`]); and a partition that does not know the producer and
-// accepts a later request after it refused an earlier one (`docs/guarantees.md`, order).
+// Not simulated: dead letters, for which nothing waits; tables of dead letters; the deletion of a dead row, except at
+// the next connection; a failover, which is another history; a replay, which does not use the engine; ids that are not
+// numbers, whose order the table does not record; payloads that are too large to be read; the wait for the records of a
+// former owner, which is assumed to be long enough (`owners` has it); and a partition that does not know the producer
+// and accepts a later request after it refused an earlier one (`docs/guarantees/order.md`).
 
 mod broker;
+mod ground;
+mod outbox;
 mod owners;
+mod ownership;
 mod plan;
+mod polling;
 mod postgres;
 mod process;
+mod requeued;
 mod rng;
 mod shrink;
+mod stage;
+mod store;
+mod streaming;
 mod tests;
 mod truth;
 mod walsender;

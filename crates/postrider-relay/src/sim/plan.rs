@@ -6,8 +6,14 @@ use super::rng::Rng;
 use super::{HaltWords, Limits, OnPoison, ParkingRules, Settings};
 use std::time::Duration;
 
+/// The least bound on parked rows with which a repair is simulated.
+const LIST_ROWS_MAX: u64 = 1_000;
+
 /// Maximum number of aggregates.
 pub(super) const AGGREGATES: u64 = 6;
+
+/// Makes the seed of the generator for the outbox table differ from the others.
+const TABLE_SEED: u64 = 0x7461_626c_6500_0000;
 
 /// What is wrong with an event, until it is fixed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,6 +42,8 @@ pub(super) enum PlannedChange {
         size: u64,
         /// Milliseconds after its commit before which it may not be published.
         delay: u64,
+        /// Milliseconds after its commit from which it is not published any more; 0: it does not expire.
+        expires: u64,
     },
 }
 
@@ -46,7 +54,18 @@ pub(super) struct PlannedTransaction {
     /// Bytes of other WAL before it: 0 makes two commits adjacent.
     pub(super) gap: u64,
     pub(super) rolled_back: bool,
+    /// Milliseconds after its commit during which no other session sees its rows.
+    pub(super) hidden: u64,
+    /// Its rows are written in a savepoint, which has a number of its own.
+    pub(super) savepoint: bool,
     pub(super) changes: Vec<PlannedChange>,
+}
+
+impl PlannedTransaction {
+    /// A transaction whose rows are visible at once, adjacent to the one before it.
+    pub(super) fn plain(pause: u64, changes: Vec<PlannedChange>) -> Self {
+        Self { pause, gap: 0, rolled_back: false, hidden: 0, savepoint: false, changes }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,6 +90,28 @@ pub(super) enum Fault {
     Delete,
     /// Resolved rows below the cursor are deleted.
     Prune,
+    /// The slot is dropped.
+    SlotDropped,
+    /// The server invalidates the slot.
+    SlotLost,
+    /// The slot retains more WAL than it may.
+    WalBudget,
+    /// The server refuses streams for a while.
+    StreamRefused,
+    /// The session that claims rows ends.
+    ClaimSessionLost,
+    /// Another session locks a row for a while.
+    LockRow,
+    /// The application updates an unpublished row.
+    UpdateRow,
+    /// The application deletes an unpublished row.
+    DeleteRow,
+    /// The application deletes a row, and inserts another event under its id.
+    ReuseId,
+    /// Published rows are deleted.
+    CleanUp,
+    /// The broker is not available for a while.
+    BrokerDown,
 }
 
 const FAULTS: [Fault; 10] = [
@@ -85,6 +126,57 @@ const FAULTS: [Fault; 10] = [
     Fault::Delete,
     Fault::Prune,
 ];
+
+/// The faults of a world with an outbox table, beside [`FAULTS`].
+const TABLE_FAULTS: [Fault; 11] = [
+    Fault::SlotDropped,
+    Fault::SlotLost,
+    Fault::WalBudget,
+    Fault::StreamRefused,
+    Fault::ClaimSessionLost,
+    Fault::LockRow,
+    Fault::UpdateRow,
+    Fault::DeleteRow,
+    Fault::ReuseId,
+    Fault::CleanUp,
+    Fault::BrokerDown,
+];
+
+/// How a process reads its events.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum SourceMode {
+    /// From the stream. If the slot is lost, it is repaired.
+    Wal,
+    /// From the table.
+    Poll,
+    /// From the stream; from the table while the stream can't be used.
+    Auto,
+}
+
+/// The outbox table, and how it is read.
+#[expect(clippy::struct_excessive_bools, reason = "each is a rule of its own")]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TableRules {
+    pub(super) mode: SourceMode,
+    /// Published rows are deleted. Otherwise they get a status.
+    pub(super) deletes: bool,
+    /// Failures are kept in the table.
+    pub(super) keeps_failures: bool,
+    /// The table has a column for delays. Otherwise only the record has the time.
+    pub(super) delays: bool,
+    /// The server keeps the commit times of transactions.
+    pub(super) commit_times: bool,
+    /// Rows that the stream has published get their status, though nothing depends on it (`poll.mark_streamed`).
+    pub(super) statuses: bool,
+    /// Most rows of a claim.
+    pub(super) batch: usize,
+    /// Probability that a row is locked just before it gets its status.
+    pub(super) row_locked: u64,
+    /// Probability that another session is faster to lock a row again after a claim was settled in part.
+    pub(super) relock_lost: u64,
+    /// Probability that the server notices the end of a session only after a while.
+    pub(super) ghosts: u64,
+}
 
 /// How the world behaves: probabilities in a thousand, and bounds.
 #[derive(Clone, Copy, Debug)]
@@ -124,9 +216,42 @@ pub(super) struct Plan {
     pub(super) transactions: Vec<PlannedTransaction>,
     /// The faults and their steps, in order.
     pub(super) faults: Vec<(u64, Fault)>,
+    /// The outbox table; `None` if only the stream is simulated.
+    pub(super) table: Option<TableRules>,
 }
 
 impl Plan {
+    /// Changes the rules of the table, if there is one.
+    pub(super) fn each_rule(&mut self, change: impl FnOnce(&mut TableRules)) {
+        if let Some(rules) = &mut self.table {
+            change(rules);
+        }
+    }
+
+    /// A plan with an outbox table.
+    pub(super) fn with_table(seed: u64) -> Self {
+        let mut rng = Rng::new(seed ^ TABLE_SEED);
+        let mut plan = Self::new(seed);
+        let rules = TableRules::new(&mut rng, &mut plan.knobs);
+        let (hidden, expires) = (swarm(&mut rng, 300), swarm(&mut rng, 100));
+        for transaction in &mut plan.transactions {
+            transaction.gap &= !7;
+            transaction.hidden = if rng.chance(hidden) { rng.range(1, 300) } else { 0 };
+            transaction.savepoint = rng.chance(200);
+            for change in &mut transaction.changes {
+                if let PlannedChange::Event { expires: after, .. } = change {
+                    *after = if rng.chance(expires) { rng.range(1, 600) } else { 0 };
+                }
+            }
+        }
+        let last = plan.faults.last().map_or(0, |(at, _)| *at);
+        let last = last.max(plan.transactions.iter().map(|transaction| transaction.pause).sum());
+        plan.faults.extend(table_faults(&mut rng, last));
+        plan.faults.sort_by_key(|(at, _)| *at);
+        plan.table = Some(rules);
+        plan
+    }
+
     pub(super) fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let knobs = Knobs::new(&mut rng);
@@ -143,6 +268,7 @@ impl Plan {
             fixed_after: rng.below(fixed_max),
             size: rng.range(1, 120),
             delay: if rng.chance(delay) { rng.range(1, 300) } else { 0 },
+            expires: 0,
         };
         let change = |rng: &mut Rng| {
             if rng.chance(others) { PlannedChange::Other } else { event(rng) }
@@ -151,6 +277,8 @@ impl Plan {
             pause: rng.below(pause),
             gap: if rng.chance(500) { 0 } else { rng.range(8, 6_000) },
             rolled_back: rng.chance(100),
+            hidden: 0,
+            savepoint: false,
             changes: (0..rng.below(events_max + 1)).map(|_| change(rng)).collect(),
         };
         if rng.chance(400) {
@@ -163,7 +291,7 @@ impl Plan {
         }
         let transactions = (0..count).map(|_| transaction(&mut rng)).collect();
         let faults = faults(&mut rng);
-        Self { schedule: rng.next(), knobs, transactions, faults }
+        Self { schedule: rng.next(), knobs, transactions, faults, table: None }
     }
 
     /// Few aggregates, many events that are parked and fixed soon, and no faults but crashes, lost connections and
@@ -179,13 +307,12 @@ impl Plan {
                 fixed_after: rng.below(fixed_max),
                 size: 1,
                 delay: if late { rng.below(fixed_max) } else { 0 },
+                expires: 0,
             }
         };
-        let transaction = |rng: &mut Rng| PlannedTransaction {
-            pause: rng.below(20),
-            gap: 0,
-            rolled_back: false,
-            changes: (0..rng.range(1, 3)).map(|_| event(rng)).collect(),
+        let transaction = |rng: &mut Rng| {
+            let pause = rng.below(20);
+            PlannedTransaction::plain(pause, (0..rng.range(1, 3)).map(|_| event(rng)).collect())
         };
         let transactions = (0..rng.range(5, 25)).map(|_| transaction(rng)).collect();
         let rules = &mut knobs.settings.rules;
@@ -206,7 +333,7 @@ impl Plan {
             (at, kinds[rng.index(4)])
         };
         let faults = (0..25).map(|_| fault(rng)).collect();
-        Self { schedule: rng.next(), knobs, transactions, faults }
+        Self { schedule: rng.next(), knobs, transactions, faults, table: None }
     }
 
     /// The control connection is slow, everything else is fast, and there are crashes: finds bugs around decisions that
@@ -215,8 +342,9 @@ impl Plan {
     fn lagging(rng: &mut Rng, mut knobs: Knobs) -> Self {
         let parked = rng.range(300, 500);
         let transaction = |pause, aggregate, fixed_after, bad| {
-            let change = PlannedChange::Event { aggregate, bad, fixed_after, size: 1, delay: 0 };
-            PlannedTransaction { pause, gap: 0, rolled_back: false, changes: vec![change] }
+            let (size, delay, expires) = (1, 0, 0);
+            let change = PlannedChange::Event { aggregate, bad, fixed_after, size, delay, expires };
+            PlannedTransaction::plain(pause, vec![change])
         };
         let moment = |rng: &mut Rng| {
             let (pause, aggregate) = (rng.below(200), rng.range(1, AGGREGATES - 1));
@@ -241,7 +369,7 @@ impl Plan {
             (at, Fault::Crash { boundaries: rng.below(6) })
         };
         let faults = (0..12).map(|_| crash(rng)).collect();
-        Self { schedule: rng.next(), knobs, transactions, faults }
+        Self { schedule: rng.next(), knobs, transactions, faults, table: None }
     }
 }
 
@@ -287,6 +415,62 @@ fn faults(rng: &mut Rng) -> Vec<(u64, Fault)> {
         (at, fault)
     };
     (0..count).map(|_| fault(rng)).collect()
+}
+
+/// Faults of the table in the steps up to `last`.
+fn table_faults(rng: &mut Rng, last: u64) -> Vec<(u64, Fault)> {
+    let mut weights: Vec<u64> = TABLE_FAULTS.iter().map(|_| swarm(rng, 10)).collect();
+    // Without a lost slot a pipeline that streams would not leave the stream.
+    weights[0] += 2;
+    let total: u64 = weights.iter().sum();
+    let count = [1, 4, 12][rng.index(3)];
+    let last = last.max(100) + 50;
+    let fault = |rng: &mut Rng| {
+        let mut left = rng.below(total);
+        let kind = weights.iter().position(|weight| {
+            let here = left < *weight;
+            left = left.saturating_sub(*weight);
+            here
+        });
+        (rng.below(last), TABLE_FAULTS[kind.unwrap()])
+    };
+    (0..count).map(|_| fault(rng)).collect()
+}
+
+impl TableRules {
+    /// Draws the rules, and adapts what does not go with a table.
+    fn new(rng: &mut Rng, knobs: &mut Knobs) -> Self {
+        let mode = match rng.below(8) {
+            0 => SourceMode::Wal,
+            1 | 2 => SourceMode::Poll,
+            _ => SourceMode::Auto,
+        };
+        let deletes = rng.chance(300);
+        // A page of a repair that fills the parked table alone is never finished (its events are attempted only behind
+        // the page): the bound is larger than a page.
+        if mode == SourceMode::Wal {
+            let rows_max = &mut knobs.settings.rules.rows_max;
+            *rows_max = (*rows_max).max(LIST_ROWS_MAX);
+        }
+        knobs.processes = if rng.chance(350) { 2 } else { 1 };
+        // Row statuses rely on it that the reports of an aggregate come in order, and that none is missing before a
+        // later one.
+        if mode != SourceMode::Poll {
+            (knobs.reports_shuffled, knobs.report_lost) = (false, 0);
+        }
+        Self {
+            mode,
+            deletes,
+            keeps_failures: !deletes && rng.chance(400),
+            delays: rng.chance(500),
+            commit_times: rng.chance(300),
+            statuses: rng.chance(500),
+            batch: [1, 2, 5, 20][rng.index(4)],
+            row_locked: swarm(rng, 200),
+            relock_lost: swarm(rng, 300),
+            ghosts: swarm(rng, 500),
+        }
+    }
 }
 
 impl Knobs {

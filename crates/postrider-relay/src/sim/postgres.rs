@@ -14,6 +14,9 @@ use postrider_core::parked::{Entry, Lane, ParkedOutcome, ParkedUpdate, Request, 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+/// A start that no stream follows reads no resolved rows.
+pub(super) const WITHOUT_RESOLVED: Position = Position { commit: Offset::MAX, ordinal: 0 };
+
 /// Makes the seed of the generator for locked rows differ from the others.
 const LOCKS_SEED: u64 = 0x10CC;
 
@@ -22,6 +25,12 @@ const LOCKS_RUNS: u64 = 300;
 
 /// Number of writes in a thousand with status changes, in such a run, that find a row locked.
 const LOCKS_ROWS: u64 = 300;
+
+/// WAL of a transaction of Postrider. Unit: bytes.
+const OWN_WAL: u64 = 64;
+
+/// The number before that of the first transaction: numbers wrap around.
+const FIRST_XID: u32 = u32::MAX - 40;
 
 /// Maximum time that a row stays locked. Unit: milliseconds.
 const LOCKED_MAX: u64 = 3_000;
@@ -32,24 +41,96 @@ pub(super) enum WalChange {
     Event(usize),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Transaction {
     pub(super) commit: u64,
     pub(super) end: u64,
     pub(super) changes: Vec<WalChange>,
+    pub(super) xid: u32,
+    /// When it was committed. Unit: milliseconds.
+    pub(super) time: u64,
+    /// Until when no other session sees it, though a walsender sends it: the commit waits for a standby.
+    pub(super) hidden_until: u64,
+}
+
+/// The slot of the pipeline.
+#[derive(Clone, Debug)]
+pub(super) struct ReplicationSlot {
+    pub(super) exists: bool,
+    /// The slot is invalidated.
+    pub(super) lost: bool,
+    /// Where it was created: it streams the transactions that commit at or after this position.
+    pub(super) created: u64,
+    pub(super) confirmed: u64,
+    /// The confirmed position after a crash.
+    pub(super) saved: u64,
+    /// The process that streams.
+    pub(super) holder: Option<usize>,
+}
+
+impl ReplicationSlot {
+    pub(super) fn new(created: u64) -> Self {
+        Self {
+            exists: true,
+            lost: false,
+            created,
+            confirmed: created,
+            saved: created,
+            holder: None,
+        }
+    }
+
+    /// Whether it can be streamed from.
+    pub(super) fn is_usable(&self) -> bool {
+        self.exists && !self.lost
+    }
 }
 
 /// A row of the parked table.
 #[derive(Clone, Debug)]
-pub(super) struct ParkedRow {
+pub(super) struct ParkedTableRow {
     pub(super) event: usize,
-    lane: Option<Lane>,
+    pub(super) lane: Option<Lane>,
     pub(super) state: State,
     attempts: u32,
     next_at: u64,
     overtaken_by: Option<Position>,
     pub(super) request: Option<Request>,
-    version: u32,
+    pub(super) version: u32,
+    /// The transaction that wrote the row last.
+    pub(super) xmin: u32,
+    /// When the event was committed, or the time of the claim that has parked it.
+    pub(super) commit_time: u64,
+    /// The payload: the number of times that the application had changed it.
+    pub(super) content: u32,
+}
+
+impl ParkedTableRow {
+    fn new(
+        entry: &Entry,
+        event: usize,
+        now: u64,
+        (commit_time, content, xmin): (u64, u32, u32),
+    ) -> Self {
+        Self {
+            event,
+            lane: entry.lane,
+            state: entry.state,
+            attempts: entry.attempts,
+            next_at: now + millis(entry.wait),
+            overtaken_by: entry.overtaken_by,
+            request: None,
+            version: 0,
+            xmin,
+            commit_time,
+            content,
+        }
+    }
+
+    /// Whether a person has decided that the event is not published as its row in the outbox has it.
+    pub(super) fn is_decided(&self) -> bool {
+        self.state == State::Skipped || self.state == State::Done && self.version > 0
+    }
 }
 
 #[derive(Debug)]
@@ -61,7 +142,7 @@ pub(super) enum Statement {
 }
 
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum Reply {
     /// Whether the row was written.
     Cursor(bool),
     /// The locked rows whose status was left out; `None` if nothing was written.
@@ -71,19 +152,28 @@ pub(super) enum Answer {
     Requests(Vec<(Position, Request)>),
 }
 
-#[derive(Debug, Default)]
+/// A change of the parked table in the transaction of a claim.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ParkedChange {
+    /// A new row, unless there is one at its position.
+    Insert { entry: Entry, event: usize, claimed_at: u64, content: u32 },
+    /// The row moves from the first position to the second one.
+    Move(Position, Position),
+    /// The rows of this claim from this position on are deleted.
+    DeleteFrom(Position),
+}
+
+#[derive(Debug)]
 pub(super) struct Server {
     pub(super) transactions: Vec<Transaction>,
     /// First byte after the WAL.
     pub(super) end: u64,
-    pub(super) confirmed: u64,
-    /// The confirmed position after a crash.
-    pub(super) saved: u64,
-    /// The process that streams.
-    pub(super) holder: Option<usize>,
+    pub(super) slot: ReplicationSlot,
+    /// The number of the newest transaction.
+    xid: u32,
     pub(super) row: Progress,
     pub(super) epoch: u64,
-    pub(super) table: BTreeMap<Position, ParkedRow>,
+    pub(super) table: BTreeMap<Position, ParkedTableRow>,
     /// Statements of lost sessions that may still be executed.
     pub(super) orphans: VecDeque<Statement>,
     /// Locked rows, and until when.
@@ -113,6 +203,11 @@ pub(super) fn at(lsn: u64) -> Offset {
     Offset::new(lsn)
 }
 
+/// Whether a claim has parked the event at this position: no commit record has an odd one.
+pub(super) fn is_of_claim(position: Position) -> bool {
+    position.commit.get() % 2 == 1
+}
+
 pub(super) fn watermark(progress: Progress) -> u64 {
     progress.watermark.offset().get()
 }
@@ -120,8 +215,37 @@ pub(super) fn watermark(progress: Progress) -> u64 {
 impl Server {
     pub(super) fn new() -> Self {
         let watermark = Watermark::resumed(at(16));
-        let row = Progress { watermark, partial: None };
-        Self { end: 16, confirmed: 16, saved: 16, row, ..Self::default() }
+        Self {
+            transactions: Vec::new(),
+            end: 16,
+            slot: ReplicationSlot::new(16),
+            xid: FIRST_XID,
+            row: Progress { watermark, partial: None },
+            epoch: 0,
+            table: BTreeMap::new(),
+            orphans: VecDeque::new(),
+            locked: BTreeMap::new(),
+            locks: Locks::default(),
+            accounted: 0,
+        }
+    }
+
+    /// The number of a new transaction.
+    pub(super) fn next_xid(&mut self) -> u32 {
+        self.xid = self.xid.wrapping_add(1);
+        self.xid
+    }
+
+    /// A transaction of Postrider commits: the WAL grows.
+    pub(super) fn write_own(&mut self) {
+        self.end += OWN_WAL;
+    }
+
+    /// The lowest number that a transaction may have which is not over at this time.
+    pub(super) fn snapshot_xmin(&self, now: u64) -> u32 {
+        let hidden = |txn: &&Transaction| txn.hidden_until > now;
+        let oldest = self.transactions.iter().find(hidden);
+        oldest.map_or(self.xid.wrapping_add(1), |txn| txn.xid)
     }
 
     /// Writes the commit record of a transaction, behind `gap` bytes of other WAL. Returns its start and end.
@@ -133,21 +257,21 @@ impl Server {
 
     /// The server dies: the slot returns to its last saved position.
     pub(super) fn crash(&mut self) {
-        self.confirmed = self.saved;
-        self.holder = None;
+        self.slot.confirmed = self.slot.saved;
+        self.slot.holder = None;
         self.orphans.clear();
     }
 
     /// The slot is saved.
     pub(super) fn save(&mut self) {
-        self.saved = self.confirmed;
+        self.slot.saved = self.slot.confirmed;
     }
 
     /// The progress from which a stream starts.
     pub(super) fn resume(&self) -> Result<Progress, super::Stop> {
-        if self.confirmed > watermark(self.row) {
+        if self.slot.confirmed > watermark(self.row) {
             // The start check halts in this case.
-            let (slot, row) = (at(self.confirmed), self.row.watermark);
+            let (slot, row) = (at(self.slot.confirmed), self.row.watermark);
             wrong(format!("the slot is at {slot}, beyond the cursor row at {row}"))?;
         }
         Ok(self.row)
@@ -160,19 +284,35 @@ impl Server {
             return wrong(format!("{} is confirmed, the cursor row is at {row}", at(lsn)));
         }
         self.check_below(truth, lsn, None)?;
-        self.confirmed = self.confirmed.max(lsn);
+        self.slot.confirmed = self.slot.confirmed.max(lsn);
         Ok(())
     }
 
+    /// The events of the unresolved rows of the parked table.
+    pub(super) fn unresolved(&self) -> impl Iterator<Item = usize> {
+        let rows = self.table.values().filter(|row| !row.state.resolved());
+        rows.map(|row| row.event)
+    }
+
+    /// Whether the event has a row in the parked table: at its own position, or at that of a claim.
+    pub(super) fn has_parked(&self, truth: &Truth, event: usize) -> bool {
+        self.table.contains_key(&truth.events[event].position)
+            || self.table.values().any(|row| row.event == event)
+    }
+
     /// Every event below the position is published, has a row, or was skipped.
-    fn check_below(&mut self, truth: &Truth, lsn: u64, partial: Option<Position>) -> Check {
+    pub(super) fn check_below(
+        &mut self,
+        truth: &Truth,
+        lsn: u64,
+        partial: Option<Position>,
+    ) -> Check {
         if lsn > self.end {
             return wrong(format!("{} is beyond the end of the WAL", at(lsn)));
         }
         let missing = |event: usize| {
-            let position = truth.events[event].position;
-            let is_missing = !truth.settled(event) && !self.table.contains_key(&position);
-            is_missing.then_some(position)
+            let is_missing = !truth.settled(event) && !self.has_parked(truth, event);
+            is_missing.then_some(truth.events[event].position)
         };
         let mut accounted = self.accounted;
         while let Some(transaction) =
@@ -208,7 +348,7 @@ impl Server {
         truth: &mut Truth,
         now: u64,
         statement: Statement,
-    ) -> Result<Answer, super::Stop> {
+    ) -> Result<Reply, super::Stop> {
         Ok(match statement {
             Statement::Cursor { progress, epoch } => {
                 let stored = epoch == self.epoch && self.row.watermark <= progress.watermark;
@@ -216,7 +356,7 @@ impl Server {
                     self.check_below(truth, watermark(progress), progress.partial)?;
                     self.row = progress;
                 }
-                Answer::Cursor(stored)
+                Reply::Cursor(stored)
             }
             Statement::Parking { rows, statuses, epoch } => {
                 if epoch == self.epoch {
@@ -225,9 +365,9 @@ impl Server {
                     statuses.retain(|status| !left.contains(&status.position));
                     self.write_statuses(truth, now, &statuses)?;
                     self.write_rows(truth, now, &rows)?;
-                    Answer::Parking(Some(left))
+                    Reply::Parking(Some(left))
                 } else {
-                    Answer::Parking(None)
+                    Reply::Parking(None)
                 }
             }
             Statement::Fetch { positions } => {
@@ -236,12 +376,17 @@ impl Server {
                     Some((*position, row.event, row.version))
                 };
                 let found = positions.iter().filter_map(found).collect();
-                Answer::Fetched(positions, found)
+                Reply::Fetched(positions, found)
             }
-            Statement::ReadRequests => Answer::Requests(
+            Statement::ReadRequests => Reply::Requests(
                 self.table.iter().filter_map(|(at, row)| Some((*at, row.request?))).collect(),
             ),
         })
+    }
+
+    /// Another session has locked the row until this time.
+    pub(super) fn lock_row(&mut self, position: Position, until: u64) {
+        self.locked.insert(position, until);
     }
 
     /// The rows whose status a write leaves out: locked rows, and later rows of their lanes.
@@ -266,32 +411,112 @@ impl Server {
 
     fn write_rows(&mut self, truth: &mut Truth, now: u64, rows: &[(Entry, usize)]) -> Check {
         for (entry, event) in rows {
-            let what = &mut truth.events[*event];
-            assert_eq!(what.position, entry.position);
-            if entry.attempts > what.refused {
-                return wrong(format!(
-                    "{} is parked as refused, but was never refused",
-                    entry.position
-                ));
-            }
-            what.free |= entry.lane.is_none() && !self.table.contains_key(&entry.position);
-            self.table.entry(entry.position).or_insert_with(|| ParkedRow {
-                event: *event,
-                lane: entry.lane,
-                state: entry.state,
-                attempts: entry.attempts,
-                next_at: now + millis(entry.wait),
-                overtaken_by: entry.overtaken_by,
-                request: None,
-                version: 0,
-            });
+            assert_eq!(truth.events[*event].position, entry.position);
+            let commit = entry.position.commit.get();
+            let of_event = self.transactions.iter().rev().find(|txn| txn.commit == commit);
+            let time = of_event.map_or(now, |txn| txn.time);
+            self.write_row(truth, now, (entry, *event), (time, 0))?;
         }
         Ok(())
     }
 
+    /// Inserts a row, unless there is one at its position. `time`: when the event was committed or claimed.
+    fn write_row(
+        &mut self,
+        truth: &mut Truth,
+        now: u64,
+        (entry, event): (&Entry, usize),
+        (commit_time, content): (u64, u32),
+    ) -> Check {
+        let what = &mut truth.events[event];
+        if entry.attempts > what.refused {
+            return wrong(format!(
+                "{} is parked as refused, but was never refused",
+                entry.position
+            ));
+        }
+        what.free |= entry.lane.is_none() && !self.table.contains_key(&entry.position);
+        let written = (commit_time, content, self.xid);
+        let row = || ParkedTableRow::new(entry, event, now, written);
+        self.table.entry(entry.position).or_insert_with(row);
+        Ok(())
+    }
+
+    /// Makes the changes of a claim.
+    pub(super) fn write_claim(
+        &mut self,
+        truth: &mut Truth,
+        now: u64,
+        changes: &[ParkedChange],
+    ) -> Check {
+        for change in changes {
+            match *change {
+                ParkedChange::Insert { entry, event, claimed_at, content } => {
+                    self.write_row(truth, now, (&entry, event), (claimed_at, content))?;
+                }
+                ParkedChange::Move(..) => self.make_moves(&[*change])?,
+                ParkedChange::DeleteFrom(from) => {
+                    self.table.retain(|at, _| at.commit != from.commit || *at < from);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn make_moves(&mut self, moves: &[ParkedChange]) -> Check {
+        for change in moves {
+            let ParkedChange::Move(from, to) = *change else { continue };
+            let Some(mut row) = self.table.remove(&from) else { continue };
+            row.xmin = self.xid;
+            if self.table.insert(to, row).is_some() {
+                return wrong(format!("a row is moved from {from} to {to}, where one is"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves unresolved events that claims have parked to positions below the cursor row, or behind an event of their
+    /// aggregate that the stream repeats (`put_before_stream` of `store::requeue`).
+    ///
+    /// Polling may have claimed a parked event, and have left a later one of its aggregate as the stream had parked it.
+    /// Then the claimed event, which the stream repeats too, gets behind the later one
+    /// (`docs/guarantees/order.md`, the last of the windows).
+    pub(super) fn put_before_stream(&mut self, truth: &mut Truth) -> Check {
+        let row = watermark(self.row);
+        if row <= 16 {
+            return Ok(());
+        }
+        let below = row - row % 8 - 7;
+        let mut before: BTreeMap<Option<Lane>, u64> = BTreeMap::new();
+        let (mut moves, mut nth) = (Vec::new(), 0);
+        for (position, parked) in &self.table {
+            let commit = position.commit.get();
+            if commit < row || parked.state.resolved() {
+                continue;
+            }
+            if !is_of_claim(*position) {
+                before.insert(parked.lane, commit);
+                continue;
+            }
+            nth += 1;
+            if before.contains_key(&parked.lane) {
+                truth.repeats_alone(parked.event);
+            }
+            let to = below.max(before.get(&parked.lane).map_or(0, |commit| commit + 1));
+            let there = self.table.keys().filter(|at| at.commit.get() == to);
+            let ordinal = nth + there.map(|at| at.ordinal).max().unwrap_or(0);
+            if commit != to {
+                moves.push(ParkedChange::Move(*position, Position { commit: at(to), ordinal }));
+            }
+        }
+        self.make_moves(&moves)
+    }
+
     fn write_statuses(&mut self, truth: &mut Truth, now: u64, statuses: &[ParkedUpdate]) -> Check {
         for ParkedUpdate { position, became } in statuses {
+            let xmin = self.xid;
             let Some(row) = self.table.get_mut(position) else { continue };
+            row.xmin = xmin;
             let what = &mut truth.events[row.event];
             if matches!(became, ParkedOutcome::Declined) {
                 row.request = None;
@@ -343,21 +568,43 @@ impl Server {
 
     /// The rows and requests that a start reads.
     pub(super) fn load(&self, from: Position, now: u64) -> (Vec<Entry>, Vec<(Position, Request)>) {
-        let rows = self.table.iter().filter(|(at, row)| !row.state.resolved() || **at >= from);
-        let entry = |(position, row): (&Position, &ParkedRow)| Entry {
-            position: *position,
-            lane: row.lane,
-            state: row.state,
-            attempts: row.attempts,
-            wait: Duration::from_millis(if row.state == State::Dead {
-                0
-            } else {
-                row.next_at.saturating_sub(now)
-            }),
-            overtaken_by: row.overtaken_by,
-        };
-        let requests = rows.clone().filter_map(|(at, row)| Some((*at, row.request?))).collect();
-        (rows.map(entry).collect(), requests)
+        load(&self.table, from, now)
+    }
+
+    /// All unresolved rows and their requests, as the transaction of a claim sees them that has made these changes.
+    pub(super) fn load_in_claim(
+        &self,
+        changes: &[ParkedChange],
+        now: u64,
+    ) -> (Vec<Entry>, Vec<(Position, Request)>) {
+        load(&self.table_in_claim(changes, now), WITHOUT_RESOLVED, now)
+    }
+
+    /// The parked table as the transaction of a claim sees it that has made these changes.
+    pub(super) fn table_in_claim(
+        &self,
+        changes: &[ParkedChange],
+        now: u64,
+    ) -> BTreeMap<Position, ParkedTableRow> {
+        let mut table = self.table.clone();
+        for change in changes {
+            match *change {
+                ParkedChange::Insert { entry, event, claimed_at, content } => {
+                    let row =
+                        ParkedTableRow::new(&entry, event, now, (claimed_at, content, self.xid));
+                    table.entry(entry.position).or_insert(row);
+                }
+                ParkedChange::Move(from, to) => {
+                    if let Some(row) = table.remove(&from) {
+                        table.insert(to, row);
+                    }
+                }
+                ParkedChange::DeleteFrom(from) => {
+                    table.retain(|at, _| at.commit != from.commit || *at < from);
+                }
+            }
+        }
+        table
     }
 
     /// Deletes resolved rows that no stream repeats.
@@ -370,4 +617,26 @@ impl Server {
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap()
+}
+
+fn load(
+    table: &BTreeMap<Position, ParkedTableRow>,
+    from: Position,
+    now: u64,
+) -> (Vec<Entry>, Vec<(Position, Request)>) {
+    let rows = table.iter().filter(|(at, row)| !row.state.resolved() || **at >= from);
+    let entry = |(position, row): (&Position, &ParkedTableRow)| Entry {
+        position: *position,
+        lane: row.lane,
+        state: row.state,
+        attempts: row.attempts,
+        wait: Duration::from_millis(if row.state == State::Dead {
+            0
+        } else {
+            row.next_at.saturating_sub(now)
+        }),
+        overtaken_by: row.overtaken_by,
+    };
+    let requests = rows.clone().filter_map(|(at, row)| Some((*at, row.request?))).collect();
+    (rows.map(entry).collect(), requests)
 }

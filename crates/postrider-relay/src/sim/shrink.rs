@@ -46,12 +46,26 @@ fn still_fails(candidate: &Plan, kind_of: &str) -> Option<Plan> {
 fn size(plan: &Plan) -> u64 {
     let k = &plan.knobs;
     let changes: usize = plan.transactions.iter().map(|t| 2 + t.changes.len()).sum();
-    let bad = plan.transactions.iter().flat_map(|t| &t.changes).filter(|change| {
-        matches!(change, PlannedChange::Event { bad, delay, .. } if *bad != Bad::No || *delay > 0)
+    let special = |change: &&PlannedChange| match change {
+        PlannedChange::Event { bad, delay, expires, .. } => {
+            *bad != Bad::No || *delay > 0 || *expires > 0
+        }
+        PlannedChange::Other => false,
+    };
+    let bad = plan.transactions.iter().flat_map(|t| &t.changes).filter(special);
+    let hidden = plan.transactions.iter().filter(|t| t.hidden > 0 || t.savepoint).count();
+    let rules = plan.table.iter().map(|rules| {
+        [rules.row_locked > 0, rules.relock_lost > 0, rules.ghosts > 0, rules.keeps_failures]
+            .into_iter()
+            .chain([rules.delays || rules.commit_times])
+            .filter(|on| *on)
+            .count()
     });
+    let rules: usize = rules.sum();
     let knobs = [k.sink_full, k.destination_down, k.unknown, k.refused_wider, k.report_lost];
     let knobs = knobs.iter().chain([&k.overtakes, &k.keepalive]).filter(|knob| **knob > 0).count();
-    (changes + bad.count() + plan.faults.len() * 2 + knobs + k.processes * 3) as u64
+    (changes + bad.count() + hidden + rules + plan.faults.len() * 2 + knobs + k.processes * 3)
+        as u64
 }
 
 fn candidates(plan: &Plan) -> Vec<Plan> {
@@ -61,7 +75,7 @@ fn candidates(plan: &Plan) -> Vec<Plan> {
         change(&mut smaller);
         all.push(smaller);
     };
-    let knobs: [fn(&mut Plan); 8] = [
+    let knobs: [fn(&mut Plan); 13] = [
         |p| p.knobs.processes = 1,
         |p| p.knobs.sink_full = 0,
         |p| p.knobs.destination_down = 0,
@@ -70,6 +84,11 @@ fn candidates(plan: &Plan) -> Vec<Plan> {
         |p| p.knobs.report_lost = 0,
         |p| p.knobs.overtakes = 0,
         |p| p.knobs.keepalive = 0,
+        |p| p.each_rule(|rules| rules.row_locked = 0),
+        |p| p.each_rule(|rules| rules.relock_lost = 0),
+        |p| p.each_rule(|rules| rules.ghosts = 0),
+        |p| p.each_rule(|rules| rules.keeps_failures = false),
+        |p| p.each_rule(|rules| (rules.delays, rules.commit_times) = (false, false)),
     ];
     for knob in &knobs {
         add(knob);
@@ -86,13 +105,19 @@ fn candidates(plan: &Plan) -> Vec<Plan> {
         }
     }
     for (t, transaction) in plan.transactions.iter().enumerate() {
+        add(&|p| {
+            let transaction = &mut p.transactions[t];
+            (transaction.hidden, transaction.savepoint) = (0, false);
+        });
         for c in 0..transaction.changes.len() {
             add(&|p| {
                 p.transactions[t].changes.remove(c);
             });
             add(&|p| {
-                if let PlannedChange::Event { bad, delay, .. } = &mut p.transactions[t].changes[c] {
-                    (*bad, *delay) = (Bad::No, 0);
+                if let PlannedChange::Event { bad, delay, expires, .. } =
+                    &mut p.transactions[t].changes[c]
+                {
+                    (*bad, *delay, *expires) = (Bad::No, 0, 0);
                 }
             });
         }

@@ -54,11 +54,33 @@ const RARE_BUGS: &[(Bug, u64)] = &[
     (Bug::AttemptsUncommitted, 53_800),
 ];
 
-/// Runs a seed that must pass. A failure is reported with the shortest plan that fails in the same way.
-fn check(seed: u64) -> Run {
-    let result = run(&Plan::new(seed), false);
+/// The bugs of polling, hand-over, row statuses and requeueing, each with the seed from which it must be detected.
+///
+/// [`Bug::SettlesPartBehindParked`] is not among them: 30,000 seeds do not detect it.
+const TABLE_BUGS: &[(Bug, u64)] = &[
+    (Bug::SettlesBeforeAck, 0),
+    (Bug::SettlesPastOpenRow, 0),
+    (Bug::KeepsAcksOnRewind, 9_100),
+    (Bug::GivenUpCountsDrained, 11_600),
+    (Bug::HandsOverBeforeSlot, 0),
+    (Bug::PolledIdsIgnoreRepeats, 0),
+    (Bug::PolledIdsSurviveOwner, 0),
+    (Bug::StatusesInClaim, 0),
+    (Bug::ClaimPositionStays, 0),
+    (Bug::RetriesBeforeClaimCommits, 0),
+    (Bug::RequeuedReachRelay, 0),
+    (Bug::CursorPassesUnmarked, 0),
+    (Bug::ExpiresRequeued, 2_800),
+    (Bug::SlotIsNotBound, 0),
+    (Bug::ClaimsExpireParked, 0),
+    (Bug::ListedStaysBeforeClaimed, 0),
+];
+
+/// Runs a plan that must pass. A failure is reported with the shortest plan that fails in the same way.
+fn check(seed: u64, plan: &Plan) -> Run {
+    let result = run(plan, false);
     if let Some(failure) = &result.failure {
-        let small = shrink(&Plan::new(seed));
+        let small = shrink(plan);
         let result = run(&small, true);
         panic!("seed {seed}: {failure}\n{small:#?}\n{}{:?}", result.transcript, result.failure);
     }
@@ -85,17 +107,36 @@ fn add(sum: &mut Run, run: &Run) {
 fn nothing_is_lost_or_reordered_whatever_fails() {
     let (began, mut sum) = (Instant::now(), Run::default());
     for seed in 0..SEEDS {
-        add(&mut sum, &check(seed));
+        add(&mut sum, &check(seed, &Plan::new(seed)));
     }
     report("simulator", SEEDS, &sum, began.elapsed());
 }
 
 #[test]
+fn nothing_is_lost_or_reordered_between_stream_and_table_whatever_fails() {
+    let (began, mut sum) = (Instant::now(), Run::default());
+    for seed in 0..SEEDS {
+        add(&mut sum, &check(seed, &Plan::with_table(seed)));
+    }
+    report("simulator with a table", SEEDS, &sum, began.elapsed());
+}
+
+#[test]
 fn seeds_that_failed_once_pass() {
-    for line in include_str!("seeds.txt").lines().filter(|line| !line.starts_with('#')) {
+    check_seeds(include_str!("seeds.txt"), Plan::new);
+}
+
+#[test]
+fn seeds_with_a_table_that_failed_once_pass() {
+    check_seeds(include_str!("seeds_table.txt"), Plan::with_table);
+}
+
+/// Each line begins with a seed.
+fn check_seeds(lines: &str, plan: fn(u64) -> Plan) {
+    for line in lines.lines().filter(|line| !line.starts_with('#')) {
         let seed = line.split_whitespace().next().and_then(|word| word.parse().ok());
         if let Some(seed) = seed {
-            check(seed);
+            check(seed, &plan(seed));
         }
     }
 }
@@ -103,23 +144,42 @@ fn seeds_that_failed_once_pass() {
 #[test]
 fn same_seed_has_the_same_transcript() {
     for seed in [1, 25, 307] {
-        let (one, other) = (run(&Plan::new(seed), true), run(&Plan::new(seed), true));
-        assert!(!one.transcript.is_empty());
-        assert_eq!(one, other);
+        for plan in [Plan::new(seed), Plan::with_table(seed)] {
+            let (one, other) = (run(&plan, true), run(&plan, true));
+            assert!(!one.transcript.is_empty());
+            assert_eq!(one, other);
+        }
     }
 }
 
 #[test]
 fn injected_bugs_are_detected() {
+    let bugs = BUGS.iter().map(|bug| (*bug, 0)).chain(RARE_BUGS.iter().copied());
+    detect(bugs, Plan::new);
+}
+
+#[test]
+fn injected_bugs_of_polling_are_detected() {
+    detect(TABLE_BUGS.iter().copied(), Plan::with_table);
+}
+
+/// Each bug is detected within [`BUG_SEEDS`] seeds from the one beside it.
+fn detect(bugs: impl Iterator<Item = (Bug, u64)>, plan: fn(u64) -> Plan) {
     let mut table = String::new();
     let mut missed = Vec::new();
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
-    for (bug, first) in BUGS.iter().map(|bug| (*bug, 0)).chain(RARE_BUGS.iter().copied()) {
-        inject(Some(bug));
-        let fails = |nth: u64| Some((nth + 1, run(&Plan::new(first + nth), false).failure?));
+    for (bug, first) in bugs {
+        let fails = |nth: u64| {
+            let plan = plan(first + nth);
+            inject(Some(bug));
+            let failure = run(&plan, false).failure;
+            inject(None);
+            // A plan that fails without the bug too does not detect it.
+            let detects = failure.is_some() && run(&plan, false).failure.is_none();
+            Some((nth + 1, failure.filter(|_| detects)?))
+        };
         let found = (0..BUG_SEEDS).find_map(fails);
-        inject(None);
         match found {
             Some((seeds, how)) => {
                 writeln!(table, "{seeds:>5} seeds from {first}  {bug:?}: {how}").unwrap();
@@ -132,18 +192,54 @@ fn injected_bugs_are_detected() {
     assert!(missed.is_empty(), "not detected within {BUG_SEEDS} seeds: {missed:?}");
 }
 
+/// The first seed, and how long to run.
+#[expect(clippy::disallowed_methods, reason = "settings of a test")]
+fn long_run_settings() -> (u64, Duration) {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    let lasts = number("POSTRIDER_SIM_SECONDS").map_or(LONG_RUN, Duration::from_secs);
+    (number("POSTRIDER_SIM_SEED").unwrap_or(0), lasts)
+}
+
 /// `scripts/test` runs it with a seed of the commit.
 #[test]
 #[ignore = "takes as long as it is given"]
-#[expect(clippy::disallowed_methods, reason = "settings of a test")]
 fn long_run() {
-    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
-    let first = number("POSTRIDER_SIM_SEED").unwrap_or(0);
-    let lasts = number("POSTRIDER_SIM_SECONDS").map_or(LONG_RUN, Duration::from_secs);
+    let (first, lasts) = long_run_settings();
     let (began, mut sum, mut seeds) = (Instant::now(), Run::default(), 0);
     while began.elapsed() < lasts {
-        add(&mut sum, &check(first.wrapping_add(seeds)));
+        let seed = first.wrapping_add(seeds);
+        add(&mut sum, &check(seed, &Plan::new(seed)));
         seeds += 1;
     }
     report(&format!("simulator, from seed {first}"), seeds, &sum, began.elapsed());
+}
+
+/// As [`long_run`], with an outbox table. It goes on after a failure, because few faults that are known are not fixed
+/// yet: the list shows whether there is another one.
+#[test]
+#[ignore = "takes as long as it is given"]
+fn table_long_run() {
+    let (first, lasts) = long_run_settings();
+    let (began, mut sum, mut seeds, mut failed) = (Instant::now(), Run::default(), 0, Vec::new());
+    std::panic::set_hook(Box::new(|_| {}));
+    while began.elapsed() < lasts {
+        let seed = first.wrapping_add(seeds);
+        let result = run(&Plan::with_table(seed), false);
+        if let Some(failure) = &result.failure {
+            println!("seed {seed}: {failure}");
+            failed.push(seed);
+        }
+        add(&mut sum, &result);
+        seeds += 1;
+    }
+    report(&format!("simulator with a table, from seed {first}"), seeds, &sum, began.elapsed());
+    assert!(failed.is_empty(), "{} seeds fail: {failed:?}", failed.len());
+}
+
+/// One seed of [`table_long_run`]: a failure is printed with its shortest plan and transcript.
+#[test]
+#[ignore = "takes as long as it is given"]
+fn table_seed() {
+    let (seed, _) = long_run_settings();
+    check(seed, &Plan::with_table(seed));
 }

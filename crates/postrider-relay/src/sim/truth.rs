@@ -3,6 +3,7 @@
 use super::plan::Bad;
 use super::{Check, wrong};
 use postrider_core::event::Position;
+use std::collections::BTreeSet;
 
 /// A committed event.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
@@ -53,6 +54,23 @@ struct Aggregate {
     last: Option<usize>,
     /// The highest place of all records.
     highest: Option<usize>,
+    /// Polling began while the stream repeated records of this aggregate whose rows are set to published: the others of
+    /// them are not repeated (`docs/guarantees/order.md`, the last of the four windows).
+    cut_short: bool,
+    /// The application has written or deleted rows of this aggregate that were not published, or has used ids again, so
+    /// that the table does not show the order of its events (`docs/decisions/reused-ids.md`). None of them may be lost.
+    touched: bool,
+    /// Events whose parked rows are behind that of a later event: each may be repeated without those after it.
+    alone: BTreeSet<usize>,
+}
+
+/// What the outbox table has of an event, beyond the WAL.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RowFacts {
+    /// The id of its row; several events may have one id, one after the other.
+    pub(super) id: u64,
+    /// From this time on the event is not published any more.
+    pub(super) expires_at: Option<u64>,
 }
 
 /// All events and what became of them.
@@ -60,6 +78,10 @@ struct Aggregate {
 pub(super) struct Truth {
     pub(super) events: Vec<Event>,
     aggregates: Vec<Aggregate>,
+    /// For each event, if there is an outbox table.
+    pub(super) rows: Vec<RowFacts>,
+    /// Unit: milliseconds.
+    pub(super) now: u64,
     strict: bool,
     pub(super) written: u64,
     pub(super) repeated: u64,
@@ -68,7 +90,15 @@ pub(super) struct Truth {
 impl Truth {
     pub(super) fn new(aggregates: usize, strict: bool) -> Self {
         let aggregates = vec![Aggregate::default(); aggregates];
-        Self { events: Vec::new(), aggregates, strict, written: 0, repeated: 0 }
+        Self {
+            events: Vec::new(),
+            aggregates,
+            rows: Vec::new(),
+            now: 0,
+            strict,
+            written: 0,
+            repeated: 0,
+        }
     }
 
     /// Adds a committed event. Returns its index.
@@ -117,10 +147,45 @@ impl Truth {
         self.events[event].delivered > 0
     }
 
-    /// Whether the event is published, skipped or deleted.
+    /// Whether the event is published, skipped, deleted or expired.
     pub(super) fn settled(&self, event: usize) -> bool {
-        let event = &self.events[event];
-        event.delivered > 0 || event.skipped || event.deleted
+        let what = &self.events[event];
+        what.delivered > 0 || what.skipped || what.deleted || self.is_expired(event)
+    }
+
+    /// Whether the event has expired.
+    pub(super) fn is_expired(&self, event: usize) -> bool {
+        let row = self.rows.get(event);
+        row.and_then(|row| row.expires_at).is_some_and(|at| at <= self.now)
+    }
+
+    /// The application has written or deleted the row of the event, or has used an id again for the event.
+    pub(super) fn touch(&mut self, event: usize) {
+        if let Some(aggregate) = self.events[event].aggregate {
+            self.aggregates[aggregate].touched = true;
+        }
+    }
+
+    /// Polling begins: repetitions that a stream has begun may not be continued, and neither may those that begin with
+    /// these parked events.
+    pub(super) fn cut_repetitions(&mut self, parked: impl Iterator<Item = usize>) {
+        for lane in &mut self.aggregates {
+            lane.cut_short |= lane.last < lane.highest;
+        }
+        for event in parked {
+            let Event { aggregate: Some(aggregate), place, .. } = self.events[event] else {
+                continue;
+            };
+            let lane = &mut self.aggregates[aggregate];
+            lane.cut_short |= lane.highest.is_some_and(|highest| place < highest);
+        }
+    }
+
+    /// The row of a parked event is behind that of a later event of its aggregate.
+    pub(super) fn repeats_alone(&mut self, event: usize) {
+        if let Some(aggregate) = self.events[event].aggregate {
+            self.aggregates[aggregate].alone.insert(event);
+        }
     }
 
     /// Whether both events have the same aggregate, and `later` has the higher place.
@@ -138,6 +203,10 @@ impl Truth {
         self.repeated += u64::from(what.delivered > 0);
         self.events[event].delivered += 1;
         self.events[event].newest = self.written;
+        // A row that was written again since it was parked is published like another event.
+        if what.aggregate.is_some_and(|aggregate| self.aggregates[aggregate].touched) {
+            return Ok(());
+        }
         if what.skipped {
             return wrong(format!("{} was skipped and is published", what.position));
         }
@@ -158,14 +227,21 @@ impl Truth {
                 what.position
             ));
         }
-        let next = last.map_or(0, |last| last + 1);
+        // Its row in the outbox may be all that is left of it. Polling publishes the event alone then.
+        if what.deleted && !self.rows.is_empty() && highest.is_some_and(|at| at > what.place) {
+            return Ok(());
+        }
+        let before = if lane.cut_short { highest } else { last };
+        let next = before.map_or(0, |last| last + 1);
         for place in next..what.place {
             let between = self.aggregates[aggregate].events[place];
             let overtakes = refused.contains(&between) && !self.strict;
+            let expired = self.is_expired(between);
             let between = &mut self.events[between];
             if overtakes {
                 between.overtaken = true;
             } else if !(between.is_dropped()
+                || expired
                 || between.free
                 || (between.overtaken && between.delivered == 0))
             {
@@ -178,20 +254,26 @@ impl Truth {
             }
         }
         let lane = &mut self.aggregates[aggregate];
-        lane.last = Some(what.place);
+        // As may an overtaken event whose row is kept as failed.
+        let repeats = what.delivered > 0 && lane.alone.contains(&event);
+        let alone = what.overtaken && !self.rows.is_empty() || repeats;
+        lane.last = Some(what.place).max(last.filter(|_| alone));
         lane.highest = Some(highest.map_or(what.place, |at| at.max(what.place)));
+        lane.cut_short &= lane.last < lane.highest;
         Ok(())
     }
 
     /// At the end the newest record of each aggregate is of its highest event, unless that event is `parked` and will
     /// be repeated, or an operator has dropped every event above the newest record.
-    pub(super) fn check_ends(&self, parked: impl Fn(Position) -> bool) -> Check {
+    pub(super) fn check_ends(&self, parked: impl Fn(usize) -> bool) -> Check {
         let at = |lane: &Aggregate, place: usize| &self.events[lane.events[place]];
-        for lane in &self.aggregates {
+        let dropped = |event: usize| self.events[event].is_dropped() || self.is_expired(event);
+        for lane in self.aggregates.iter().filter(|lane| !lane.cut_short && !lane.touched) {
             let (Some(last), Some(highest)) = (lane.last, lane.highest) else { continue };
-            let missing = (last + 1..=highest).any(|place| !at(lane, place).is_dropped());
+            let missing = (last + 1..=highest).any(|place| !dropped(lane.events[place]));
+            let is_parked = parked(lane.events[highest]);
             let (last, highest) = (at(lane, last).position, at(lane, highest).position);
-            if missing && !parked(highest) {
+            if missing && !is_parked {
                 let message = format!("after {highest} its aggregate ends with {last}");
                 return wrong(message);
             }

@@ -1,12 +1,12 @@
 //! The server's end of a stream: the transactions that it sends, in order, and its keepalives.
 
-use super::postgres::{Server, WalChange};
+use super::postgres::{Server, Transaction, WalChange};
 use super::rng::Rng;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Frame {
     Keepalive { upto: u64 },
-    Begin { commit: u64 },
+    Begin { commit: u64, xid: u32, time: u64 },
     Change(WalChange),
     Commit { commit: u64, end: u64 },
 }
@@ -23,9 +23,9 @@ impl Walsender {
     /// Returns a stream of the transactions that commit at or above `from` and the confirmed position, and its first
     /// frame.
     pub(super) fn start(server: &Server, from: u64) -> (Self, Frame) {
-        let from = from.max(server.confirmed);
+        let from = from.max(server.slot.confirmed);
         let next = server.transactions.partition_point(|transaction| transaction.commit < from);
-        let sent = server.confirmed;
+        let sent = server.slot.confirmed;
         (Self { next, change: None, sent }, Frame::Keepalive { upto: sent })
     }
 
@@ -56,7 +56,10 @@ impl Walsender {
             return Some(Frame::Keepalive { upto });
         }
         let frame = match self.change {
-            None => Frame::Begin { commit: transaction.commit },
+            None => {
+                let Transaction { commit, xid, time, .. } = *transaction;
+                Frame::Begin { commit, xid, time }
+            }
             Some(change) => match transaction.changes.get(change) {
                 Some(change) => Frame::Change(*change),
                 None => Frame::Commit { commit: transaction.commit, end: transaction.end },

@@ -272,7 +272,8 @@ line_bytes_max = 10000
 
     /// Runs a pipeline with the outbox and the sink of a configuration.
     pub(crate) fn run_configured(&self, spec: &PipelineSpec) -> Running {
-        let pipeline = Embedded::new(spec.name(), spec.outbox.clone(), Arc::clone(&spec.sink));
+        let pipeline =
+            Embedded::new(spec.name(), spec.common.outbox.clone(), Arc::clone(&spec.common.sink));
         self.start(pipeline, &Setup::default())
     }
 

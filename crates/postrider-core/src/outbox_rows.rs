@@ -1,0 +1,106 @@
+//! Rows of the outbox table beside the stream: what becomes of a claimed row, which published rows have to get their
+//! status, and which parked events are still in the table.
+//!
+//! `postrider-relay` decides with these types, and the source's SQL reads and writes them.
+
+use crate::event::Position;
+use crate::parked::Lane;
+use crate::timestamp::Timestamp;
+
+/// The outcome of one claimed row.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum RowOutcome {
+    /// The broker has acknowledged the event.
+    Published,
+    /// The event was refused. Only for a table that keeps failures.
+    Failed {
+        /// The reason, without values of the row.
+        error: String,
+        /// A stable error code.
+        code: &'static str,
+    },
+    /// No outcome: an earlier row of its aggregate failed.
+    Held,
+    /// The event was moved to the parked table: its row counts as published.
+    Moved,
+}
+
+impl RowOutcome {
+    /// Whether the outbox table is done with the row: its event is published, or in the parked table.
+    pub const fn is_done(&self) -> bool {
+        matches!(self, Self::Published | Self::Moved)
+    }
+}
+
+/// A published event whose row gets its status.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PublishedRow {
+    /// The event's position in the stream.
+    pub position: Position,
+    /// The event's aggregate, whose rows get their status in order. `None` if the event has no place in an order.
+    pub lane: Option<Lane>,
+    /// The id, as in the row.
+    pub id: String,
+    /// The transaction that wrote the event's row.
+    pub written: WritingTransaction,
+    /// The row is known to be visible to other sessions.
+    pub visible: bool,
+}
+
+/// What is known about the transaction that wrote an event's row. It distinguishes the row from another one that got
+/// the same id later.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct WritingTransaction {
+    /// The transaction's number in the source; with PostgreSQL that of pgoutput's Begin message.
+    pub xid: Option<u32>,
+    /// When the transaction was committed.
+    pub committed: Option<Timestamp>,
+    /// The event's own time, if its record has it. Unit: milliseconds since 1970.
+    pub time_ms: Option<i64>,
+}
+
+/// A parked event that the cursor row has not passed: its row in the table has no status yet.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AheadOfCursor {
+    /// The event's position.
+    pub position: Position,
+    /// The event's aggregate, whose rows get their status in order. `None` if it is not known.
+    pub lane: Option<Lane>,
+    /// The event's id.
+    pub id: String,
+    /// When the event's transaction was committed.
+    pub commit_time: Timestamp,
+    /// The event's own time, if it has one.
+    pub timestamp_ms: Option<i64>,
+}
+
+/// What to do with a row of the table that has the id of a parked event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RequeueDecision {
+    /// The parked event is requeued: it is parked at the place of its row.
+    Requeue {
+        /// The row is certainly the event. If not, its content decides.
+        certain: bool,
+    },
+    /// The row is certainly the event, which keeps its position: it is published, skipped, or blocks no other event.
+    /// Only the row's status is missing.
+    MarkOnly,
+    /// The row may be the event, or another event that got the same id. The row is parked, for a person to decide.
+    Undecided {
+        /// The record of the parked event is kept, so the row's content can be compared with it.
+        kept: bool,
+    },
+}
+
+/// A parked event whose id is also the id of a row of the table, and which is or may be that row.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RequeuedEvent {
+    /// The event's id, as in the row of the table.
+    pub event_id: String,
+    /// The event's position in the parked table.
+    pub position: Position,
+    /// What to do with the row.
+    pub decision: RequeueDecision,
+    /// The transaction that wrote the row. A row that another transaction has written may be another row.
+    pub xmin: u32,
+}

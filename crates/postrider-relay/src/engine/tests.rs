@@ -1,0 +1,135 @@
+//! The engine as transcripts: what becomes of offered events.
+
+use super::*;
+use crate::relay::{HaltWords, Limits, ParkingRules};
+use postrider_core::error::HaltReason;
+use postrider_core::offset::Watermark;
+use postrider_core::outbox_rows::{RequeueDecision, RequeuedEvent};
+
+const NOW: Duration = Duration::ZERO;
+
+fn settings() -> Settings {
+    let second = Duration::from_secs(1);
+    Settings {
+        limits: Limits { events_max: 100, bytes_max: 1 << 20 },
+        cursor_interval: second,
+        idle_step: 1,
+        words: HaltWords::POSTGRES,
+        rules: ParkingRules {
+            on_poison: OnPoison::BlockKey,
+            attempts_max: 10,
+            step: second,
+            steps_max: 8,
+            rows_max: 100,
+            strict: false,
+            dead_letters: false,
+        },
+    }
+}
+
+/// An engine inside a transaction.
+fn engine(polling: Option<PollingRules>, requeued: Vec<RequeuedEvent>) -> Engine {
+    let mut engine = Engine::new(settings(), RowStatusRule::Off);
+    engine.polls(polling);
+    engine.requeued = RequeuedEvents::new(requeued);
+    let cursor = Progress { watermark: Watermark::resumed(Offset::new(1)), partial: None };
+    let (parked, requests) = (&[], &[]);
+    let (same_history, same_owner) = (false, false);
+    engine.apply(NOW, Input::Started { cursor, same_history, same_owner, parked, requests });
+    engine.begin(NOW, Offset::new(8), Timestamp::default(), Some(5));
+    engine
+}
+
+fn offer(engine: &mut Engine, id: &str, expires_at: Option<Timestamp>) -> Answer {
+    let NextChange::New(next) = engine.next_change() else { panic!("the intake is closed") };
+    let event = Offered {
+        position: next.position,
+        id,
+        aggregate: Aggregate { kind: "order", id },
+        size_bytes: 10,
+        available_at: None,
+        expires_at,
+        wall: Timestamp { unix_micros: 1_000_000 },
+    };
+    engine.offer(NOW, &event, || Box::new(halt()))
+}
+
+fn halt() -> Halt {
+    Halt {
+        reason: HaltReason::PoisonEvent,
+        message: String::new(),
+        meaning: String::new(),
+        hint: String::new(),
+    }
+}
+
+fn again(id: &str, decision: RequeueDecision) -> RequeuedEvent {
+    RequeuedEvent { event_id: id.to_owned(), position: Position::default(), decision, xmin: 0 }
+}
+
+#[test]
+fn event_expires_unless_it_is_parked_and_requeued() {
+    let requeued = || {
+        let parked = again("parked", RequeueDecision::Requeue { certain: true });
+        vec![parked, again("resolved", RequeueDecision::MarkOnly)]
+    };
+    // The beginning of 1970, and the end of time.
+    let (past, future) = (Timestamp::default(), Timestamp::MAX);
+    for (id, expires_at, expired) in [
+        ("another", Some(past), true),
+        ("another", Some(future), false),
+        ("another", None, false),
+        ("resolved", Some(past), true),
+        ("parked", Some(past), false),
+    ] {
+        let mut engine = engine(Some(PollingRules::default()), requeued());
+        let answer = offer(&mut engine, id, expires_at);
+        assert_eq!(answer == Answer::Expired, expired, "{id}: {answer:?}");
+    }
+}
+
+/// The claims of a layout with expiry have compared the time with the clock of the server.
+#[test]
+fn claimed_event_of_a_layout_with_expiry_does_not_expire_by_the_clock_of_this_host() {
+    let rules = PollingRules { claims_expire: true, ..PollingRules::default() };
+    let mut engine = engine(Some(rules), Vec::new());
+    let answer = offer(&mut engine, "a", Some(Timestamp::default()));
+    assert!(matches!(answer, Answer::Publish(_)), "{answer:?}");
+}
+
+#[test]
+fn requeued_event_waits_and_the_row_of_a_resolved_one_is_skipped() {
+    let decisions = [
+        ("parked", RequeueDecision::Requeue { certain: true }),
+        ("resolved", RequeueDecision::MarkOnly),
+        ("doubted", RequeueDecision::Undecided { kept: true }),
+    ];
+    let requeued = decisions.map(|(id, decision)| again(id, decision)).to_vec();
+    let mut engine = engine(Some(PollingRules::default()), requeued);
+    let answer = offer(&mut engine, "parked", None);
+    let Answer::Park(entry, None) = answer else { panic!("{answer:?}") };
+    assert_eq!(entry.wait, crate::published::REQUEUED_WAIT);
+    assert_eq!(offer(&mut engine, "resolved", None), Answer::Repeated);
+    let answer = offer(&mut engine, "doubted", None);
+    assert!(matches!(answer, Answer::Doubted(Some(_))), "{answer:?}");
+    assert!(matches!(offer(&mut engine, "new", None), Answer::Publish(_)));
+}
+
+/// A sink that takes an event only with nothing else in flight, and one that can't take the event now, get it again. An
+/// event that the sink refuses is parked.
+#[test]
+fn event_that_the_sink_does_not_take_is_offered_again_or_parked() {
+    let mut engine = engine(None, Vec::new());
+    let lost = || false;
+    let position = Position { commit: Offset::new(8), ordinal: 0 };
+    for not_taken in [NotTaken::Full, NotTaken::Destination, NotTaken::Unavailable] {
+        let Answer::Publish(ticket) = offer(&mut engine, "a", None) else { panic!("it waits") };
+        let aside = engine.not_taken(NOW, (ticket, "a"), not_taken, lost, |_| Box::new(halt()));
+        assert_eq!(aside, None, "{not_taken:?}");
+    }
+    let Answer::Publish(ticket) = offer(&mut engine, "a", None) else { panic!("it waits") };
+    let refused = NotTaken::Refused(Refusal::too_large(2, 1));
+    let aside = engine.not_taken(NOW, (ticket, "a"), refused, lost, |_| Box::new(halt())).unwrap();
+    assert_eq!(aside.entry.map(|entry| entry.position), Some(position));
+    assert_eq!(aside.refused, Some(Refusal::too_large(2, 1)));
+}
