@@ -15,6 +15,8 @@ pub use secret_file;
 
 #[cfg(feature = "admin")]
 pub mod admin;
+mod health;
+mod maintenance;
 pub mod metrics;
 pub mod pipeline;
 pub mod replay;

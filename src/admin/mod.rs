@@ -234,7 +234,8 @@ pub fn live(snapshot: &Snapshot, started: Instant, now: Instant) -> Why {
         | status::PipelineState::SourceDown
         | status::PipelineState::ParkingFull
         | status::PipelineState::Draining => {
-            let since = now.saturating_duration_since(snapshot.turned_at.unwrap_or(started));
+            let since =
+                now.saturating_duration_since(snapshot.moments.turned_at.unwrap_or(started));
             let seconds = since.as_secs();
             (since > TURN_MAX).then(|| format!("the loop has not turned for {seconds} s"))
         }

@@ -81,7 +81,7 @@ fn ready_is_200_only_while_every_pipeline_streams_close_behind() {
         ] {
             b.update(|snapshot| {
                 snapshot.state = state;
-                snapshot.lag = Lag::growing(Duration::from_secs_f64(lag));
+                snapshot.moments.lag = Lag::growing(Duration::from_secs_f64(lag));
             });
             let (found, body) = ask(address, "/ready").await;
             assert_eq!(found, status, "{state:?} {lag} {body}");
@@ -116,9 +116,9 @@ fn a_loop_that_does_not_turn_is_not_live() {
     let stuck = Some("the loop has not turned for 32 s".to_owned());
     assert_eq!(live(&snapshot, started, late), stuck);
     assert_eq!(ready(&snapshot, Duration::from_secs(30), started, late), stuck);
-    snapshot.turned_at = Some(late);
+    snapshot.moments.turned_at = Some(late);
     assert_eq!(live(&snapshot, started, late), None);
-    snapshot.turned_at = None;
+    snapshot.moments.turned_at = None;
     snapshot.state = Doing::Halted;
     assert_eq!(live(&snapshot, started, late), None);
 }

@@ -10,7 +10,9 @@ use crate::pipeline::PipelineSpec;
 use crate::postgres::control::Control;
 use crate::postgres::schema::{self, SchemaState};
 use crate::postgres::schema_owner::SessionRights;
-use crate::postgres::store::bookmark::{self, Bookmark, BookmarkError, DropReason, NewBookmark};
+use crate::postgres::store::bookmark::{
+    self, Bookmark, BookmarkError, DropReason, NewBookmark, SweepBy,
+};
 use clap::Subcommand;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -52,8 +54,10 @@ pub(super) async fn session(spec: &PipelineSpec, name: &str) -> Result<Control, 
 /// Drops the bookmarks that have expired or exceed the limit, and prints a warning for each.
 async fn sweep(spec: &PipelineSpec, control: &Control) -> Result<(), CliError> {
     let max = spec.bookmarks_retain_max;
-    let swept = bookmark::sweep(control.client(), spec.name(), max).await;
-    for swept in swept? {
+    let mut all = Vec::new();
+    let swept =
+        bookmark::sweep(control.client(), spec.name(), max, SweepBy::Command, &mut all).await;
+    for swept in all {
         let why = match swept.reason {
             DropReason::Expired => "it has expired".to_owned(),
             DropReason::Budget => format!(
@@ -65,7 +69,7 @@ async fn sweep(spec: &PipelineSpec, control: &Control) -> Result<(), CliError> {
         let text = format!("warning: dropped bookmark {}: {why}", swept.name);
         Output::stderr().line_or_ignore(&text);
     }
-    Ok(())
+    Ok(swept?)
 }
 
 async fn create(config: &Config, args: &CreateArgs) -> Result<Exit, CliError> {

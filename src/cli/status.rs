@@ -258,6 +258,7 @@ fn render(pipelines: &[Value], color: bool) -> String {
     }
     for pipeline in pipelines {
         text.push_str(&problem(pipeline));
+        text.push_str(&maintenance(pipeline));
         text.push_str(&parked(pipeline));
         text.push_str(&skipped(pipeline));
     }
@@ -327,6 +328,20 @@ fn problem(pipeline: &Value) -> String {
     if pipeline["state"].as_str() == Some("halted") {
         text.push_str("\n  ");
         text.push_str(HALTED);
+    }
+    text
+}
+
+/// Why the maintenance of the pipeline's tables fails, and what fixes that.
+fn maintenance(pipeline: &Value) -> String {
+    let name = pipeline["pipeline"].as_str().unwrap_or("-");
+    let of = |key: &str| pipeline["maintenance"][key].as_str();
+    let Some(reason) = of("reason") else { return String::new() };
+    let mut text = format!(
+        "\n\n{name}: maintenance of its tables fails, and is repeated; publishing is not affected: {reason}"
+    );
+    if let Some(hint) = of("hint") {
+        write!(text, "\n  {hint}").unwrap_or_default();
     }
     text
 }
@@ -434,6 +449,7 @@ mod tests {
                 "lag_bytes": 1536, "in_flight_events": 12, "published_total": 1_234_567,
                 "slot_state": "reserved", "slot_retained_bytes": 17_000_000, "watermark": "0/1A2B3C8",
                 "skipped": {"expired": 1_100, "not_transactional": 0, "others": 7},
+                "maintenance": {"reason": "permission denied", "hint": "GRANT one; GRANT two;"},
             }),
             json!({
                 "pipeline": "invoices", "state": "halted", "ready": false, "lag_seconds": 3600.5,
@@ -446,6 +462,9 @@ mod tests {
             PIPELINE  STATE           LAG  WAL LAG  IN FLIGHT  PUBLISHED  SLOT      RETAINED  WATERMARK
             orders    streaming     0.0 s  1.5 KiB         12  1,234,567  reserved  16.2 MiB  0/1A2B3C8
             invoices  halted     3600.5 s      0 B          0          0  -                -  0/0
+
+            orders: maintenance of its tables fails, and is repeated; publishing is not affected: permission denied
+              GRANT one; GRANT two;
 
             orders: 1,100 events skipped since the start because they had expired
 

@@ -16,8 +16,8 @@ fn metrics() -> Metrics {
         snapshot.skipped_total = 2;
         // In the future, so that the lag does not grow while the test runs.
         let at = Instant::now() + Duration::from_hours(1);
-        snapshot.lag = Lag::Growing { was: Duration::from_millis(250), at };
-        snapshot.source_contact_at = Some(at);
+        snapshot.moments.lag = Lag::Growing { was: Duration::from_millis(250), at };
+        snapshot.moments.source_contact_at = Some(at);
         snapshot.lag_bytes = 4096;
         snapshot.in_flight_events = 3;
         snapshot.in_flight_bytes = 900;
@@ -25,6 +25,10 @@ fn metrics() -> Metrics {
         snapshot.slot_retain_max_bytes = Some(64 << 20);
         snapshot.slot_safe_bytes = Some(-1);
         snapshot.slot_state = Some("reserved".to_owned());
+        snapshot.maintenance.pruned_total = 1_200;
+        snapshot.maintenance.bookmarks_dropped_total = 1;
+        snapshot.maintenance.failures_total = 2;
+        snapshot.maintenance.ran_at = Some(at);
     });
     counts.latency().observe(Duration::from_micros(500));
     counts.latency().observe_many(Duration::from_millis(3), 2);
@@ -133,6 +137,18 @@ fn a_scrape_shows_everything() {
         # HELP postrider_halted Whether the pipeline waits for an operator, and the code of the halt
         # TYPE postrider_halted gauge
         postrider_halted{pipeline="orders"} 0
+        # HELP postrider_parked_pruned Rows of resolved parked events deleted since the start
+        # TYPE postrider_parked_pruned counter
+        postrider_parked_pruned_total{pipeline="orders"} 1200
+        # HELP postrider_bookmarks_dropped Bookmarks dropped automatically since the start
+        # TYPE postrider_bookmarks_dropped counter
+        postrider_bookmarks_dropped_total{pipeline="orders"} 1
+        # HELP postrider_maintenance_failures Failed runs of maintenance since the start
+        # TYPE postrider_maintenance_failures counter
+        postrider_maintenance_failures_total{pipeline="orders"} 2
+        # HELP postrider_maintenance_last_run_seconds Time since the last run of maintenance that did all its work
+        # TYPE postrider_maintenance_last_run_seconds gauge
+        postrider_maintenance_last_run_seconds{pipeline="orders"} 0.0
         # HELP postrider_reconnects Connections lost and recreated since the start
         # TYPE postrider_reconnects counter
         postrider_reconnects_total{pipeline="orders",side="source",class="transient"} 1

@@ -30,6 +30,13 @@ pub const CATALOG: &[(&str, &str)] = &[
     ("postrider_slot_state", "The slot's wal_status: 1 for the current one"),
     ("postrider_state", "State of the pipeline: 1 for the current one"),
     ("postrider_halted", "Whether the pipeline waits for an operator, and the code of the halt"),
+    ("postrider_parked_pruned_total", "Rows of resolved parked events deleted since the start"),
+    ("postrider_bookmarks_dropped_total", "Bookmarks dropped automatically since the start"),
+    ("postrider_maintenance_failures_total", "Failed runs of maintenance since the start"),
+    (
+        "postrider_maintenance_last_run_seconds",
+        "Time since the last run of maintenance that did all its work",
+    ),
     ("postrider_reconnects_total", "Connections lost and recreated since the start"),
     (
         "postrider_admin_connections_closed_total",
@@ -85,6 +92,7 @@ impl Collector for Scrape {
         self.gauges(&mut encoder)?;
         self.parked(&mut encoder)?;
         self.states(&mut encoder)?;
+        self.maintenance(&mut encoder)?;
         self.reconnects(&mut encoder)?;
         self.common_names(&mut encoder)
     }
@@ -228,6 +236,38 @@ impl Scrape {
                 }
                 None => family.encode_family(&[sample.pipeline()])?.encode_gauge(&0_u32)?,
             }
+        }
+        Ok(())
+    }
+
+    fn maintenance(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        self.counter(encoder, "postrider_parked_pruned_total", |snapshot| {
+            snapshot.maintenance.pruned_total
+        })?;
+        self.counter(encoder, "postrider_bookmarks_dropped_total", |snapshot| {
+            snapshot.maintenance.bookmarks_dropped_total
+        })?;
+        self.counter(encoder, "postrider_maintenance_failures_total", |snapshot| {
+            snapshot.maintenance.failures_total
+        })?;
+        self.gauge(encoder, "postrider_maintenance_last_run_seconds", |snapshot| {
+            snapshot.maintenance.last_run_seconds
+        })
+    }
+
+    /// One counter of each pipeline.
+    fn counter(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        name: &str,
+        value: impl Fn(&Snapshot) -> u64,
+    ) -> fmt::Result {
+        let mut family = describe(encoder, name, MetricType::Counter)?;
+        for sample in &self.0 {
+            let count = value(&sample.snapshot);
+            family
+                .encode_family(&[sample.pipeline()])?
+                .encode_counter::<NoLabelSet, _, f64>(&count, None)?;
         }
         Ok(())
     }

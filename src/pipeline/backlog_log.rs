@@ -1,7 +1,7 @@
 //! How far a pipeline is behind, and the log lines about that.
 
-use super::health::{Condition, DueReport, duration_text};
 use super::lag::LagMeter;
+use crate::health::{Condition, DueReport, duration_text};
 use crate::status::PipelineState;
 use crate::timestamp::Timestamp;
 use std::time::{Duration, Instant};

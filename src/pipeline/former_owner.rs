@@ -13,6 +13,7 @@ use super::failure::End;
 use super::running::{Pipeline, Waited};
 use super::stop::Stop;
 use super::store_port::{FormerOwner, StorePort};
+use crate::maintenance::OwnerEpoch;
 use crate::postgres::store::cursor;
 use crate::postgres::{SourceError, SourceErrorKind};
 use std::future::Future;
@@ -34,7 +35,7 @@ const FORMER_WAIT: Duration = Duration::from_secs(8);
 const LEAVE_MAX: Duration = Duration::from_secs(2);
 
 /// What a process knows of its ownership of the pipeline.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Ownership {
     /// The epoch under which the process last owned the pipeline, streaming or polling. Set when no record of the
     /// previous owner can arrive any more.
@@ -43,11 +44,24 @@ pub(super) struct Ownership {
     waits: Option<(i64, Instant)>,
     /// When events in flight must be given up while there is no stream.
     lease_ends: Instant,
+    /// The epoch for the maintenance of the pipeline's tables, while a session streams or polls.
+    announced: OwnerEpoch,
 }
 
 impl Ownership {
     pub(super) fn new() -> Self {
-        Self { epoch: None, waits: None, lease_ends: Instant::now() }
+        let announced = OwnerEpoch::default();
+        Self { epoch: None, waits: None, lease_ends: Instant::now(), announced }
+    }
+
+    /// What is announced to maintenance.
+    pub(super) fn announced(&self) -> &OwnerEpoch {
+        &self.announced
+    }
+
+    /// No session streams or polls any more.
+    pub(super) fn session_ended(&self) {
+        self.announced.ends();
     }
 
     /// When events in flight must be given up while there is no stream.
@@ -101,12 +115,14 @@ impl Ownership {
             }
         }
         (self.epoch, self.waits) = (Some(epoch), None);
+        self.announced.begins(epoch);
         Waited::Done(Ok(true))
     }
 
     /// Notes in the cursor row that no record of this process is in flight. If the note can't be written, if the sink
     /// gave something up a moment ago, or if the wait of this process itself was not over, the successor waits.
     pub(super) async fn leave(&self, pipeline: &mut Pipeline, store: &StorePort) {
+        self.session_ended();
         if !self.may_leave(store.epoch(), pipeline.sink.reset_at()) {
             return;
         }
@@ -173,8 +189,8 @@ mod tests {
         // A wait whose session was lost continues if no other process has owned the pipeline since.
         let until = Instant::now() + Duration::from_secs(1);
         let waited = Ownership { waits: Some((7, until)), ..own(None) };
-        assert!(waits(waited, former, false) <= Some(Duration::from_secs(1)));
-        assert!(waits(waited, former, true) > Some(LEASE));
+        assert!(waits(waited.clone(), former, false) <= Some(Duration::from_secs(1)));
+        assert!(waits(waited.clone(), former, true) > Some(LEASE));
         assert!(waits(waited, FormerOwner { epoch: 8, ..former }, false) > Some(LEASE));
     }
 

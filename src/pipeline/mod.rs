@@ -21,7 +21,6 @@ mod feed;
 mod former_owner;
 mod halts;
 mod hand_over;
-mod health;
 mod history;
 mod lag;
 mod mode;

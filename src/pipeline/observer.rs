@@ -6,7 +6,6 @@
 //! times of events, which the engine compares with it.
 
 use super::backlog_log::{BacklogLog, FULL_HINT};
-use super::health::Condition;
 use super::lag::LagMeter;
 use super::mode::Mode;
 use super::parked_log::ParkedLog;
@@ -19,6 +18,7 @@ use super::spec::CommonSpec;
 use super::stop::PipelineExit;
 use super::store_log::StoreLog;
 use crate::event::{HistoryId, Position};
+use crate::health::Condition;
 use crate::metrics::{PipelineMetrics, Side};
 use crate::offset::{Offset, Watermark};
 use crate::parked::{self, Parked, ParkedUpdate};
@@ -441,9 +441,9 @@ impl Observer {
             snapshot.parked = parked;
             snapshot.source_reconnects_total = source.reconnects_total();
             snapshot.sink_resets_total = sink.resets_total();
-            snapshot.lag = Lag::growing(lag);
-            snapshot.source_contact_at = contact;
-            snapshot.turned_at = counts.reported_at;
+            snapshot.moments.lag = Lag::growing(lag);
+            snapshot.moments.source_contact_at = contact;
+            snapshot.moments.turned_at = counts.reported_at;
             let Some((slot_status, retain_max)) = facts.slot else { return };
             // The result of the slot monitor is older than what the relay knows.
             snapshot.parked.oldest_seconds = slot_status
@@ -544,8 +544,8 @@ pub(super) fn ended(name: &str, status_handle: &StatusHandle, exit: &PipelineExi
             snapshot.slot_safe_bytes = None;
             snapshot.slot_retained_bytes = None;
             snapshot.confirmed_flush_lsn = None;
-            if let Lag::None = snapshot.lag {
-                snapshot.lag = Lag::Growing { was: Duration::ZERO, at: Instant::now() };
+            if let Lag::None = snapshot.moments.lag {
+                snapshot.moments.lag = Lag::Growing { was: Duration::ZERO, at: Instant::now() };
             }
             // Without the code, which has a field of its own.
             snapshot.reason = Some(halt.message.clone());

@@ -1,8 +1,8 @@
 //! The log lines about parked events. There may be thousands of them, so a few lines a minute are logged and the others
 //! are counted.
 
-use super::health::LogRateLimit;
 use crate::event::{Position, shown_id};
+use crate::health::LogRateLimit;
 use crate::parked::{Parked, ParkedOutcome, ParkedUpdate, State};
 use std::collections::BTreeSet;
 use std::time::Instant;

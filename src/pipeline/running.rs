@@ -639,8 +639,8 @@ impl Pipeline {
         let unseen = self.engine.unseen();
         let mut dead = self.engine.relay().dead(DEAD_MAX);
         dead.retain(|position| Some(position.commit) != unseen);
-        let (polls, any) = (self.observer.is_polling(), self.engine.relay().parked().total() > 0);
-        store.find_requests(RequestsQuery { dead, polls, any });
+        let asks_age = self.observer.is_polling() && self.engine.relay().parked().total() > 0;
+        store.find_requests(RequestsQuery { dead, asks_age });
     }
 
     /// Applies the changes that people made to the parked table. An error is one of the connection.

@@ -1,7 +1,7 @@
 //! The log lines about the sink, and the state behind them.
 
-use super::health::{Condition, DueReport, duration_text};
 use crate::event::Position;
+use crate::health::{Condition, DueReport, duration_text};
 use crate::offset::Watermark;
 use crate::record::Refusal;
 use std::collections::BTreeMap;

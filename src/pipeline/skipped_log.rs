@@ -1,8 +1,8 @@
 //! The counts of skipped changes, and the log lines about them: an event that expired is named, a few lines a minute,
 //! and the others are counted.
 
-use super::health::{Condition, LogRateLimit};
 use crate::event::{Position, shown_id};
+use crate::health::{Condition, LogRateLimit};
 use crate::status::Skipped;
 use std::time::Instant;
 use tracing::{info, warn};

@@ -18,7 +18,6 @@ use crate::postgres::catalog::{
 use crate::postgres::control::{self, Control};
 use crate::postgres::names::literal;
 use crate::postgres::start::{self, Facts, Resume};
-use crate::postgres::store::bookmark::{self, DropReason, DroppedBookmark};
 use crate::postgres::store::cursor::SnapshotPolicy;
 use crate::postgres::store::parked;
 use crate::status::StatusHandle;
@@ -30,12 +29,6 @@ use tracing::{info, warn};
 
 /// Pause between two queries: a handful of catalog queries that take a millisecond together.
 const INTERVAL: Duration = Duration::from_secs(5);
-
-/// Pause between two deletions of resolved parked events.
-pub(super) const PRUNE_INTERVAL: Duration = Duration::from_mins(1);
-
-/// How long resolved parked events are kept for people. Those that the stream may repeat are kept in any case.
-pub(super) const KEPT: Duration = Duration::from_hours(7 * 24);
 
 /// The publication of a stream, as it was when the stream was last known to be complete.
 #[derive(Clone, Debug)]
@@ -107,8 +100,6 @@ pub(super) struct SlotMonitor {
     next_at: Instant,
     /// Wakes at `next_at`.
     timer: Timer,
-    /// When resolved parked events are next deleted.
-    prune_at: Instant,
     /// The newest result.
     latest: Option<SlotStatus>,
     /// `None` for a pipeline without a table.
@@ -121,14 +112,12 @@ impl SlotMonitor {
         spec: Arc<PipelineSpec>,
         publication: Option<PublicationState>,
     ) -> Self {
-        let now = Instant::now();
         Self {
             client,
             spec,
             running: None,
-            next_at: now,
+            next_at: Instant::now(),
             timer: Timer::default(),
-            prune_at: now + PRUNE_INTERVAL,
             latest: None,
             publication,
         }
@@ -141,18 +130,7 @@ impl SlotMonitor {
             let (client, spec) = (Arc::clone(&self.client), Arc::clone(&self.spec));
             let before = self.latest.as_ref().map(|status| status.leaves.clone());
             let publication = self.publication.clone();
-            let prune = self.prune_at <= Instant::now();
-            if prune {
-                self.prune_at = Instant::now() + PRUNE_INTERVAL;
-            }
             self.running = Some(Box::pin(async move {
-                if prune {
-                    parked::prune(&client, spec.name(), Offset::MAX, KEPT).await?;
-                    let max = spec.bookmarks_retain_max;
-                    for swept in bookmark::sweep(&client, spec.name(), max).await? {
-                        bookmark_let_go(spec.name(), &swept, max);
-                    }
-                }
                 let status = query(&client, &spec, publication.as_ref()).await?;
                 if let Some(before) = before {
                     for change in changes(&client, &before, &status.leaves).await? {
@@ -418,7 +396,7 @@ async fn query_while_halted(spec: &PipelineSpec) -> Result<(Option<SlotRow>, Off
 fn show(status_handle: &StatusHandle, slot: Option<&SlotRow>, wal_end: Offset) {
     let since = |lsn: Option<Offset>| lsn.map(|lsn| wal_end.distance_from(lsn));
     status_handle.update(|snapshot| {
-        snapshot.source_contact_at = Some(std::time::Instant::now());
+        snapshot.moments.source_contact_at = Some(std::time::Instant::now());
         snapshot.slot_state = match slot {
             Some(slot) => slot.wal_status.clone(),
             None => Some(MISSING.to_owned()),
@@ -476,29 +454,6 @@ fn partition_changed(pipeline: &str, change: &LeafChange) {
                     transaction",
             "a table with rows was attached as a partition: rows inserted before that are in no stream"
         );
-    }
-}
-
-/// A bookmark's slot was dropped automatically.
-fn bookmark_let_go(pipeline: &str, swept: &DroppedBookmark, retain_max: u64) {
-    let (bookmark, held_bytes) = (&swept.name, swept.held_bytes);
-    match swept.reason {
-        DropReason::Expired => {
-            info!(
-                event = "bookmark_expired",
-                pipeline, bookmark, "the bookmark has expired: its slot is dropped"
-            );
-        }
-        DropReason::Budget => warn!(
-            event = "bookmark_dropped",
-            pipeline,
-            bookmark,
-            held_bytes,
-            retain_max,
-            hint = "raise bookmarks.retain_max where the disk allows it; what is still in the outbox table can be \
-                    replayed by --since",
-            "the oldest bookmark is dropped: bookmarks retained more WAL than bookmarks.retain_max"
-        ),
     }
 }
 

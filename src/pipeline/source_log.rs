@@ -1,10 +1,10 @@
 //! The log lines about the database, or about the source of an embedded pipeline, and the state behind them.
 
-use super::health::{Condition, DueReport, duration_text};
 use super::lag::ReadMode;
 use super::mode::Mode;
 use super::settings_change::LeftBehind;
 use crate::error::{Chain, Halt, HaltReason};
+use crate::health::{Condition, DueReport, duration_text};
 use crate::offset::{Offset, Watermark};
 use crate::postgres::repair::RepairRow;
 use crate::postgres::start::Resume;

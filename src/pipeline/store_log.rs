@@ -1,8 +1,8 @@
 //! The log lines about what is written to the database, or read from its tables, and the state behind them.
 
-use super::health::{Condition, DueReport};
 use super::row_status::WaitingRows;
 use crate::error::Chain;
+use crate::health::{Condition, DueReport};
 use crate::postgres::lock_holders::{self, Holder};
 use crate::postgres::store::cursor::CursorWrite;
 use crate::postgres::{SourceError, TableName};

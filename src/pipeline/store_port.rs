@@ -2,15 +2,12 @@
 //! claims: the cursor row, parked events, retries, and requests of operators.
 
 use super::failpoint::failpoint;
-use super::mode::Mode;
 use super::record_buffer::WantedRecord;
 use super::row_status::{RowStatusJob, RowStatusOutcome};
-use super::slot_monitor::{KEPT, PRUNE_INTERVAL};
 use super::spec::PipelineSpec;
 use super::store_job::{StoreJob, await_job};
 use super::timer::Timer;
 use crate::event::{Histories, Position};
-use crate::offset::Offset;
 use crate::outbox::set_retry_position;
 use crate::parked::{Parked, ParkedUpdate, Request};
 use crate::postgres::SourceError;
@@ -75,10 +72,8 @@ pub(super) type Fetched = (Vec<WantedRecord>, Vec<(Ticket, OwnedRecord)>);
 pub(super) struct RequestsQuery {
     /// Dead events whose rows may have been deleted.
     pub(super) dead: Vec<Position>,
-    /// The table is polled: what a slot monitor does for a stream is done here too.
-    pub(super) polls: bool,
-    /// There are parked events.
-    pub(super) any: bool,
+    /// How long the oldest event has been parked is queried too, as a slot monitor does for a stream.
+    pub(super) asks_age: bool,
 }
 
 /// Changes that people made to the table.
@@ -148,8 +143,6 @@ struct StoreJobs {
     requests_at: Instant,
     /// Wakes at `requests_at`.
     timer: Timer,
-    /// When resolved events are next deleted.
-    prune_at: Instant,
 }
 
 impl Default for StoreJobs {
@@ -165,7 +158,6 @@ impl Default for StoreJobs {
             requesting: None,
             requests_at: now,
             timer: Timer::default(),
-            prune_at: now,
         }
     }
 }
@@ -437,24 +429,15 @@ impl StorePort {
     /// Queries changes that people made to the table. While the table is polled, also does what a slot monitor does for
     /// a stream.
     pub(super) fn find_requests(&mut self, query: RequestsQuery) {
-        let RequestsQuery { dead, polls, any } = query;
+        let RequestsQuery { dead, asks_age } = query;
         let (client, spec) = (self.control.shared_client(), Arc::clone(&self.spec));
         self.jobs.requests_at = Instant::now() + REQUESTS_INTERVAL;
-        let prune = polls && self.jobs.prune_at <= Instant::now();
-        if prune {
-            self.jobs.prune_at = Instant::now() + PRUNE_INTERVAL;
-        }
         self.jobs.requesting = Some(Box::pin(async move {
             let (name, mut found) = (spec.name(), FoundRequests::default());
-            if prune && spec.common.mode == Mode::Poll {
-                parked::prune_polled(&client, name, KEPT).await?;
-            } else if prune {
-                parked::prune(&client, name, Offset::MAX, KEPT).await?;
-            }
             if !dead.is_empty() {
                 found.deleted = parked::missing(&client, name, &dead).await?;
             }
-            if polls && any {
+            if asks_age {
                 found.oldest = parked::counts(&client, name).await?.oldest;
             }
             found.requests = parked::requests(&client, name).await?;

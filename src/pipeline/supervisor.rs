@@ -16,10 +16,12 @@ use super::store_port::StorePort;
 use super::stream::stream;
 use crate::backoff::Backoff;
 use crate::error::{Halt, HaltReason};
+use crate::maintenance::{Maintenance, MaintenanceSpec};
 use crate::metrics::{PipelineMetrics, Side};
 use crate::postgres::SourceError;
 use crate::postgres::error_policy::{self, Action, Class, Repeats};
 use crate::postgres::store::cursor;
+use crate::postgres::store::parked::PruneRule;
 use crate::published::RowStatusRule;
 use crate::relay::Input;
 use crate::status::StatusHandle;
@@ -79,8 +81,10 @@ impl Supervisor {
         });
         let exit = match Self::new(spec, status_handle.clone(), metrics) {
             Ok(mut supervisor) => {
+                let maintenance = supervisor.start_maintenance(status_handle.clone());
                 let exit = Box::pin(supervisor.run(&stop)).await;
                 supervisor.pipeline.finish();
+                maintenance.stop(supervisor.context.spec.common.shutdown_grace).await;
                 exit
             }
             Err(halt) => PipelineExit::Halted(Box::new(halt)),
@@ -115,6 +119,21 @@ impl Supervisor {
             pause_min: Duration::ZERO,
             backoff: Backoff::new(RECONNECT_MIN, RECONNECT_MAX),
         })
+    }
+
+    /// Starts the maintenance of the pipeline's tables, which works while this process owns the pipeline.
+    fn start_maintenance(&self, status_handle: StatusHandle) -> Maintenance {
+        let SessionContext { spec, ownership, .. } = &self.context;
+        let maintenance_spec = MaintenanceSpec {
+            pipeline: spec.name().to_owned(),
+            conninfo: spec.conninfo.clone(),
+            prune: match spec.common.mode {
+                Mode::Poll => PruneRule::Aged,
+                Mode::Wal | Mode::Auto | Mode::Embedded => PruneRule::PassedByCursor,
+            },
+            bookmarks_retain_max: spec.bookmarks_retain_max,
+        };
+        Maintenance::start(maintenance_spec, ownership.announced(), status_handle)
     }
 
     async fn run(&mut self, stop: &Stop) -> PipelineExit {
@@ -172,6 +191,7 @@ impl Supervisor {
         }
         let since = self.begin(next);
         let end = stream(&mut self.pipeline, &mut self.context, connected, stop).await;
+        self.context.ownership.session_ended();
         self.context.ownership.stream_ended(&end);
         if matches!(end, End::DropSlot(_)) {
             self.context.drops_slot = true;
@@ -204,6 +224,7 @@ impl Supervisor {
         let since = self.begin(polling.server.clone());
         let polled = poll(&mut self.pipeline, &mut self.context, polling, stop);
         let (end, repaired) = Box::pin(polled).await;
+        self.context.ownership.session_ended();
         self.repaired |= repaired;
         self.ended(since, end)
     }

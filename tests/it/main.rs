@@ -111,6 +111,8 @@ mod large;
 mod large_rows;
 /// The log: which lines, with which fields.
 mod logs;
+/// Maintenance of our own tables, beside the stream and beside polling.
+mod maintenance;
 /// `postrider setup` by an administrator who is no superuser.
 mod managed;
 /// Several pipelines in one process; sinks without a broker; messages; partitions.

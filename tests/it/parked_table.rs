@@ -2,6 +2,7 @@
 
 mod fence;
 mod marks;
+mod pruning;
 mod rows;
 
 use crate::await_that::SOON;

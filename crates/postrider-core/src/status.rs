@@ -136,6 +136,38 @@ impl Skipped {
     }
 }
 
+/// The maintenance of a pipeline's tables, which no event waits for.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct MaintenanceSummary {
+    /// Resolved rows of the parked table that were deleted since the process started.
+    pub pruned_total: u64,
+    /// Bookmarks that were dropped since the process started because they had expired, or retained too much WAL.
+    pub bookmarks_dropped_total: u64,
+    /// Failed runs since the process started.
+    pub failures_total: u64,
+    /// Seconds since the last run that did all its work; `None` before the first one, and while this process does not
+    /// own the pipeline.
+    pub last_run_seconds: Option<f64>,
+    /// Why the last run failed, in one line; `None` if it did not.
+    pub reason: Option<String>,
+    /// What fixes the problem, if there is one.
+    pub hint: Option<String>,
+    /// `last_run_seconds` is computed from this when the snapshot is read.
+    #[serde(skip)]
+    pub ran_at: Option<Instant>,
+}
+
+/// Moments from which durations are computed when a snapshot is read. They are not part of the JSON.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Moments {
+    /// The main loop's last iteration.
+    pub turned_at: Option<Instant>,
+    /// For [`Snapshot::lag_seconds`].
+    pub lag: Lag,
+    /// For [`Snapshot::source_contact_seconds`].
+    pub source_contact_at: Option<Instant>,
+}
+
 /// The status of a pipeline at a moment.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Snapshot {
@@ -196,17 +228,13 @@ pub struct Snapshot {
     pub slot_state: Option<String>,
     /// The slot's `confirmed_flush_lsn`, when it was last queried.
     pub confirmed_flush_lsn: Option<String>,
+    /// The maintenance of the pipeline's tables.
+    pub maintenance: MaintenanceSummary,
     /// Whether `/ready` answers 200.
     pub ready: bool,
-    /// Time of the main loop's last iteration. Not part of the JSON.
+    /// From which durations are computed.
     #[serde(skip)]
-    pub turned_at: Option<Instant>,
-    /// `lag_seconds` is computed from this when the snapshot is read.
-    #[serde(skip)]
-    pub lag: Lag,
-    /// `source_contact_seconds` is computed from this.
-    #[serde(skip)]
-    pub source_contact_at: Option<Instant>,
+    pub moments: Moments,
 }
 
 /// The lag of a pipeline, in a form from which a later reader computes the lag at that time, also if the pipeline has
@@ -259,10 +287,11 @@ impl StatusHandle {
     pub fn read(&self) -> Snapshot {
         let mut snapshot = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let now = Instant::now();
-        snapshot.lag_seconds = snapshot.lag.at(now).as_secs_f64();
-        let contact = snapshot.source_contact_at;
-        snapshot.source_contact_seconds =
-            contact.map(|at| now.saturating_duration_since(at).as_secs_f64());
+        let since =
+            |at: Option<Instant>| at.map(|at| now.saturating_duration_since(at).as_secs_f64());
+        snapshot.lag_seconds = snapshot.moments.lag.at(now).as_secs_f64();
+        snapshot.source_contact_seconds = since(snapshot.moments.source_contact_at);
+        snapshot.maintenance.last_run_seconds = since(snapshot.maintenance.ran_at);
         snapshot
     }
 }
@@ -275,7 +304,8 @@ mod tests {
     fn a_lag_grows_though_nobody_writes_the_board() {
         let status_handle = StatusHandle::new("orders");
         assert_eq!(status_handle.read().lag_seconds.to_bits(), 0.0_f64.to_bits());
-        status_handle.update(|snapshot| snapshot.lag = Lag::growing(Duration::from_secs(7)));
+        status_handle
+            .update(|snapshot| snapshot.moments.lag = Lag::growing(Duration::from_secs(7)));
         let (first, second) = (status_handle.read().lag_seconds, status_handle.read().lag_seconds);
         assert!(first >= 7.0 && second > first, "{first} {second}");
         assert_eq!(Lag::growing(Duration::ZERO).at(Instant::now()), Duration::ZERO);
@@ -285,7 +315,7 @@ mod tests {
     fn the_last_contact_is_told_once_there_was_one() {
         let status_handle = StatusHandle::new("orders");
         assert_eq!(status_handle.read().source_contact_seconds, None);
-        status_handle.update(|snapshot| snapshot.source_contact_at = Some(Instant::now()));
+        status_handle.update(|snapshot| snapshot.moments.source_contact_at = Some(Instant::now()));
         assert!(status_handle.read().source_contact_seconds.is_some_and(|seconds| seconds < 60.0));
     }
 }

@@ -1,11 +1,9 @@
 //! Rows: what goes in comes out, once.
 
-use super::{PIPELINE, Table, at, lsn, row};
+use super::{PIPELINE, Table, at, row};
 use crate::server::Version;
 use postrider::event::Position;
-use postrider::offset::Watermark;
 use postrider::parked::{ParkedOutcome, ParkedUpdate, State};
-use postrider::postgres::store::cursor::{self, CursorWrite};
 use postrider::postgres::store::parked;
 use postrider::record::OwnedRecord;
 use std::time::{Duration, Instant};
@@ -106,36 +104,6 @@ async fn tombstones_are_loaded_from_where_the_log_is_read_again() {
     }
     let within = parked::load(table.client(), PIPELINE, at("0/200:1")).await.unwrap();
     assert_eq!(within.len(), 2);
-}
-
-#[tokio::test]
-async fn only_what_the_cursor_has_passed_and_is_old_is_pruned() {
-    for version in VERSIONS {
-        let table = Table::new(version, "parked_prune").await;
-        let positions: Vec<String> = (1..=2500).map(|number| format!("0/{number:X}:0")).collect();
-        let rows: Vec<_> = positions.iter().map(|at| row(at, at, State::Waiting)).collect();
-        let marks: Vec<ParkedUpdate> = (rows.iter().skip(1))
-            .map(|row| ParkedUpdate { position: row.entry.position, became: ParkedOutcome::Done })
-            .collect();
-        table.write(&rows, &[]).await;
-        table.write(&[], &marks).await;
-        let prune = |watermark: &'static str, keep| {
-            parked::prune(table.client(), PIPELINE, lsn(watermark), Duration::from_secs(keep))
-        };
-        // The row of the cursor says 0/1, whatever we think.
-        assert_eq!(prune("FF/0", 0).await.unwrap(), 0);
-        let row = cursor::read(table.client(), PIPELINE).await.unwrap().unwrap();
-        let passed = lsn("0/900");
-        let row = cursor::Cursor { watermark: Watermark::resumed(passed), ..row };
-        assert_eq!(
-            cursor::write(table.client(), &row, &cursor::SnapshotPolicy::Always).await.unwrap(),
-            CursorWrite::Stored
-        );
-        assert_eq!(prune("FF/0", 3600).await.unwrap(), 0);
-        assert_eq!(prune("FF/0", 0).await.unwrap(), 0x900 - 2);
-        // The first is not resolved, and stays for ever.
-        assert_eq!(table.load().await.len(), 2500 - (0x900 - 2));
-    }
 }
 
 #[tokio::test]

@@ -26,8 +26,12 @@ const PURE: [&str; 3] = ["postrider-core", "postrider-relay", "postrider-outbox"
 /// Each module of the product, and what it may use: its other modules, and the crates by the names they have there.
 /// Crates hold the walls between each other; these are the ones that they can't hold.
 const MODULES: &[(&str, &str)] = &[
+    // How often a lasting condition is logged: no state of a pipeline.
+    ("health", ""),
     ("metrics", "status"),
-    ("pipeline", "CORE DECISIONS outbox postgres sink metrics"),
+    // Announced to by the pipeline, which it does not see.
+    ("maintenance", "CORE postgres health"),
+    ("pipeline", "CORE DECISIONS outbox postgres sink metrics health maintenance"),
     ("replay", "CORE DECISIONS outbox postgres sink metrics pipeline"),
     // Reads a snapshot and the metrics, and calls into nothing.
     ("admin", "status metrics"),

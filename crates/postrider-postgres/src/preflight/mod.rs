@@ -663,8 +663,8 @@ fn by_sqlstate(
             .sql(format!("CREATE DATABASE {};", ident(database))),
         ("53300", Connection::Control) => Finding::error("source_connections", what)
             .why(
-                "the relay needs two sessions a pipeline; max_connections, or the limit of the role or the database, \
-                 is reached",
+                "the relay needs two sessions a pipeline, and briefly up to two more; max_connections, or the limit of \
+                 the role or the database, is reached",
             )
             .sql("SELECT datname, usename, state, count(*) FROM pg_stat_activity GROUP BY 1, 2, 3 ORDER BY 4 DESC;")
             .sql(format!("ALTER ROLE {} CONNECTION LIMIT -1;", ident(user))),

@@ -313,8 +313,9 @@ pub(super) fn too_old(version: u32) -> Option<Finding> {
 /// The role that is proposed instead of a superuser.
 const OWN_ROLE: &str = "postrider";
 
-/// Sessions of a running pipeline: stream and control, and briefly a third one while it reconnects.
-const SESSIONS: i32 = 3;
+/// Sessions of a running pipeline: stream and control, briefly a third one while it reconnects or creates a slot, and
+/// briefly one for maintenance.
+const SESSIONS: i32 = 4;
 
 pub(super) fn role_rules(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
     let user = snapshot.ask.conninfo.user();
@@ -392,7 +393,7 @@ fn limits(snapshot: &FactSnapshot<'_>, role: &RoleFacts, name: &str, out: &mut V
                     role.connections
                 ),
             )
-            .why("the relay's second connection is refused (53300)")
+            .why("some connections of the relay are refused (53300)")
             .sql(format!("ALTER ROLE {name} CONNECTION LIMIT -1;")),
         );
     }

@@ -7,6 +7,7 @@
 mod tests;
 
 use crate::catalog::{self, SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn};
+use crate::names::literal;
 use crate::wire::Lsn;
 use pg_replication::error::{SourceError, SqlState};
 use postrider_core::timestamp::Timestamp;
@@ -171,19 +172,21 @@ async fn delete(
     name: &str,
     slot: &str,
 ) -> Result<(), SourceError> {
-    drop_slot(client, slot).await?;
+    drop_slot(client, slot, &SweepBy::Command.sql(pipeline)).await?;
     let failed = |e| SourceError::control(format!("delete bookmark {name:?}"), e);
     let sql = "DELETE FROM postrider.bookmark WHERE pipeline = $1 AND name = $2 AND slot = $3";
     client.execute(sql, &[&pipeline, &name, &slot]).await.map_err(failed).map(|_rows| ())
 }
 
-/// Drops a bookmark's slot; it is no error if the slot does not exist. The prefix guarantees that it is the slot of a
-/// bookmark.
-async fn drop_slot(client: &Client, slot: &str) -> Result<(), SourceError> {
+/// Drops a bookmark's slot, if the query `may` has a row ([`SweepBy::sql`]); it is no error if the slot does not exist.
+/// The prefix guarantees that it is the slot of a bookmark.
+async fn drop_slot(client: &Client, slot: &str, may: &str) -> Result<(), SourceError> {
     assert!(slot.starts_with(SLOT_PREFIX), "slot {slot} is no bookmark's");
-    let sql = "SELECT pg_catalog.pg_drop_replication_slot(s.slot_name) \
-               FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1::pg_catalog.text";
-    match client.execute(sql, &[&slot]).await {
+    let sql = format!(
+        "WITH may AS MATERIALIZED ({may}) SELECT pg_catalog.pg_drop_replication_slot(s.slot_name) \
+         FROM may, pg_catalog.pg_replication_slots s WHERE s.slot_name = $1::pg_catalog.text"
+    );
+    match client.execute(&sql, &[&slot]).await {
         Ok(_) => Ok(()),
         Err(error) => {
             let error = SourceError::control(format!("drop slot {slot:?}"), error);
@@ -420,41 +423,84 @@ pub struct DroppedBookmark {
     pub held_bytes: u64,
 }
 
-/// Drops expired bookmarks, then the oldest ones until at most `retain_max` bytes of WAL are retained. A bookmark that
-/// is being read from is kept, and so are all newer ones, because they retain no more WAL than it does. Does nothing on
-/// a standby.
+/// Who drops the bookmarks that have expired or retain too much.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SweepBy {
+    /// A command of an operator.
+    Command,
+    /// The process that owns the pipeline, under this epoch. For any other process nothing is dropped.
+    Owner(i64),
+}
+
+impl SweepBy {
+    /// A query that has a row if the bookmarks may be dropped. A part of the statement that drops, so that both are one
+    /// transaction. Its lock delays only a process that takes the pipeline over, and not the stream: see
+    /// [`prune`](super::parked::prune).
+    fn sql(self, pipeline: &str) -> String {
+        match self {
+            Self::Command => "SELECT 1".to_owned(),
+            Self::Owner(epoch) => format!(
+                "SELECT 1 FROM postrider.cursor AS c \
+                 WHERE c.pipeline = {} AND c.owner_epoch = {epoch} FOR KEY SHARE SKIP LOCKED",
+                literal(pipeline)
+            ),
+        }
+    }
+}
+
+/// Rows of dropped bookmarks that one sweep deletes at most.
+const OLD_ROWS_MAX: i64 = 1_000;
+
+/// Drops expired bookmarks, then the oldest ones until at most `retain_max` bytes of WAL are retained; adds each to
+/// `swept`. A bookmark that is being read from is kept, and so are all newer ones, because they retain no more WAL than
+/// it does. Does nothing on a standby.
 ///
 /// # Errors
-/// An error of the server or of the connection. Bookmarks that were dropped before stay dropped.
+/// An error of the server or of the connection. Bookmarks that were dropped before stay dropped, and are in `swept`.
 pub async fn sweep(
     client: &Client,
     pipeline: &str,
     retain_max: u64,
-) -> Result<Vec<DroppedBookmark>, SourceError> {
+    by: SweepBy,
+    swept: &mut Vec<DroppedBookmark>,
+) -> Result<(), SourceError> {
     let failed = |e| SourceError::control("check which bookmarks are to be dropped", e);
     let due = "SELECT ARRAY(SELECT name FROM postrider.bookmark WHERE pipeline = $1 \
                  AND expires_at < pg_catalog.now() AND dropped_at IS NULL) \
                WHERE NOT pg_catalog.pg_is_in_recovery()";
     let Some(row) = client.query_opt(due, &[&pipeline]).await.map_err(failed)? else {
-        return Ok(Vec::new());
+        return Ok(());
     };
     let expired: Vec<String> = row.try_get(0).map_err(failed)?;
     let mut there = list(client, pipeline).await?;
-    let mut swept = Vec::new();
+    let may = by.sql(pipeline);
     while let Some((at, reason)) = next(&there, &expired, retain_max) {
         let bookmark = there.remove(at);
         let held_bytes = there.iter().map(held).fold(held(&bookmark), u64::max);
-        match drop_swept(client, pipeline, &bookmark, reason).await {
-            Ok(()) => swept.push(DroppedBookmark { name: bookmark.name, reason, held_bytes }),
+        match drop_swept(client, pipeline, &bookmark, reason, &may).await {
+            Ok(true) => swept.push(DroppedBookmark { name: bookmark.name, reason, held_bytes }),
+            // Another session has dropped it, or this process does not own the pipeline.
+            Ok(false) => {}
             // A replay began to use it.
             Err(error) if error.sqlstate() == Some(SqlState::OBJECT_IN_USE) => {}
             Err(error) => return Err(error),
         }
     }
-    let old = "DELETE FROM postrider.bookmark WHERE pipeline = $1 \
-               AND dropped_at < pg_catalog.now() - $2::pg_catalog.int4 * interval '1 day'";
-    client.execute(old, &[&pipeline, &KEPT_DAYS]).await.map_err(failed)?;
-    Ok(swept)
+    let old = "SELECT EXISTS (SELECT FROM postrider.bookmark WHERE pipeline = $1 \
+                 AND dropped_at < pg_catalog.now() - $2::pg_catalog.int4 * interval '1 day')";
+    let old = client.query_one(old, &[&pipeline, &KEPT_DAYS]).await;
+    if !old.and_then(|row| row.try_get::<_, bool>(0)).map_err(failed)? {
+        return Ok(());
+    }
+    let sql = format!(
+        "WITH may AS MATERIALIZED ({may}), old AS MATERIALIZED ( \
+           SELECT b.name FROM may, postrider.bookmark AS b WHERE b.pipeline = $1 \
+             AND b.dropped_at < pg_catalog.now() - $2::pg_catalog.int4 * interval '1 day' \
+           LIMIT $3 FOR UPDATE OF b SKIP LOCKED) \
+         DELETE FROM postrider.bookmark AS b USING old WHERE b.pipeline = $1 AND b.name = old.name"
+    );
+    client.execute(&sql, &[&pipeline, &KEPT_DAYS, &OLD_ROWS_MAX]).await.map_err(failed)?;
+    Ok(())
 }
 
 /// The next bookmark to drop, and why.
@@ -480,18 +526,24 @@ fn held(bookmark: &Bookmark) -> u64 {
     }
 }
 
+/// Drops the slot, then changes the row; returns whether the row was changed.
 async fn drop_swept(
     client: &Client,
     pipeline: &str,
     bookmark: &Bookmark,
     reason: DropReason,
-) -> Result<(), SourceError> {
-    drop_slot(client, &bookmark.slot).await?;
+    may: &str,
+) -> Result<bool, SourceError> {
+    drop_slot(client, &bookmark.slot, may).await?;
     let failed = |e| SourceError::control(format!("drop bookmark {:?}", bookmark.name), e);
-    let sql = "UPDATE postrider.bookmark SET dropped_at = pg_catalog.now(), dropped_why = $4 \
-               WHERE pipeline = $1 AND name = $2 AND slot = $3 AND dropped_at IS NULL";
+    let sql = format!(
+        "WITH may AS MATERIALIZED ({may}) \
+         UPDATE postrider.bookmark AS b SET dropped_at = pg_catalog.now(), dropped_why = $4 \
+         FROM may WHERE b.pipeline = $1 AND b.name = $2 AND b.slot = $3 AND b.dropped_at IS NULL"
+    );
     let (name, slot, why) = (&bookmark.name, &bookmark.slot, reason.name());
-    client.execute(sql, &[&pipeline, name, slot, &why]).await.map_err(failed).map(|_rows| ())
+    let changed = client.execute(&sql, &[&pipeline, name, slot, &why]).await.map_err(failed)?;
+    Ok(changed == 1)
 }
 
 /// Why a bookmark was not created, found or dropped. Nothing was changed.

@@ -2,6 +2,7 @@
 
 pub mod bookmark;
 pub mod cursor;
+pub mod maintenance;
 pub mod parked;
 pub mod requests;
 pub mod requeue;

@@ -9,7 +9,6 @@
 use crate::catalog::{lsn, pg_lsn};
 use crate::poll::ROW_BYTES_MAX;
 use crate::statement::{Statement, StatementError};
-use crate::wire::Lsn;
 use futures_util::TryStreamExt;
 use pg_replication::error::SourceError;
 use postrider_core::event::{Aggregate, Position};
@@ -27,8 +26,8 @@ use tokio_postgres::{Client, Row};
 /// The channel that notifies a session of a written request; the payload is the pipeline's name.
 pub const CHANNEL: &str = "postrider_parked";
 
-/// Tombstones that one statement of [`prune`] deletes.
-const PRUNE_ROWS: i64 = 1_000;
+/// Tombstones that one call of [`prune`] deletes at most.
+const PRUNE_ROWS_MAX: i64 = 1_000;
 
 /// The longest wait or age that is written (100 years). Unit: microseconds.
 const MICROS_MAX: i64 = 100 * 365 * 86_400 * 1_000_000;
@@ -38,66 +37,100 @@ pub(super) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).map_or(MICROS_MAX, |micros| micros.min(MICROS_MAX))
 }
 
-/// Deletes tombstones that are no longer needed: those that the cursor row has passed, so that their events are never
-/// sent again, and that are older than `keep`. Returns how many were deleted. Each statement deletes at most 1,000
-/// rows, so that other statements can run on the session in between.
+/// Which tombstones may be deleted, besides their age.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PruneRule {
+    /// Those that the cursor row has passed: no stream sends their events again.
+    PassedByCursor,
+    /// All of them (`mode = "poll"`): no stream can send an event again.
+    Aged,
+}
+
+/// The result of [`prune`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "a process that does not own the pipeline must stop"]
+pub enum Pruned {
+    /// So many tombstones were deleted.
+    Rows {
+        /// Their number.
+        deleted: u64,
+        /// There may be more of them.
+        more: bool,
+    },
+    /// Nothing was deleted: the owner's epoch is another one, another process is taking the pipeline over, or there is
+    /// no cursor row.
+    NotOwner,
+}
+
+/// Whether the epoch is the owner's, and whether there may be tombstones to delete. A plain read: the common case, in
+/// which nothing is to be deleted, takes no lock and writes nothing.
+const PRUNE_DUE: &str = "\
+SELECT EXISTS (SELECT FROM postrider.parked AS t WHERE t.pipeline = $1 AND t.state IN ('done', 'skipped') \
+    AND t.resolved_at < pg_catalog.now() - $3::pg_catalog.int8 * interval '1 microsecond' \
+    AND t.requested_action IS NULL AND ($4::pg_catalog.bool OR t.commit_lsn < c.watermark)) \
+FROM postrider.cursor AS c WHERE c.pipeline = $1 AND c.owner_epoch = $2";
+
+/// Deletes tombstones (`old`), if the epoch is the owner's (`owner`).
 ///
-/// `watermark` is only an upper bound; the cursor row's current watermark decides.
+/// This statement runs on another session than the statements of the stream. Three rules make that safe:
+///
+/// - The watermark that decides is that of the cursor row which is locked here, and the owner's epoch is checked in the
+///   same row. A stream parks, and looks for, only events at its cursor row's watermark or above it, so it meets no
+///   tombstone that is being deleted; polling parks at new positions. Without a cursor row nothing is deleted.
+/// - `FOR KEY SHARE` conflicts only with the locks of a process that takes the pipeline over
+///   ([`seize`](crate::store::cursor::seize)), of the end of a repair, and of a deletion of the cursor row. They wait
+///   until this statement has committed, so a new owner reads the parked rows after the deletion, also if the position
+///   of the cursor row is moved back in between. The owner's own writes of the cursor row (`FOR NO KEY UPDATE`) and of
+///   parked rows (`FOR SHARE` of the cursor row) do not wait.
+/// - `SKIP LOCKED`: this statement does not wait for a row lock. Tombstones that another session has locked are deleted
+///   by a later call. If another process is taking the pipeline over, nothing is deleted.
+///
+/// The rows are found by their `ctid`, which does not change while they are locked: by the key, a table without
+/// statistics would be joined in quadratic time.
+const PRUNE: &str = "\
+WITH owner AS MATERIALIZED ( \
+  SELECT c.watermark FROM postrider.cursor AS c WHERE c.pipeline = $1 AND c.owner_epoch = $2 \
+  FOR KEY SHARE SKIP LOCKED \
+), old AS MATERIALIZED ( \
+  SELECT t.ctid FROM owner AS o, postrider.parked AS t \
+  WHERE t.pipeline = $1 AND t.state IN ('done', 'skipped') \
+    AND t.resolved_at < pg_catalog.now() - $3::pg_catalog.int8 * interval '1 microsecond' \
+    AND t.requested_action IS NULL AND ($4::pg_catalog.bool OR t.commit_lsn < o.watermark) \
+  ORDER BY t.resolved_at LIMIT $5 FOR UPDATE OF t SKIP LOCKED \
+), gone AS ( \
+  DELETE FROM postrider.parked AS p WHERE p.ctid = ANY (ARRAY(SELECT o.ctid FROM old AS o)) RETURNING 1 \
+) SELECT EXISTS (SELECT FROM owner), (SELECT pg_catalog.count(*) FROM gone)";
+
+/// Deletes tombstones that are no longer needed: those that `rule` allows, that are older than `keep`, and that have no
+/// request. One statement deletes at most 1,000 rows; call this again while there are more. `epoch` is the owner's: for
+/// any other process nothing is deleted. For a session beside that of the stream; it is never delayed by a lock of a
+/// row.
 ///
 /// # Errors
 /// An error of the server or of the connection. Rows that were deleted before stay deleted.
 pub async fn prune(
     client: &Client,
     pipeline: &str,
-    watermark: Lsn,
+    epoch: i64,
+    rule: PruneRule,
     keep: Duration,
-) -> Result<u64, SourceError> {
-    prune_where(client, pipeline, watermark, keep, false).await
-}
-
-/// As [`prune`], for `mode = "poll"`: no stream can send an event again, so only the age decides.
-///
-/// # Errors
-/// An error of the server or of the connection. Rows that were deleted before stay deleted.
-pub async fn prune_polled(
-    client: &Client,
-    pipeline: &str,
-    keep: Duration,
-) -> Result<u64, SourceError> {
-    prune_where(client, pipeline, Lsn::default(), keep, true).await
-}
-
-async fn prune_where(
-    client: &Client,
-    pipeline: &str,
-    watermark: Lsn,
-    keep: Duration,
-    polled: bool,
-) -> Result<u64, SourceError> {
-    let failed = |e| {
-        SourceError::control(format!("prune the parked events of pipeline {pipeline:?}"), e)
-            .of(Statement::Requests)
-    };
-    let sql = "DELETE FROM postrider.parked p USING ( \
-                 SELECT t.commit_lsn, t.ordinal FROM postrider.parked t \
-                 WHERE t.pipeline = $1 AND t.state IN ('done', 'skipped') \
-                   AND t.resolved_at < pg_catalog.now() - $3::pg_catalog.int8 * interval '1 microsecond' \
-                   AND t.requested_action IS NULL \
-                   AND ($5 OR t.commit_lsn < least($2::pg_catalog.pg_lsn, \
-                     (SELECT c.watermark FROM postrider.cursor c WHERE c.pipeline = $1))) \
-                 ORDER BY t.resolved_at LIMIT $4 FOR UPDATE SKIP LOCKED) old \
-               WHERE p.pipeline = $1 AND p.commit_lsn = old.commit_lsn AND p.ordinal = old.ordinal";
-    let mut total = 0;
-    loop {
-        let deleted = client
-            .execute(sql, &[&pipeline, &pg_lsn(watermark), &micros(keep), &PRUNE_ROWS, &polled])
-            .await
-            .map_err(failed)?;
-        total += deleted;
-        if deleted < PRUNE_ROWS.unsigned_abs() {
-            return Ok(total);
-        }
+) -> Result<Pruned, SourceError> {
+    let failed =
+        |e| SourceError::control(format!("prune the parked events of pipeline {pipeline:?}"), e);
+    let (keep, aged) = (micros(keep), rule == PruneRule::Aged);
+    let due = client.query_opt(PRUNE_DUE, &[&pipeline, &epoch, &keep, &aged]).await;
+    match due.map_err(failed)? {
+        None => return Ok(Pruned::NotOwner),
+        Some(row) if row.try_get(0).map_err(failed)? => {}
+        Some(_) => return Ok(Pruned::Rows { deleted: 0, more: false }),
     }
+    let parameters: [&(dyn ToSql + Sync); 5] = [&pipeline, &epoch, &keep, &aged, &PRUNE_ROWS_MAX];
+    let row = client.query_one(PRUNE, &parameters).await.map_err(failed)?;
+    if !row.try_get::<_, bool>(0).map_err(failed)? {
+        return Ok(Pruned::NotOwner);
+    }
+    let deleted: i64 = row.try_get(1).map_err(failed)?;
+    Ok(Pruned::Rows { deleted: deleted.unsigned_abs(), more: deleted >= PRUNE_ROWS_MAX })
 }
 
 /// How many rows a pipeline has, by state.

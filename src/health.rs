@@ -18,11 +18,11 @@ const REASONS_MAX: usize = 8;
 
 /// A condition that lasts.
 #[derive(Debug)]
-pub(super) struct Condition {
+pub(crate) struct Condition {
     /// The last reason.
-    pub(super) reason: String,
+    pub(crate) reason: String,
     /// What to do about it.
-    pub(super) hint: Option<String>,
+    pub(crate) hint: Option<String>,
     /// When the condition began.
     since: Instant,
     /// How often it was found.
@@ -37,23 +37,23 @@ pub(super) struct Condition {
 
 /// How long a condition has lasted and how often it was found, when a log line is due.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct DueReport {
+pub(crate) struct DueReport {
     /// Seconds since the condition began.
-    pub(super) seconds: u64,
+    pub(crate) seconds: u64,
     /// How often the condition was found.
-    pub(super) tries: u64,
+    pub(crate) tries: u64,
 }
 
 impl DueReport {
     /// `40 s, 3 tries`
-    pub(super) fn text(self) -> String {
+    pub(crate) fn text(self) -> String {
         format!("{}, {} tries", duration_text(self.seconds), self.tries)
     }
 }
 
 impl Condition {
     /// Notes in `slot` that a condition was found at `now`. Returns how long and how often, if a log line is due.
-    pub(super) fn note(
+    pub(crate) fn note(
         slot: &mut Option<Self>,
         reason: String,
         hint: Option<String>,
@@ -92,7 +92,7 @@ impl Condition {
     }
 
     /// How long the condition has lasted. Unit: seconds.
-    pub(super) fn seconds(&self, now: Instant) -> u64 {
+    pub(crate) fn seconds(&self, now: Instant) -> u64 {
         now.saturating_duration_since(self.since).as_secs()
     }
 }
@@ -102,7 +102,7 @@ const LINES_A_MINUTE: u32 = 20;
 
 /// Lets a few lines a minute through, and counts the others.
 #[derive(Debug, Default)]
-pub(super) struct LogRateLimit {
+pub(crate) struct LogRateLimit {
     /// Beginning of the current minute.
     since: Option<Instant>,
     /// Lines in this minute.
@@ -113,7 +113,7 @@ pub(super) struct LogRateLimit {
 
 impl LogRateLimit {
     /// `Some(n)` if a line may be logged, after `n` suppressed ones; `None` otherwise.
-    pub(super) fn admit(&mut self, now: Instant) -> Option<u64> {
+    pub(crate) fn admit(&mut self, now: Instant) -> Option<u64> {
         let minute = Duration::from_mins(1);
         if self.since.is_none_or(|since| now.saturating_duration_since(since) >= minute) {
             (self.since, self.passed) = (Some(now), 0);
@@ -142,7 +142,7 @@ fn without_figures(reason: &str) -> String {
 }
 
 /// `40 s`, `12 min`, `3 h 5 min`
-pub(super) fn duration_text(seconds: u64) -> String {
+pub(crate) fn duration_text(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds} s"),
         120..7200 => format!("{} min", seconds / 60),

@@ -1,0 +1,25 @@
+//! Maintenance: work on Postrider's own tables that no event waits for.
+//!
+//! Each pipeline has one task for it, with a timer and a session of its own. A run deletes resolved rows of the parked
+//! table that no stream sends again, and drops bookmarks that have expired or retain too much WAL. What is to be
+//! maintained later, such as the retention of outbox rows, becomes a further step of a run (`run`).
+//!
+//! There is one task for each pipeline and not for each database, because ownership belongs to a pipeline, and because
+//! pipelines share nothing: a run that fails or waits delays no other pipeline.
+//!
+//! - *Only the owner.* The pipeline announces its epoch while it streams or polls ([`OwnerEpoch`]). A process that
+//!   stands by has no epoch, so its maintenance opens no session. Each statement that changes something checks the
+//!   epoch in the cursor row in its own transaction, because the announcement may be late.
+//! - *Never in the way.* The session is not the stream's, the statements are short and take no lock that the stream
+//!   waits for (`postgres::store::parked::prune` has the rules), and an error never stops the stream.
+//! - *A session for each run.* A run takes a few milliseconds a minute, so a session that is kept would occupy one of
+//!   `max_connections` for nothing. The price is one login a minute and pipeline.
+
+mod duty;
+mod report;
+mod run;
+mod task;
+
+pub(crate) use duty::OwnerEpoch;
+pub(crate) use run::MaintenanceSpec;
+pub(crate) use task::Maintenance;
