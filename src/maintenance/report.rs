@@ -106,12 +106,16 @@ impl MaintenanceReport {
         }
     }
 
+    /// A run has found that another process owns the pipeline, or is taking it over.
+    pub(super) fn did_nothing(&mut self) {
+        self.failing = None;
+        self.update(|summary| (summary.reason, summary.hint) = (None, None));
+    }
+
     /// This process does not own the pipeline any more: another process reports.
     pub(super) fn rests(&mut self) {
-        self.failing = None;
-        self.update(|summary| {
-            (summary.ran_at, summary.reason, summary.hint) = (None, None, None);
-        });
+        self.did_nothing();
+        self.update(|summary| summary.ran_at = None);
     }
 
     fn update(&self, change: impl FnOnce(&mut MaintenanceSummary)) {

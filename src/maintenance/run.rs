@@ -78,11 +78,10 @@ impl MaintenanceSpec {
         report: &mut MaintenanceReport,
     ) -> Result<RunOutcome, SourceError> {
         maintenance::limit(client).await?;
-        if self.prune_parked(client, epoch, report).await? == RunOutcome::NotOwner {
-            return Ok(RunOutcome::NotOwner);
-        }
-        self.sweep_bookmarks(client, epoch, report).await?;
-        Ok(RunOutcome::Done)
+        // A step that fails does not keep the other one from being done.
+        let swept = self.sweep_bookmarks(client, epoch, report).await;
+        let pruned = self.prune_parked(client, epoch, report).await?;
+        swept.map(|()| pruned)
     }
 
     async fn prune_parked(

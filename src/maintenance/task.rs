@@ -92,7 +92,7 @@ impl MaintenanceTask {
         while self.duty.has_changed().is_ok() {
             let duty = *self.duty.borrow_and_update();
             match duty {
-                Duty::End => return,
+                Duty::End => return self.report.rests(),
                 Duty::Idle => {
                     owned = None;
                     self.report.rests();
@@ -124,7 +124,10 @@ impl MaintenanceTask {
                 self.backoff.reset();
                 INTERVAL
             }
-            Some(Ok(RunOutcome::NotOwner)) => INTERVAL,
+            Some(Ok(RunOutcome::NotOwner)) => {
+                self.report.did_nothing();
+                INTERVAL
+            }
             Some(Err(error)) => {
                 self.report.failed(error);
                 self.backoff.next(fastrand::f64())

@@ -547,6 +547,9 @@ pub(super) fn ended(name: &str, status_handle: &StatusHandle, exit: &PipelineExi
             if let Lag::None = snapshot.moments.lag {
                 snapshot.moments.lag = Lag::Growing { was: Duration::ZERO, at: Instant::now() };
             }
+            // Maintenance has ended too.
+            let maintenance = &mut snapshot.maintenance;
+            (maintenance.ran_at, maintenance.reason, maintenance.hint) = (None, None, None);
             // Without the code, which has a field of its own.
             snapshot.reason = Some(halt.message.clone());
             snapshot.halt_code = Some(halt.reason.code());

@@ -81,10 +81,14 @@ impl Supervisor {
         });
         let exit = match Self::new(spec, status_handle.clone(), metrics) {
             Ok(mut supervisor) => {
-                let maintenance = supervisor.start_maintenance(status_handle.clone());
+                let repairs = supervisor.context.spec.only_repair;
+                let maintenance =
+                    (!repairs).then(|| supervisor.start_maintenance(status_handle.clone()));
                 let exit = Box::pin(supervisor.run(&stop)).await;
                 supervisor.pipeline.finish();
-                maintenance.stop(supervisor.context.spec.common.shutdown_grace).await;
+                if let Some(maintenance) = maintenance {
+                    maintenance.stop(supervisor.context.spec.common.shutdown_grace).await;
+                }
                 exit
             }
             Err(halt) => PipelineExit::Halted(Box::new(halt)),
@@ -121,7 +125,8 @@ impl Supervisor {
         })
     }
 
-    /// Starts the maintenance of the pipeline's tables, which works while this process owns the pipeline.
+    /// Starts the maintenance of the pipeline's tables, which works while this process owns the pipeline. A command
+    /// that repairs has none: it drops no bookmark that someone needs for a replay.
     fn start_maintenance(&self, status_handle: StatusHandle) -> Maintenance {
         let SessionContext { spec, ownership, .. } = &self.context;
         let maintenance_spec = MaintenanceSpec {

@@ -479,7 +479,7 @@ pub async fn sweep(
         let held_bytes = there.iter().map(held).fold(held(&bookmark), u64::max);
         match drop_swept(client, pipeline, &bookmark, reason, &may).await {
             Ok(true) => swept.push(DroppedBookmark { name: bookmark.name, reason, held_bytes }),
-            // Another session has dropped it, or this process does not own the pipeline.
+            // Another session has changed the row, or this process does not own the pipeline.
             Ok(false) => {}
             // A replay began to use it.
             Err(error) if error.sqlstate() == Some(SqlState::OBJECT_IN_USE) => {}
@@ -526,7 +526,8 @@ fn held(bookmark: &Bookmark) -> u64 {
     }
 }
 
-/// Drops the slot, then changes the row; returns whether the row was changed.
+/// Drops the slot, then changes the row; returns whether the row was changed. Two transactions can't agree on whether
+/// this process owns the pipeline, so the row is changed if the slot is gone, whoever has dropped it.
 async fn drop_swept(
     client: &Client,
     pipeline: &str,
@@ -536,13 +537,11 @@ async fn drop_swept(
 ) -> Result<bool, SourceError> {
     drop_slot(client, &bookmark.slot, may).await?;
     let failed = |e| SourceError::control(format!("drop bookmark {:?}", bookmark.name), e);
-    let sql = format!(
-        "WITH may AS MATERIALIZED ({may}) \
-         UPDATE postrider.bookmark AS b SET dropped_at = pg_catalog.now(), dropped_why = $4 \
-         FROM may WHERE b.pipeline = $1 AND b.name = $2 AND b.slot = $3 AND b.dropped_at IS NULL"
-    );
+    let sql = "UPDATE postrider.bookmark AS b SET dropped_at = pg_catalog.now(), dropped_why = $4 \
+               WHERE b.pipeline = $1 AND b.name = $2 AND b.slot = $3 AND b.dropped_at IS NULL AND NOT EXISTS \
+                 (SELECT FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = b.slot)";
     let (name, slot, why) = (&bookmark.name, &bookmark.slot, reason.name());
-    let changed = client.execute(&sql, &[&pipeline, name, slot, &why]).await.map_err(failed)?;
+    let changed = client.execute(sql, &[&pipeline, name, slot, &why]).await.map_err(failed)?;
     Ok(changed == 1)
 }
 
