@@ -128,8 +128,6 @@ pub(super) struct Overtakings {
     earlier: ReportLog,
     /// Events whose row must record that they were overtaken.
     events: BTreeSet<usize>,
-    /// Acknowledged events of the stream with the number of their producer, in the order of the reports.
-    acked: Vec<(u64, usize)>,
 }
 
 impl Overtakings {
@@ -144,30 +142,10 @@ impl Overtakings {
         }
     }
 
-    /// A producer has reported an event of the stream.
-    fn reported(&mut self, event: usize, outcome: Outcome, by: u64) {
-        if outcome == Outcome::Acked {
-            self.acked.push((by, event));
-        }
-    }
-
     /// The producer is replaced by the one with this number.
     fn replace(&mut self, truth: &Truth, number: u64) {
         self.events.extend(self.reports.overtaken(truth));
         self.earlier = std::mem::replace(&mut self.reports, ReportLog::new(number));
-    }
-
-    /// The relay takes the event for overtaken: one of the producers must have reported a later event of its aggregate
-    /// while it had not reported this one.
-    fn check(&self, truth: &Truth, event: usize) -> Check {
-        let overtaken = self.acked.iter().enumerate().any(|(at, (by, later))| {
-            truth.is_behind(*later, event) && !self.acked[..at].contains(&(*by, event))
-        });
-        if !overtaken {
-            let position = truth.events[event].position;
-            return wrong(format!("{position} was not overtaken, and is taken for overtaken"));
-        }
-        Ok(())
     }
 
     /// Another process has owned the pipeline, or another history begins.
@@ -213,8 +191,8 @@ pub(super) struct Process {
     pub(super) engine: Engine,
     pub(super) producer: Producer,
     pub(super) mailbox: Vec<Post>,
-    /// Reports of a discarded producer with its number, and when they are received.
-    late_reports: Vec<(u64, Record, Outcome, u64)>,
+    /// Reports of a discarded producer, and when they are received.
+    late_reports: Vec<(u64, Ticket, Outcome)>,
     pub(super) buffer: RecordBuffer,
     pub(super) confirmed: u64,
     pub(super) connections: Connections,
@@ -337,9 +315,8 @@ impl Process {
     pub(super) fn take_posts(&mut self, ground: &mut Ground) -> Check {
         let now = ground.now;
         let due: Vec<_> = self.late_reports.extract_if(.., |(at, ..)| *at <= now).collect();
-        for (_, record, outcome, by) in due {
-            self.overtakings.reported(record.event, outcome, by);
-            self.apply(ground, Input::Report { ticket: record.ticket, outcome })?;
+        for (_, ticket, outcome) in due {
+            self.apply(ground, Input::Report { ticket, outcome })?;
         }
         for post in std::mem::take(&mut self.mailbox) {
             match post {
@@ -357,9 +334,6 @@ impl Process {
                 Post::Report { record, outcome, by } => {
                     let of_stream = record.version == 0 && record.ticket.0 >> 63 == 0;
                     let streams = self.connections.history.is_some();
-                    if of_stream {
-                        self.overtakings.reported(record.event, outcome, by);
-                    }
                     if of_stream && streams && !self.engine.ending() {
                         self.overtakings.record(&ground.truth, record.event, outcome, by);
                     }
@@ -426,11 +400,11 @@ impl Process {
             self.mailbox.push(post);
         }
         while ground.late.chance(knobs.late_reports)
-            && let Some(Post::Report { record, outcome, by }) =
+            && let Some(Post::Report { record, outcome, by: _ }) =
                 self.producer.report(&knobs, &mut ground.late)
         {
             let at = now + ground.late.below(LATE_REPORT_MAX);
-            self.late_reports.push((at, record, outcome, by));
+            self.late_reports.push((at, record.ticket, outcome));
         }
         self.producer.discard(&mut ground.truth, (&knobs, &mut ground.rng, now))?;
         self.producer = Producer::new(&knobs, number, ready_from);
@@ -477,9 +451,6 @@ impl Process {
         let what = &ground.truth.events[event];
         let Some(next) = self.engine.relay().upcoming() else { return Ok(false) };
         let overtaken = self.engine.relay().is_overtaken(next.position);
-        if overtaken {
-            self.overtakings.check(&ground.truth, event)?;
-        }
         let offered = Offered {
             position: next.position,
             id: &id,
