@@ -141,6 +141,19 @@ fn without_figures(reason: &str) -> String {
     reason.chars().filter(lasting).collect()
 }
 
+/// `1234567` as `1,234,567`.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// `40 s`, `12 min`, `3 h 5 min`
 pub(crate) fn duration_text(seconds: u64) -> String {
     match seconds {

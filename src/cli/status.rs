@@ -4,6 +4,7 @@ use super::Output;
 use super::args::{Global, StatusArgs};
 use super::error::{CliError, Exit};
 use crate::config::Config;
+use crate::health::grouped;
 use crate::pipeline::PipelineSpec;
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -409,19 +410,6 @@ fn skipped(pipeline: &Value) -> String {
         if let Some(count) = count(key) {
             write!(text, "\n\n{name}: {} {words}", grouped(count)).unwrap_or_default();
         }
-    }
-    text
-}
-
-/// `1234567` as `1,234,567`.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
     }
     text
 }

@@ -2,7 +2,7 @@
 //!
 //! An ordinary event has no line. A state that lasts is logged again at growing intervals (`health`), with how long and
 //! how often. Each line has an `event`, a stable name for machines; `docs/operations.md` lists the events and their
-//! fields. The [`Observer`] is told what happens. It also reads the wall clock, for latencies and lag, and for the
+//! fields. The methods of the [`Observer`] take facts. It also reads the wall clock, for latencies and lag, and for the
 //! times of events, which the engine compares with it.
 
 use super::backlog_log::{BacklogLog, FULL_HINT};
@@ -18,7 +18,7 @@ use super::spec::CommonSpec;
 use super::stop::PipelineExit;
 use super::store_log::StoreLog;
 use crate::event::{HistoryId, Position};
-use crate::health::Condition;
+use crate::health::{Condition, grouped};
 use crate::metrics::{PipelineMetrics, Side};
 use crate::offset::{Offset, Watermark};
 use crate::parked::{self, Parked, ParkedUpdate};
@@ -571,17 +571,4 @@ pub(super) fn ended(name: &str, status_handle: &StatusHandle, exit: &PipelineExi
         ),
         PipelineExit::Bug => error!(event = "bug", pipeline = name, "a bug in Postrider"),
     }
-}
-
-/// `1234567` as `1,234,567`.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }

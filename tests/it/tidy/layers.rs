@@ -26,7 +26,7 @@ const PURE: [&str; 3] = ["postrider-core", "postrider-relay", "postrider-outbox"
 /// Each module of the product, and what it may use: its other modules, and the crates by the names they have there.
 /// Crates hold the walls between each other; these are the ones that they can't hold.
 const MODULES: &[(&str, &str)] = &[
-    // How often a lasting condition is logged: no state of a pipeline.
+    // How often a lasting condition is logged, and numbers as people read them: no state of a pipeline.
     ("health", ""),
     ("metrics", "status"),
     // Announced to by the pipeline, which it does not see.
@@ -38,7 +38,10 @@ const MODULES: &[(&str, &str)] = &[
     ("config", "CORE DECISIONS outbox postgres sink metrics pipeline replay admin secret_file"),
     ("demo", "CORE DECISIONS outbox postgres sink metrics pipeline replay admin config"),
     ("init", "CORE DECISIONS outbox postgres sink metrics pipeline replay admin config"),
-    ("cli", "CORE DECISIONS outbox postgres sink metrics pipeline replay admin config demo init"),
+    (
+        "cli",
+        "CORE DECISIONS outbox postgres sink metrics health pipeline replay admin config demo init",
+    ),
 ];
 
 /// What `CORE` stands for in [`MODULES`].
