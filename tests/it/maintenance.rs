@@ -204,7 +204,8 @@ async fn maintenance_that_fails_is_repeated_and_the_stream_goes_on() {
     }
 }
 
-/// The statement that grants what the role lacks is shown, and works.
+/// The statement that grants what the role lacks is shown, and works. The step that lacks nothing is done meanwhile: an
+/// expired bookmark is dropped.
 #[tokio::test]
 async fn missing_right_is_named_by_the_statement_that_grants_it() {
     let pipeline = Pipeline::shared(Version::Pg17, "maintright").await;
@@ -214,6 +215,7 @@ async fn missing_right_is_named_by_the_statement_that_grants_it() {
          grant all on all tables in schema postrider to {role}; grant select on outbox to {role}; \
          revoke delete on postrider.parked from {role}"
     );
+    postrider_ok(&pipeline.config, &["bookmark", "create", "short", "--expire", "5s"]);
     pipeline.sql.batch(&rights).await;
     let config = pipeline.config.replace("user=postgres", &format!("user={role}"));
     resolved(&pipeline, "0/1", 20, "8 days").await;
@@ -226,6 +228,13 @@ async fn missing_right_is_named_by_the_statement_that_grants_it() {
     assert!(of(&status)["reason"].as_str().expect("a reason").contains("42501"), "{status}");
     assert!(publish(&pipeline, 0).await < UNDELAYED);
     assert!(relay.stderr().contains(hint), "{}", relay.stderr());
+    await_that("no bookmark", SOON, || async {
+        let left = bookmarks(&pipeline).await;
+        if left == "0" { Ok(()) } else { Err(format!("{left} slots\n{}", relay.stderr())) }
+    })
+    .await;
+    let rows = pipeline.sql.text("select count(*)::text from postrider.parked").await;
+    assert_eq!(rows.as_deref(), Some("20"), "the right is there");
     pipeline.sql.batch(hint).await;
     await_rows(&pipeline, &relay, "0").await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
