@@ -106,11 +106,9 @@ pub(super) async fn stream(
     if let Err(error) = pipeline.prepare_statuses(store).await {
         return End::Lost(error, Phase::Control);
     }
-    if pipeline.engine.row_status().is_on() {
-        match requeue::ahead_of_cursor(store.client(), &pipeline.spec.name).await {
-            Ok(found) => pipeline.engine.row_status().stream_begins(found),
-            Err(error) => return End::Lost(error, Phase::Control),
-        }
+    match requeue::ahead_of_cursor(store.client(), &pipeline.spec.name).await {
+        Ok(found) => pipeline.engine.stream_begins(found),
+        Err(error) => return End::Lost(error, Phase::Control),
     }
     let mut session = StreamSession::new(pipeline, context, connected);
     session.begin();

@@ -118,8 +118,8 @@ pub enum ReplayError {
     #[error("the server sent a message that can't be read")]
     Protocol(#[source] Unreadable),
     /// The stream contradicts itself.
-    #[error("the stream contradicts itself")]
-    Broken(#[source] crate::ack::OrderViolation),
+    #[error("{}", .0.message)]
+    Broken(Box<Halt>),
     /// The sink could not be opened.
     #[error("could not open the sink")]
     Sink(#[from] SinkError),
@@ -236,11 +236,9 @@ impl ReplayError {
                 "point source.url at the primary (target_session_attrs=read-write)".to_owned()
             }
             Self::LostPlace { .. } => AGAIN.to_owned(),
-            Self::Messages(halt) => halt.hint.clone(),
+            Self::Messages(halt) | Self::Broken(halt) => halt.hint.clone(),
             Self::Spec(_) | Self::Unfit(_) => "run postrider check: it shows what does not fit".to_owned(),
-            Self::Protocol(_) | Self::Broken(_) => {
-                "report it with the server's version".to_owned()
-            }
+            Self::Protocol(_) => "report it with the server's version".to_owned(),
             Self::Sink(error) => error.hint().to_owned(),
             Self::SinkUnfit { hint, .. } => hint.clone(),
             Self::Source(error) => return error_policy::hint(error),

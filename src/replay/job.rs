@@ -3,13 +3,13 @@
 use super::ReplayError;
 use super::plan::{Choice, Plan, ReplayRequest, Source, Until, resumed, resumed_source, source};
 use super::publisher::{
-    BYTES_MAX, EVENTS_MAX, ParkedLanes, Publisher, PublisherParts, ReplayUpdate, Tally,
+    BYTES_MAX, EVENTS_MAX, ParkedLanes, Publisher, PublisherParts, Selection, Stamp,
 };
 use super::run::{Reconnect, ReplayContext, Run, SessionEnd};
-use crate::ack::Progress;
+use super::tally::{Account, ReplayUpdate, Tally};
 use crate::event::{Aggregate, Position};
 use crate::finding::{Finding, Severity};
-use crate::offset::{Offset, Watermark};
+use crate::offset::Offset;
 use crate::outbox::Mapper;
 use crate::parked::Lane;
 use crate::pipeline::PipelineSpec;
@@ -137,10 +137,9 @@ impl ReplayJob {
         }
         let mut publisher = self.publisher(options)?;
         let mut mapper = self.mapper().await?;
-        let Self { spec, control, row, plan } = self;
-        let row_done = row.and_then(|row| row.last_id);
+        let Self { spec, control, row: _, plan } = self;
         let context = ReplayContext { spec: &spec, plan: &plan, dry: options.dry_run };
-        let mut run = Run::new(control, context, row_done);
+        let mut run = Run::new(control, context);
         let mut reconnect = Reconnect::new();
         let mut stop = std::pin::pin!(stop);
         let stopped = loop {
@@ -151,21 +150,17 @@ impl ReplayJob {
                     Err(error) => error,
                 },
                 Ok(SessionEnd::Stopped) => break true,
-                Ok(SessionEnd::Restart) => {
-                    run.give_up_in_flight(&mut publisher);
-                    continue;
-                }
+                Ok(SessionEnd::Restart) => continue,
                 Err(_) if run.stopping() => break true,
                 Err(error) => error,
             };
             let back = reconnect.wait(error, context, &mut publisher, stop.as_mut(), report);
             let Some(control) = Box::pin(back).await? else { break true };
             run.resume_with(control);
-            run.give_up_in_flight(&mut publisher);
         };
-        publisher.close();
+        let (tally, choice) = publisher.close();
         let elapsed = run.elapsed();
-        Ok(Ended { missing: publisher.choice.missing(), tally: publisher.tally, elapsed, stopped })
+        Ok(Ended { missing: choice.missing(), tally, elapsed, stopped })
     }
 
     /// A topic that the user names must exist.
@@ -226,27 +221,32 @@ impl ReplayJob {
 
     fn publisher(&self, options: ReplayOptions) -> Result<Publisher, ReplayError> {
         let mailbox = Mailbox::default();
-        let sink = if options.dry_run { None } else { Some(self.sink(&mailbox)?) };
+        let beside = self.spec.common.sink.capabilities().held_bytes;
+        let sink = if options.dry_run { None } else { Some((self.sink(&mailbox)?, beside)) };
         let row = self.row.as_ref();
         let found = row.map_or(&[][..], |row| &row.found);
         let choice = Choice::new(&self.plan.request, found);
-        let (choice, start) = match &self.plan.source {
-            Source::Log { from, .. } => {
-                (choice, progress(row.and_then(|r| r.next).unwrap_or(*from)))
-            }
-            Source::Table { .. } => (choice.without_times(), Progress::default()),
-        };
         let (published, refused) = row.map_or((0, 0), |row| (row.published, row.refused));
+        let tally = Tally::resumed_with(published, refused);
+        let (choice, start, account) = match &self.plan.source {
+            Source::Log { from, .. } => {
+                let start = row.and_then(|row| row.next).unwrap_or(*from);
+                (choice, start, Account::of_positions(tally))
+            }
+            Source::Table { .. } => {
+                let done = row.and_then(|row| row.last_id.clone());
+                (choice.without_times(), Position::default(), Account::of_rows(tally, done))
+            }
+        };
+        let parked = (!self.plan.request.include_parked).then(ParkedLanes::default);
+        let (to, name) = (self.plan.request.to.clone(), self.plan.name.clone());
         Ok(Publisher::new(PublisherParts {
             sink,
             mailbox,
-            start,
             rate: options.rate,
-            choice,
-            parked: (!self.plan.request.include_parked).then(ParkedLanes::default),
-            to: self.plan.request.to.clone(),
-            name: self.plan.name.clone(),
-            tally: Tally::resumed_with(published, refused),
+            selection: Selection { start, choice, parked },
+            stamp: Stamp { to, name },
+            account,
         }))
     }
 
@@ -276,11 +276,6 @@ pub struct Ended {
     pub elapsed: Duration,
     /// The run was stopped before the end.
     pub stopped: bool,
-}
-
-fn progress(next: Position) -> Progress {
-    let watermark = Watermark::resumed(next.commit);
-    Progress { watermark, partial: (next.ordinal > 0).then_some(next) }
 }
 
 /// Takes the lock of the pipeline's replays, on a server that is no standby.

@@ -1,31 +1,41 @@
-//! Publishes the events of a replay: which event is sent now, what is in flight, and the reports of the broker.
+//! Publishes the events of a replay: which event is sent now, and what the reports of the broker lead to.
 //!
-//! Every change of the source has a ticket of the tracker, whether it is sent or not, so that progress is one position:
-//! everything below it is acknowledged, or was not requested.
+//! [`Relay`] decides what may be in flight, what is sent with nothing else in flight, what is resolved, and when
+//! everything above the progress is offered again, with the rules of the live stream. Two things differ from the live
+//! stream. Nothing is parked: an event that can't be published is listed, and the next one is sent
+//! ([`Input::LeaveOut`]). And a slot is never moved: the cursor row is the row of the replay.
 
 #[cfg(test)]
 mod tests;
 
 use super::ReplayError;
 use super::plan::Choice;
-use crate::ack::{Progress, Tracker};
+use super::tally::{Account, ReplayUpdate, Tally};
+use crate::ack::Progress;
+use crate::error::Halt;
 use crate::event::{Aggregate, Position};
-use crate::offset::Offset;
+use crate::offset::{Offset, Watermark};
 use crate::outbox::{At, MapError, Mapped};
 use crate::parked::Lane;
 use crate::record::{Header, Outcome, Record, Scope, Ticket};
+use crate::relay::{
+    Change, Effect, HaltWords, Input, Limits, OnPoison, ParkingRules, Relay, Settings,
+};
 use crate::sink::{Mailbox, NotTaken, Post, Sink};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use crate::timestamp::Timestamp;
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 /// Events in flight at most.
 pub(super) const EVENTS_MAX: usize = 5_000;
 
-/// Bytes of keys, values and headers in flight at most; one event is always accepted.
+/// Bytes of keys, values and headers in flight at most, with what the sink holds beside each record. One event is
+/// always accepted.
 pub(super) const BYTES_MAX: usize = 8 << 20;
 
-/// Tickets between the oldest in flight and the newest at most: changes that are not requested have tickets too.
-const SPAN_MAX: u64 = 4_000_000;
+/// The longest pause between two writes of progress while events are published. After a kill the events in flight, and
+/// those acknowledged within this time, are published twice.
+const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a destination may refuse everything while its broker answers, before the replay ends with an error.
 const TOPIC_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -39,12 +49,6 @@ const BURST: Duration = Duration::from_millis(20);
 /// Events that are due within this time are sent together: waking up for each event would take more time from the live
 /// stream than sending it.
 const SLICE: Duration = Duration::from_millis(5);
-
-/// Refused events that are listed one by one.
-const REFUSED_MAX: usize = 20;
-
-/// Topics that are counted one by one.
-const TOPICS_MAX: usize = 1000;
 
 /// What became of a change that was offered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,14 +68,38 @@ pub(super) struct ParkedLanes {
     left_out: HashSet<Lane>,
 }
 
-/// An event in flight.
-struct InFlight {
-    /// Size of the record.
-    bytes: usize,
-    /// Its position, or its ID.
-    event: String,
-    /// Nothing else was in flight when the event was sent, and nothing is sent before its report.
-    alone: bool,
+impl ParkedLanes {
+    /// Whether the event of this aggregate that is offered now is left out.
+    fn leave_out(&mut self, aggregate: Aggregate<'_>) -> bool {
+        if self.now.is_empty() && self.left_out.is_empty() {
+            return false;
+        }
+        let lane = Lane::of(aggregate);
+        let is = self.now.contains(&lane) || self.left_out.contains(&lane);
+        if is {
+            self.left_out.insert(lane);
+        }
+        is
+    }
+}
+
+/// Which events of the source are sent.
+pub(super) struct Selection {
+    /// The start that was requested, or that an earlier run has reached. It may be inside a transaction, and need not
+    /// be the position of a change.
+    pub(super) start: Position,
+    /// Which events were requested.
+    pub(super) choice: Choice,
+    /// `None` if parked events do not matter.
+    pub(super) parked: Option<ParkedLanes>,
+}
+
+/// What a replay changes in a record.
+pub(super) struct Stamp {
+    /// A topic in place of each event's own.
+    pub(super) to: Option<String>,
+    /// Name of the replay, for the header.
+    pub(super) name: String,
 }
 
 /// A destination that accepts no records.
@@ -86,95 +114,156 @@ struct FailingTopic {
     since: Instant,
 }
 
+/// Effects of the relay that the loop of the replay performs.
+#[derive(Default)]
+struct Due {
+    /// Progress is to be written.
+    cursor: bool,
+    /// The source is to be read again from the progress. The sink was reset.
+    restart: bool,
+    /// The stream contradicts itself.
+    halt: Option<Box<Halt>>,
+}
+
 /// Publishes the changes of a source, and tracks which of them are resolved.
 pub(super) struct Publisher {
-    /// `None` in a dry run.
-    sink: Option<Box<dyn Sink>>,
+    /// What is in flight, and what is resolved.
+    relay: Relay,
+    /// Scratch space for effects.
+    effects: Vec<Effect>,
+    /// Effects that the loop performs.
+    due: Due,
+    /// The moment from which the relay's clock counts.
+    epoch: Instant,
+    /// The sink, and what it holds beside the bytes of a record; `None` in a dry run.
+    sink: Option<(Box<dyn Sink>, usize)>,
     /// Posts of the sink.
     mailbox: Mailbox,
     /// Scratch space for posts.
     posts: Vec<Post>,
-    /// Progress: which tickets are resolved.
-    pub(super) tracker: Tracker,
-    /// Events in flight, by ticket.
-    flight: HashMap<u64, InFlight>,
-    /// Bytes in flight.
-    flight_bytes: usize,
-    /// Events of batches that a broker refused. Each is sent again with nothing else in flight, so that the answer is
-    /// about this event. At most [`EVENTS_MAX`].
-    suspects: HashSet<String>,
-    /// One of them is in flight.
-    alone: bool,
     /// Limits the rate.
     pace: Pace,
-    /// Which events were requested.
-    pub(super) choice: Choice,
-    /// `None` if parked events do not matter.
-    pub(super) parked: Option<ParkedLanes>,
-    /// A topic in place of each event's own.
-    to: Option<String>,
-    /// Name of the replay, for the header.
-    name: String,
-    /// Counts of what was done.
-    pub(super) tally: Tally,
+    /// Which events are sent.
+    pub(super) selection: Selection,
+    /// What is changed in each record.
+    stamp: Stamp,
+    /// What became of the events.
+    account: Account,
     /// A destination that accepts no records.
     failing_topic: Option<FailingTopic>,
-    /// The sink has to be reset: everything that is not acknowledged is read again.
-    pub(super) reset: bool,
 }
 
 /// The parts of a new publisher.
 pub(super) struct PublisherParts {
-    /// `None` for a dry run.
-    pub(super) sink: Option<Box<dyn Sink>>,
+    /// The sink, and its [`held_bytes`](crate::sink::Capabilities::held_bytes); `None` for a dry run.
+    pub(super) sink: Option<(Box<dyn Sink>, usize)>,
     /// Posts of the sink.
     pub(super) mailbox: Mailbox,
-    /// Progress of earlier runs.
-    pub(super) start: Progress,
     /// Events a second; 0 for no limit.
     pub(super) rate: u32,
-    /// Which events were requested.
-    pub(super) choice: Choice,
-    /// `None` if parked events do not matter.
-    pub(super) parked: Option<ParkedLanes>,
-    /// A topic in place of each event's own.
-    pub(super) to: Option<String>,
-    /// Name of the replay.
-    pub(super) name: String,
-    /// Counts of earlier runs.
-    pub(super) tally: Tally,
+    /// Which events are sent.
+    pub(super) selection: Selection,
+    /// What is changed in each record.
+    pub(super) stamp: Stamp,
+    /// What became of the events of earlier runs.
+    pub(super) account: Account,
 }
 
 impl Publisher {
     pub(super) fn new(parts: PublisherParts) -> Self {
-        Self {
+        let mut publisher = Self {
+            relay: Relay::new(settings()),
+            effects: Vec::new(),
+            due: Due::default(),
+            epoch: Instant::now(),
             sink: parts.sink,
             mailbox: parts.mailbox,
             posts: Vec::new(),
-            tracker: Tracker::new(parts.start),
-            flight: HashMap::new(),
-            flight_bytes: 0,
-            suspects: HashSet::new(),
-            alone: false,
             pace: Pace::new(parts.rate),
-            choice: parts.choice,
-            parked: parts.parked,
-            to: parts.to,
-            name: parts.name,
-            tally: parts.tally,
+            selection: parts.selection,
+            stamp: parts.stamp,
+            account: parts.account,
             failing_topic: None,
-            reset: false,
+        };
+        let watermark = Watermark::resumed(publisher.selection.start.commit);
+        publisher.started_at(Progress { watermark, partial: None });
+        publisher
+    }
+
+    /// A session with the source starts at the progress. What is in flight stays in flight, and changes that are not
+    /// resolved are recognised when the source repeats them.
+    pub(super) fn session_started(&mut self) {
+        self.due.restart = false;
+        self.started_at(self.relay.progress());
+    }
+
+    fn started_at(&mut self, cursor: Progress) {
+        // The lock makes this process the only one that writes the row of the replay.
+        let (same_history, same_owner) = (true, true);
+        let (parked, requests) = (&[], &[]);
+        let started = Input::Started { cursor, same_history, same_owner, parked, requests };
+        self.apply(Instant::now(), started);
+    }
+
+    /// The session with the source has ended. A source without positions can't repeat changes so that they are
+    /// recognised: everything that is not resolved is given up, and is sent again.
+    pub(super) fn session_lost(&mut self) {
+        self.apply(Instant::now(), Input::SourceLost);
+        if !self.account.knows_positions() && self.in_flight() > 0 {
+            self.apply(Instant::now(), Input::SinkBroken);
         }
+        self.settle();
+    }
+
+    /// Every event below this position is resolved, or was not requested.
+    pub(super) fn done(&self) -> Position {
+        self.relay.progress().position().max(self.selection.start)
+    }
+
+    /// Where the source is to be read from: the commit of the first transaction that is not done.
+    pub(super) fn read_from(&self) -> Offset {
+        self.relay.progress().position().commit
+    }
+
+    /// Whether a change is before the start that was requested.
+    pub(super) fn is_before_start(&self, position: Position) -> bool {
+        position < self.selection.start
+    }
+
+    /// The counts.
+    pub(super) fn tally(&self) -> &Tally {
+        &self.account.tally
+    }
+
+    /// From the table: the last row that is done.
+    pub(super) fn row_done(&self) -> Option<&str> {
+        self.account.row_done()
     }
 
     pub(super) fn in_flight(&self) -> usize {
-        self.flight.len()
+        usize::try_from(self.relay.in_flight().0).unwrap_or(usize::MAX)
     }
 
-    /// Whether every event that was sent is resolved. An event that was refused together with others is no longer in
-    /// flight but not resolved: it is read and sent again.
+    /// Whether every event that was sent is resolved. After a restart no event is in flight, and what is not resolved
+    /// is read and sent again.
     pub(super) fn is_settled(&self) -> bool {
-        self.flight.is_empty() && !self.reset
+        self.in_flight() == 0 && !self.due.restart
+    }
+
+    /// Whether the source is to be read again from the progress.
+    pub(super) fn restarts(&self) -> bool {
+        self.due.restart
+    }
+
+    /// Whether progress is to be written. [`Publisher::cursor_written`] is the answer.
+    pub(super) fn cursor_is_due(&self) -> bool {
+        self.due.cursor
+    }
+
+    /// Progress is written.
+    pub(super) fn cursor_written(&mut self) {
+        self.due.cursor = false;
+        self.apply(Instant::now(), Input::CursorWritten);
     }
 
     /// Waits for a post of the sink. Cancel-safe.
@@ -182,131 +271,171 @@ impl Publisher {
         self.mailbox.arrived().await;
     }
 
-    /// Skips one change.
-    pub(super) fn pass(&mut self) -> Result<Offered, ReplayError> {
-        self.tally.passed += 1;
-        self.resolve_next()
+    /// Time has passed.
+    ///
+    /// # Errors
+    /// The source contradicts itself.
+    pub(super) fn tick(&mut self) -> Result<(), ReplayError> {
+        self.apply(Instant::now(), Input::Tick);
+        self.settle();
+        match self.due.halt.take() {
+            Some(halt) => Err(ReplayError::Broken(halt)),
+            None => Ok(()),
+        }
+    }
+
+    /// A transaction begins.
+    pub(super) fn begin(&mut self, commit: Offset, commit_time: Timestamp, now: Instant) {
+        self.apply(now, Input::Begin { commit, commit_time });
+    }
+
+    /// The open transaction is complete.
+    pub(super) fn commit(&mut self, commit: Offset, end: Offset, now: Instant) {
+        self.apply(now, Input::Commit { commit, end });
+    }
+
+    /// The source has nothing more below this offset.
+    pub(super) fn keepalive(&mut self, upto: Offset, now: Instant) {
+        self.apply(now, Input::Keepalive { upto });
+    }
+
+    /// One transaction began before the requested position and committed after it.
+    pub(super) fn straddles(&mut self, commit: Offset) {
+        self.account.tally.straddles(commit);
+    }
+
+    /// Position and commit time of the next change; `None` if the change was dealt with before, so that
+    /// [`Publisher::skip`] is to take it.
+    pub(super) fn upcoming(&self) -> Option<At> {
+        let next = self.relay.upcoming()?;
+        Some(At { position: next.position, commit_time: next.commit_time })
+    }
+
+    /// Whether the next change may be offered.
+    pub(super) fn intake_open(&self) -> bool {
+        self.relay.intake_open()
+    }
+
+    /// Whether the source contradicts itself, so that nothing more is offered.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.relay.stopping()
+    }
+
+    /// Skips one change that is no requested event.
+    pub(super) fn pass(&mut self, now: Instant) -> Offered {
+        self.account.tally.passed += 1;
+        self.skip(now)
     }
 
     /// Resolves one change at once.
-    fn resolve_next(&mut self) -> Result<Offered, ReplayError> {
-        let ticket = self.tracker.change();
-        self.tracker.resolve(ticket).map_err(ReplayError::Broken)?;
-        Ok(Offered::Done)
+    pub(super) fn skip(&mut self, now: Instant) -> Offered {
+        self.apply(now, Input::Change(Change::Skipped));
+        Offered::Done
     }
 
-    /// Takes one change of the source: sends it, leaves it out, or returns when to offer it again. `positioned`: the
-    /// source knows positions.
+    /// The row that was offered last, whose number is its offset.
+    pub(super) fn row_offered(&mut self, number: Offset, id: String) {
+        self.account.offered(number, id);
+    }
+
+    /// Takes the [upcoming](Publisher::upcoming) change: sends its event, leaves it out, or returns when to offer it
+    /// again.
     pub(super) fn offer(
         &mut self,
         mapped: Result<Option<Mapped<'_>>, MapError>,
-        at: At,
-        positioned: bool,
         now: Instant,
     ) -> Result<Offered, ReplayError> {
-        if self.tracker.span() >= SPAN_MAX {
+        let Some(at) = self.upcoming() else { return Ok(self.skip(now)) };
+        if !self.account.has_room() {
+            self.settle();
+        }
+        if !self.account.has_room() {
             return Ok(Offered::Wait(None));
         }
+        let choice = &mut self.selection.choice;
         let mapped = match mapped {
             Ok(Some(mapped)) => mapped,
-            Ok(None) => return self.pass(),
+            Ok(None) => return Ok(self.pass(now)),
             Err(MapError::Poison(poison)) => {
                 let partial = &poison.partial;
                 let aggregate = partial.aggregate.as_ref();
                 let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
                 let id = partial.event_id.as_deref().unwrap_or_default();
-                if !self.choice.takes(id, aggregate, at.commit_time) {
-                    return self.pass();
+                if !choice.takes(id, aggregate, at.commit_time) {
+                    return Ok(self.pass(now));
                 }
-                let event = name_of(positioned.then_some(at.position), id);
-                self.tally.refuse(event, poison.problem.to_string());
-                return self.resolve_next();
+                self.account.refuse_offered(at.position, id, poison.problem.to_string());
+                return Ok(self.skip(now));
             }
             Err(error) => return Err(ReplayError::Unfit(error)),
         };
-        if !self.choice.takes(mapped.event_id, Some(mapped.aggregate), at.commit_time) {
-            return self.pass();
+        if !choice.takes(mapped.event_id, Some(mapped.aggregate), at.commit_time) {
+            return Ok(self.pass(now));
         }
-        let position = positioned.then_some(at.position);
-        if self.is_parked(mapped.aggregate) {
+        let parked = &mut self.selection.parked;
+        if parked.as_mut().is_some_and(|parked| parked.leave_out(mapped.aggregate)) {
             let why = "its aggregate has parked events".to_owned();
-            self.tally.refuse(name_of(position, mapped.event_id), why);
-            return self.resolve_next();
-        }
-        let full = self.flight.len() >= EVENTS_MAX || self.flight_bytes >= BYTES_MAX;
-        if full || self.reset || self.alone {
-            return Ok(Offered::Wait(None));
-        }
-        if self.is_suspect(position, mapped.event_id) && !self.flight.is_empty() {
-            return Ok(Offered::Wait(None));
+            self.account.refuse_offered(at.position, mapped.event_id, why);
+            return Ok(self.skip(now));
         }
         if let Some(due) = self.pace.wait(now).filter(|_| self.sink.is_some()) {
             return Ok(Offered::Wait(Some(due)));
         }
-        self.send(&mapped, position, now)
+        self.send(&mapped, at, now)
     }
 
-    fn send(
-        &mut self,
-        mapped: &Mapped<'_>,
-        position: Option<Position>,
-        now: Instant,
-    ) -> Result<Offered, ReplayError> {
+    fn send(&mut self, mapped: &Mapped<'_>, at: At, now: Instant) -> Result<Offered, ReplayError> {
         let own = mapped.record();
+        let shown = self.account.shown(at.position);
+        let header_bytes = HEADER.len() + self.stamp.name.len();
+        let Some((_, beside)) = &self.sink else {
+            let topic = self.stamp.to.as_deref().unwrap_or(own.topic);
+            let bytes = own.size_bytes() + header_bytes;
+            self.account.tally.sent(shown, mapped.event_id, topic, bytes);
+            return Ok(self.skip(now));
+        };
+        let size_bytes = own.held_bytes(*beside).saturating_add(header_bytes);
+        let (aggregate, wait) = (mapped.aggregate, Duration::ZERO);
+        let event = Input::Change(Change::Event { aggregate, size_bytes, wait });
+        let Some(ticket) = self.apply(now, event) else { return Ok(Offered::Wait(None)) };
+        let Self { sink: Some((sink, _)), stamp, relay, .. } = self else {
+            return Ok(Offered::Wait(None));
+        };
         let mut headers = Vec::with_capacity(own.headers.len() + 1);
         headers.extend_from_slice(own.headers);
-        headers.push(Header { name: HEADER, value: Some(self.name.as_bytes()) });
-        let topic = self.to.as_deref().unwrap_or(own.topic);
+        headers.push(Header { name: HEADER, value: Some(stamp.name.as_bytes()) });
+        let topic = stamp.to.as_deref().unwrap_or(own.topic);
         let record = Record { topic, headers: &headers, ..own };
-        let bytes = record.size_bytes();
-        let Some(sink) = &mut self.sink else {
-            self.tally.sent(position, mapped.event_id, topic, bytes);
-            return self.resolve_next();
-        };
-        let ticket = self.tracker.change();
         let mut taken = sink.enqueue(ticket, &record);
-        let goes_alone = taken == Err(NotTaken::Alone) && self.flight.is_empty();
-        if goes_alone {
+        if taken == Err(NotTaken::Alone) && relay.sends_exclusively() {
             taken = sink.enqueue_alone(ticket, &record, None);
         }
         match taken {
             Ok(()) => {
                 self.pace.spend();
-                self.failing_topic =
-                    self.failing_topic.take().filter(|failing_topic| failing_topic.topic != topic);
-                self.tally.sent(position, mapped.event_id, topic, bytes);
-                let alone = goes_alone || self.is_suspect(position, mapped.event_id);
-                self.alone = alone;
-                let event = name_of(position, mapped.event_id);
-                self.flight.insert(ticket.0, InFlight { bytes, event, alone });
-                self.flight_bytes += bytes;
+                self.failing_topic.take_if(|failing| failing.topic == topic);
+                self.account.tally.sent(shown, mapped.event_id, topic, record.size_bytes());
                 Ok(Offered::Done)
             }
             Err(NotTaken::Refused(reason)) => {
-                self.tracker.resolve(ticket).map_err(ReplayError::Broken)?;
-                let event = name_of(position, mapped.event_id);
-                self.suspects.remove(&event);
-                self.tally.refuse(event, reason.to_string());
+                self.account.refuse_offered(at.position, mapped.event_id, reason.to_string());
+                self.apply(now, Input::LeaveOut { ticket });
                 Ok(Offered::Done)
             }
             Err(NotTaken::Unavailable | NotTaken::Missing) => {
                 let topic = topic.to_owned();
-                self.tracker.retract(ticket);
+                self.apply(now, Input::NotTaken { ticket });
                 self.refused_by(topic, now)
             }
-            // An event that needs exclusive flight is offered again with every report, until nothing else is in flight.
-            Err(
-                NotTaken::Full | NotTaken::Alone | NotTaken::Destination | NotTaken::Doubted(_),
-            ) => {
-                self.tracker.retract(ticket);
+            Err(NotTaken::Alone) => {
+                self.apply(now, Input::NeedsExclusive { ticket });
+                Ok(Offered::Wait(None))
+            }
+            Err(NotTaken::Full | NotTaken::Destination | NotTaken::Doubted(_)) => {
+                self.apply(now, Input::NotTaken { ticket });
                 Ok(Offered::Wait(None))
             }
         }
-    }
-
-    /// Whether the event was in a batch that was refused.
-    fn is_suspect(&self, position: Option<Position>, id: &str) -> bool {
-        !self.suspects.is_empty() && self.suspects.contains(&name_of(position, id))
     }
 
     /// A broker answers, and says that the topic accepts no records.
@@ -326,28 +455,15 @@ impl Publisher {
         Ok(Offered::Wait(Some(now + Duration::from_millis(200))))
     }
 
-    fn is_parked(&mut self, aggregate: Aggregate<'_>) -> bool {
-        let Some(parked) = &mut self.parked else { return false };
-        if parked.now.is_empty() && parked.left_out.is_empty() {
-            return false;
-        }
-        let lane = Lane::of(aggregate);
-        let is = parked.now.contains(&lane) || parked.left_out.contains(&lane);
-        if is {
-            parked.left_out.insert(lane);
-        }
-        is
-    }
-
-    /// Closes the sink.
-    pub(super) fn close(&mut self) {
-        if let Some(sink) = &mut self.sink {
+    /// Closes the sink, and returns what became of the events.
+    pub(super) fn close(mut self) -> (Tally, Choice) {
+        if let Some((sink, _)) = &mut self.sink {
             sink.close(Duration::from_secs(1));
         }
+        (self.account.tally, self.selection.choice)
     }
 
-    /// Handles the posts of the sink. Reports go to the tracker and the tally; what has to be read again is left to the
-    /// loop in `run`.
+    /// Handles the posts of the sink. What has to be read again is left to the loop in `run`.
     pub(super) fn take_posts(
         &mut self,
         report: &mut dyn FnMut(ReplayUpdate<'_>),
@@ -355,9 +471,10 @@ impl Publisher {
         let mut posts = std::mem::take(&mut self.posts);
         posts.clear();
         self.mailbox.take(&mut posts);
+        let now = Instant::now();
         for post in posts.drain(..) {
             match post {
-                Post::Report { ticket, outcome } => self.report(ticket, outcome)?,
+                Post::Report { ticket, outcome } => self.report(ticket, outcome, now),
                 Post::Retry | Post::Located => {}
                 Post::Down { reason, hint, topic, missing: _ } => {
                     if let (Some(failing_topic), Some(topic)) = (&mut self.failing_topic, topic)
@@ -369,60 +486,95 @@ impl Publisher {
                     report(ReplayUpdate::Down(&reason, hint.as_deref()));
                 }
                 Post::Up { topic: _ } => report(ReplayUpdate::Up),
-                Post::Broken { .. } => self.reset = true,
+                Post::Broken { .. } => {
+                    self.apply(now, Input::SinkBroken);
+                }
                 Post::Unfit { reason, hint } => {
                     return Err(ReplayError::SinkUnfit { reason, hint });
                 }
             }
         }
         self.posts = posts;
+        self.settle();
         Ok(())
     }
 
-    fn report(&mut self, ticket: Ticket, outcome: Outcome) -> Result<(), ReplayError> {
-        // A report of a producer that was given up.
-        let Some(sent) = self.flight.remove(&ticket.0) else { return Ok(()) };
-        self.flight_bytes = self.flight_bytes.saturating_sub(sent.bytes);
-        self.alone &= !sent.alone;
-        match outcome {
-            Outcome::Acked => {
-                self.suspects.remove(&sent.event);
-                self.tally.published += 1;
-            }
-            // A broker refuses whole batches: its answer is about one event only if that event was sent alone.
-            Outcome::Rejected { scope: Scope::Event, reason } if reason.of_batch && !sent.alone => {
-                self.suspects.insert(sent.event);
-                self.reset = true;
-                return Ok(());
-            }
-            Outcome::Rejected { scope: Scope::Event, reason } => {
-                self.suspects.remove(&sent.event);
-                self.tally.refuse(sent.event, reason.to_string());
-            }
-            Outcome::Rejected { scope: Scope::Destination | Scope::Broker, .. }
-            | Outcome::Unknown => {
-                self.reset = true;
-                return Ok(());
-            }
+    fn report(&mut self, ticket: Ticket, outcome: Outcome, now: Instant) {
+        if let Outcome::Rejected { scope: Scope::Event, reason } = outcome
+            && let Some(at) = self.relay.certainly_refused(ticket, reason)
+        {
+            self.account.refuse_sent(at, reason.to_string());
+            self.apply(now, Input::LeaveOut { ticket });
+        } else {
+            self.apply(now, Input::Report { ticket, outcome });
         }
-        self.tracker.resolve(ticket).map(drop).map_err(ReplayError::Broken)
     }
 
-    /// Gives up everything in flight; it is read and sent again, from the recorded progress.
-    pub(super) fn give_up_in_flight(&mut self) {
-        if let Some(sink) = self.sink.as_mut().filter(|_| self.reset || !self.flight.is_empty()) {
+    /// Counts what the progress has passed.
+    fn settle(&mut self) {
+        self.account.settle(self.relay.progress().position());
+    }
+
+    /// Applies an input to the relay, and performs the effects. Returns the ticket of an event that is to be passed to
+    /// the sink.
+    fn apply(&mut self, now: Instant, input: Input<'_>) -> Option<Ticket> {
+        let mut effects = std::mem::take(&mut self.effects);
+        self.relay.apply(now.saturating_duration_since(self.epoch), input, &mut effects);
+        let mut publish = None;
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::Publish(ticket) => publish = Some(ticket),
+                Effect::Published { .. } => self.account.tally.published += 1,
+                Effect::WriteCursor(_) => self.due.cursor = true,
+                Effect::Restart { .. } => self.restart(),
+                Effect::Halt(halt) => self.due.halt = Some(halt),
+                // The slot of a bookmark is never moved, nothing is parked, and a replay ends without a drain. An
+                // event that was overtaken keeps its position, because consumers skip replayed events by it.
+                Effect::Confirm(_)
+                | Effect::Overtaken { .. }
+                | Effect::Drained
+                | Effect::Park { .. }
+                | Effect::WriteParking { .. }
+                | Effect::Attempt { .. }
+                | Effect::Probe { .. }
+                | Effect::DeadLetter { .. }
+                | Effect::DeadLetterRefused { .. }
+                | Effect::Released { .. } => {}
+            }
+        }
+        self.effects = effects;
+        publish
+    }
+
+    /// Everything in flight is given up; it is read and sent again, from the progress.
+    fn restart(&mut self) {
+        if let Some((sink, _)) = &mut self.sink {
             sink.reset();
         }
-        self.tracker.discard_in_flight();
-        self.flight.clear();
-        self.flight_bytes = 0;
-        self.alone = false;
-        self.reset = false;
+        self.settle();
+        self.account.discard_ahead();
+        self.due.restart = true;
     }
 }
 
-fn name_of(position: Option<Position>, id: &str) -> String {
-    position.map_or_else(|| id.to_owned(), |at| at.to_string())
+/// The settings of the relay of a replay.
+fn settings() -> Settings {
+    Settings {
+        limits: Limits { events_max: EVENTS_MAX as u64, bytes_max: BYTES_MAX as u64 },
+        cursor_interval: SAVE_INTERVAL,
+        idle_step: 1,
+        words: HaltWords::POSTGRES,
+        // Nothing is parked, so no field has an effect.
+        rules: ParkingRules {
+            on_poison: OnPoison::Stop,
+            attempts_max: 1,
+            step: SAVE_INTERVAL,
+            steps_max: 1,
+            rows_max: 1,
+            strict: false,
+            dead_letters: false,
+        },
+    }
 }
 
 /// The rate of a replay: so many events a second, evenly distributed.
@@ -478,113 +630,4 @@ mod pace_tests {
         let due = start + Duration::from_millis(1001);
         assert_eq!(pace.wait(start + Duration::from_secs(1)), Some(due + SLICE));
     }
-}
-
-/// What a replay has done so far. Contains no payloads or keys.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Tally {
-    /// Events passed to the sink in this run; in a dry run, events that would be.
-    pub sent: u64,
-    /// Events that the broker has acknowledged, including those of earlier runs.
-    pub published: u64,
-    /// Changes of the source that were not requested.
-    pub passed: u64,
-    /// Bytes of keys, values and headers of the sent events.
-    pub bytes: u64,
-    /// Requested events that were not published, including those of earlier runs.
-    pub refused: u64,
-    /// The first of them in this run.
-    pub refusals: Vec<Refused>,
-    /// The first event that was sent: its position, or, from the table, its ID.
-    pub first: Option<String>,
-    /// Events sent, by topic.
-    pub topics: BTreeMap<String, u64>,
-    /// Transactions that began before the requested position and committed after it.
-    pub straddling: u64,
-    last: Last,
-}
-
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-enum Last {
-    #[default]
-    None,
-    At(Position),
-    Id(String),
-}
-
-/// A requested event that was not published.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Refused {
-    /// Its position, or, from the table, its ID.
-    pub event: String,
-    /// Why it was not published.
-    pub why: String,
-}
-
-impl Tally {
-    /// Starts with the counts of earlier runs.
-    pub(super) fn resumed_with(published: u64, refused: u64) -> Self {
-        Self { published, refused, ..Self::default() }
-    }
-
-    /// One event was sent.
-    pub(super) fn sent(&mut self, at: Option<Position>, id: &str, topic: &str, bytes: usize) {
-        self.sent += 1;
-        self.bytes += u64::try_from(bytes).unwrap_or(0);
-        match (at, &mut self.last) {
-            (Some(at), last) => *last = Last::At(at),
-            (None, Last::Id(last)) => id.clone_into(last),
-            (None, last) => *last = Last::Id(id.to_owned()),
-        }
-        if self.first.is_none() {
-            self.first = self.last();
-        }
-        if let Some(count) = self.topics.get_mut(topic) {
-            *count += 1;
-        } else if self.topics.len() < TOPICS_MAX {
-            self.topics.insert(topic.to_owned(), 1);
-        }
-    }
-
-    /// The last event that was sent, as [`Tally::first`].
-    pub fn last(&self) -> Option<String> {
-        match &self.last {
-            Last::None => None,
-            Last::At(at) => Some(at.to_string()),
-            Last::Id(id) => Some(id.clone()),
-        }
-    }
-
-    /// One event can't be published.
-    pub(super) fn refuse(&mut self, event: String, why: String) {
-        self.refused += 1;
-        if self.refusals.len() < REFUSED_MAX {
-            self.refusals.push(Refused { event, why });
-        }
-    }
-}
-
-/// The progress of a replay, reported a few times a second.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ReplayProgress<'a> {
-    /// What was done.
-    pub tally: &'a Tally,
-    /// Time since this run began.
-    pub elapsed: Duration,
-    /// For the WAL: start, current position and end.
-    pub log: Option<(Offset, Offset, Offset)>,
-    /// Events in flight.
-    pub in_flight: usize,
-}
-
-/// What a replay reports while it runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ReplayUpdate<'a> {
-    /// Its progress.
-    Progress(ReplayProgress<'a>),
-    /// The broker is unavailable, or accepts no records, or the database is unavailable; the replay waits. Reason and
-    /// hint.
-    Down(&'a str, Option<&'a str>),
-    /// The broker or the database is available again.
-    Up,
 }

@@ -3,8 +3,9 @@
 use super::ReplayError;
 use super::job::{lanes, locked};
 use super::plan::{From, Plan, Source, resumed_source};
-use super::publisher::{Offered, Publisher, ReplayProgress, ReplayUpdate};
+use super::publisher::{Offered, Publisher};
 use super::source::{BookmarkStream, LogRange, TableRows};
+use super::tally::{ReplayProgress, ReplayUpdate};
 use crate::backoff::Backoff;
 use crate::error::Chain;
 use crate::event::Position;
@@ -18,10 +19,6 @@ use crate::row::TableId;
 use std::future::Future;
 use std::pin::Pin;
 use std::time::{Duration, Instant};
-
-/// Pause between two writes of progress. After a kill the events in flight, and those acknowledged within this time,
-/// are published twice.
-const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Pause between two queries of the parked table.
 const PARKED_INTERVAL: Duration = Duration::from_secs(5);
@@ -58,28 +55,18 @@ pub(super) struct Run<'a> {
     dry: bool,
     /// When the run began.
     started: Instant,
-    /// When progress is next written.
-    save_at: Instant,
     /// When the parked table is next queried.
     parked_at: Instant,
     /// When progress is next reported.
     report_at: Instant,
     /// The progress that was last written.
     saved: Option<(SavedPosition, ReplayCounts)>,
-    /// From the table: the last row that is done, after which a new session continues.
-    row_done: Option<String>,
-    /// What the previous session read: reports that arrive late count for it.
-    before: Option<SourceReader>,
     /// When a stop no longer waits for what is in flight.
     stop_by: Option<Instant>,
 }
 
 impl<'a> Run<'a> {
-    pub(super) fn new(
-        control: Control,
-        context: ReplayContext<'a>,
-        row_done: Option<String>,
-    ) -> Self {
+    pub(super) fn new(control: Control, context: ReplayContext<'a>) -> Self {
         let now = Instant::now();
         let ReplayContext { spec, plan, dry } = context;
         Self {
@@ -88,12 +75,9 @@ impl<'a> Run<'a> {
             plan,
             dry,
             started: now,
-            save_at: now + SAVE_INTERVAL,
             parked_at: now,
             report_at: now + REPORT_INTERVAL,
             saved: None,
-            row_done,
-            before: None,
             stop_by: None,
         }
     }
@@ -113,15 +97,6 @@ impl<'a> Run<'a> {
         self.saved = None;
     }
 
-    /// Gives up what is in flight, and remembers how far the rows of the table are done.
-    pub(super) fn give_up_in_flight(&mut self, publisher: &mut Publisher) {
-        if let Some(mut reader) = self.before.take() {
-            reader.settle(publisher);
-            self.row_done = reader.row_done();
-        }
-        publisher.give_up_in_flight();
-    }
-
     /// Records that the replay is finished.
     pub(super) async fn finish(&self) -> Result<(), ReplayError> {
         if self.dry {
@@ -131,7 +106,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Reads from the recorded progress to the end.
+    /// Reads from the progress to the end.
     pub(super) async fn session<S: Future<Output = ()>>(
         &mut self,
         mapper: &mut Mapper,
@@ -140,11 +115,11 @@ impl<'a> Run<'a> {
         report: &mut dyn FnMut(ReplayUpdate<'_>),
     ) -> Result<SessionEnd, ReplayError> {
         let mut reader = self.open(mapper, publisher).await?;
-        let turn = self.read_on(&mut reader, mapper, publisher, stop, report).await;
-        // The connection is closed; what was read stays.
-        reader.disconnect();
-        self.before = Some(reader);
-        turn
+        let end = self.read_on(&mut reader, mapper, publisher, stop, report).await;
+        if end.is_err() {
+            publisher.session_lost();
+        }
+        end
     }
 
     async fn read_on<S: Future<Output = ()>>(
@@ -157,21 +132,22 @@ impl<'a> Run<'a> {
     ) -> Result<SessionEnd, ReplayError> {
         loop {
             publisher.take_posts(report)?;
-            reader.settle(publisher);
+            publisher.tick()?;
             self.tick(reader, publisher, report).await?;
-            if publisher.reset {
-                return Ok(SessionEnd::Restart);
-            }
             if reader.over() && publisher.is_settled() {
                 self.save(reader, publisher).await?;
                 self.report_progress(reader, publisher, report);
                 return Ok(SessionEnd::Over);
             }
+            // After a restart nothing is in flight: a stop does not wait for what would be sent again.
             if let Some(by) = self.stop_by
                 && (publisher.in_flight() == 0 || Instant::now() >= by)
             {
                 self.save(reader, publisher).await?;
                 return Ok(SessionEnd::Stopped);
+            }
+            if publisher.restarts() {
+                return Ok(SessionEnd::Restart);
             }
             let wake = match self.feed(reader, mapper, publisher).await? {
                 Some(wake) => wake,
@@ -199,7 +175,7 @@ impl<'a> Run<'a> {
         mapper: &mut Mapper,
         publisher: &mut Publisher,
     ) -> Result<Option<Instant>, ReplayError> {
-        let timers = self.report_at.min(self.save_at);
+        let timers = self.report_at;
         if self.stop_by.is_some() || reader.over() {
             return Ok(Some(timers));
         }
@@ -208,7 +184,7 @@ impl<'a> Run<'a> {
             && table.over
             && table.lost_position()
         {
-            let id = self.row_done.clone().unwrap_or_default();
+            let id = publisher.row_done().unwrap_or_default().to_owned();
             return Err(ReplayError::LostPlace { id });
         }
         let offered = reader.feed(mapper, publisher)?;
@@ -226,11 +202,13 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Opens the source at the progress.
     async fn open(
         &self,
         mapper: &mut Mapper,
         publisher: &mut Publisher,
     ) -> Result<SourceReader, ReplayError> {
+        publisher.session_started();
         match &self.plan.source {
             Source::Log { bookmark, slot, messages, from: _, until } => {
                 let oid = match &self.spec.names.table {
@@ -257,7 +235,7 @@ impl<'a> Run<'a> {
                     until: *until,
                     asked,
                 };
-                let start = publisher.tracker.progress().position();
+                let start = publisher.read_from();
                 let log = BookmarkStream::open(
                     &self.spec.conninfo,
                     APPLICATION_NAME,
@@ -276,11 +254,11 @@ impl<'a> Run<'a> {
                     aggregate: request.aggregate.as_ref(),
                     since: *since,
                     until: *until,
-                    after: self.row_done.as_deref(),
+                    after: publisher.row_done(),
                 };
                 let rows =
                     OutboxRows::open(&self.spec.conninfo, APPLICATION_NAME, poll, &select).await?;
-                let table = TableRows::new(rows, self.row_done.clone(), mapper, publisher)?;
+                let table = TableRows::new(rows, mapper, publisher)?;
                 Ok(SourceReader::Table(Box::new(table)))
             }
         }
@@ -295,14 +273,14 @@ impl<'a> Run<'a> {
     ) -> Result<(), ReplayError> {
         let now = Instant::now();
         if now >= self.parked_at
-            && let Some(parked) = &mut publisher.parked
+            && let Some(parked) = &mut publisher.selection.parked
         {
             parked.now = lanes(self.control.client(), self.spec.name()).await?;
             self.parked_at = now + PARKED_INTERVAL;
         }
-        if now >= self.save_at {
+        if publisher.cursor_is_due() {
             self.save(reader, publisher).await?;
-            self.save_at = Instant::now() + SAVE_INTERVAL;
+            publisher.cursor_written();
         }
         if now >= self.report_at {
             self.report_progress(reader, publisher, report);
@@ -321,10 +299,10 @@ impl<'a> Run<'a> {
             (SourceReader::Stream(log), Source::Log { from, until, .. }) => {
                 Some((from.commit, log.at().min(*until), *until))
             }
-            (SourceReader::Stream(_) | SourceReader::Table(_) | SourceReader::Closed, _) => None,
+            (SourceReader::Stream(_) | SourceReader::Table(_), _) => None,
         };
         report(ReplayUpdate::Progress(ReplayProgress {
-            tally: &publisher.tally,
+            tally: publisher.tally(),
             elapsed: self.elapsed(),
             log,
             in_flight: publisher.in_flight(),
@@ -344,16 +322,14 @@ impl<'a> Run<'a> {
             SourceReader::Stream(log) if log.is_over() && publisher.is_settled() => {
                 SavedPosition::Upto(Position { commit: log.until(), ordinal: 0 })
             }
-            SourceReader::Stream(_) | SourceReader::Closed => {
-                SavedPosition::Upto(publisher.tracker.progress().position())
-            }
-            SourceReader::Table(table) => SavedPosition::Row(table.done.clone()),
+            SourceReader::Stream(_) => SavedPosition::Upto(publisher.done()),
+            SourceReader::Table(_) => SavedPosition::Row(publisher.row_done().map(str::to_owned)),
         };
-        let tally = &publisher.tally;
+        let tally = publisher.tally();
         let met = ReplayCounts {
             published: tally.published,
             refused: tally.refused,
-            found: publisher.choice.met(),
+            found: publisher.selection.choice.met(),
         };
         if self.saved.as_ref().is_some_and(|saved| (&saved.0, &saved.1) == (&done, &met)) {
             return Ok(());
@@ -367,8 +343,6 @@ impl<'a> Run<'a> {
 enum SourceReader {
     Stream(Box<BookmarkStream>),
     Table(Box<TableRows>),
-    /// The WAL, after its connection was closed.
-    Closed,
 }
 
 impl SourceReader {
@@ -376,14 +350,6 @@ impl SourceReader {
         match self {
             Self::Stream(log) => log.is_over(),
             Self::Table(table) => table.over,
-            Self::Closed => false,
-        }
-    }
-
-    /// Closes the connection to the WAL.
-    fn disconnect(&mut self) {
-        if matches!(self, Self::Stream(_)) {
-            *self = Self::Closed;
         }
     }
 
@@ -395,7 +361,7 @@ impl SourceReader {
     async fn read(&mut self) -> Result<(), SourceError> {
         match self {
             Self::Stream(log) => log.read().await,
-            Self::Table(_) | Self::Closed => std::future::pending().await,
+            Self::Table(_) => std::future::pending().await,
         }
     }
 
@@ -403,7 +369,7 @@ impl SourceReader {
     async fn fetch(&mut self) -> Result<(), SourceError> {
         match self {
             Self::Table(table) if !table.has_rows() && !table.over => table.read().await,
-            Self::Stream(_) | Self::Table(_) | Self::Closed => Ok(()),
+            Self::Stream(_) | Self::Table(_) => Ok(()),
         }
     }
 
@@ -415,20 +381,6 @@ impl SourceReader {
         match self {
             Self::Stream(log) => log.feed(mapper, publisher),
             Self::Table(table) => table.feed(mapper, publisher),
-            Self::Closed => Ok(Offered::Done),
-        }
-    }
-
-    fn settle(&mut self, publisher: &Publisher) {
-        if let Self::Table(table) = self {
-            table.settle(publisher);
-        }
-    }
-
-    fn row_done(&self) -> Option<String> {
-        match self {
-            Self::Stream(_) | Self::Closed => None,
-            Self::Table(table) => table.done.clone(),
         }
     }
 }
@@ -540,7 +492,7 @@ impl Reconnect {
         };
         match action(error, phase, true) {
             Action::Reconnect(class) | Action::Later(class) => {
-                let at = publisher.tracker.progress().position().commit;
+                let at = publisher.done().commit;
                 let wedged = self.repeats.wedged(error, at);
                 (!wedged).then(|| class.pause_min())
             }
@@ -575,9 +527,7 @@ async fn connect(
         Source::Log { until, .. } => Some(*until),
         Source::Table { .. } => None,
     };
-    let ours = |next: Position| {
-        next <= publisher.tracker.progress().position() || Some(next.commit) == end
-    };
+    let ours = |next: Position| next <= publisher.done() || Some(next.commit) == end;
     if row.next.is_some_and(|next| !ours(next)) {
         return Err(ReplayError::TakenOver { name });
     }

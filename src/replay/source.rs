@@ -16,7 +16,6 @@ use crate::postgres::{
 };
 use crate::source::{Batch as _, Change};
 use crate::timestamp::Timestamp;
-use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::time::sleep;
 
@@ -67,38 +66,26 @@ pub(super) struct BookmarkStream {
 struct LogPosition {
     /// What is read.
     range: LogRange,
-    /// The open transaction.
-    current: Option<Current>,
-    /// Everything below this position is done.
-    start: Position,
+    /// A transaction is being read.
+    in_transaction: bool,
     /// How far the stream was read.
     at: Offset,
     /// The end was passed.
     over: bool,
 }
 
-#[derive(Clone, Copy)]
-struct Current {
-    /// Its commit position.
-    commit: Offset,
-    /// Its commit time.
-    commit_time: Timestamp,
-    /// The ordinal of the next change.
-    ordinal: u64,
-}
-
 impl BookmarkStream {
-    /// Starts the stream at `start`.
+    /// Starts the stream with the transaction that commits at `start`, or the first one after it.
     pub(super) async fn open(
         conninfo: &Conninfo,
         application_name: &str,
         decoder: Decoder,
         range: &LogRange,
-        start: Position,
+        start: Offset,
     ) -> Result<Self, ReplayError> {
         let deadline = Instant::now() + SLOT_WAIT_MAX;
         let how = StartReplication {
-            lsn: wire::to_wire(start.commit),
+            lsn: wire::to_wire(start),
             messages: range.messages,
             queue_bytes_max: READ_AHEAD_BYTES,
             ..StartReplication::new(&range.slot, &range.publication)
@@ -116,8 +103,8 @@ impl BookmarkStream {
                 Err(error) => return Err(error.into()),
             }
         };
-        let (range, at) = (range.clone(), start.commit);
-        let position = LogPosition { range, current: None, start, at, over: false };
+        let range = range.clone();
+        let position = LogPosition { range, in_transaction: false, at: start, over: false };
         Ok(Self { wal, decoder, batch: None, position })
     }
 
@@ -167,12 +154,14 @@ impl BookmarkStream {
         let Some((batch, mut place)) = self.batch.take() else { return Ok(Offered::Done) };
         let mut changes = self.decoder.batch(&batch);
         let mut left = CHANGES_MAX;
+        // One reading of the clock for all: an event at the time of the event before it costs the relay less.
+        let now = Instant::now();
         loop {
             if self.position.over {
                 return Ok(Offered::Done);
             }
             let Some((change, next)) = changes.change_at(place)? else { return Ok(Offered::Done) };
-            let offered = match (left, self.position.offer(&change, mapper, publisher)?) {
+            let offered = match (left, self.position.offer(&change, mapper, publisher, now)?) {
                 (_, waits @ Offered::Wait(_)) => waits,
                 (0, Offered::Done) => {
                     place = next;
@@ -201,12 +190,16 @@ impl LogPosition {
         change: &Change<'_>,
         mapper: &mut Mapper,
         publisher: &mut Publisher,
+        now: Instant,
     ) -> Result<Offered, ReplayError> {
+        if publisher.is_stopping() {
+            return Ok(Offered::Wait(None));
+        }
         match change {
             Change::Heartbeat(upto) => {
-                if self.current.is_none() {
+                if !self.in_transaction {
                     self.reached(*upto);
-                    publisher.tracker.keepalive((*upto).min(self.range.until));
+                    publisher.keepalive((*upto).min(self.range.until), now);
                 }
                 Ok(Offered::Done)
             }
@@ -219,16 +212,15 @@ impl LogPosition {
                 let across =
                     |asked: Offset| first != Offset::ZERO && first < asked && asked < commit;
                 if self.range.asked.is_some_and(across) {
-                    publisher.tally.straddling += 1;
+                    publisher.straddles(commit);
                 }
-                let skip = if commit == self.start.commit { self.start.ordinal } else { 0 };
-                publisher.tracker.begin(commit, skip).map_err(ReplayError::Broken)?;
-                self.current = Some(Current { commit, commit_time: *time, ordinal: 0 });
+                publisher.begin(commit, *time, now);
+                self.in_transaction = true;
                 Ok(Offered::Done)
             }
             Change::Commit { commit, end, time: _ } => {
-                self.current = None;
-                publisher.tracker.commit(*commit, *end).map_err(ReplayError::Broken)?;
+                self.in_transaction = false;
+                publisher.commit(*commit, *end, now);
                 self.reached(*end);
                 Ok(Offered::Done)
             }
@@ -236,46 +228,34 @@ impl LogPosition {
                 mapper.table(table).map_err(ReplayError::Unfit)?;
                 Ok(Offered::Done)
             }
-            Change::Row(row) => self.change(publisher, |publisher, at, now| {
-                let event = mapper.row(row, at);
-                publisher.offer(event, at, true, now)
+            Change::Row(row) => next_change(publisher, now, |publisher, at| {
+                publisher.offer(mapper.row(row, at), now)
             }),
             Change::Message(message) if message.transactional => {
-                self.change(publisher, |publisher, at, now| {
-                    let event = mapper.message(message, at);
-                    publisher.offer(event, at, true, now)
+                next_change(publisher, now, |publisher, at| {
+                    publisher.offer(mapper.message(message, at), now)
                 })
             }
             // These are no events, but have ordinals.
             Change::Updated(_) | Change::Other => {
-                self.change(publisher, |publisher, _, _| publisher.pass())
+                next_change(publisher, now, |publisher, _| Ok(publisher.pass(now)))
             }
             Change::Message(_) | Change::Nothing => Ok(Offered::Done),
-            Change::Blocked => Ok(Offered::Wait(Some(Instant::now()))),
+            Change::Blocked => Ok(Offered::Wait(Some(now))),
         }
     }
+}
 
-    /// One change of the open transaction; changes that are done already are skipped.
-    fn change(
-        &mut self,
-        publisher: &mut Publisher,
-        take: impl FnOnce(&mut Publisher, At, Instant) -> Result<Offered, ReplayError>,
-    ) -> Result<Offered, ReplayError> {
-        let Some(current) = &mut self.current else {
-            let commit = Offset::ZERO;
-            return Err(ReplayError::Broken(crate::ack::OrderViolation::NotOpen { commit }));
-        };
-        let position = Position { commit: current.commit, ordinal: current.ordinal };
-        let at = At { position, commit_time: current.commit_time };
-        let offered = if position < self.start {
-            Offered::Done
-        } else {
-            take(publisher, at, Instant::now())?
-        };
-        if offered == Offered::Done {
-            current.ordinal += 1;
-        }
-        Ok(offered)
+/// One change of the open transaction. A change that was dealt with before, or is before the start, is skipped.
+fn next_change(
+    publisher: &mut Publisher,
+    now: Instant,
+    take: impl FnOnce(&mut Publisher, At) -> Result<Offered, ReplayError>,
+) -> Result<Offered, ReplayError> {
+    match publisher.upcoming() {
+        Some(_) if !publisher.intake_open() => Ok(Offered::Wait(None)),
+        Some(at) if !publisher.is_before_start(at.position) => take(publisher, at),
+        Some(_) | None => Ok(publisher.skip(now)),
     }
 }
 
@@ -289,36 +269,35 @@ const ROWS_MAX: usize = 1024;
 
 /// The rows of the table, in the order of the layout's key, and the position among them. A row has no position in the
 /// WAL, so the records carry none; the IDs are those of the first publication.
+///
+/// For the relay, each row is a transaction of its own, whose offset is the number of the row: as many rows before it
+/// are done or were offered. If rows were inserted or deleted meanwhile, a row that is read again has another number.
+/// Therefore nothing is skipped by its number: the query starts after the last row that is done.
 pub(super) struct TableRows {
     /// The query.
     rows: OutboxRows,
     /// Rows that were read and not fed yet.
     at_hand: FetchedRows,
-    /// Rows that were offered and are not done yet, with their tickets.
-    offered: VecDeque<(u64, String)>,
-    /// The last row that is done.
-    pub(super) done: Option<String>,
     /// There are no more rows.
     pub(super) over: bool,
-    /// The ticket of the next row.
-    next_ticket: u64,
+    /// The number of the next row.
+    number: u64,
+    /// The transaction of the next row has begun.
+    begun: bool,
 }
 
 impl TableRows {
-    /// Reads rows after `done`.
+    /// Reads rows after those that are done.
     pub(super) fn new(
         rows: OutboxRows,
-        done: Option<String>,
         mapper: &mut Mapper,
-        publisher: &mut Publisher,
+        publisher: &Publisher,
     ) -> Result<Self, ReplayError> {
         let table = rows.description();
         mapper.clear_tables(Some(table.id));
         mapper.table(&table.as_table()).map_err(ReplayError::Unfit)?;
-        publisher.tracker.begin(Offset::ZERO, 0).map_err(ReplayError::Broken)?;
-        let next_ticket = publisher.tracker.low().0;
-        let (at_hand, offered) = (FetchedRows::default(), VecDeque::new());
-        Ok(Self { rows, at_hand, offered, done, over: false, next_ticket })
+        let number = publisher.read_from().get();
+        Ok(Self { rows, at_hand: FetchedRows::default(), over: false, number, begun: false })
     }
 
     /// Whether rows were read and not fed yet.
@@ -346,32 +325,34 @@ impl TableRows {
         mapper: &mut Mapper,
         publisher: &mut Publisher,
     ) -> Result<Offered, ReplayError> {
+        let now = Instant::now();
+        let at = At { position: Position::default(), commit_time: time_now() };
         for _ in 0..ROWS_MAX {
             let Some(row) = self.at_hand.first() else { break };
-            let at = At { position: Position::default(), commit_time: now() };
-            let event = mapper.row(&row, at);
-            match publisher.offer(event, at, false, Instant::now())? {
+            if !publisher.intake_open() {
+                return Ok(Offered::Wait(None));
+            }
+            let number = Offset::new(self.number);
+            if !self.begun {
+                publisher.begin(number, at.commit_time, now);
+                self.begun = true;
+            }
+            match publisher.offer(mapper.row(&row, at), now)? {
                 Offered::Done => {}
                 waits @ Offered::Wait(_) => return Ok(waits),
             }
             if let Some(id) = self.at_hand.take_first() {
-                self.offered.push_back((self.next_ticket, id));
-                self.next_ticket += 1;
+                publisher.row_offered(number, id);
             }
+            self.number += 1;
+            self.begun = false;
+            publisher.commit(number, Offset::new(self.number), now);
         }
         Ok(Offered::Done)
     }
-
-    /// Updates which rows are done.
-    pub(super) fn settle(&mut self, publisher: &Publisher) {
-        let low = publisher.tracker.low().0;
-        while self.offered.front().is_some_and(|(ticket, _)| *ticket < low) {
-            self.done = self.offered.pop_front().map(|(_, id)| id);
-        }
-    }
 }
 
-fn now() -> Timestamp {
+fn time_now() -> Timestamp {
     let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Timestamp { unix_micros: i64::try_from(unix.as_micros()).unwrap_or(i64::MAX) }
 }

@@ -74,6 +74,25 @@ pub struct AheadOfCursor {
     pub timestamp_ms: Option<i64>,
 }
 
+/// What a stream finds in the parked table when it begins.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct FoundParked {
+    /// Parked events that the cursor row has not passed.
+    pub ahead: Vec<AheadOfCursor>,
+    /// Those that the stream may send again at a position at which they are not parked any more.
+    pub withdrawn: Vec<WithdrawnEvent>,
+}
+
+/// An event that a stream had parked and a claim has moved to its own position, and that an operator has skipped since,
+/// or has replaced, and the replacement is published.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WithdrawnEvent {
+    /// The event's id.
+    pub id: String,
+    /// When the event's transaction was committed.
+    pub commit_time: Timestamp,
+}
+
 /// What to do with a row of the table that has the id of a parked event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RequeueDecision {

@@ -183,3 +183,31 @@ async fn event_that_only_the_broker_refuses_is_found_and_left_out() {
     all.dedup();
     assert_eq!(all.len(), EVENTS - 1, "all but the culprit\n{said}");
 }
+
+/// An event behind the refused batch was left out already, and is offered again when the batch is.
+#[tokio::test]
+async fn event_left_out_behind_a_refused_batch_is_counted_once() {
+    const EVENTS: usize = 100;
+    let pipeline = Pipeline::shared(Version::Pg17, "replay_twice").await;
+    let again = Topics::new(&pipeline.topic.brokers, "twice").create("again", 1).await;
+    alter(&again, "message.timestamp.before.max.ms", "3600000").await;
+    postrider_ok(&pipeline.config, &["bookmark", "create", "b"]);
+    let insert = format!(
+        "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload, created_at) \
+         select 'order', '1', 'Written', to_json(case i when 60 then repeat('x', 100000) else i::text end), \
+           case i when 50 then now() - interval '1 day' else now() end \
+         from generate_series(1, {EVENTS}) i"
+    );
+    pipeline.sql.batch(&insert).await;
+    let small = format!("[pipelines.{}.payload]\nsize_max = \"64KiB\"\n", pipeline.name);
+    let small = format!("{}{small}", pipeline.config);
+    let args = ["--bookmark", "b", "--to", &again.name, "--rate", "0", "--json"];
+    let (code, said) = Going::start_with(&small, &args).end(SOON).await;
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("\"refused\": 2,"), "{said}");
+    let records = again.read_all().await;
+    repeated(&records);
+    let mut all = numbers(&records);
+    all.dedup();
+    assert_eq!(all.len(), EVENTS - 2, "all but the two\n{said}");
+}

@@ -51,7 +51,9 @@ fn twice(records: &[ReadRecord]) -> usize {
     records.len() - seen.len()
 }
 
-async fn ends_well(going: Going, again: &Topic, what: &str) {
+/// From the WAL nothing comes twice: what is in flight when the database goes stays in flight, and changes that the
+/// stream repeats are recognised by their positions. Rows of the table are not.
+async fn ends_well(going: Going, again: &Topic, what: &str, twice_max: usize) {
     let (code, said) = going.end(Duration::from_mins(2)).await;
     assert_eq!(code, Some(0), "{said}");
     let records = again.read_all().await;
@@ -59,7 +61,7 @@ async fn ends_well(going: Going, again: &Topic, what: &str) {
     all.dedup();
     assert_eq!(all.len(), EVENTS, "{said}");
     let twice = twice(&records);
-    assert!(twice <= 500, "{twice} came twice\n{said}");
+    assert!(twice <= twice_max, "{twice} came twice\n{said}");
     show(&format!("{what}: {EVENTS} events replayed, in order, {twice} twice"));
 }
 
@@ -77,7 +79,9 @@ async fn a_replay_whose_sessions_are_ended_goes_on_by_itself() {
             terminate(&pipeline).await;
             told(&going, times).await;
         }
-        ends_well(going, &again, &format!("sessions ended twice, source {source}")).await;
+        let twice_max = if source == "wal" { 0 } else { 500 };
+        ends_well(going, &again, &format!("sessions ended twice, source {source}"), twice_max)
+            .await;
     }
 }
 
@@ -100,7 +104,7 @@ async fn a_replay_waits_for_a_server_that_restarts() {
     .await;
     server.restart().await;
     told(&going, 1).await;
-    ends_well(going, &again, "a fast shutdown and a start").await;
+    ends_well(going, &again, "a fast shutdown and a start", 0).await;
 }
 
 /// What waiting can't mend ends it, with the reason.

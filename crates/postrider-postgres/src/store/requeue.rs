@@ -12,7 +12,9 @@ use crate::statement::{Statement, StatementError};
 use pg_replication::error::SourceError;
 use postrider_core::event::{AHEAD_MAX_MS, Aggregate, Position};
 use postrider_core::offset::Offset;
-use postrider_core::outbox_rows::{AheadOfCursor, RequeueDecision, RequeuedEvent};
+use postrider_core::outbox_rows::{
+    AheadOfCursor, FoundParked, RequeueDecision, RequeuedEvent, WithdrawnEvent,
+};
 use postrider_core::parked::{Lane, Parked};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -73,8 +75,11 @@ pub async fn listed(
 ///
 /// An event keeps its position, and its row is passed over, if a later event of its aggregate is parked and is not
 /// requeued. An event that a claim has parked does not count as later, whatever its position: rows of an aggregate are
-/// claimed in their order, so a row that is still to be claimed follows that event. Of the resolved events only those
-/// count that the stream may have sent again: if a person removed a row's status later, the row is to be published.
+/// claimed in their order, so a row that is still to be claimed follows that event.
+///
+/// Of the resolved events only those count that the stream may have sent again: if a person removed a row's status later,
+/// the row is to be published. Once the cursor row is bound to the new slot, while the table is still polled
+/// (`polls_on`), the row does not show which events these are. Then all count that an operator has skipped or replaced.
 ///
 /// # Errors
 /// An error of the server or of the connection.
@@ -88,8 +93,9 @@ pub async fn unpublished(
     let dead_letters = table.spec().keeps_failures();
     let sql = format!(
         "{} AND (p.blocks OR NOT {dead_letters}) \
-           AND (p.state NOT IN ('done', 'skipped') OR p.commit_lsn >= \
-             (SELECT c.watermark FROM postrider.cursor AS c WHERE c.pipeline = $1))",
+           AND (p.state NOT IN ('done', 'skipped') OR EXISTS (SELECT FROM postrider.cursor AS c \
+             WHERE c.pipeline = $1 AND (p.commit_lsn >= c.watermark \
+               OR c.polls_on AND (p.state = 'skipped' OR p.acted_action = 'replace'))))",
         candidates("true")
     );
     let candidates = read(client, pipeline, &sql).await?;
@@ -367,26 +373,24 @@ pub async fn undo_parking(
     client.execute(sql, &[&pipeline, &commit_lsn, &ordinal]).await.map(drop).map_err(failed)
 }
 
-/// Reads the parked events that the cursor row has not passed.
+/// Reads the parked events that the cursor row has not passed, for a stream that begins.
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn ahead_of_cursor(
-    client: &Client,
-    pipeline: &str,
-) -> Result<Vec<AheadOfCursor>, SourceError> {
+pub async fn ahead_of_cursor(client: &Client, pipeline: &str) -> Result<FoundParked, SourceError> {
     let failed = |e| {
         SourceError::control(format!("read parked events of pipeline {pipeline:?}"), e)
             .of(Statement::Parked)
     };
     let sql = "SELECT p.commit_lsn, p.ordinal, p.event_id, \
                  (extract(epoch FROM p.commit_time - timestamptz '2000-01-01 00:00:00+00') * 1000000)::int8, \
-                 p.timestamp_ms, p.aggregate_type, p.aggregate_id \
+                 p.timestamp_ms, p.aggregate_type, p.aggregate_id, \
+                 p.state = 'skipped' OR p.state = 'done' AND p.acted_action IS NOT DISTINCT FROM 'replace' \
                FROM postrider.parked AS p \
                WHERE p.pipeline = $1 AND p.event_id IS NOT NULL AND p.commit_lsn >= \
                  (SELECT c.watermark FROM postrider.cursor AS c WHERE c.pipeline = $1)";
     let rows = client.query(sql, &[&pipeline]).await.map_err(failed)?;
-    let found = |row: &Row| {
+    let ahead = |row: &Row| {
         let (lsn, ordinal): (PgLsn, i64) = (row.try_get(0)?, row.try_get(1)?);
         let (kind, id): (Option<&str>, Option<&str>) = (row.try_get(5)?, row.try_get(6)?);
         Ok(AheadOfCursor {
@@ -397,7 +401,18 @@ pub async fn ahead_of_cursor(
             timestamp_ms: row.try_get(4)?,
         })
     };
-    rows.iter().map(found).collect::<Result<_, _>>().map_err(failed)
+    let mut found = FoundParked::default();
+    for row in &rows {
+        let event = ahead(row).map_err(failed)?;
+        // At the position at which the stream has parked it, the relay knows the event.
+        let moved = crate::wire::is_claim_lsn(event.position.commit);
+        if moved && row.try_get(7).map_err(failed)? {
+            let (id, commit_time) = (event.id.clone(), event.commit_time);
+            found.withdrawn.push(WithdrawnEvent { id, commit_time });
+        }
+        found.ahead.push(event);
+    }
+    Ok(found)
 }
 
 // Whether a row of the outbox (`o`) is the event of a row of the parked table (`p`) with the same id.

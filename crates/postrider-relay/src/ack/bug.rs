@@ -97,6 +97,11 @@ pub(crate) enum Bug {
     /// An event that an earlier page of a repair has parked again keeps the later events of its aggregate at their
     /// earlier positions. A hook of the fake server.
     ListedStaysBeforeClaimed,
+    /// When the cursor row is bound to a new slot, the operators' decisions on parked events whose rows polling still
+    /// claims are forgotten. A hook of the fake server.
+    ForgetsDecided,
+    /// A stream publishes an event that an operator has skipped, or replaced, while the table was polled.
+    PublishesWithdrawn,
 }
 
 #[cfg(test)]

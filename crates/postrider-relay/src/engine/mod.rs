@@ -18,11 +18,12 @@ use answer::RelayAnswer;
 use postrider_core::error::Halt;
 use postrider_core::event::{Aggregate, Position};
 use postrider_core::offset::Offset;
-use postrider_core::outbox_rows::WritingTransaction;
+use postrider_core::outbox_rows::{FoundParked, WritingTransaction};
 use postrider_core::parked::Entry;
 use postrider_core::record::{Refusal, Ticket};
 use postrider_core::sink::NotTaken;
 use postrider_core::timestamp::Timestamp;
+use std::collections::HashMap;
 use std::time::Duration;
 
 /// The relay of a pipeline, with what the pipeline remembers by event id.
@@ -35,8 +36,11 @@ pub struct Engine {
     row_status: RowStatusQueue,
     /// Parked events whose rows are read from the table again.
     requeued: RequeuedEvents,
-    /// The transaction that is being streamed.
+    /// The transaction that is being streamed, and when it was committed.
     xid: Option<u32>,
+    commit_time: Timestamp,
+    /// Events that the stream does not publish again, with the times of their commits.
+    withdrawn: HashMap<String, Timestamp>,
     /// The claimed row that is fed next, and the transaction that wrote it.
     claimed: (usize, u32),
     /// `None` while the pipeline streams.
@@ -57,6 +61,8 @@ impl Engine {
             row_status: RowStatusQueue::new(row_status),
             requeued: RequeuedEvents::default(),
             xid: None,
+            commit_time: Timestamp::default(),
+            withdrawn: HashMap::new(),
             claimed: (0, 0),
             polling: None,
             unseen: None,
@@ -159,6 +165,14 @@ impl Engine {
     pub fn forget_ids(&mut self) {
         self.row_status.forget();
         self.polled_ids = PolledIds::default();
+        self.withdrawn.clear();
+    }
+
+    /// What a stream finds in the parked table when it begins.
+    pub fn stream_begins(&mut self, found: FoundParked) {
+        let FoundParked { ahead, withdrawn } = found;
+        self.row_status.stream_begins(ahead);
+        self.withdrawn = withdrawn.into_iter().map(|event| (event.id, event.commit_time)).collect();
     }
 
     /// A stream begins under an owner epoch; `before` is the epoch of the previous owner.
@@ -184,7 +198,7 @@ impl Engine {
         commit_time: Timestamp,
         xid: Option<u32>,
     ) {
-        self.xid = xid;
+        (self.xid, self.commit_time) = (xid, commit_time);
         self.apply(now, Input::Begin { commit, commit_time });
     }
 
@@ -262,12 +276,23 @@ impl Engine {
         !by_claims && at.unix_micros <= wall.unix_micros
     }
 
+    /// Whether an operator has skipped the event that the stream sends now, or has replaced it, at the position of a
+    /// claim. The time of the commit distinguishes it from another event that got its id.
+    #[inline]
+    fn is_withdrawn(&self, id: &str) -> bool {
+        !self.withdrawn.is_empty()
+            && self.polling.is_none()
+            && self.withdrawn.get(id) == Some(&self.commit_time)
+            && !injected(Bug::PublishesWithdrawn)
+    }
+
     /// Whether polling or a repair has published the event, or has claimed it.
     #[inline]
     fn is_repeated(&mut self, event: &Offered<'_>) -> bool {
         let (_, xmin) = self.claimed;
         let at = (event.position.commit, self.xid);
-        self.row_status.waits_for(event.id, xmin, event.aggregate)
+        self.is_withdrawn(event.id)
+            || self.row_status.waits_for(event.id, xmin, event.aggregate)
             || self.requeued.passes(event.id, xmin)
             || self.polled_ids.has(event.id, at, Some(event.aggregate))
     }
@@ -293,7 +318,8 @@ impl Engine {
         halt: impl FnOnce() -> Box<Halt>,
     ) -> PoisonAnswer {
         let (_, xmin) = self.claimed;
-        if self.requeued.passes(event_id, xmin)
+        if self.is_withdrawn(event_id)
+            || self.requeued.passes(event_id, xmin)
             || self.polled_ids.has(event_id, (position.commit, self.xid), aggregate)
         {
             self.skip(now);

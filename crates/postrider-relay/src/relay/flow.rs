@@ -43,7 +43,7 @@ enum SlotState {
     Refused,
     /// Parked; its row is not committed.
     Parked,
-    /// Not an event of this pipeline.
+    /// Not an event of this pipeline, or an event that is left out.
     Skipped,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Flow {
     base: u64,
     events: u64,
     bytes: u64,
-    /// Number of tickets that were not events, in all.
+    /// Number of tickets that were not events, or whose events were left out, in all.
     skipped: u64,
     /// A bound was reached.
     full: bool,
@@ -243,6 +243,14 @@ impl Flow {
     /// The event of a ticket was handed over, and is parked instead.
     pub(super) fn park_handed_over(&mut self, ticket: Ticket) {
         self.complete(ticket, SlotState::Parked);
+    }
+
+    /// The event of a ticket in flight is neither published nor parked, and is not sent again.
+    pub(super) fn leave_out(&mut self, ticket: Ticket) {
+        if let Some(slot) = self.complete(ticket, SlotState::Skipped) {
+            self.skipped += 1;
+            self.take_overtaken(slot.position);
+        }
     }
 
     /// Adds an event that is parked without being handed over.

@@ -117,6 +117,13 @@ pub enum Input<'a> {
         /// The ticket of [`Effect::Publish`].
         ticket: Ticket,
     },
+    /// The event can't be published and is not parked: it is resolved without being published. Valid for the event just
+    /// handed over, if the sink refused to take its record, and for an event that
+    /// [`Relay::certainly_refused`](super::Relay::certainly_refused) names. A replay, which parks nothing, uses it.
+    LeaveOut {
+        /// The ticket of [`Effect::Publish`].
+        ticket: Ticket,
+    },
     /// The sink takes the event just handed over only with no other event of the stream in flight, because only the
     /// broker can decide whether it accepts a record of that size. The pipeline passes the event again once
     /// [`Relay::intake_open`](super::Relay::intake_open) returns true.

@@ -280,6 +280,19 @@ impl Relay {
         self.flow.is_overtaken(position)
     }
 
+    /// The position of an event in flight that a report refuses for this reason, if the refusal is certain to mean this
+    /// event and no other of its batch. `None` for the ticket of an earlier session. A caller that parks nothing
+    /// applies [`Input::LeaveOut`] in place of that [`Input::Report`].
+    ///
+    /// # Panics
+    /// If the ticket was reported before.
+    pub fn certainly_refused(&self, ticket: Ticket, reason: Refusal) -> Option<Position> {
+        if !self.is_certain(reason) {
+            return None;
+        }
+        self.flow.get(ticket).map(|slot| slot.position)
+    }
+
     /// The ticket of the next change, unless the change is skipped as repeated.
     pub fn next_ticket(&self) -> Ticket {
         self.tracker.next()
@@ -466,6 +479,7 @@ impl Relay {
                 self.flow.retract_as_large();
                 self.stream.retract();
             }
+            Input::LeaveOut { ticket } => self.leave_out(ticket),
             Input::RowMissing { ticket } => self.parking.row_missing(ticket),
             Input::Probed { ticket } => self.parking.probed(now, ticket),
             Input::DeadRowDeleted { position } => self.parking.dead_row_deleted(position),
@@ -647,6 +661,15 @@ impl Relay {
         self.flow.forget_below(self.tracker.low());
     }
 
+    /// Nothing else of the event's lane waits for an event that is left out.
+    fn leave_out(&mut self, ticket: Ticket) {
+        if self.flow.get(ticket).is_some() {
+            self.flow.leave_out(ticket);
+            self.resolve(ticket);
+            self.feedback.published();
+        }
+    }
+
     fn report(&mut self, ticket: Ticket, outcome: Outcome, effects: &mut Vec<Effect>) {
         let Some(slot) = self.flow.get(ticket) else {
             if outcome == Outcome::Acked {
@@ -675,12 +698,17 @@ impl Relay {
         }
     }
 
-    /// A broker refuses whole batches, so a refusal is certain to mean an event only if the event was sent with nothing
-    /// else in flight. Otherwise all events of the batch are streamed again, one at a time. An event that is certainly
-    /// meant is streamed again too, and parked then: the pipeline has its record again, and the producer is a new one.
+    /// Whether this refusal is certain to mean the event that was reported. A broker refuses whole batches, so it is
+    /// certain only if the event was sent with nothing else in flight, or no batch was refused.
+    fn is_certain(&self, reason: Refusal) -> bool {
+        self.flow.is_exclusive() || !reason.of_batch || injected(Bug::BlamesWholeBatch)
+    }
+
+    /// If the refusal is not certain to mean the event, all events of the batch are streamed again, one at a time. An
+    /// event that is certainly meant is streamed again too, and parked then: the pipeline has its record again, and the
+    /// producer is a new one.
     fn refused(&mut self, ticket: Ticket, slot: Slot, reason: Refusal, effects: &mut Vec<Effect>) {
-        let certain =
-            self.flow.is_exclusive() || !reason.of_batch || injected(Bug::BlamesWholeBatch);
+        let certain = self.is_certain(reason);
         if self.parking.rules.on_poison == OnPoison::Stop && certain {
             let halt = Box::new(poison_halt(self.words, slot.position, reason));
             self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };

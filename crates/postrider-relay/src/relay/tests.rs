@@ -9,6 +9,7 @@ mod dead_letters;
 mod ends;
 mod flow;
 mod large;
+mod left_out;
 mod parking;
 mod refused;
 mod repeats;
@@ -196,6 +197,15 @@ impl Script {
             "stale" => Input::StaleDestination { ticket: ticket(1) },
             "deleted" => Input::DeadRowDeleted { position: position() },
             "probed" => Input::Probed { ticket: ticket(1) },
+            // The caller parks nothing, and asks what a refusal means. `leaveout 3 batch`: of a batch.
+            "leaveout" => {
+                let batch = Refusal::of_broker(RefusalKind::TooLarge(None), 10);
+                let reason = if words.len() > 2 { batch } else { too_large };
+                match self.relay.certainly_refused(ticket(1), reason) {
+                    Some(_) => Input::LeaveOut { ticket: ticket(1) },
+                    None => report(reject(Scope::Event, reason)),
+                }
+            }
             "exclusive" => Input::NeedsExclusive { ticket: ticket(1) },
             "missing" => Input::RowMissing { ticket: ticket(1) },
             "request" => {

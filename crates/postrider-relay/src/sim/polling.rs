@@ -516,12 +516,13 @@ impl PollSession {
         let moves = plan.moves.iter().map(|(from, to)| ParkedChange::Move(*from, *to));
         let written = |(index, written): &(usize, WrittenAs)| {
             let (entry, event) = rows[*index];
-            let entry = match *written {
-                WrittenAs::Parked => entry,
-                WrittenAs::Undecided { entry, .. } | WrittenAs::DeadLetter { entry } => entry,
+            let (entry, undecided) = match *written {
+                WrittenAs::Parked => (entry, false),
+                WrittenAs::Undecided { entry, .. } => (entry, true),
+                WrittenAs::DeadLetter { entry } => (entry, false),
             };
             let (claimed_at, content) = (self.reader.claimed_at, content(entry.position));
-            ParkedChange::Insert { entry, event, claimed_at, content }
+            ParkedChange::Insert { entry, event, claimed_at, content, undecided }
         };
         let changes = moves.chain(plan.rows.iter().map(written)).collect();
         Ok(Operation::Park { statuses: Some(statuses), locked: Vec::new(), changes })
@@ -858,7 +859,7 @@ impl Reader {
             return requeued::listed(server, facts, (&on_list, by_status));
         }
         match database.outbox.rules.mode {
-            SourceMode::Auto => requeued::unpublished(server, facts),
+            SourceMode::Auto => requeued::unpublished(server, facts, database.ownership.polls_on),
             SourceMode::Poll | SourceMode::Wal => Vec::new(),
         }
     }

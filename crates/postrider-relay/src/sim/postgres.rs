@@ -156,7 +156,7 @@ pub(super) enum Reply {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ParkedChange {
     /// A new row, unless there is one at its position.
-    Insert { entry: Entry, event: usize, claimed_at: u64, content: u32 },
+    Insert { entry: Entry, event: usize, claimed_at: u64, content: u32, undecided: bool },
     /// The row moves from the first position to the second one.
     Move(Position, Position),
     /// The rows of this claim from this position on are deleted.
@@ -451,7 +451,8 @@ impl Server {
     ) -> Check {
         for change in changes {
             match *change {
-                ParkedChange::Insert { entry, event, claimed_at, content } => {
+                ParkedChange::Insert { entry, event, claimed_at, content, undecided } => {
+                    truth.events[event].undecided |= undecided;
                     self.write_row(truth, now, (&entry, event), (claimed_at, content))?;
                 }
                 ParkedChange::Move(..) => self.make_moves(&[*change])?,
@@ -589,7 +590,7 @@ impl Server {
         let mut table = self.table.clone();
         for change in changes {
             match *change {
-                ParkedChange::Insert { entry, event, claimed_at, content } => {
+                ParkedChange::Insert { entry, event, claimed_at, content, undecided: _ } => {
                     let row =
                         ParkedTableRow::new(&entry, event, now, (claimed_at, content, self.xid));
                     table.entry(entry.position).or_insert(row);

@@ -88,17 +88,19 @@ pub(super) fn listed(
     decide(&candidates, &rows, !injected(Bug::ListedStaysBeforeClaimed))
 }
 
-/// Parked events whose rows polling will claim.
+/// Parked events whose rows polling will claim. `polls_on`: the cursor row is bound to a slot, and the table is polled.
 pub(super) fn unpublished(
     server: &Server,
     (outbox, truth, now): (&Outbox, &Truth, u64),
+    polls_on: bool,
 ) -> Vec<RequeuedEvent> {
     let keeps_failures = outbox.rules.keeps_failures;
     let row_at = watermark(server.row);
     let candidate = |(at, row): (&Position, &ParkedTableRow)| {
         let resolved = row.state.resolved();
-        let counts =
-            (row.lane.is_some() || !keeps_failures) && (!resolved || at.commit.get() >= row_at);
+        let decided = polls_on && row.is_decided() && !injected(Bug::ForgetsDecided);
+        let repeatable = at.commit.get() >= row_at || decided;
+        let counts = (row.lane.is_some() || !keeps_failures) && (!resolved || repeatable);
         counts.then(|| Candidate {
             position: *at,
             id: truth.rows[row.event].id,

@@ -3,13 +3,14 @@
 use super::Check;
 use super::ground::Ground;
 use super::outbox::{Received, Sent, StatusRow};
-use super::postgres::{Reply, Statement};
+use super::postgres::{ParkedTableRow, Reply, Statement, is_of_claim};
 use super::process::Process;
 use crate::ack::Progress;
 use crate::published::RowStatusBatch;
 use crate::relay::Input;
+use postrider_core::event::Position;
 use postrider_core::offset::Offset;
-use postrider_core::outbox_rows::{AheadOfCursor, PublishedRow};
+use postrider_core::outbox_rows::{AheadOfCursor, PublishedRow, WithdrawnEvent};
 use postrider_core::parked::{Lane, ParkedUpdate};
 use std::collections::VecDeque;
 
@@ -218,6 +219,19 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// Events that an operator has skipped, or has replaced, at positions of claims from `cursor` on.
+pub(super) fn withdrawn(ground: &Ground, cursor: Offset) -> Vec<WithdrawnEvent> {
+    let found = |(at, row): (&Position, &ParkedTableRow)| {
+        if !is_of_claim(*at) || !row.is_decided() {
+            return None;
+        }
+        let id = ground.truth.rows.get(row.event)?.id.to_string();
+        Some(WithdrawnEvent { id, commit_time: super::ground::wall(row.commit_time) })
+    };
+    let table = ground.server.table.iter().filter(|(at, _)| at.commit >= cursor);
+    table.filter_map(found).collect()
 }
 
 /// A parked event whose row gets its status when the cursor row has passed it.

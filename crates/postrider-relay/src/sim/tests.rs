@@ -74,6 +74,8 @@ const TABLE_BUGS: &[(Bug, u64)] = &[
     (Bug::SlotIsNotBound, 0),
     (Bug::ClaimsExpireParked, 0),
     (Bug::ListedStaysBeforeClaimed, 0),
+    (Bug::ForgetsDecided, 20_000),
+    (Bug::PublishesWithdrawn, 7_000),
 ];
 
 /// Runs a plan that must pass. A failure is reported with the shortest plan that fails in the same way.

@@ -30,6 +30,9 @@ pub(super) struct Event {
     pub(super) skipped: bool,
     /// An operator has requested to skip the event.
     pub(super) skip_asked: bool,
+    /// The row of the event was parked beside the parked event, because it may be another one: it is an operator's
+    /// decision whether it is published too.
+    pub(super) undecided: bool,
     /// An operator deleted the row of the event.
     pub(super) deleted: bool,
     /// The event is parked without a lane: it blocks no other event, and has no place in the order any more.
@@ -130,6 +133,7 @@ impl Truth {
             refused: 0,
             skipped: false,
             skip_asked: false,
+            undecided: false,
             deleted: false,
             free: false,
             overtaken: false,
@@ -207,10 +211,10 @@ impl Truth {
         if what.aggregate.is_some_and(|aggregate| self.aggregates[aggregate].touched) {
             return Ok(());
         }
-        if what.skipped {
+        if what.skipped && !what.undecided {
             return wrong(format!("{} was skipped and is published", what.position));
         }
-        if version < what.version {
+        if version < what.version && !what.undecided {
             return wrong(format!(
                 "{} was replaced and is published with its old value",
                 what.position
@@ -220,7 +224,8 @@ impl Truth {
         let lane = &self.aggregates[aggregate];
         let (last, highest) = (lane.last, lane.highest);
         // If the row of a parked event is deleted before the cursor has passed it, no trace of the parking is left.
-        let excused = what.overtaken || what.deleted;
+        // Later events may have been published while an event counted as skipped whose row was found to be undecided.
+        let excused = what.overtaken || what.deleted || what.undecided;
         if what.delivered == 0 && highest.is_some_and(|at| at > what.place) && !excused {
             return wrong(format!(
                 "{} is published after a later event of its aggregate",

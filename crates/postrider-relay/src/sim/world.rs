@@ -11,7 +11,7 @@ use super::polling::PollSession;
 use super::postgres::{Transaction, WalChange, at, watermark};
 use super::process::{End, NextReading, Process, halt};
 use super::stage::Stage;
-use super::store::ahead_of_cursor;
+use super::store::{ahead_of_cursor, withdrawn};
 use super::streaming::Session;
 use super::truth::RowFacts;
 use super::walsender::Walsender;
@@ -22,6 +22,7 @@ use crate::relay::{Input, OnPoison};
 use postrider_core::error::HaltReason;
 use postrider_core::event::Position;
 use postrider_core::offset::Offset;
+use postrider_core::outbox_rows::FoundParked;
 use postrider_core::parked::{Entry, Request, State};
 
 /// Number of steps between the last fault or transaction and [`World::finish`].
@@ -449,7 +450,9 @@ impl World {
             let rows = ground.server.table.iter().map(|(at, row)| (at, row.event));
             let rows = rows.filter(|(at, _)| at.commit >= row.watermark.offset());
             engine.row_status().prepared(true);
-            engine.row_status().stream_begins(rows.filter_map(ahead).collect());
+            let ahead = rows.filter_map(ahead).collect();
+            let withdrawn = withdrawn(ground, row.watermark.offset());
+            engine.stream_begins(FoundParked { ahead, withdrawn });
             engine.streams(signed(epoch - 1), signed(epoch));
         }
         process.apply(
