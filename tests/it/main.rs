@@ -169,6 +169,8 @@ mod sink_caller;
 mod slow_broker;
 /// A stop while a statement of polling takes its time.
 mod slow_claims;
+/// What must not grow under a steady load, with faults: `scripts/soak`.
+mod soak;
 /// A real standby: promotion, restored backups.
 mod standby;
 /// The way of an event: layouts, statements, sizes.

@@ -103,6 +103,11 @@ impl Relay {
         Self::start(command, config, free_port(), &[], &[])
     }
 
+    /// The same with another build of the program.
+    pub(crate) fn spawn_program(program: &str, config: &str) -> Self {
+        Self::start(Command::new(program), config, free_port(), &[], &[])
+    }
+
     /// The same with the admin endpoint at a port of the test's choice.
     pub(crate) fn spawn_at(config: &str, admin_port: u16, args: &[&str]) -> Self {
         Self::start(Command::new(POSTRIDER), config, admin_port, args, &[])
