@@ -5,6 +5,8 @@ use super::connect::application_name;
 use super::spec::PipelineSpec;
 use super::store_job::StoreJob;
 use crate::claims::SlotStep;
+use crate::error::Chain;
+use crate::postgres::WalConnection;
 use crate::postgres::catalog::{self, Instance};
 use crate::postgres::control::Control;
 use crate::postgres::setup::{self, SlotOutcome};
@@ -30,6 +32,10 @@ pub(super) fn slot_step(
                 return setup::retained_wal(&control, &spec.names.slot).await;
             }
             SlotStep::Create => {}
+        }
+        // A slot that exists is no use to a role that may not stream, and polling ends for a slot that can be used.
+        if let Err(error) = WalConnection::connect(&spec.conninfo, &application_name(&spec)).await {
+            return Ok(SlotOutcome::NotYet(Chain(&error).to_string()));
         }
         let columns = spec.columns();
         let ask = spec.ask(&None, &columns);

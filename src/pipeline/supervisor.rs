@@ -41,7 +41,7 @@ pub(super) struct Supervisor {
     /// A repair has ended, or there was nothing to repair.
     repaired: bool,
     /// Whether this process has streamed or polled before.
-    ever_streamed: bool,
+    ever_read: bool,
     /// The server from which events were last read, by stream or by polling.
     server: Option<ServerHistory>,
     /// The last refusal by the server.
@@ -116,7 +116,7 @@ impl Supervisor {
             context: SessionContext::new(Arc::new(spec)),
             next: Next::Stream,
             repaired: false,
-            ever_streamed: false,
+            ever_read: false,
             server: None,
             last_refusal: LastRefusal::default(),
             repeats: Repeats::default(),
@@ -244,7 +244,7 @@ impl Supervisor {
     fn begin(&mut self, server: ServerHistory) -> Instant {
         self.server = Some(server);
         self.pipeline.admit();
-        self.ever_streamed = true;
+        self.ever_read = true;
         self.last_refusal.explained();
         Instant::now()
     }
@@ -282,7 +282,7 @@ impl Supervisor {
     async fn after(&mut self, failure: Failure, polled: bool, stop: &Stop) -> Option<PipelineExit> {
         // A repair would not publish the rows that polling has left.
         let unpolled = matches!(failure, Failure::Unpolled);
-        if let Some(halt) = self.halt_for(failure) {
+        if let Some(halt) = self.halt_for(failure, polled) {
             if !polled && self.reads_otherwise(&halt, unpolled) {
                 return None;
             }
@@ -319,7 +319,7 @@ impl Supervisor {
 
     /// The halt that a failure leads to; `None` if the pipeline tries again. The table of errors is in
     /// `postgres::error_policy`; this function combines it with the mode of the pipeline and with earlier failures.
-    fn halt_for(&mut self, failure: Failure) -> Option<Box<Halt>> {
+    fn halt_for(&mut self, failure: Failure, polled: bool) -> Option<Box<Halt>> {
         match failure {
             // A process that has lost the pipeline may still be recreating the slot on another session.
             Failure::Halt(halt)
@@ -357,7 +357,8 @@ impl Supervisor {
             Failure::Unpolled => return Some(Box::new(halts::unpolled(self.context.spec.name()))),
             Failure::NothingToRepair => self.repaired = true,
             Failure::Source(error, phase) => {
-                match error_policy::action(&error, phase, self.ever_streamed) {
+                let proven = self.ever_read && !self.may_poll_only(&error, polled);
+                match error_policy::action(&error, phase, proven) {
                     Action::Reconnect(class) | Action::Later(class) => {
                         return self.reconnect(class, &error);
                     }
@@ -372,6 +373,14 @@ impl Supervisor {
             }
         }
         None
+    }
+
+    /// Whether the server has refused the stream for lack of a right, in a mode that can poll. To read the table needs
+    /// another right, so the pipeline polls, although it may have streamed before.
+    fn may_poll_only(&self, error: &SourceError, polled: bool) -> bool {
+        let mode = self.context.spec.common.mode;
+        let refused = error.sqlstate().is_some_and(|state| state.as_str() == "42501");
+        !polled && mode == Mode::Auto && refused
     }
 
     fn explain(&self, reason: HaltReason, error: &SourceError) -> Halt {

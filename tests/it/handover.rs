@@ -6,6 +6,7 @@ use crate::parking::Scene;
 pub(crate) use crate::pipeline::drop_slot;
 use crate::pipeline::{Pipeline, show};
 use crate::private::{PrivateKafka, PrivatePostgres};
+use crate::relay::{Relay, postrider_ok};
 use crate::server::{Client, Version, brokers};
 use serde_json::Value;
 use tokio::task::JoinSet;
@@ -97,30 +98,54 @@ async fn stream_to_polling_and_back_under_load_loses_and_swaps_nothing() {
     }
 }
 
-/// Without the right to have a slot it polls, and says why it does not stream.
-#[tokio::test]
-async fn role_without_replication_polls() {
-    let pipeline = auto(Version::Pg17, "norepl").await;
-    let (name, database) = (&pipeline.name, "select current_database()");
-    let database = pipeline.sql.text(database).await.expect("a database");
+/// A role of the pipeline that may do everything but stream, and the configuration with it.
+async fn role_that_may_not_stream(pipeline: &Pipeline, config: &str) -> String {
+    let role = &pipeline.name;
     pipeline
         .sql
         .batch(&format!(
-            "create role {name} login; grant usage on schema postrider to {name}; \
-             grant all on all tables in schema postrider to {name}; grant all on outbox to {name}"
+            "create role {role} login; grant usage on schema postrider to {role}; \
+             grant all on all tables in schema postrider to {role}; grant all on outbox to {role}"
         ))
         .await;
-    let config = pipeline.config.replace("user=postgres", &format!("user={name}"));
-    let config = config.replace("postgres@", &format!("{name}@"));
-    let relay = crate::relay::Relay::spawn(&config);
-    relay.await_state("polling", SOON).await;
-    pipeline.insert(100).await;
-    assert_eq!(pipeline.topic.await_records(100, SOON).await.len(), 100);
-    let ended = relay.terminate(SOON).await;
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    drop_slot(&pipeline).await;
-    pipeline.sql.batch(&format!("drop owned by {name}; drop role {name}")).await;
-    drop(database);
+    let config = config.replace("user=postgres", &format!("user={role}"));
+    config.replace("postgres@", &format!("{role}@"))
+}
+
+/// Without the right to stream it polls, and says why it does not stream. The slot that somebody else has created does
+/// not end that. With the right it streams; and polls again when the right is taken away.
+#[tokio::test]
+async fn role_without_replication_polls() {
+    for version in [Version::Pg15, Version::Pg17] {
+        let pipeline = auto(version, "norepl").await;
+        let name = &pipeline.name;
+        let config = role_that_may_not_stream(&pipeline, &pipeline.config).await;
+        let relay = Relay::spawn(&config);
+        relay.await_state("polling", SOON).await;
+        for times in 1..=3 {
+            pipeline.insert(100).await;
+            assert_eq!(pipeline.topic.await_records(100 * times, SOON).await.len(), 100 * times);
+        }
+        let log = relay.stderr();
+        assert_eq!(log.matches("polling the table until").count(), 1, "{log}");
+        pipeline.sql.batch(&format!("alter role {name} replication")).await;
+        relay.await_state("streaming", SOON).await;
+        pipeline.insert(100).await;
+        assert_eq!(pipeline.topic.await_records(400, SOON).await.len(), 400);
+        pipeline.sql.batch(&format!("alter role {name} noreplication")).await;
+        let end = "select pg_terminate_backend(active_pid)::text from pg_replication_slots where slot_name = ";
+        let end = format!("{end}'{}'", pipeline.slot());
+        assert_eq!(pipeline.sql.text(&end).await.as_deref(), Some("true"));
+        relay.await_state("polling", SOON).await;
+        for times in 5..=6 {
+            pipeline.insert(100).await;
+            assert_eq!(pipeline.topic.await_records(100 * times, SOON).await.len(), 100 * times);
+        }
+        let ended = relay.terminate(SOON).await;
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        drop_slot(&pipeline).await;
+        pipeline.sql.batch(&format!("drop owned by {name}; drop role {name}")).await;
+    }
 }
 
 /// Killed while it polls in the stream's stead: what it had published is marked, and the rest follows in order.
@@ -418,6 +443,95 @@ async fn event_that_is_not_visible_to_the_last_claim_comes_behind_one_that_this_
         let delivered = scene.delivered().await;
         assert_eq!(delivered["b"], [1, 2, 3]);
         show(&format!("PostgreSQL {}: b came as {:?}", version.major(), delivered["b"]));
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
+}
+
+/// A scene in mode auto whose cursor row stays before an event of aggregate b that is too large, and is parked.
+async fn parked_behind_the_cursor_row(
+    server: &PrivatePostgres,
+    brokers: &str,
+    test: &str,
+) -> (Scene, Relay) {
+    let mut pipeline = auto_of(Pipeline::on(&server.url(), brokers, test).await);
+    pipeline
+        .config
+        .push_str(&format!("[pipelines.{}.flow]\ncursor_interval = \"1m\"\n", pipeline.name));
+    let lines = "attempts_max = 1000\nbackoff = { step = \"300ms\", steps_max = 1 }";
+    let mut scene = Scene::of(pipeline, lines).await;
+    let relay = scene.run();
+    relay.await_state("streaming", SOON).await;
+    scene.insert(&["b", "!b"]).await;
+    scene.await_rows("b waiting").await;
+    (scene, relay)
+}
+
+/// Waits until the event of aggregate b is skipped.
+async fn skipped(scene: &Scene) {
+    postrider_ok(&scene.config, &["parked", "skip", "--all", "--yes"]);
+    scene.await_rows("").await;
+    let states = "select string_agg(aggregate_id || ' ' || state, ', ') from postrider.parked";
+    assert_eq!(scene.pipeline.sql.text(states).await.as_deref(), Some("b skipped"));
+}
+
+/// The slot still has the event, and the topic takes it now. Nobody wants it any more.
+#[tokio::test]
+async fn event_that_is_skipped_while_the_table_is_polled_is_not_published_by_the_stream() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let server = PrivatePostgres::start(version, "track_commit_timestamp = on\n").await;
+        let (mut scene, relay) =
+            parked_behind_the_cursor_row(&server, &brokers(), "handskip").await;
+        drop(relay.kill().await);
+
+        scene.config = role_that_may_not_stream(&scene.pipeline, &scene.config).await;
+        let relay = scene.run();
+        relay.await_state("polling", SOON).await;
+        let moved = "select count(*)::text from postrider.parked where (commit_lsn - '0/0'::pg_lsn) % 2 = 1";
+        await_that("the parked event at the position of a claim", SOON, || async {
+            match scene.pipeline.sql.text(moved).await.as_deref() {
+                Some("1") => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await;
+        skipped(&scene).await;
+        scene.raise_the_limit().await;
+        let allow = format!("alter role {} replication", scene.pipeline.name);
+        scene.pipeline.sql.batch(&allow).await;
+        relay.await_state("streaming", SOON).await;
+        scene.insert(&["b"]).await;
+        scene.await_last("b", 3).await;
+        let delivered = scene.delivered().await;
+        assert!(!delivered["b"].contains(&2), "{delivered:?}");
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
+}
+
+/// The row of the skipped event is still in the table when the cursor row already belongs to the new slot: the process
+/// is killed before a claim is published.
+#[tokio::test]
+async fn event_that_is_skipped_before_the_slot_is_lost_is_not_published_from_the_table() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let server = PrivatePostgres::start(version, "track_commit_timestamp = on\n").await;
+        let broker = PrivateKafka::start("").await;
+        let (mut scene, relay) =
+            parked_behind_the_cursor_row(&server, &broker.brokers(), "handforget").await;
+        skipped(&scene).await;
+        drop(relay.kill().await);
+        drop_slot(&scene.pipeline).await;
+        // No claim is published before the slot exists.
+        broker.freeze();
+        let relay = scene.run();
+        relay.await_log("the slot exists", SOON).await;
+        drop(relay.kill().await);
+        broker.thaw();
+        scene.raise_the_limit().await;
+        let relay = scene.run();
+        relay.await_state("streaming", SOON).await;
+        scene.insert(&["b"]).await;
+        scene.await_last("b", 3).await;
+        let delivered = scene.delivered().await;
+        assert!(!delivered["b"].contains(&2), "{delivered:?}");
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
     }
 }
