@@ -21,6 +21,14 @@ pub(super) fn slot_step(
     step: SlotStep,
 ) -> StoreJob<SlotOutcome> {
     Box::pin(async move {
+        // Polling ends for a slot that can be used: not for a slot that exists while the role may not stream. The login
+        // comes first and ends before the next one: the role may be limited to as many sessions as there are otherwise.
+        if step == SlotStep::Create
+            && let Err(error) =
+                WalConnection::connect(&spec.conninfo, &application_name(&spec)).await
+        {
+            return Ok(SlotOutcome::NotYet(Chain(&error).to_string()));
+        }
         let control = Control::connect(&spec.conninfo, &application_name(&spec)).await?;
         // A slot of another server would not stream what this table lacks.
         if let Some(differs) = instance.differs(&catalog::instance(control.client()).await?) {
@@ -32,10 +40,6 @@ pub(super) fn slot_step(
                 return setup::retained_wal(&control, &spec.names.slot).await;
             }
             SlotStep::Create => {}
-        }
-        // A slot that exists is no use to a role that may not stream, and polling ends for a slot that can be used.
-        if let Err(error) = WalConnection::connect(&spec.conninfo, &application_name(&spec)).await {
-            return Ok(SlotOutcome::NotYet(Chain(&error).to_string()));
         }
         let columns = spec.columns();
         let ask = spec.ask(&None, &columns);

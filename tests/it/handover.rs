@@ -447,23 +447,37 @@ async fn event_that_is_not_visible_to_the_last_claim_comes_behind_one_that_this_
     }
 }
 
-/// A scene in mode auto whose cursor row stays before an event of aggregate b that is too large, and is parked.
+/// A scene in mode auto whose cursor row stays before an event of aggregate b that is too large, and is parked. The row
+/// of the event stays in the table: a trigger delays its deletion.
 async fn parked_behind_the_cursor_row(
     server: &PrivatePostgres,
     brokers: &str,
     test: &str,
 ) -> (Scene, Relay) {
     let mut pipeline = auto_of(Pipeline::on(&server.url(), brokers, test).await);
-    pipeline
-        .config
-        .push_str(&format!("[pipelines.{}.flow]\ncursor_interval = \"1m\"\n", pipeline.name));
+    let flow = format!("[pipelines.{}.flow]\ncursor_interval = \"1m\"\n", pipeline.name);
+    pipeline.config.push_str(&flow);
     let lines = "attempts_max = 1000\nbackoff = { step = \"300ms\", steps_max = 1 }";
     let mut scene = Scene::of(pipeline, lines).await;
+    let held = "select pg_advisory_lock(1); \
+                create function held() returns trigger language plpgsql as \
+                  'begin perform pg_advisory_xact_lock(1); return old; end'; \
+                create trigger held before delete on outbox for each row \
+                  when (length(old.payload::text) > 3000) execute function held()";
+    scene.pipeline.sql.batch(held).await;
     let relay = scene.run();
     relay.await_state("streaming", SOON).await;
     scene.insert(&["b", "!b"]).await;
     scene.await_rows("b waiting").await;
     (scene, relay)
+}
+
+/// The relay is gone. Ends its statements that the trigger delays, so that they delete nothing, and drops the trigger.
+async fn release(scene: &Scene) {
+    let sql = "select count(pg_terminate_backend(pid, 10000))::text from pg_stat_activity \
+               where application_name like 'postrider%'";
+    drop(scene.pipeline.sql.text(sql).await);
+    scene.pipeline.sql.batch("drop trigger held on outbox; select pg_advisory_unlock(1)").await;
 }
 
 /// Waits until the event of aggregate b is skipped.
@@ -482,6 +496,7 @@ async fn event_that_is_skipped_while_the_table_is_polled_is_not_published_by_the
         let (mut scene, relay) =
             parked_behind_the_cursor_row(&server, &brokers(), "handskip").await;
         drop(relay.kill().await);
+        release(&scene).await;
 
         scene.config = role_that_may_not_stream(&scene.pipeline, &scene.config).await;
         let relay = scene.run();
@@ -498,6 +513,9 @@ async fn event_that_is_skipped_while_the_table_is_polled_is_not_published_by_the
         scene.raise_the_limit().await;
         let allow = format!("alter role {} replication", scene.pipeline.name);
         scene.pipeline.sql.batch(&allow).await;
+        // The next process knows only what is stored.
+        drop(relay.kill().await);
+        let relay = scene.run();
         relay.await_state("streaming", SOON).await;
         scene.insert(&["b"]).await;
         scene.await_last("b", 3).await;
@@ -518,6 +536,7 @@ async fn event_that_is_skipped_before_the_slot_is_lost_is_not_published_from_the
             parked_behind_the_cursor_row(&server, &broker.brokers(), "handforget").await;
         skipped(&scene).await;
         drop(relay.kill().await);
+        release(&scene).await;
         drop_slot(&scene.pipeline).await;
         // No claim is published before the slot exists.
         broker.freeze();

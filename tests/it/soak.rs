@@ -1,5 +1,5 @@
-//! A soak: a steady load for as long as `scripts/soak` is given, a fault every few minutes, and figures of what must not
-//! grow. Everything that was committed is compared with the topic at the end.
+//! A soak: a steady load for as long as `scripts/soak` is given, a fault every few minutes, and figures of what must
+//! not grow. Everything that was committed is compared with the topic at the end.
 //!
 //! The ledger of ten million events has to be small: an event is a number, an outcome is a byte.
 
@@ -35,6 +35,9 @@ const ROLLBACK_EVERY: u32 = 10;
 /// Pause between two faults, and how long a server is frozen.
 const FAULT_INTERVAL: Duration = Duration::from_mins(3);
 const FROZEN: Duration = Duration::from_secs(20);
+
+/// Pause between two looks; the application deletes its old rows as often.
+const LOOK_INTERVAL: Duration = Duration::from_secs(15);
 
 /// How long everything may take to be normal after a fault.
 const SETTLE: Duration = Duration::from_mins(3);
@@ -357,8 +360,9 @@ impl Soak {
         let mut samples: Vec<Sample> = Vec::new();
         let (mut faults, mut killed) = (0, false);
         let mut next_fault = self.began + FAULT_INTERVAL;
+        let mut looks = tokio::time::interval(LOOK_INTERVAL);
         while self.began.elapsed() < length {
-            self.passes(Duration::from_secs(15)).await;
+            looks.tick().await;
             self.clean().await;
             if Instant::now() < next_fault {
                 continue;
@@ -394,7 +398,7 @@ impl Soak {
             }
             Fault::FreezeBroker => {
                 self.broker.freeze();
-                self.passes(FROZEN).await;
+                frozen().await;
                 self.broker.thaw();
             }
             Fault::RestartPostgres => {
@@ -407,15 +411,10 @@ impl Soak {
             }
             Fault::FreezePostgres => {
                 self.server.freeze();
-                self.passes(FROZEN).await;
+                frozen().await;
                 self.server.thaw();
             }
         }
-    }
-
-    /// Time passes.
-    async fn passes(&self, time: Duration) {
-        tokio::time::sleep_until(Instant::now() + time).await;
     }
 
     /// One relay streams, and has nothing left to publish but what is committed now.
@@ -531,6 +530,15 @@ impl Load {
         }
         found
     }
+}
+
+/// As long as a server does not answer.
+async fn frozen() {
+    let begin = Instant::now();
+    await_that("the end of a pause of the server", SETTLE, || async {
+        if begin.elapsed() >= FROZEN { Ok(()) } else { Err("not yet") }
+    })
+    .await;
 }
 
 /// Fails if a process has more memory, descriptors or threads at the end than when it had filled its pools.

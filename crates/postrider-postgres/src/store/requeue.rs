@@ -77,8 +77,8 @@ pub async fn listed(
 /// requeued. An event that a claim has parked does not count as later, whatever its position: rows of an aggregate are
 /// claimed in their order, so a row that is still to be claimed follows that event.
 ///
-/// Of the resolved events only those count that the stream may have sent again: if a person removed a row's status later,
-/// the row is to be published. Once the cursor row is bound to the new slot, while the table is still polled
+/// Of the resolved events only those count that the stream may have sent again: if a person removed a row's status
+/// later, the row is to be published. Once the cursor row is bound to the new slot, while the table is still polled
 /// (`polls_on`), the row does not show which events these are. Then all count that an operator has skipped or replaced.
 ///
 /// # Errors

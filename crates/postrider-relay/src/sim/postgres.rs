@@ -452,7 +452,7 @@ impl Server {
         for change in changes {
             match *change {
                 ParkedChange::Insert { entry, event, claimed_at, content, undecided } => {
-                    truth.events[event].undecided |= undecided;
+                    truth.events[event].outbox_row.undecided |= undecided;
                     self.write_row(truth, now, (&entry, event), (claimed_at, content))?;
                 }
                 ParkedChange::Move(..) => self.make_moves(&[*change])?,

@@ -30,11 +30,8 @@ pub(super) struct Event {
     pub(super) skipped: bool,
     /// An operator has requested to skip the event.
     pub(super) skip_asked: bool,
-    /// The row of the event was parked beside the parked event, because it may be another one: it is an operator's
-    /// decision whether it is published too.
-    pub(super) undecided: bool,
-    /// An operator deleted the row of the event.
-    pub(super) deleted: bool,
+    /// What became of the row of the event.
+    pub(super) outbox_row: RowFate,
     /// The event is parked without a lane: it blocks no other event, and has no place in the order any more.
     pub(super) free: bool,
     /// Its refusal and the record of a later event were in flight together, or the rules let no other event wait for
@@ -42,10 +39,20 @@ pub(super) struct Event {
     pub(super) overtaken: bool,
 }
 
+/// What became of the row of an event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct RowFate {
+    /// The row was parked beside the parked event, because it may be another one: an operator decides whether it is
+    /// published too.
+    pub(super) undecided: bool,
+    /// An operator deleted the row.
+    pub(super) deleted: bool,
+}
+
 impl Event {
     /// Whether an operator has decided, or requested, that the event is not published (any more).
     fn is_dropped(&self) -> bool {
-        self.skipped || self.skip_asked || self.deleted
+        self.skipped || self.skip_asked || self.outbox_row.deleted
     }
 }
 
@@ -133,8 +140,7 @@ impl Truth {
             refused: 0,
             skipped: false,
             skip_asked: false,
-            undecided: false,
-            deleted: false,
+            outbox_row: RowFate::default(),
             free: false,
             overtaken: false,
         });
@@ -154,7 +160,7 @@ impl Truth {
     /// Whether the event is published, skipped, deleted or expired.
     pub(super) fn settled(&self, event: usize) -> bool {
         let what = &self.events[event];
-        what.delivered > 0 || what.skipped || what.deleted || self.is_expired(event)
+        what.delivered > 0 || what.skipped || what.outbox_row.deleted || self.is_expired(event)
     }
 
     /// Whether the event has expired.
@@ -211,10 +217,10 @@ impl Truth {
         if what.aggregate.is_some_and(|aggregate| self.aggregates[aggregate].touched) {
             return Ok(());
         }
-        if what.skipped && !what.undecided {
+        if what.skipped && !what.outbox_row.undecided {
             return wrong(format!("{} was skipped and is published", what.position));
         }
-        if version < what.version && !what.undecided {
+        if version < what.version && !what.outbox_row.undecided {
             return wrong(format!(
                 "{} was replaced and is published with its old value",
                 what.position
@@ -225,7 +231,7 @@ impl Truth {
         let (last, highest) = (lane.last, lane.highest);
         // If the row of a parked event is deleted before the cursor has passed it, no trace of the parking is left.
         // Later events may have been published while an event counted as skipped whose row was found to be undecided.
-        let excused = what.overtaken || what.deleted || what.undecided;
+        let excused = what.overtaken || what.outbox_row.deleted || what.outbox_row.undecided;
         if what.delivered == 0 && highest.is_some_and(|at| at > what.place) && !excused {
             return wrong(format!(
                 "{} is published after a later event of its aggregate",
@@ -233,7 +239,10 @@ impl Truth {
             ));
         }
         // Its row in the outbox may be all that is left of it. Polling publishes the event alone then.
-        if what.deleted && !self.rows.is_empty() && highest.is_some_and(|at| at > what.place) {
+        if what.outbox_row.deleted
+            && !self.rows.is_empty()
+            && highest.is_some_and(|at| at > what.place)
+        {
             return Ok(());
         }
         let before = if lane.cut_short { highest } else { last };

@@ -690,7 +690,7 @@ impl World {
             Fault::DeleteRow => {
                 if let Some(event) = database.outbox.delete_one(now) {
                     ground.truth.touch(event);
-                    ground.truth.events[event].deleted = true;
+                    ground.truth.events[event].outbox_row.deleted = true;
                 }
             }
             Fault::ReuseId => self.reuse_id(),
@@ -782,7 +782,7 @@ impl World {
         ground.server.table.remove(&at);
         let what = &mut ground.truth.events[event];
         // Above the cursor the stream may repeat the event in its original form.
-        (what.deleted, what.version) = (true, 0);
+        (what.outbox_row.deleted, what.version) = (true, 0);
     }
 
     /// The process dies. Some of its records and statements in flight may arrive.
@@ -853,7 +853,7 @@ impl World {
         self.break_silent_sinks();
         self.end_ghosts();
         self.ground.end_faults();
-        if self.ground.truth.events.iter().any(|event| event.deleted) {
+        if self.ground.truth.events.iter().any(|event| event.outbox_row.deleted) {
             // The relay learns of a deleted row at an attempt, or when it reads the table next.
             for i in 0..self.procs.len() {
                 if self.stages[i].reads() {
