@@ -28,7 +28,7 @@ use crate::engine::PollingRules;
 use crate::error::{Chain, Halt};
 use crate::event::Position;
 use crate::offset::{Offset, Watermark};
-use crate::outbox_rows::{RequeuedEvent, RowOutcome};
+use crate::outbox_rows::{RequeueCandidate, RowOutcome};
 use crate::parked::{Entry, ParkedUpdate};
 use crate::postgres::SourceError;
 use crate::postgres::catalog::{self, Instance};
@@ -762,7 +762,7 @@ impl<'a> PollSession<'a> {
 
     /// Finds the parked events whose rows are in the table or on the list. After a slot was lost, a parked event whose
     /// row is still in the outbox table is requeued at its place among the rows of its aggregate.
-    async fn query_requeued(&mut self, stop: &Stop) -> Result<Vec<RequeuedEvent>, SourceError> {
+    async fn query_requeued(&mut self, stop: &Stop) -> Result<Vec<RequeueCandidate>, SourceError> {
         self.finish_jobs(stop).await?;
         let (client, spec) = (self.store.client(), &self.context.spec);
         if let Some(list) = self.port.repairs() {

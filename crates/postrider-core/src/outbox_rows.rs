@@ -93,33 +93,53 @@ pub struct WithdrawnEvent {
     pub commit_time: Timestamp,
 }
 
-/// What to do with a row of the table that has the id of a parked event.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RequeueDecision {
-    /// The parked event is requeued: it is parked at the place of its row.
-    Requeue {
-        /// The row is certainly the event. If not, its content decides.
-        certain: bool,
-    },
-    /// The row is certainly the event, which keeps its position: it is published, skipped, or blocks no other event.
-    /// Only the row's status is missing.
-    MarkOnly,
-    /// The row may be the event, or another event that got the same id. The row is parked, for a person to decide.
-    Undecided {
-        /// The record of the parked event is kept, so the row's content can be compared with it.
-        kept: bool,
-    },
-}
-
-/// A parked event whose id is also the id of a row of the table, and which is or may be that row.
+/// A parked event that may have a row in the table, as the database shows the event.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct RequeuedEvent {
+pub struct RequeueCandidate {
     /// The event's id, as in the row of the table.
     pub event_id: String,
     /// The event's position in the parked table.
     pub position: Position,
-    /// What to do with the row.
-    pub decision: RequeueDecision,
+    /// The event's aggregate; `None` if it is not known.
+    pub lane: Option<Lane>,
+    /// Later events of the aggregate wait for the event.
+    pub blocks: bool,
+    /// Whether the event is published or skipped.
+    pub state: CandidateState,
+    /// The event precedes every row that is still to be claimed, whatever the positions: a claim has parked it.
+    pub precedes: bool,
+    /// The row that has the event's id, unless that row is certainly another event.
+    pub row: Option<CandidateRow>,
+}
+
+/// Whether a parked event that may have a row in the table is published or skipped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CandidateState {
+    /// Neither.
+    Unresolved,
+    /// Published. The event may be published a second time, together with the events that follow it.
+    Repeatable,
+    /// Published or skipped. The event must not be published a second time: a person has skipped or replaced it, or the
+    /// rows that follow it in its aggregate are marked as published, so the event would be repeated alone.
+    Final,
+}
+
+impl CandidateState {
+    /// The state of an event that is `resolved` or not, and, if it is, must not be published a second time (`once`).
+    pub const fn of(resolved: bool, once: bool) -> Self {
+        match (resolved, once) {
+            (false, _) => Self::Unresolved,
+            (true, false) => Self::Repeatable,
+            (true, true) => Self::Final,
+        }
+    }
+}
+
+/// A row of the table that is or may be a parked event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CandidateRow {
+    /// The row is certainly the event.
+    pub certain: bool,
     /// The transaction that wrote the row. A row that another transaction has written may be another row.
     pub xmin: u32,
 }

@@ -13,30 +13,12 @@ use pg_replication::error::SourceError;
 use postrider_core::event::{AHEAD_MAX_MS, Aggregate, Position};
 use postrider_core::offset::Offset;
 use postrider_core::outbox_rows::{
-    AheadOfCursor, FoundParked, RequeueDecision, RequeuedEvent, WithdrawnEvent,
+    AheadOfCursor, CandidateRow, CandidateState, FoundParked, RequeueCandidate, WithdrawnEvent,
 };
 use postrider_core::parked::{Lane, Parked};
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{Client, Row};
-
-/// A parked event that may have a row in the table.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Candidate {
-    event_id: String,
-    position: Position,
-    aggregate: Option<(String, String)>,
-    blocks: bool,
-    resolved: bool,
-    /// The event must not be published a second time: a person has skipped or replaced it, or the rows that follow it
-    /// in its aggregate are marked as published, so the event would be repeated alone.
-    once: bool,
-}
-
-/// The positions of the events that have a row or may have one: whether the row is certainly the event, and the
-/// transaction that wrote the row.
-type Rows = HashMap<Position, (bool, u32)>;
 
 /// Finds the parked events that are on the list of a repair.
 ///
@@ -51,7 +33,7 @@ pub async fn listed(
     client: &Client,
     pipeline: &str,
     table: &OutboxTable,
-) -> Result<Vec<RequeuedEvent>, SourceError> {
+) -> Result<Vec<RequeueCandidate>, SourceError> {
     // The subquery does not refer to `p`, so the ids of the list are hashed once.
     let on_list = format!(
         "p.event_id IN (SELECT unnest(r.ids) FROM postrider.repair_page AS r WHERE r.pipeline = {})",
@@ -65,10 +47,11 @@ pub async fn listed(
         "{} AND (p.blocks AND p.state NOT IN ('done', 'skipped') OR {on_list})",
         candidates(&once)
     );
-    let candidates = read(client, pipeline, &sql).await?;
-    let rows = rows_of(client, table, &candidates, &on_list).await?;
     let cursor = watermark(client, pipeline).await?;
-    Ok(decide(candidates, &rows, |at| crate::wire::is_claim_lsn(at) && at >= cursor))
+    let of_this_repair = |at| crate::wire::is_claim_lsn(at) && at >= cursor;
+    let mut candidates = read(client, pipeline, &sql, of_this_repair).await?;
+    add_rows(client, table, &mut candidates, &on_list).await?;
+    Ok(candidates)
 }
 
 /// Finds the parked events whose rows polling will claim.
@@ -87,7 +70,7 @@ pub async fn unpublished(
     client: &Client,
     pipeline: &str,
     table: &OutboxTable,
-) -> Result<Vec<RequeuedEvent>, SourceError> {
+) -> Result<Vec<RequeueCandidate>, SourceError> {
     // If the table records failures, an event that blocks no other is the dead letter of a row that has failed for
     // good.
     let dead_letters = table.spec().keeps_failures();
@@ -98,9 +81,9 @@ pub async fn unpublished(
                OR c.polls_on AND (p.state = 'skipped' OR p.acted_action = 'replace'))))",
         candidates("true")
     );
-    let candidates = read(client, pipeline, &sql).await?;
-    let rows = rows_of(client, table, &candidates, &table.unpublished()).await?;
-    Ok(decide(candidates, &rows, crate::wire::is_claim_lsn))
+    let mut candidates = read(client, pipeline, &sql, crate::wire::is_claim_lsn).await?;
+    add_rows(client, table, &mut candidates, &table.unpublished()).await?;
+    Ok(candidates)
 }
 
 /// The position of the cursor row; zero if there is none.
@@ -115,61 +98,6 @@ async fn watermark(client: &Client, pipeline: &str) -> Result<Offset, SourceErro
     Ok(at.map_or(Offset::ZERO, crate::catalog::lsn))
 }
 
-/// Decides about the rows. `rows` are or may be events of `candidates`. `precedes`: whether the event that is parked
-/// with this commit position precedes every row that is still to be claimed, whatever the positions.
-fn decide(
-    candidates: Vec<Candidate>,
-    rows: &Rows,
-    precedes: impl Fn(Offset) -> bool,
-) -> Vec<RequeuedEvent> {
-    let mut last_that_stays = HashMap::new();
-    for candidate in &candidates {
-        let precedes = precedes(candidate.position.commit);
-        let blocks = candidate.blocks && !candidate.resolved;
-        if blocks && !precedes && !rows.contains_key(&candidate.position) {
-            let last: &mut Position =
-                last_that_stays.entry(candidate.aggregate.clone()).or_default();
-            *last = candidate.position.max(*last);
-        }
-    }
-    let mut coming = HashMap::new();
-    for candidate in candidates {
-        let Some(&(certain, xmin)) = rows.get(&candidate.position) else { continue };
-        // An event before one that keeps its position keeps its own too, and its row only gets its status.
-        let last = last_that_stays.get(&candidate.aggregate);
-        let stays = last.is_some_and(|last| candidate.position <= *last);
-        let decision = match (candidate.resolved, certain) {
-            (false, _) if candidate.blocks && !stays => RequeueDecision::Requeue { certain },
-            (_, true) => RequeueDecision::MarkOnly,
-            (false, false) => RequeueDecision::Undecided { kept: true },
-            (true, false) if candidate.once => RequeueDecision::Undecided { kept: false },
-            // The event was published, and is published a second time together with the events that follow it.
-            (true, false) => continue,
-        };
-        let Candidate { event_id, position, .. } = candidate;
-        let again = RequeuedEvent { event_id: event_id.clone(), position, decision, xmin };
-        // If several events have one id, the row belongs to the unresolved one, or else to the last one.
-        let rank = |again: &RequeuedEvent| {
-            let rank = match again.decision {
-                RequeueDecision::MarkOnly | RequeueDecision::Requeue { certain: true } => 3,
-                RequeueDecision::Requeue { certain: false } => 2,
-                RequeueDecision::Undecided { kept } => u8::from(kept),
-            };
-            (rank, again.position)
-        };
-        match coming.entry(event_id) {
-            Entry::Occupied(mut known) if rank(known.get()) < rank(&again) => {
-                known.insert(again);
-            }
-            Entry::Occupied(_) => {}
-            Entry::Vacant(free) => {
-                free.insert(again);
-            }
-        }
-    }
-    coming.into_values().collect()
-}
-
 /// The query for candidates, to which a caller adds conditions. `once`: which of them must not be published a second
 /// time.
 fn candidates(once: &str) -> String {
@@ -180,33 +108,42 @@ fn candidates(once: &str) -> String {
     )
 }
 
-async fn read(client: &Client, pipeline: &str, sql: &str) -> Result<Vec<Candidate>, SourceError> {
+/// Reads candidates, without their rows. `precedes`: whether an event that is parked with this commit position precedes
+/// every row that is still to be claimed.
+async fn read(
+    client: &Client,
+    pipeline: &str,
+    sql: &str,
+    precedes: impl Fn(Offset) -> bool,
+) -> Result<Vec<RequeueCandidate>, SourceError> {
     let failed = |e| {
         let doing = format!("find the parked events of pipeline {pipeline:?} that are requeued");
         SourceError::control(doing, e).of(Statement::Parked)
     };
     let candidate = |row: &Row| {
-        let kind: Option<String> = row.try_get(3)?;
-        Ok(Candidate {
+        let position = position(row.try_get(1)?, row.try_get(2)?);
+        let (kind, id): (Option<&str>, Option<&str>) = (row.try_get(3)?, row.try_get(4)?);
+        Ok(RequeueCandidate {
             event_id: row.try_get(0)?,
-            position: position(row.try_get(1)?, row.try_get(2)?),
-            aggregate: kind.zip(row.try_get::<_, Option<String>>(4)?),
+            position,
+            lane: kind.zip(id).map(|(kind, id)| Lane::of(Aggregate { kind, id })),
             blocks: row.try_get(5)?,
-            resolved: row.try_get(6)?,
-            once: row.try_get(7)?,
+            state: CandidateState::of(row.try_get(6)?, row.try_get(7)?),
+            precedes: precedes(position.commit),
+            row: None,
         })
     };
     let rows = client.query(sql, &[&pipeline]).await.map_err(failed)?;
     rows.iter().map(candidate).collect::<Result<_, _>>().map_err(failed)
 }
 
-/// The rows that meet `filter` and may be the candidates whose ids they have.
-async fn rows_of(
+/// Adds the rows that meet `filter` and are or may be the candidates whose ids they have.
+async fn add_rows(
     client: &Client,
     table: &OutboxTable,
-    candidates: &[Candidate],
+    candidates: &mut [RequeueCandidate],
     filter: &str,
-) -> Result<Rows, SourceError> {
+) -> Result<(), SourceError> {
     let ids: Vec<&str> = candidates.iter().map(|candidate| candidate.event_id.as_str()).collect();
     let columns = format!("p.commit_lsn, p.ordinal, {}, o.xmin::text::int8", the_same());
     let filter = format!("{filter} AND NOT {}", another(table));
@@ -214,10 +151,15 @@ async fn rows_of(
     let failed = |e| SourceError::control("find the rows of parked events", e);
     let row = |row: &Row| {
         let xmin: i64 = row.try_get(3)?;
-        let of = (row.try_get(2)?, u32::try_from(xmin).unwrap_or_default());
-        Ok((position(row.try_get(0)?, row.try_get(1)?), of))
+        let (certain, xmin) = (row.try_get(2)?, u32::try_from(xmin).unwrap_or_default());
+        Ok((position(row.try_get(0)?, row.try_get(1)?), CandidateRow { certain, xmin }))
     };
-    found.iter().map(row).collect::<Result<_, _>>().map_err(failed)
+    let rows: HashMap<Position, CandidateRow> =
+        found.iter().map(row).collect::<Result<_, _>>().map_err(failed)?;
+    for candidate in candidates {
+        candidate.row = rows.get(&candidate.position).copied();
+    }
+    Ok(())
 }
 
 /// Returns those of `rows` whose content equals the record of the parked event with the same id, given by its position:
@@ -467,113 +409,4 @@ pub(crate) fn another(table: &OutboxTable) -> String {
          OR coalesce(({kind}, {id}) <> (p.aggregate_type, p.aggregate_id), false){time})",
         committed = committed_with(),
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::wire::Lsn;
-
-    fn at(lsn: u64) -> Position {
-        Position { commit: Lsn::new(lsn), ordinal: 0 }
-    }
-
-    fn candidate(id: &str, lsn: u64, aggregate: &str, resolved: bool) -> Candidate {
-        Candidate {
-            event_id: id.to_owned(),
-            position: at(lsn),
-            aggregate: Some(("order".to_owned(), aggregate.to_owned())),
-            blocks: true,
-            resolved,
-            once: false,
-        }
-    }
-
-    /// The decisions about the candidates whose rows are these, by id.
-    fn decisions(
-        candidates: Vec<Candidate>,
-        rows: &[(u64, bool)],
-    ) -> Vec<(String, RequeueDecision)> {
-        let rows = rows.iter().map(|(lsn, certain)| (at(*lsn), (*certain, 1))).collect();
-        let found = decide(candidates, &rows, crate::wire::is_claim_lsn);
-        let mut found: Vec<_> =
-            found.into_iter().map(|again| (again.event_id, again.decision)).collect();
-        found.sort_by(|a, b| a.0.cmp(&b.0));
-        found
-    }
-
-    #[test]
-    fn event_before_one_that_keeps_its_position_keeps_its_own() {
-        let candidates = vec![
-            candidate("a1", 0x10, "a", false),
-            candidate("b2", 0x20, "b", false),
-            candidate("a3 is gone", 0x30, "a", false),
-            candidate("a4", 0x40, "a", false),
-            candidate("a5 is resolved", 0x50, "a", true),
-            candidate("b6 is resolved and gone", 0x60, "b", true),
-            // A claim has parked the eighth event and set its row's status; the seventh is claimed next.
-            candidate("c7", 0x70, "c", false),
-            candidate("c8 was claimed", 0x81, "c", false),
-        ];
-        let rows = [0x10, 0x20, 0x40, 0x50, 0x70].map(|lsn| (lsn, true));
-        let again = RequeueDecision::Requeue { certain: true };
-        let wanted = [
-            ("a1", RequeueDecision::MarkOnly),
-            ("a4", again),
-            ("a5 is resolved", RequeueDecision::MarkOnly),
-            ("b2", again),
-            ("c7", again),
-        ];
-        let wanted = wanted.map(|(id, decision)| (id.to_owned(), decision));
-        assert_eq!(decisions(candidates, &rows), wanted);
-    }
-
-    /// In a repair, an event at a claim's position above the cursor row was on an earlier page of the list.
-    #[test]
-    fn only_a_claim_of_this_repair_precedes_the_rows_that_are_still_listed() {
-        let cursor = Lsn::new(0x20);
-        let of_this_repair = |at| crate::wire::is_claim_lsn(at) && at >= cursor;
-        let decision = |moved_to| {
-            let candidates =
-                vec![candidate("a1", moved_to, "a", false), candidate("a2", 0x10, "a", false)];
-            let rows = Rows::from([(at(0x10), (true, 1))]);
-            let found = decide(candidates, &rows, of_this_repair);
-            found.into_iter().map(|again| again.decision).collect::<Vec<_>>()
-        };
-        assert_eq!(decision(0x31), [RequeueDecision::Requeue { certain: true }]);
-        for earlier in [0x19, 0x30] {
-            assert_eq!(decision(earlier), [RequeueDecision::MarkOnly], "{earlier:#x}");
-        }
-    }
-
-    /// An equal id is no proof: a row that may be another event is never passed over.
-    #[test]
-    fn row_that_may_be_another_event_is_never_passed_over() {
-        let once = |candidate| Candidate { once: true, ..candidate };
-        let candidates = vec![
-            candidate("a stays before b", 0x10, "a", false),
-            candidate("b is gone", 0x20, "a", false),
-            candidate("c", 0x30, "c", false),
-            candidate("d is published", 0x40, "d", true),
-            once(candidate("e is skipped", 0x50, "e", true)),
-            Candidate { blocks: false, ..candidate("f blocks nothing", 0x60, "f", false) },
-            // Two events have had this id: the parked one is compared, not the skipped one.
-            once(candidate("g", 0x70, "g", true)),
-            candidate("g", 0x80, "g", false),
-        ];
-        let rows = [0x10, 0x30, 0x40, 0x50, 0x60, 0x70, 0x80].map(|lsn| (lsn, false));
-        let (again, doubted) = (
-            RequeueDecision::Requeue { certain: false },
-            RequeueDecision::Undecided { kept: true },
-        );
-        let wanted = [
-            ("a stays before b", doubted),
-            ("c", again),
-            ("e is skipped", RequeueDecision::Undecided { kept: false }),
-            ("f blocks nothing", doubted),
-            ("g", again),
-        ];
-        let wanted = wanted.map(|(id, decision)| (id.to_owned(), decision));
-        assert_eq!(decisions(candidates, &rows), wanted);
-    }
 }

@@ -4,7 +4,7 @@ use crate::relay::{Effect, Restart};
 use postrider_core::error::Halt;
 use postrider_core::event::Position;
 use postrider_core::offset::Offset;
-use postrider_core::outbox_rows::{RequeuedEvent, RowOutcome};
+use postrider_core::outbox_rows::{RequeueCandidate, RowOutcome};
 use postrider_core::parked::{Entry, Lane, ParkedUpdate, Request};
 use postrider_core::timestamp::Timestamp;
 use std::time::Duration;
@@ -94,7 +94,7 @@ pub enum ClaimInput<'a> {
     /// The answer to [`ClaimEffect::MarkStreamed`].
     Marked,
     /// The answer to [`ClaimEffect::QueryRequeued`].
-    RequeuedFound(Vec<RequeuedEvent>),
+    RequeuedFound(Vec<RequeueCandidate>),
     /// The answer to [`ClaimEffect::ReadParked`].
     ParkedRead(ParkedEvents<'a>),
     /// The pending effects of the relay are about to be performed, each by [`Self::Relay`]. Effects that the inputs

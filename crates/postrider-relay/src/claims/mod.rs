@@ -41,7 +41,7 @@ use open_claim::{ClaimPart, FedTo};
 use pace::{ClaimSize, RetryPause};
 use postrider_core::event::Position;
 use postrider_core::offset::{Offset, Watermark};
-use postrider_core::outbox_rows::{RequeuedEvent, RowOutcome};
+use postrider_core::outbox_rows::{RequeueCandidate, RowOutcome};
 use postrider_core::parked::{Entry, Request};
 use std::collections::HashSet;
 use std::time::Duration;
@@ -431,7 +431,7 @@ impl Claims {
     fn requeued_found(
         &mut self,
         now: Duration,
-        found: Vec<RequeuedEvent>,
+        found: Vec<RequeueCandidate>,
         engine: &mut Engine,
         effects: &mut Vec<ClaimEffect>,
     ) {

@@ -6,7 +6,7 @@ use crate::published::RowStatusRule;
 use crate::relay::{HaltWords, Limits, OnPoison, ParkingRules, Settings};
 use postrider_core::error::{Halt, HaltReason};
 use postrider_core::event::Aggregate;
-use postrider_core::outbox_rows::RequeueDecision;
+use postrider_core::outbox_rows::{CandidateRow, CandidateState};
 use postrider_core::parked::{Lane, State};
 use postrider_core::record::{Outcome, Ticket};
 use postrider_core::timestamp::Timestamp;
@@ -76,7 +76,7 @@ impl Session {
     }
 
     /// A session that has begun, with these requeued events and parked events.
-    fn begun(source: ClaimSource, found: Vec<RequeuedEvent>, parked: &[Entry]) -> Self {
+    fn begun(source: ClaimSource, found: Vec<RequeueCandidate>, parked: &[Entry]) -> Self {
         let mut session = Self::new(source, false);
         session.apply(ClaimInput::Begin);
         if source == UNTIL_SLOT {
@@ -293,9 +293,17 @@ fn polling_ends_when_a_claim_that_began_with_the_slot_has_taken_every_row() {
     assert_eq!(session.take(), [ClaimEffect::Ends(PollEnd::Streams)]);
 }
 
-fn requeued(id: &str, at: Position) -> RequeuedEvent {
-    let decision = RequeueDecision::Requeue { certain: true };
-    RequeuedEvent { event_id: id.to_owned(), position: at, decision, xmin: 7 }
+/// A parked event of an aggregate of its own, whose row transaction 7 has certainly written.
+fn requeued(id: &str, at: Position) -> RequeueCandidate {
+    RequeueCandidate {
+        event_id: id.to_owned(),
+        position: at,
+        lane: Some(Lane::of(Aggregate { kind: "requeued", id })),
+        blocks: true,
+        state: CandidateState::Unresolved,
+        precedes: false,
+        row: Some(CandidateRow { certain: true, xmin: 7 }),
+    }
 }
 
 /// The relay must know an event that is parked and is no longer requeued before a later event of its aggregate is

@@ -4,7 +4,8 @@ use super::*;
 use crate::relay::{HaltWords, Limits, ParkingRules};
 use postrider_core::error::HaltReason;
 use postrider_core::offset::Watermark;
-use postrider_core::outbox_rows::{RequeueDecision, RequeuedEvent};
+use postrider_core::outbox_rows::{CandidateRow, CandidateState, RequeueCandidate};
+use postrider_core::parked::Lane;
 
 const NOW: Duration = Duration::ZERO;
 
@@ -28,7 +29,7 @@ fn settings() -> Settings {
 }
 
 /// An engine inside a transaction.
-fn engine(polling: Option<PollingRules>, requeued: Vec<RequeuedEvent>) -> Engine {
+fn engine(polling: Option<PollingRules>, requeued: Vec<RequeueCandidate>) -> Engine {
     let mut engine = Engine::new(settings(), RowStatusRule::Off);
     engine.polls(polling);
     engine.requeued = RequeuedEvents::new(requeued);
@@ -63,15 +64,24 @@ fn halt() -> Halt {
     }
 }
 
-fn again(id: &str, decision: RequeueDecision) -> RequeuedEvent {
-    RequeuedEvent { event_id: id.to_owned(), position: Position::default(), decision, xmin: 0 }
+/// A parked event of an aggregate of its own, with its row.
+fn parked(id: &str, state: CandidateState, certain: bool) -> RequeueCandidate {
+    RequeueCandidate {
+        event_id: id.to_owned(),
+        position: Position::default(),
+        lane: Some(Lane::of(Aggregate { kind: "order", id })),
+        blocks: true,
+        state,
+        precedes: false,
+        row: Some(CandidateRow { certain, xmin: 0 }),
+    }
 }
 
 #[test]
 fn event_expires_unless_it_is_parked_and_requeued() {
     let requeued = || {
-        let parked = again("parked", RequeueDecision::Requeue { certain: true });
-        vec![parked, again("resolved", RequeueDecision::MarkOnly)]
+        let waits = parked("parked", CandidateState::Unresolved, true);
+        vec![waits, parked("resolved", CandidateState::Final, true)]
     };
     // The beginning of 1970, and the end of time.
     let (past, future) = (Timestamp::default(), Timestamp::MAX);
@@ -99,12 +109,11 @@ fn claimed_event_of_a_layout_with_expiry_does_not_expire_by_the_clock_of_this_ho
 
 #[test]
 fn requeued_event_waits_and_the_row_of_a_resolved_one_is_skipped() {
-    let decisions = [
-        ("parked", RequeueDecision::Requeue { certain: true }),
-        ("resolved", RequeueDecision::MarkOnly),
-        ("doubted", RequeueDecision::Undecided { kept: true }),
+    let requeued = vec![
+        parked("parked", CandidateState::Unresolved, true),
+        parked("resolved", CandidateState::Final, true),
+        RequeueCandidate { blocks: false, ..parked("doubted", CandidateState::Unresolved, false) },
     ];
-    let requeued = decisions.map(|(id, decision)| again(id, decision)).to_vec();
     let mut engine = engine(Some(PollingRules::default()), requeued);
     let answer = offer(&mut engine, "parked", None);
     let Answer::Park(entry, None) = answer else { panic!("{answer:?}") };

@@ -8,8 +8,9 @@
 
 use crate::ack::bug::{Bug, injected};
 use postrider_core::event::Position;
-use postrider_core::outbox_rows::{RequeueDecision, RequeuedEvent};
-use postrider_core::parked::{Entry, Parked};
+use postrider_core::outbox_rows::{CandidateRow, CandidateState, RequeueCandidate};
+use postrider_core::parked::{Entry, Lane, Parked};
+use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
@@ -62,6 +63,82 @@ pub enum RowOrigin {
     New,
 }
 
+/// What to do with a row of the table that has the id of a parked event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RequeueDecision {
+    /// The parked event is requeued: it is parked at the place of its row.
+    Requeue {
+        /// The row is certainly the event. If not, its content decides.
+        certain: bool,
+    },
+    /// The row is certainly the event, which keeps its position: it is published, skipped, or blocks no other event.
+    /// Only the row's status is missing.
+    MarkOnly,
+    /// The row may be the event, or another event that got the same id. The row is parked, for a person to decide.
+    Undecided {
+        /// The record of the parked event is kept, so the row's content can be compared with it.
+        kept: bool,
+    },
+}
+
+/// A parked event whose id is also the id of a row of the table, and which is or may be that row.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct RequeuedEvent {
+    /// The event's position in the parked table.
+    position: Position,
+    /// What to do with the row.
+    decision: RequeueDecision,
+    /// The transaction that wrote the row. A row that another transaction has written may be another row.
+    xmin: u32,
+}
+
+impl RequeuedEvent {
+    /// If several events have one id, the row belongs to the unresolved event, or else to the last one: the event with
+    /// the highest rank.
+    fn rank(&self) -> (u8, Position) {
+        let rank = match self.decision {
+            RequeueDecision::MarkOnly | RequeueDecision::Requeue { certain: true } => 3,
+            RequeueDecision::Requeue { certain: false } => 2,
+            RequeueDecision::Undecided { kept } => u8::from(kept),
+        };
+        (rank, self.position)
+    }
+}
+
+/// For each aggregate the last unresolved event that stays where it is. An event before it stays too, and its row only
+/// gets its status.
+#[derive(Default)]
+struct LastThatStays(HashMap<Option<Lane>, Position>);
+
+impl LastThatStays {
+    fn of(candidates: &[RequeueCandidate]) -> Self {
+        let mut last = Self::default();
+        for candidate in candidates {
+            let blocks = candidate.blocks && candidate.state == CandidateState::Unresolved;
+            if blocks && !candidate.precedes && candidate.row.is_none() {
+                let last = last.0.entry(candidate.lane).or_default();
+                *last = candidate.position.max(*last);
+            }
+        }
+        last
+    }
+
+    /// What to do with the row of the event. `None`: the event was published, and is published a second time together
+    /// with the events that follow it.
+    fn decide(&self, candidate: &RequeueCandidate, row: CandidateRow) -> Option<RequeueDecision> {
+        let stays = self.0.get(&candidate.lane).is_some_and(|last| candidate.position <= *last);
+        Some(match (candidate.state, row.certain) {
+            (CandidateState::Unresolved, certain) if candidate.blocks && !stays => {
+                RequeueDecision::Requeue { certain }
+            }
+            (_, true) => RequeueDecision::MarkOnly,
+            (CandidateState::Unresolved, false) => RequeueDecision::Undecided { kept: true },
+            (CandidateState::Final, false) => RequeueDecision::Undecided { kept: false },
+            (CandidateState::Repeatable, false) => return None,
+        })
+    }
+}
+
 /// The parked events to be requeued.
 #[derive(Debug, Default)]
 pub struct RequeuedEvents {
@@ -76,13 +153,30 @@ pub struct RequeuedEvents {
 }
 
 impl RequeuedEvents {
-    /// These events are to be requeued.
-    pub fn new(found: Vec<RequeuedEvent>) -> Self {
-        let parks =
-            found.iter().filter(|again| matches!(again.decision, RequeueDecision::Requeue { .. }));
+    /// Decides about parked events that may have rows in the table.
+    pub fn new(candidates: Vec<RequeueCandidate>) -> Self {
+        let last = LastThatStays::of(&candidates);
+        let mut by_id: HashMap<String, RequeuedEvent> = HashMap::new();
+        for candidate in candidates {
+            let Some(row) = candidate.row else { continue };
+            let Some(decision) = last.decide(&candidate, row) else { continue };
+            let RequeueCandidate { event_id, position, .. } = candidate;
+            let again = RequeuedEvent { position, decision, xmin: row.xmin };
+            match by_id.entry(event_id) {
+                MapEntry::Occupied(mut known) if known.get().rank() < again.rank() => {
+                    known.insert(again);
+                }
+                MapEntry::Occupied(_) => {}
+                MapEntry::Vacant(free) => {
+                    free.insert(again);
+                }
+            }
+        }
+        let parks = by_id
+            .values()
+            .filter(|again| matches!(again.decision, RequeueDecision::Requeue { .. }));
         let at = parks.map(|again| again.position).collect();
-        let by_id = found.into_iter().map(|again| (again.event_id.clone(), again));
-        Self { by_id: by_id.collect(), at, ..Self::default() }
+        Self { by_id, at, ..Self::default() }
     }
 
     /// Whether no parked event will be requeued.
@@ -227,8 +321,10 @@ impl RequeuedEvents {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use postrider_core::event::Aggregate;
     use postrider_core::offset::Offset;
     use postrider_core::parked::State;
+    use std::collections::BTreeMap;
 
     fn at(lsn: u64) -> Position {
         Position { commit: Offset::new(lsn), ordinal: 0 }
@@ -246,17 +342,93 @@ mod tests {
         ParkedRow { entry, event_id, error: None, error_code: None, dies: None }
     }
 
+    /// An unresolved event whose row, if there is one, was written by transaction 7.
+    fn candidate(id: &str, lsn: u64, aggregate: &str, certain: Option<bool>) -> RequeueCandidate {
+        RequeueCandidate {
+            event_id: id.to_owned(),
+            position: at(lsn),
+            lane: Some(Lane::of(Aggregate { kind: "order", id: aggregate })),
+            blocks: true,
+            state: CandidateState::Unresolved,
+            precedes: false,
+            row: certain.map(|certain| CandidateRow { certain, xmin: 7 }),
+        }
+    }
+
+    /// The decisions about the rows, by id.
+    fn decisions(candidates: Vec<RequeueCandidate>) -> BTreeMap<String, RequeueDecision> {
+        let requeued = RequeuedEvents::new(candidates);
+        requeued.by_id.into_iter().map(|(id, again)| (id, again.decision)).collect()
+    }
+
+    #[test]
+    fn event_before_one_that_keeps_its_position_keeps_its_own() {
+        let resolved =
+            |candidate| RequeueCandidate { state: CandidateState::Repeatable, ..candidate };
+        let claimed = |candidate| RequeueCandidate { precedes: true, ..candidate };
+        let certain = Some(true);
+        let candidates = vec![
+            candidate("a1", 0x10, "a", certain),
+            candidate("b2", 0x20, "b", certain),
+            candidate("a3 is gone", 0x30, "a", None),
+            candidate("a4", 0x40, "a", certain),
+            resolved(candidate("a5 is resolved", 0x50, "a", certain)),
+            resolved(candidate("b6 is resolved and gone", 0x60, "b", None)),
+            // A claim has parked the eighth event and set its row's status; the seventh is claimed next.
+            candidate("c7", 0x70, "c", certain),
+            claimed(candidate("c8 was claimed", 0x81, "c", None)),
+        ];
+        let again = RequeueDecision::Requeue { certain: true };
+        let wanted = [
+            ("a1", RequeueDecision::MarkOnly),
+            ("a4", again),
+            ("a5 is resolved", RequeueDecision::MarkOnly),
+            ("b2", again),
+            ("c7", again),
+        ];
+        assert_eq!(decisions(candidates), wanted.map(|(id, it)| (id.to_owned(), it)).into());
+    }
+
+    /// An equal id is no proof: a row that may be another event is never passed over.
+    #[test]
+    fn row_that_may_be_another_event_is_never_passed_over() {
+        let once = |candidate| RequeueCandidate { state: CandidateState::Final, ..candidate };
+        let resolved =
+            |candidate| RequeueCandidate { state: CandidateState::Repeatable, ..candidate };
+        let doubtful = Some(false);
+        let candidates = vec![
+            candidate("a stays before b", 0x10, "a", doubtful),
+            candidate("b is gone", 0x20, "a", None),
+            candidate("c", 0x30, "c", doubtful),
+            resolved(candidate("d is published", 0x40, "d", doubtful)),
+            once(candidate("e is skipped", 0x50, "e", doubtful)),
+            RequeueCandidate {
+                blocks: false,
+                ..candidate("f blocks nothing", 0x60, "f", doubtful)
+            },
+            // Two events have had this id: the parked one is compared, not the skipped one.
+            once(candidate("g", 0x70, "g", doubtful)),
+            candidate("g", 0x80, "g", doubtful),
+        ];
+        let (again, doubted) = (
+            RequeueDecision::Requeue { certain: false },
+            RequeueDecision::Undecided { kept: true },
+        );
+        let wanted = [
+            ("a stays before b", doubted),
+            ("c", again),
+            ("e is skipped", RequeueDecision::Undecided { kept: false }),
+            ("f blocks nothing", doubted),
+            ("g", again),
+        ];
+        assert_eq!(decisions(candidates), wanted.map(|(id, it)| (id.to_owned(), it)).into());
+    }
+
     #[test]
     fn requeued_event_is_moved_and_other_rows_of_parked_events_are_skipped() {
-        let again = |id: &str, lsn, decision| RequeuedEvent {
-            event_id: id.into(),
-            position: at(lsn),
-            decision,
-            xmin: 7,
-        };
-        let comes = again("a", 1, RequeueDecision::Requeue { certain: true });
-        let mut requeued =
-            RequeuedEvents::new(vec![comes, again("b", 2, RequeueDecision::MarkOnly)]);
+        let resolved =
+            RequeueCandidate { state: CandidateState::Final, ..candidate("b", 2, "b", Some(true)) };
+        let mut requeued = RequeuedEvents::new(vec![candidate("a", 1, "a", Some(true)), resolved]);
         assert!(
             requeued.holds(at(1)) && !requeued.holds(at(2)),
             "the relay has the events that are skipped"
@@ -293,13 +465,7 @@ mod tests {
     /// The row of a large value is not compared: only a part of it was read.
     #[test]
     fn rows_whose_payload_was_not_read_are_not_compared() {
-        let again = RequeuedEvent {
-            event_id: "a".to_owned(),
-            position: at(1),
-            decision: RequeueDecision::Requeue { certain: false },
-            xmin: 7,
-        };
-        let requeued = RequeuedEvents::new(vec![again]);
+        let requeued = RequeuedEvents::new(vec![candidate("a", 1, "a", Some(false))]);
         let unread = ParkedRow { error_code: Some(ROW_TOO_LARGE), ..row(Some("a"), 10) };
         let rows = [row(Some("b"), 9), unread, row(Some("a"), 11)];
         assert_eq!(requeued.to_compare(&rows, |_| 7), [(at(1), 2)]);

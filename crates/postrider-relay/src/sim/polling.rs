@@ -24,7 +24,7 @@ use crate::engine::PollingRules;
 use crate::published::{ParkedRow, RowStatusBatch, RowStatusMade};
 use crate::relay::{Effect, Restart};
 use postrider_core::event::{Aggregate, Position};
-use postrider_core::outbox_rows::{RequeuedEvent, RowOutcome};
+use postrider_core::outbox_rows::{RequeueCandidate, RowOutcome};
 use postrider_core::parked::{Entry, Lane, ParkedUpdate, Request};
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -106,7 +106,7 @@ enum Operation {
 #[derive(Debug)]
 enum Reaction {
     Marked(RowStatusMade),
-    Requeued(Vec<RequeuedEvent>),
+    Requeued(Vec<RequeueCandidate>),
     Parked(Vec<Entry>, Vec<(Position, Request)>),
     Claimed(NewClaim),
     Stored { owned: bool, locked: Vec<Position> },
@@ -852,7 +852,7 @@ impl Reader {
         &self,
         (server, truth, database): (&Server, &Truth, &Database),
         now: u64,
-    ) -> Vec<RequeuedEvent> {
+    ) -> Vec<RequeueCandidate> {
         let (facts, ownership) = ((&database.outbox, truth, now), &database.ownership);
         if self.page.is_some() {
             let (on_list, by_status) = (ownership.on_list(), ownership.lists_by_status());

@@ -6,8 +6,7 @@ use super::postgres::{ParkedTableRow, Server, is_of_claim, watermark};
 use super::truth::Truth;
 use crate::ack::bug::{Bug, injected};
 use postrider_core::event::Position;
-use postrider_core::outbox_rows::{RequeueDecision, RequeuedEvent};
-use postrider_core::parked::Lane;
+use postrider_core::outbox_rows::{CandidateRow, CandidateState, RequeueCandidate};
 use std::collections::BTreeMap;
 
 /// Whether the row was written by a later transaction than the one that wrote the row of the parked table last.
@@ -56,36 +55,28 @@ pub(super) fn is_another(
         || parked.event != row.event
 }
 
-/// A parked event that may have a row in the table.
-struct Candidate {
-    position: Position,
-    id: u64,
-    lane: Option<Lane>,
-    resolved: bool,
-    once: bool,
-}
-
-/// Parked events that are on the list of a repair.
+/// Parked events that are on the list of a repair. `cursor`: the position of the cursor row, which stays where it is
+/// until the repair has ended.
 pub(super) fn listed(
     server: &Server,
     (outbox, truth, now): (&Outbox, &Truth, u64),
     (on_list, by_status): (&[u64], bool),
-) -> Vec<RequeuedEvent> {
+) -> Vec<RequeueCandidate> {
+    let cursor = watermark(server.row);
+    let precedes = |at: Position| {
+        is_of_claim(at) && at.commit.get() >= cursor && !injected(Bug::ListedStaysBeforeClaimed)
+    };
     let candidate = |(at, row): (&Position, &ParkedTableRow)| {
         let id = truth.rows[row.event].id;
-        let resolved = row.state.resolved();
-        let blocks = row.lane.is_some();
-        (blocks && !resolved || on_list.contains(&id)).then(|| Candidate {
-            position: *at,
-            id,
-            lane: row.lane,
-            resolved,
-            once: row.is_decided() || by_status,
+        let counts = row.lane.is_some() && !row.state.resolved() || on_list.contains(&id);
+        let once = row.is_decided() || by_status;
+        let is_listed = |_: &OutboxRow| on_list.contains(&id);
+        counts.then(|| RequeueCandidate {
+            precedes: precedes(*at),
+            ..found(row, *at, once, (outbox, truth, now), is_listed)
         })
     };
-    let candidates: Vec<Candidate> = server.table.iter().filter_map(candidate).collect();
-    let rows = rows_of(server, (outbox, truth, now), &candidates, |id, _| on_list.contains(&id));
-    decide(&candidates, &rows, !injected(Bug::ListedStaysBeforeClaimed))
+    server.table.iter().filter_map(candidate).collect()
 }
 
 /// Parked events whose rows polling will claim. `polls_on`: the cursor row is bound to a slot, and the table is polled.
@@ -93,89 +84,46 @@ pub(super) fn unpublished(
     server: &Server,
     (outbox, truth, now): (&Outbox, &Truth, u64),
     polls_on: bool,
-) -> Vec<RequeuedEvent> {
+) -> Vec<RequeueCandidate> {
     let keeps_failures = outbox.rules.keeps_failures;
     let row_at = watermark(server.row);
     let candidate = |(at, row): (&Position, &ParkedTableRow)| {
-        let resolved = row.state.resolved();
         let decided = polls_on && row.is_decided() && !injected(Bug::ForgetsDecided);
         let repeatable = at.commit.get() >= row_at || decided;
-        let counts = (row.lane.is_some() || !keeps_failures) && (!resolved || repeatable);
-        counts.then(|| Candidate {
-            position: *at,
-            id: truth.rows[row.event].id,
-            lane: row.lane,
-            resolved,
-            once: true,
+        let counts =
+            (row.lane.is_some() || !keeps_failures) && (!row.state.resolved() || repeatable);
+        counts.then(|| RequeueCandidate {
+            precedes: is_of_claim(*at),
+            ..found(row, *at, true, (outbox, truth, now), OutboxRow::is_unpublished)
         })
     };
-    let candidates: Vec<Candidate> = server.table.iter().filter_map(candidate).collect();
-    let is_row = |_, row: &OutboxRow| row.is_unpublished();
-    let rows = rows_of(server, (outbox, truth, now), &candidates, is_row);
-    decide(&candidates, &rows, true)
+    server.table.iter().filter_map(candidate).collect()
 }
 
-/// The rows that may be the candidates whose ids they have: whether each certainly is, and its transaction.
-fn rows_of(
-    server: &Server,
+/// The parked event, with the row that has its id, meets `filter` and is not certainly another event. `once`: the event
+/// must not be published a second time.
+fn found(
+    parked: &ParkedTableRow,
+    position: Position,
+    once: bool,
     (outbox, truth, now): (&Outbox, &Truth, u64),
-    candidates: &[Candidate],
-    filter: impl Fn(u64, &OutboxRow) -> bool,
-) -> BTreeMap<Position, (bool, u32)> {
-    let mut rows = BTreeMap::new();
-    for Candidate { position, id, .. } in candidates {
-        let parked = &server.table[position];
-        let found = outbox.visible(now).find(|(of, _)| of == id).map(|(_, row)| row);
-        let Some(row) = found.filter(|row| filter(*id, row)) else { continue };
-        if !is_another(parked, *position, row, (truth, outbox)) {
-            let certain = is_the_same(parked, *position, row, outbox);
-            rows.insert(*position, (certain, row.xmin));
-        }
+    filter: impl Fn(&OutboxRow) -> bool,
+) -> RequeueCandidate {
+    let id = truth.rows[parked.event].id;
+    let row = outbox.visible(now).find(|(of, _)| *of == id).map(|(_, row)| row);
+    let row = row.filter(|row| filter(row) && !is_another(parked, position, row, (truth, outbox)));
+    RequeueCandidate {
+        event_id: id.to_string(),
+        position,
+        lane: parked.lane,
+        blocks: parked.lane.is_some(),
+        state: CandidateState::of(parked.state.resolved(), once),
+        precedes: false,
+        row: row.map(|row| CandidateRow {
+            certain: is_the_same(parked, position, row, outbox),
+            xmin: row.xmin,
+        }),
     }
-    rows
-}
-
-fn decide(
-    candidates: &[Candidate],
-    rows: &BTreeMap<Position, (bool, u32)>,
-    claims_precede: bool,
-) -> Vec<RequeuedEvent> {
-    let mut last_that_stays: BTreeMap<Option<Lane>, Position> = BTreeMap::new();
-    for candidate in candidates {
-        let precedes = claims_precede && is_of_claim(candidate.position);
-        let blocks = candidate.lane.is_some() && !candidate.resolved;
-        if blocks && !precedes && !rows.contains_key(&candidate.position) {
-            last_that_stays.insert(candidate.lane, candidate.position);
-        }
-    }
-    let mut coming: BTreeMap<u64, RequeuedEvent> = BTreeMap::new();
-    for candidate in candidates {
-        let Some(&(certain, xmin)) = rows.get(&candidate.position) else { continue };
-        let last = last_that_stays.get(&candidate.lane).filter(|_| candidate.lane.is_some());
-        let stays = last.is_some_and(|last| candidate.position <= *last);
-        let blocks = candidate.lane.is_some();
-        let decision = match (candidate.resolved, certain) {
-            (false, _) if blocks && !stays => RequeueDecision::Requeue { certain },
-            (_, true) => RequeueDecision::MarkOnly,
-            (false, false) => RequeueDecision::Undecided { kept: true },
-            (true, false) if candidate.once => RequeueDecision::Undecided { kept: false },
-            (true, false) => continue,
-        };
-        let event_id = candidate.id.to_string();
-        let again = RequeuedEvent { event_id, position: candidate.position, decision, xmin };
-        let rank = |again: &RequeuedEvent| {
-            let rank = match again.decision {
-                RequeueDecision::MarkOnly | RequeueDecision::Requeue { certain: true } => 3,
-                RequeueDecision::Requeue { certain: false } => 2,
-                RequeueDecision::Undecided { kept } => u8::from(kept),
-            };
-            (rank, again.position)
-        };
-        if coming.get(&candidate.id).is_none_or(|known| rank(known) < rank(&again)) {
-            coming.insert(candidate.id, again);
-        }
-    }
-    coming.into_values().collect()
 }
 
 /// Whether the content of a claimed row equals that of the parked event at this position.
