@@ -139,7 +139,15 @@ fn started(events_max: u64, parked: &[Entry]) -> Relay {
     let limits = Limits { events_max, bytes_max: u64::MAX };
     let cursor_interval = Duration::from_secs(1);
     let (words, rules) = (HaltWords::POSTGRES, rules());
-    let mut relay = Relay::new(Settings { limits, cursor_interval, idle_step: 4096, words, rules });
+    let transactions = None;
+    let mut relay = Relay::new(Settings {
+        limits,
+        cursor_interval,
+        idle_step: 4096,
+        words,
+        rules,
+        transactions,
+    });
     let cursor = Progress { watermark: Watermark::resumed(lsn(1_000_000)), partial: None };
     let input =
         Input::Started { cursor, same_history: true, same_owner: true, parked, requests: &[] };

@@ -3,9 +3,10 @@
 
 use super::mode::Mode;
 use crate::error::{Chain, Halt, HaltReason};
-use crate::event::{Position, shown_id};
+use crate::event::{HistoryId, Position, shown_id};
 use crate::outbox::{EventKept, MapError, Poison, SpecError, TableName};
 use crate::record::Refusal;
+use crate::relay::PollingRefused;
 use crate::sink::{SinkConfig, SinkError};
 use crate::source::Unreadable;
 
@@ -216,5 +217,35 @@ pub(super) fn unpolled(pipeline: &str) -> Halt {
              postrider.cursor SET polls_on = false WHERE pipeline = {}",
             crate::postgres::names::literal(pipeline)
         ),
+    }
+}
+
+/// The sink does not go with polling or a repair.
+pub(super) fn polling_refused(why: PollingRefused) -> Halt {
+    Halt {
+        reason: HaltReason::NotApplicable,
+        message: why.to_string(),
+        meaning: "nothing was published".to_owned(),
+        hint: "set mode = \"wal\", or use another sink. A pipeline whose slot is lost can't be repaired with this sink"
+            .to_owned(),
+    }
+}
+
+/// A sink has announced transactions and has none.
+pub(super) fn no_transactions(kind: &str, mode: Mode) -> Halt {
+    let reason = format!("sink {kind:?} announces transactions, and has no calls for them");
+    unfit_running(reason, "correct the sink: Sink::transactional must return it".to_owned(), mode)
+}
+
+/// What the sink has stored is of another history than the source.
+pub(super) fn other_history_of_sink(stored: HistoryId, ours: HistoryId) -> Halt {
+    Halt {
+        reason: HaltReason::OtherHistory,
+        message: format!(
+            "the sink has stored a position of history {stored}, which the source of history {ours} does not have"
+        ),
+        meaning: "the sink may have events that the source has lost; nothing was published"
+            .to_owned(),
+        hint: "connect a source and a sink that belong together".to_owned(),
     }
 }

@@ -136,15 +136,19 @@ pub(super) async fn poll(
         Waited::Over(exit) => return (End::Over(exit), false),
     }
     let expires = context.spec.poll.table.as_ref().is_some_and(PollSpec::expires);
-    pipeline.engine.polls(Some(PollingRules {
+    let rules = PollingRules {
         failures_stay: polling.keeps_failures,
         claims_expire: expires && polling.poller.repairs().is_none(),
-    }));
+    };
+    if let Err(refused) = pipeline.engine.polls(rules) {
+        let halt = Box::new(halts::polling_refused(refused));
+        return (End::Over(PipelineExit::Halted(halt)), false);
+    }
     let ended = match begin_history(pipeline, &polling.store, true) {
         Ok(()) => PollSession::new(pipeline, context, polling).run(stop).await,
         Err(halt) => (End::Over(PipelineExit::Halted(halt)), false),
     };
-    pipeline.engine.polls(None);
+    pipeline.engine.polls_no_more();
     ended
 }
 

@@ -8,6 +8,7 @@ use super::destinations::SinkProblem;
 use super::failpoint::failpoint;
 use super::feed::{Fed, Feeder};
 use super::halts;
+use super::mode::Mode;
 use super::observer::{Facts, Observer, REPORT_INTERVAL};
 use super::record_buffer::{AttemptPurpose, LargeInFlight, PendingAttempt, RecordBuffer};
 use super::row_status::{RowStatusJob, RowStatusOutcome, WaitingRows};
@@ -32,11 +33,12 @@ use crate::postgres::store::cursor::CursorWrite;
 use crate::postgres::store::parked::{Loaded, Stored};
 use crate::published::RowStatusRule;
 use crate::record::{Outcome, Refusal, Scope, Ticket};
-use crate::relay::{Effect, Input, OnPoison, Restart, Settings};
+use crate::relay::{Effect, Input, OnPoison, PollingRefused, Recovered, Restart, Settings};
 use crate::row::Row;
-use crate::sink::{NotTaken, Post};
+use crate::sink::{NotTaken, Post, SinkCall, SinkProgress};
 use crate::source;
 use crate::status::StatusHandle;
+use crate::store::Cursor;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -113,7 +115,11 @@ impl Pipeline {
             idle_step: spec.mode.idle_step(),
             words: spec.mode.words(),
             rules: spec.parking,
+            transactions: spec.sink.capabilities().transactions,
         };
+        if settings.transactions.is_some() && matches!(spec.mode, Mode::Poll | Mode::Auto) {
+            return Err(halts::polling_refused(PollingRefused));
+        }
         let spec = Arc::new(spec);
         Ok(Self {
             engine: Engine::new(settings, row_status),
@@ -283,6 +289,14 @@ impl Pipeline {
             Effect::DeadLetterRefused { position, reason } => {
                 self.observer.undelivered(position, reason);
             }
+            Effect::RecoverSink { call } => self.sink.recover(call),
+            Effect::CommitSink { call, progress, attempts } => {
+                failpoint("sink_commit");
+                let Progress { watermark, partial } = progress;
+                let history = self.histories.of(progress.position().commit);
+                let cursor = Cursor { history, watermark, partial };
+                self.sink.commit(call, &SinkProgress { cursor, published: attempts });
+            }
             // These were answers to the change that was fed.
             Effect::Publish(_) | Effect::Park { .. } => {}
             Effect::WriteParking { .. }
@@ -317,6 +331,8 @@ impl Pipeline {
             | Effect::Released { .. }
             | Effect::Published { .. }
             | Effect::Overtaken { .. }
+            | Effect::RecoverSink { .. }
+            | Effect::CommitSink { .. }
             | Effect::WriteCursor(_)
             | Effect::Confirm(_)
             | Effect::Restart { .. }
@@ -376,6 +392,11 @@ impl Pipeline {
                     self.sink_down(now, &reason, hint.as_deref(), topic);
                 }
                 Post::Up { topic } => self.sink_up(topic.as_deref()),
+                Post::Recovered { call, progress } => self.recovered(now, call, progress),
+                Post::Committed { call } => {
+                    failpoint("sink_committed");
+                    self.apply(now, Input::SinkCommitted { call });
+                }
                 Post::Broken { reason } => {
                     self.observer.sink().broken(&reason);
                     self.apply(now, Input::SinkBroken);
@@ -389,6 +410,20 @@ impl Pipeline {
             }
         }
         self.sink.posts_taken(posts, self.engine.ending());
+    }
+
+    /// The sink says what it has committed. Its position belongs to the source only if both have the same history there.
+    fn recovered(&mut self, now: Duration, call: SinkCall, stored: Option<SinkProgress>) {
+        let SinkProgress { cursor, published } = stored.clone().unwrap_or_default();
+        let Cursor { history, watermark, partial } = cursor;
+        let progress = Progress { watermark, partial };
+        if stored.is_some() && !self.histories.has(progress.position().commit, history) {
+            let halt = halts::other_history_of_sink(history, self.histories.current());
+            return self.apply(now, Input::Halt(Box::new(halt)));
+        }
+        let progress = stored.map(|_| progress);
+        let recovered = Recovered { progress, attempts: published };
+        self.apply(now, Input::SinkRecovered { call, recovered });
     }
 
     /// The sink accepts no records. With the topic comes whether it was never known.

@@ -5,7 +5,7 @@ use super::halts;
 use super::spec::CommonSpec;
 use crate::error::Halt;
 use crate::record::{OwnedRecord, Record, Ticket};
-use crate::sink::{Mailbox, NotTaken, Post, Purpose, Sink};
+use crate::sink::{Mailbox, NotTaken, Post, Purpose, Sink, SinkCall, SinkProgress};
 use std::time::{Duration, Instant};
 
 /// The sink, and what is known of its brokers and destinations.
@@ -53,6 +53,9 @@ impl SinkPort {
         let capabilities = spec.sink.capabilities();
         if capabilities.clusters {
             sink.hold();
+        }
+        if capabilities.transactions.is_some() && sink.transactional().is_none() {
+            return Err(halts::no_transactions(spec.sink.kind(), spec.mode));
         }
         Ok(Self {
             sink,
@@ -190,6 +193,20 @@ impl SinkPort {
     /// Whether the sink holds no record.
     pub(super) fn is_idle(&self) -> bool {
         self.sink.is_idle()
+    }
+
+    /// Fences former producers off, if the sink publishes in transactions.
+    pub(super) fn recover(&mut self, call: SinkCall) {
+        if let Some(sink) = self.sink.transactional() {
+            sink.recover(call);
+        }
+    }
+
+    /// Commits the open transaction, if the sink publishes in transactions.
+    pub(super) fn commit(&mut self, call: SinkCall, progress: &SinkProgress) {
+        if let Some(sink) = self.sink.transactional() {
+            sink.commit(call, progress);
+        }
     }
 
     /// Gives up everything that the sink holds.

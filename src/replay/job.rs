@@ -261,6 +261,13 @@ impl ReplayJob {
 
     /// A sink of its own, which shares nothing with the live stream.
     fn sink(&self, mailbox: &Mailbox) -> Result<Box<dyn Sink>, ReplayError> {
+        // A second producer of the pipeline would fence the live one off.
+        if self.spec.common.sink.capabilities().transactions.is_some() {
+            return Err(ReplayError::SinkUnfit {
+                reason: "a sink that publishes in transactions takes no replay".to_owned(),
+                hint: "replay into another sink".to_owned(),
+            });
+        }
         Ok(self.spec.common.sink.open(&self.needs(), mailbox.clone())?)
     }
 }

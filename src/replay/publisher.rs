@@ -475,7 +475,8 @@ impl Publisher {
         for post in posts.drain(..) {
             match post {
                 Post::Report { ticket, outcome } => self.report(ticket, outcome, now),
-                Post::Retry | Post::Located => {}
+                // A replay is refused with a sink that publishes in transactions.
+                Post::Retry | Post::Located | Post::Recovered { .. } | Post::Committed { .. } => {}
                 Post::Down { reason, hint, topic, missing: _ } => {
                     if let (Some(failing_topic), Some(topic)) = (&mut self.failing_topic, topic)
                         && failing_topic.topic == topic
@@ -539,6 +540,8 @@ impl Publisher {
                 | Effect::Probe { .. }
                 | Effect::DeadLetter { .. }
                 | Effect::DeadLetterRefused { .. }
+                | Effect::RecoverSink { .. }
+                | Effect::CommitSink { .. }
                 | Effect::Released { .. } => {}
             }
         }
@@ -574,6 +577,7 @@ fn settings() -> Settings {
             strict: false,
             dead_letters: false,
         },
+        transactions: None,
     }
 }
 

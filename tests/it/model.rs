@@ -32,7 +32,8 @@ mod marks;
 mod stream;
 
 use crate::server::Version;
-use postrider::relay::{HaltWords, Limits, OnPoison, ParkingRules, Settings};
+use postrider::relay::{HaltWords, Limits, OnPoison, ParkingRules, Recovered, Settings};
+use postrider_core::sink::TransactionLimits;
 use real::Real;
 use script::Step;
 use std::collections::BTreeSet;

@@ -87,6 +87,9 @@ impl Caller {
                 Post::Up { topic: _ } => self.said.push("up".to_owned()),
                 Post::Broken { reason } => self.said.push(format!("broken: {reason}")),
                 Post::Unfit { reason, .. } => panic!("unfit: {reason}"),
+                Post::Recovered { .. } | Post::Committed { .. } => {
+                    panic!("this sink has no transactions");
+                }
             }
         }
         retry

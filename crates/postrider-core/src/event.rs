@@ -137,6 +137,16 @@ impl Histories {
         reached.map_or(HistoryId::default(), |(_, history)| *history)
     }
 
+    /// Whether everything below `upto` that was resolved in `history` is the same now: the history begins below or there,
+    /// and does not end before.
+    pub fn has(&self, upto: Offset, history: HistoryId) -> bool {
+        let Some(at) = self.starts.iter().position(|(_, number)| *number == history) else {
+            return false;
+        };
+        let begins = self.starts.get(at).is_some_and(|(from, _)| *from <= upto);
+        begins && self.starts.get(at + 1).is_none_or(|(end, _)| upto <= *end)
+    }
+
     /// Adds a new history that starts at `from`. Its number is `now`, in Unix seconds, or one more than the highest
     /// used number: no two histories have the same number, whatever the clock does. `above` is another used number.
     #[must_use]

@@ -13,6 +13,7 @@ pub mod row;
 pub mod row_buffer;
 pub mod row_state;
 pub mod sink;
+mod sink_transaction;
 pub mod source;
 pub mod status;
 pub mod store;

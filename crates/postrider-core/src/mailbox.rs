@@ -4,6 +4,7 @@
 //! Any thread may post; the threads of librdkafka do. A post takes one lock, and so does taking all posts.
 
 use crate::record::{Outcome, Ticket};
+use crate::sink_transaction::{SinkCall, SinkProgress};
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
@@ -41,6 +42,18 @@ pub enum Post {
     /// A broker has answered, and its cluster is not the admitted one
     /// ([`Sink::admit`](crate::sink::Sink::admit)), or no cluster was admitted yet.
     Located,
+    /// The answer to [`Transactional::recover`](crate::sink::Transactional::recover).
+    Recovered {
+        /// The call.
+        call: SinkCall,
+        /// What the last commit stored; `None` if there was none.
+        progress: Option<SinkProgress>,
+    },
+    /// The answer to [`Transactional::commit`](crate::sink::Transactional::commit): the commit is durable.
+    Committed {
+        /// The call.
+        call: SinkCall,
+    },
     /// The client's state is unknown: the pipeline has to reset the sink and to start again from its cursor.
     ///
     /// Posted once, after the report of the record that was the cause, if there is such a record.

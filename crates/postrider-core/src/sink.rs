@@ -7,6 +7,7 @@ use crate::finding::Finding;
 pub use crate::mailbox::{Mailbox, Post};
 use crate::record::{Record, Refusal, Ticket};
 use crate::secret_file::SecretFile;
+pub use crate::sink_transaction::{SinkCall, SinkProgress, TransactionLimits, Transactional};
 use std::any::Any;
 use std::error::Error;
 use std::fmt;
@@ -87,6 +88,11 @@ pub trait Sink: Send {
     /// Allows records to go to this cluster only. If the brokers belong to another cluster, the sink accepts no record
     /// and posts [`Post::Located`]. Called only if the sink's [`Capabilities::clusters`] is set.
     fn admit(&mut self, _cluster: &str) {}
+
+    /// The calls of a sink that publishes in transactions ([`Capabilities::transactions`]). `None` for any other sink.
+    fn transactional(&mut self) -> Option<&mut dyn Transactional> {
+        None
+    }
 
     /// Whether no record is queued or in flight, including discarded records that may still reach the broker. A sink
     /// with a queue must implement it: when a pipeline ends, a sink that is not idle is reset, so that nothing which it
@@ -339,8 +345,9 @@ pub enum Purpose {
     Replay,
 }
 
-/// What a broker supports, and its limits. The other parts of the product use `held_bytes`, `clusters` and `remote`
-/// instead of the kind of the broker. The other fields are not used yet: the sink itself refuses what it can't publish.
+/// What a broker supports, and its limits. The other parts of the product use `held_bytes`, `clusters`, `remote` and
+/// `transactions` instead of the kind of the broker. The other fields are not used yet: the sink itself refuses what it
+/// can't publish.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub struct Capabilities {
@@ -349,8 +356,9 @@ pub struct Capabilities {
     /// A refusal may name a batch instead of a record. Not used yet: each refusal says so itself
     /// ([`Refusal::of_batch`]).
     pub refuses_batches: bool,
-    /// The position can be committed in one transaction with the records. Not used yet.
-    pub transactions: bool,
+    /// Records are published in transactions that store the position as well ([`Sink::transactional`]), with these
+    /// limits. Such a sink needs a stream, and takes no replay.
+    pub transactions: Option<TransactionLimits>,
     /// The broker discards a record that it has already. Not used yet.
     pub dedupe: bool,
     /// Records have headers. Not used yet: a sink without headers itself refuses a record whose headers matter to it.

@@ -97,7 +97,7 @@ fn is_hexadecimal(text: &str) -> bool {
         && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-fn position(text: &str) -> Option<Position> {
+pub(crate) fn position(text: &str) -> Option<Position> {
     let (commit, ordinal) = text.split_once(':')?;
     let digits = ordinal.bytes().all(|byte| byte.is_ascii_digit());
     let ordinal = ordinal.parse().ok().filter(|_| digits)?;

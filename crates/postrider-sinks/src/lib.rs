@@ -13,7 +13,8 @@ pub mod topic;
 pub use discard::DiscardConfig;
 pub use postrider_core::sink::{
     Capabilities, FirstFile, FirstFileTable, KeyValue, Keys, Mailbox, NameRule, Needs, NotTaken,
-    Order, Post, Purpose, Shown, ShownValue, Sink, SinkConfig, SinkError, SinkKind,
+    Order, Post, Purpose, Shown, ShownValue, Sink, SinkCall, SinkConfig, SinkError, SinkKind,
+    SinkProgress, TransactionLimits, Transactional,
 };
 pub use stdout::StdoutConfig;
 

@@ -44,7 +44,7 @@ impl SinkConfig for PigeonConfig {
         Capabilities {
             order: Order::Total,
             refuses_batches: false,
-            transactions: false,
+            transactions: None,
             dedupe: false,
             headers: false,
             null_value: false,

@@ -80,7 +80,7 @@ impl SinkConfig for FolderConfig {
         Capabilities {
             order: Order::Key,
             refuses_batches: false,
-            transactions: false,
+            transactions: None,
             dedupe: false,
             headers: true,
             null_value: true,
@@ -285,7 +285,7 @@ fn open(path: &Path) -> io::Result<File> {
 }
 
 /// A record as it is written. Key and value are UTF-8.
-fn line(record: &OwnedRecord) -> Value {
+pub(crate) fn line(record: &OwnedRecord) -> Value {
     let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
     let headers: Map<String, Value> = record
         .headers

@@ -56,6 +56,24 @@ pub(crate) enum Bug {
     DrainForgetsWrite,
     /// Strict order is ignored.
     NotStrict,
+    /// The sink commits while events of its transaction are not reported.
+    CommitsUnsettled,
+    /// An event of a transaction is resolved by its report.
+    ResolvesAtReport,
+    /// What the sink has committed before is not asked for.
+    ForgetsRecovery,
+    /// The parked events that the last transaction has published are attempted again.
+    ForgetsCommittedAttempts,
+    /// The progress that a commit stores is that of the commit before it.
+    StoresOldProgress,
+    /// A commit lists only the parked events of its own transaction.
+    ListsOnlyLastAttempts,
+    /// The cursor row does not wait until the sink has stored its progress.
+    CursorPassesSink,
+    /// The answer to an earlier call of the sink counts as that to the last one.
+    TakesOldAnswers,
+    /// A recovery is not followed by a write that only the owner can make.
+    TrustsRecovery,
     /// That an event was overtaken is forgotten.
     ForgetsOvertaken,
     /// The publication of an overtaken event is not reported as such.

@@ -271,6 +271,23 @@ impl Tracker {
         Progress { watermark: self.watermark, partial: partial.or(self.carried) }
     }
 
+    /// [`Tracker::progress`] as it will be once every ticket below `limit` is resolved.
+    pub fn progress_below(&self, limit: Ticket) -> Progress {
+        let complete = self.units.iter().take_while(|unit| unit.upto <= limit.0).count();
+        let last = complete.checked_sub(1).and_then(|last| self.units.get(last));
+        let watermark = last.map_or(self.watermark, |unit| unit.safe.max(self.watermark));
+        let next = self.units.get(complete).map(|unit| Open {
+            first: unit.first,
+            first_ordinal: unit.first_ordinal,
+            commit: unit.commit,
+        });
+        let partial = next.or(self.open).and_then(|open| {
+            let done = limit.0.checked_sub(open.first)?.checked_add(open.first_ordinal)?;
+            (done > 0).then_some(Position { commit: open.commit, ordinal: done })
+        });
+        Progress { watermark, partial: partial.or(self.carried) }
+    }
+
     /// The lowest unresolved ticket, or the next one: all below are resolved or discarded.
     pub fn low(&self) -> Ticket {
         Ticket(self.window.low())

@@ -506,7 +506,12 @@ impl Claims {
         effects: &mut Vec<ClaimEffect>,
     ) {
         match effect {
-            Effect::Publish(_) | Effect::Park { .. } | Effect::Confirm(_) => {}
+            // The last two do not occur: `Engine::polls` refuses a sink that publishes in transactions.
+            Effect::Publish(_)
+            | Effect::Park { .. }
+            | Effect::Confirm(_)
+            | Effect::RecoverSink { .. }
+            | Effect::CommitSink { .. } => {}
             Effect::Published { ticket, .. } => {
                 if let Some(open) = &mut self.open {
                     open.acknowledged(ticket);

@@ -66,9 +66,11 @@ impl Session {
             idle_step: 1,
             words: HaltWords::POSTGRES,
             rules,
+            transactions: None,
         };
         let mut engine = Engine::new(settings, RowStatusRule::Off);
-        engine.polls(Some(PollingRules { failures_stay: keeps_failures, claims_expire: false }));
+        let polling = PollingRules { failures_stay: keeps_failures, claims_expire: false };
+        engine.polls(polling).unwrap();
         let (interval, batch, rows_max) = (SECOND, 100, 10_000);
         let settings = ClaimSettings { interval, batch, rows_max, keeps_failures, source };
         let claims = Claims::new(Duration::ZERO, settings, Offset::new(0x80));

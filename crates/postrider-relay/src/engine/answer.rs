@@ -117,6 +117,8 @@ impl RelayAnswer {
             | Effect::Attempt { .. }
             | Effect::Probe { .. }
             | Effect::DeadLetter { .. }
+            | Effect::RecoverSink { .. }
+            | Effect::CommitSink { .. }
             | Effect::DeadLetterRefused { .. }
             | Effect::Overtaken { .. }
             | Effect::Released { .. }

@@ -13,7 +13,7 @@ pub use answer::{Answer, NextChange, Offered, PoisonAnswer, PollingRules, SentRo
 use crate::ack::Progress;
 use crate::ack::bug::{Bug, injected};
 use crate::published::{PolledIds, RequeuedEvents, RowStatusBatch, RowStatusQueue, RowStatusRule};
-use crate::relay::{Change, Effect, Input, OnPoison, Relay, Settings};
+use crate::relay::{Change, Effect, Input, OnPoison, PollingRefused, Relay, Settings};
 use answer::RelayAnswer;
 use postrider_core::error::Halt;
 use postrider_core::event::{Aggregate, Position};
@@ -98,6 +98,8 @@ impl Engine {
             | Effect::Attempt { .. }
             | Effect::Probe { .. }
             | Effect::DeadLetter { .. }
+            | Effect::RecoverSink { .. }
+            | Effect::CommitSink { .. }
             | Effect::DeadLetterRefused { .. }
             | Effect::Overtaken { .. }
             | Effect::Released { .. }
@@ -180,14 +182,25 @@ impl Engine {
         self.polled_ids.streams(before, epoch);
     }
 
-    /// Polling, or a repair, begins with these rules, or ends.
-    pub fn polls(&mut self, rules: Option<PollingRules>) {
-        self.row_status.polls(rules.is_some());
-        if rules.is_none() {
-            self.requeued = RequeuedEvents::default();
-            self.unseen = None;
+    /// Polling, or a repair, begins with these rules.
+    ///
+    /// # Errors
+    /// The sink publishes in transactions.
+    pub fn polls(&mut self, rules: PollingRules) -> Result<(), PollingRefused> {
+        if self.relay.commits_sink() {
+            return Err(PollingRefused);
         }
-        self.polling = rules;
+        self.row_status.polls(true);
+        self.polling = Some(rules);
+        Ok(())
+    }
+
+    /// Polling, or a repair, ends, or none has begun.
+    pub fn polls_no_more(&mut self) {
+        self.row_status.polls(false);
+        self.requeued = RequeuedEvents::default();
+        self.unseen = None;
+        self.polling = None;
     }
 
     /// A transaction of the stream begins. `xid`: its number, if the source has numbers.

@@ -6,6 +6,7 @@ use postrider_core::error::HaltReason;
 use postrider_core::offset::Watermark;
 use postrider_core::outbox_rows::{CandidateRow, CandidateState, RequeueCandidate};
 use postrider_core::parked::Lane;
+use postrider_core::sink::TransactionLimits;
 
 const NOW: Duration = Duration::ZERO;
 
@@ -16,6 +17,7 @@ fn settings() -> Settings {
         cursor_interval: second,
         idle_step: 1,
         words: HaltWords::POSTGRES,
+        transactions: None,
         rules: ParkingRules {
             on_poison: OnPoison::BlockKey,
             attempts_max: 10,
@@ -31,7 +33,9 @@ fn settings() -> Settings {
 /// An engine inside a transaction.
 fn engine(polling: Option<PollingRules>, requeued: Vec<RequeueCandidate>) -> Engine {
     let mut engine = Engine::new(settings(), RowStatusRule::Off);
-    engine.polls(polling);
+    if let Some(polling) = polling {
+        engine.polls(polling).unwrap();
+    }
     engine.requeued = RequeuedEvents::new(requeued);
     let cursor = Progress { watermark: Watermark::resumed(Offset::new(1)), partial: None };
     let (parked, requests) = (&[], &[]);
@@ -141,4 +145,13 @@ fn event_that_the_sink_does_not_take_is_offered_again_or_parked() {
     let aside = engine.not_taken(NOW, (ticket, "a"), refused, lost, |_| Box::new(halt())).unwrap();
     assert_eq!(aside.entry.map(|entry| entry.position), Some(position));
     assert_eq!(aside.refused, Some(Refusal::too_large(2, 1)));
+}
+
+#[test]
+fn polling_is_refused_with_a_sink_that_publishes_in_transactions() {
+    let second = Duration::from_secs(1);
+    let limits = TransactionLimits { records_max: 10, bytes_max: 1_000, interval: second };
+    let settings = Settings { transactions: Some(limits), ..settings() };
+    let mut engine = Engine::new(settings, RowStatusRule::Off);
+    assert_eq!(engine.polls(PollingRules::default()), Err(PollingRefused));
 }

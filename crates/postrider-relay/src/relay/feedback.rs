@@ -145,18 +145,47 @@ impl Feedback {
         if self.writing.is_some() || progress == self.row {
             return None;
         }
-        let due = self.due_at(progress).is_some_and(|due| due <= now);
+        let due = self.is_due(now, progress);
         // A deferred row would be deferred again if it were written at once.
         if !due && (!at_once || self.deferred) {
             return None;
         }
+        self.write(now, (progress, unresolved));
+        Some(progress)
+    }
+
+    /// Whether a row with this content is due.
+    pub(super) fn is_due(&self, now: Duration, progress: Progress) -> bool {
+        self.due_at(progress).is_some_and(|due| due <= now)
+    }
+
+    /// The row to write now, even if its content stays the same: the write shows that this process is still the owner.
+    /// `None` while a write is in progress, and in the pause behind a deferred one.
+    pub(super) fn rewrite(
+        &mut self,
+        now: Duration,
+        content: (Progress, Tickets),
+    ) -> Option<Progress> {
+        if self.writing.is_some() || self.rewrite_at().is_some_and(|at| at > now) {
+            return None;
+        }
+        self.write(now, content);
+        Some(content.0)
+    }
+
+    /// When [`Self::rewrite`] writes again after a deferred write.
+    pub(super) fn rewrite_at(&self) -> Option<Duration> {
+        let deferred = self.deferred && self.writing.is_none();
+        self.written_at.filter(|_| deferred).map(|at| at + DEFERRED_PAUSE)
+    }
+
+    fn write(&mut self, now: Duration, (progress, unresolved): (Progress, Tickets)) {
         self.writing = Some((progress, unresolved));
         self.written_at = Some(now);
         if injected(Bug::ConfirmsBeforeRow) {
             self.row = progress;
         }
         self.published = 0;
-        Some(progress)
     }
 
     /// The position to confirm now, if it is above the last one.

@@ -216,7 +216,6 @@ impl Flow {
     }
 
     /// Whether the event of a ticket is in flight.
-    #[cfg(test)]
     pub(super) fn is_in_flight(&self, ticket: Ticket) -> bool {
         let slot = self.index(ticket).and_then(|index| self.slots.get(index));
         slot.is_some_and(|slot| slot.state == SlotState::InFlight)
@@ -307,8 +306,9 @@ impl Flow {
 
     /// Records, before everything in flight is discarded, which events were in a refused batch, and which were
     /// overtaken by a later event of their lane. An event of a refused batch may have no report yet, and may be the one
-    /// that the broker means.
-    pub(super) fn suspect_refused(&mut self) {
+    /// that the broker means. `overtakes`: an acknowledged event is published, and has overtaken the discarded events
+    /// before it. Not so if it is discarded with the transaction of the sink.
+    pub(super) fn suspect_refused(&mut self, overtakes: bool) {
         let mut acked: HashMap<Lane, Position> = HashMap::new();
         self.discarded.clear();
         self.discarded_by_lane.clear();
@@ -316,7 +316,7 @@ impl Flow {
         for slot in self.slots.iter().rev() {
             ticket -= 1;
             match slot.state {
-                SlotState::Acked => {
+                SlotState::Acked if overtakes => {
                     acked.entry(slot.lane).or_insert(slot.position);
                 }
                 SlotState::Refused | SlotState::InFlight => {
@@ -331,7 +331,7 @@ impl Flow {
                         self.overtaken.insert(slot.position, later);
                     }
                 }
-                SlotState::Parked | SlotState::Skipped => {}
+                SlotState::Acked | SlotState::Parked | SlotState::Skipped => {}
             }
         }
     }
@@ -383,8 +383,10 @@ impl Flow {
     }
 
     pub(super) fn oldest(&self) -> Option<Timestamp> {
-        let unresolved =
-            |slot: &&Slot| matches!(slot.state, SlotState::InFlight | SlotState::Parked);
+        // An acknowledged event is resolved at once, unless it waits for the commit of the sink's transaction.
+        let unresolved = |slot: &&Slot| {
+            matches!(slot.state, SlotState::InFlight | SlotState::Acked | SlotState::Parked)
+        };
         let front = self.slots.front().filter(unresolved);
         front.map(|slot| slot.commit_time).or(self.not_taken)
     }

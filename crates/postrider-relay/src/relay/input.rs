@@ -3,12 +3,14 @@
 //! The pipeline turns everything that happens into an [`Input`], passes it to [`Relay::apply`](super::Relay::apply),
 //! and performs the [`Effect`]s in the order in which they are returned.
 
+use super::transaction::Recovered;
 use crate::ack::Progress;
 use postrider_core::error::Halt;
 use postrider_core::event::{Aggregate, Position};
 use postrider_core::offset::{Offset, Watermark};
 use postrider_core::parked::{Entry, ParkedUpdate, Request};
 use postrider_core::record::{Outcome, Refusal, Ticket};
+use postrider_core::sink::SinkCall;
 use postrider_core::timestamp::Timestamp;
 use std::time::Duration;
 
@@ -60,7 +62,8 @@ pub enum Input<'a> {
         /// The offset, as in [`Change::Heartbeat`](postrider_core::source::Change::Heartbeat).
         upto: Offset,
     },
-    /// The sink reports the outcome of a ticket.
+    /// The sink reports the outcome of a ticket. A sink that publishes in transactions reports
+    /// [`Outcome::Acked`](postrider_core::record::Outcome::Acked) when its open transaction has the record.
     Report {
         /// The ticket of [`Effect::Publish`], [`Effect::Attempt`], [`Effect::Probe`] or [`Effect::DeadLetter`]. A
         /// ticket of an earlier session is ignored.
@@ -152,6 +155,19 @@ pub enum Input<'a> {
         position: Position,
         /// What is requested.
         request: Request,
+    },
+    /// The answer to [`Effect::RecoverSink`]. No other producer of this pipeline can commit any more.
+    SinkRecovered {
+        /// The call of the effect. The answer to an earlier call is ignored.
+        call: SinkCall,
+        /// What the sink has committed.
+        recovered: Recovered,
+    },
+    /// The answer to [`Effect::CommitSink`]: the transaction is committed. If it is not, or if that is not known, the
+    /// input is [`Input::SinkBroken`], and the producer after it recovers.
+    SinkCommitted {
+        /// The call of the effect. The answer to an earlier call is ignored.
+        call: SinkCall,
     },
     /// Stop taking changes, finish everything in flight, then return [`Effect::Drained`].
     Drain,
@@ -254,6 +270,26 @@ pub enum Effect {
         ticket: Ticket,
         /// When its transaction was committed, by the source's clock.
         commit_time: Timestamp,
+    },
+    /// Prevent every former producer of this pipeline from committing, and answer with [`Input::SinkRecovered`]: what
+    /// the sink has committed. Only a sink that publishes in transactions gets this effect
+    /// ([`Settings::transactions`](super::Settings::transactions)). Nothing is published before the answer, and before
+    /// the [`Effect::WriteCursor`] that follows it: the write shows that no other process has become the owner between
+    /// the start and the recovery.
+    RecoverSink {
+        /// Names the call in its answer.
+        call: SinkCall,
+    },
+    /// Commit the sink's transaction, which has every event that was reported since the commit before it, and may have
+    /// none, and store `progress` and `attempts` in the same transaction; then answer with [`Input::SinkCommitted`].
+    CommitSink {
+        /// Names the call in its answer.
+        call: SinkCall,
+        /// The progress that the transaction reaches.
+        progress: Progress,
+        /// The parked events that this transaction publishes, or that an earlier one has published, whose rows do not
+        /// have that status yet.
+        attempts: Vec<Position>,
     },
     /// Commit the cursor row, then answer with [`Input::CursorWritten`] or [`Input::CursorDeferred`]. At most one such
     /// write is in progress.

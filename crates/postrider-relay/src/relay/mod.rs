@@ -20,12 +20,14 @@ mod parking;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod transaction;
 
 pub use flow::Limits;
 pub use input::{Change, Effect, Input, Restart};
 pub use lanes::Counts;
 pub use parking::{OnPoison, ParkingRules};
 pub use stream::Upcoming;
+pub use transaction::{PollingRefused, Recovered};
 
 use crate::ack::bug::{Bug, injected};
 use crate::ack::{OrderViolation, Progress, Resolution, Tracker};
@@ -35,11 +37,13 @@ use parking::Parking;
 use postrider_core::error::{Halt, HaltReason};
 use postrider_core::event::{Aggregate, Position};
 use postrider_core::offset::Offset;
-use postrider_core::parked::{Entry, Lane, State};
+use postrider_core::parked::{Entry, Lane, Request, State};
 use postrider_core::record::{Outcome, Refusal, RefusalKind, Scope, Ticket};
+use postrider_core::sink::{SinkCall, TransactionLimits};
 use postrider_core::timestamp::Timestamp;
 use std::time::Duration;
 use stream::Stream;
+use transaction::{Committed, SentEvent, SinkTransaction, Stored};
 
 /// The settings of a relay.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +59,8 @@ pub struct Settings {
     pub words: HaltWords,
     /// When events are parked and attempted again.
     pub rules: ParkingRules,
+    /// When the transaction of the sink is committed; `None` for a sink that publishes without transactions.
+    pub transactions: Option<TransactionLimits>,
 }
 
 /// How the halts of a relay call what it reads from.
@@ -106,6 +112,7 @@ pub struct Relay {
     flow: Flow,
     feedback: Feedback,
     parking: Parking,
+    transaction: SinkTransaction,
     phase: Phase,
     /// A broker refused a batch. Nothing more is sent until everything in flight is reported, or the sink is broken.
     refused: Option<Refusal>,
@@ -123,6 +130,7 @@ impl Relay {
             flow: Flow::new(settings.limits, settings.rules.strict),
             feedback: Feedback::new(settings.cursor_interval, settings.idle_step),
             parking: Parking::new(settings.rules),
+            transaction: SinkTransaction::new(settings.transactions),
             phase: Phase::Running,
             refused: None,
             settled_at: None,
@@ -163,7 +171,8 @@ impl Relay {
     pub fn intake_open(&self) -> bool {
         matches!(self.phase, Phase::Running)
             && self.refused.is_none()
-            && self.flow.has_room(self.stream.expected(), self.parking.in_flight())
+            && self.transaction_has_room()
+            && self.flow.has_room(self.stream.expected(), self.attempts_unreported())
             && (self.tracker.span() == 0 || !self.flow.is_suspect(self.stream.expected()))
             && self.may_go_on()
             && !self.cursor_lags()
@@ -173,6 +182,20 @@ impl Relay {
     fn cursor_lags(&self) -> bool {
         let next = Tickets { from: self.tracker.next().0, skipped: self.flow.skipped() };
         self.feedback.lags(next, self.flow.events_max())
+    }
+
+    /// Whether the sink's transaction takes another event. What is handed over and not reported counts.
+    #[inline]
+    fn transaction_has_room(&self) -> bool {
+        !self.transaction.is_on()
+            || self.transaction.admits() && !self.transaction.is_full(self.flow.in_flight())
+    }
+
+    /// Number of attempts and dead letters without a report.
+    fn attempts_unreported(&self) -> usize {
+        let sent = self.transaction.attempts();
+        let sent = sent.iter().filter(|ticket| self.parking.is_in_flight(**ticket)).count();
+        self.parking.in_flight() - sent
     }
 
     fn unresolved(&self) -> Tickets {
@@ -196,6 +219,8 @@ impl Relay {
             "the start of the stream"
         } else if self.refused.is_some() {
             "reports for all events in flight, after the broker refused a batch"
+        } else if !self.transaction_has_room() {
+            self.transaction.waits_for()
         } else if self.cursor_lags() && self.feedback.is_deferred() {
             "rows of the outbox table that another session has locked: a million events are published behind them"
         } else if self.cursor_lags() {
@@ -222,6 +247,11 @@ impl Relay {
     /// stream. Always true unless order is strict.
     pub fn admits(&self, aggregate: Aggregate<'_>) -> bool {
         !self.parking.rules.strict || self.flow.admits(Lane::of(aggregate))
+    }
+
+    /// Whether the sink publishes in transactions.
+    pub fn commits_sink(&self) -> bool {
+        self.transaction.is_on()
     }
 
     /// Number of row statuses of parked events that the last write left out because their rows are locked.
@@ -312,7 +342,7 @@ impl Relay {
     /// them.
     pub fn in_flight(&self) -> (u64, u64) {
         let (events, bytes) = self.flow.in_flight();
-        (events + self.parking.in_flight() as u64, bytes)
+        (events + self.attempts_unreported() as u64, bytes)
     }
 
     /// Commit time of the oldest event without an outcome.
@@ -322,9 +352,14 @@ impl Relay {
 
     /// When the relay next needs an [`Input::Tick`], by the clock of `now`. `None` if no timer is set.
     pub fn deadline(&self) -> Option<Duration> {
-        let row = self.feedback.deadline(self.tracker.progress());
+        // While the sink's transaction is open, a cursor row that is due makes its commit due.
+        let open = self.transaction.admits();
+        let target = if open { self.tracker.progress() } else { self.row_content() };
+        let row = self.feedback.deadline(target);
+        let verified = self.feedback.rewrite_at().filter(|_| self.transaction.verifies());
         let due = self.parking.deadline().filter(|_| self.attempts_allowed());
-        [row, due, self.parking.locked_until()].into_iter().flatten().min()
+        let commit = self.transaction.deadline();
+        [row, verified, due, self.parking.locked_until(), commit].into_iter().flatten().min()
     }
 
     /// Whether the relay has returned [`Effect::Drained`] or [`Effect::Halt`].
@@ -376,18 +411,22 @@ impl Relay {
     /// flight.
     fn attempts_allowed(&self) -> bool {
         let exclusive = self.flow.is_suspect(self.stream.expected()) && self.may_go_on();
-        matches!(self.phase, Phase::Running) && self.refused.is_none() && !exclusive
+        let admits = self.transaction.admits();
+        matches!(self.phase, Phase::Running) && self.refused.is_none() && !exclusive && admits
     }
 
     /// Whether events are published, and nothing else is to be done.
     fn is_idle(&self, now: Duration) -> bool {
-        matches!(self.phase, Phase::Running) && self.refused.is_none() && self.parking.is_idle(now)
+        matches!(self.phase, Phase::Running)
+            && self.refused.is_none()
+            && self.parking.is_idle(now)
+            && self.transaction.admits()
     }
 
     /// Restores the invariants after an input: parked rows are written, heads are attempted, the cursor row follows the
     /// watermark, the confirmation follows the cursor row, and a phase that waits for nothing more ends.
     fn settle(&mut self, now: Duration, effects: &mut Vec<Effect>) {
-        let nothing_in_flight = self.flow.in_flight().0 == 0 && self.parking.in_flight() == 0;
+        let nothing_in_flight = self.flow.in_flight().0 == 0 && self.attempts_unreported() == 0;
         if let Some(reason) = self.refused.filter(|_| nothing_in_flight) {
             self.restart(Restart::Refused(reason), effects);
         }
@@ -400,7 +439,11 @@ impl Relay {
         if parking_is_active {
             effects.extend(self.parking.write_due(now));
         }
+        if self.transaction.is_on() {
+            self.commit_if_due(now, effects);
+        }
         let progress = self.tracker.progress();
+        let row_content = self.row_content();
         let settled = self.flow.in_flight().0 == 0 && self.parking.is_settled();
         let last = match &self.phase {
             Phase::Running => false,
@@ -409,21 +452,180 @@ impl Relay {
             Phase::Halting { until: Until::Now, .. } => true,
             Phase::Ended => return,
         };
+        let is_stored = row_content == progress && self.transaction.is_empty();
+        let last = last && (is_stored || !self.commits_at_end());
         let wanted =
             parking_is_active && self.parking.waits_for_cursor(self.durable(), progress.position());
-        let content = (progress, self.unresolved());
-        if let Some(row) = self.feedback.cursor_due(now, content, last || wanted) {
+        let content = (row_content, self.unresolved());
+        let row = if self.transaction.verifies() && !injected(Bug::TrustsRecovery) {
+            self.feedback.rewrite(now, content)
+        } else {
+            self.feedback.cursor_due(now, content, last || wanted)
+        };
+        if let Some(row) = row {
             effects.push(Effect::WriteCursor(row));
         }
         if let Some(watermark) = self.feedback.confirmable() {
             effects.push(Effect::Confirm(watermark));
         }
-        if last && self.feedback.is_current(progress) {
+        if last && self.feedback.is_current(row_content) {
             match std::mem::replace(&mut self.phase, Phase::Ended) {
                 Phase::Draining => effects.push(Effect::Drained),
                 Phase::Halting { halt, .. } => effects.push(Effect::Halt(halt)),
                 Phase::Running | Phase::Ended => {}
             }
+        }
+    }
+
+    /// The content of the next cursor row. With a sink that publishes in transactions it is the progress that the sink
+    /// has stored, so that the row is never ahead of the sink: a sink that is behind the row has lost its progress.
+    fn row_content(&self) -> Progress {
+        match self.transaction.stored() {
+            Stored::NotAsked => self.tracker.progress(),
+            Stored::At(_) if injected(Bug::CursorPassesSink) => self.tracker.progress(),
+            Stored::At(progress) => progress,
+            Stored::Unknown => self.feedback.row(),
+        }
+    }
+
+    /// Whether the end waits until the sink has stored the progress. It does not if the state of the producer is
+    /// unknown: the next start repeats what the sink does not have.
+    fn commits_at_end(&self) -> bool {
+        self.transaction.can_commit()
+            && !matches!(self.phase, Phase::Halting { until: Until::Now, .. })
+    }
+
+    /// Closes the sink's transaction and commits it, as soon as each is due.
+    ///
+    /// A transaction is closed before its bounds are reached if the relay stops, if an event has to be sent with nothing
+    /// else in flight, and if a parked event can be attempted only behind the cursor row of this transaction. A
+    /// transaction without events is committed if the cursor row is due: the sink stores the progress first.
+    fn commit_if_due(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        let (limit, unsendable) = match &self.phase {
+            Phase::Running | Phase::Draining | Phase::Halting { until: Until::Settled, .. } => {
+                (self.tracker.next(), 0)
+            }
+            // The event that halts the relay is never resolved, and nothing is sent behind it.
+            Phase::Halting { until: Until::Lowest(poison), .. } => {
+                (*poison, u64::from(self.flow.is_in_flight(*poison)))
+            }
+            Phase::Halting { until: Until::Now, .. } | Phase::Ended => return,
+        };
+        if self.transaction.admits() {
+            let stops = !matches!(self.phase, Phase::Running);
+            let exclusive = self.flow.is_suspect(self.stream.expected());
+            let progress = self.tracker.progress();
+            let after = self.tracker.progress_below(limit);
+            let attempted_behind = self.parking.waits_for_cursor(self.durable(), after.position());
+            let row_due = progress != self.row_content()
+                && (stops || attempted_behind || self.feedback.is_due(now, progress));
+            let full = self.transaction.is_full(self.flow.in_flight());
+            let at_once = stops || exclusive || attempted_behind || full;
+            self.transaction.close_if_due(now, at_once, row_due || full);
+        }
+        let reported = self.flow.in_flight().0 == unsendable && self.attempts_unreported() == 0;
+        let settled = reported && self.refused.is_none() && self.parking.rows_are_committed();
+        if !self.transaction.commits(settled) {
+            return;
+        }
+        let old = injected(Bug::StoresOldProgress);
+        let progress =
+            if old { self.tracker.progress() } else { self.tracker.progress_below(limit) };
+        let tickets = self.transaction.attempts().iter();
+        let mut attempts: Vec<Position> =
+            tickets.filter_map(|ticket| self.parking.attempted(*ticket)).collect();
+        if !injected(Bug::ListsOnlyLastAttempts) {
+            attempts.extend(self.parking.published_unwritten());
+        }
+        let call = self.transaction.call_commit(progress);
+        effects.push(Effect::CommitSink { call, progress, attempts });
+    }
+
+    /// The sink's transaction is committed: its events are published.
+    fn sink_committed(&mut self, call: SinkCall, effects: &mut Vec<Effect>) {
+        let Some(Committed { events, attempts }) = self.transaction.committed(call) else { return };
+        for SentEvent { ticket, commit_time } in events {
+            self.resolve(ticket);
+            self.feedback.published();
+            effects.push(Effect::Published { ticket, commit_time });
+        }
+        for ticket in attempts {
+            if self.parking.is_dead_letter(ticket) {
+                self.parking.dead_letter_acked(ticket);
+            } else if let Some(position) = self.parking.released(ticket, self.resolved()) {
+                effects.push(Effect::Released { position });
+            }
+        }
+    }
+
+    /// The sink has said what it has committed. If that is more than the cursor row contains, a process has ended
+    /// between the commit and the write of the row: the stream continues behind the commit.
+    fn sink_recovered(
+        &mut self,
+        now: Duration,
+        call: SinkCall,
+        recovered: &Recovered,
+    ) -> Result<(), OrderViolation> {
+        let row = self.feedback.row();
+        let is_behind = |stored: &Progress| {
+            stored.position() < row.position() || stored.watermark < row.watermark
+        };
+        let behind = recovered.progress.filter(is_behind);
+        let stored = recovered.progress.filter(|_| behind.is_none()).unwrap_or(row);
+        let Some(requests) = self.transaction.recovered(call, stored) else { return Ok(()) };
+        if let Some(behind) = behind {
+            let halt = Box::new(progress_lost_halt(behind, row));
+            self.phase = Phase::Halting { halt, until: Until::Now };
+            return Ok(());
+        }
+        // Each may be ahead in one part: the watermark moves without a commit while no event is published.
+        let ours = self.tracker.progress();
+        let farthest = if stored.position() > ours.position() { stored } else { ours };
+        let watermark = stored.watermark.max(ours.watermark);
+        let resumed = Progress { watermark, ..farthest };
+        if resumed != ours && !injected(Bug::ForgetsRecovery) {
+            self.tracker.adopt(resumed);
+            self.flow.clear();
+            self.feedback.published();
+            self.stream.pass(&mut self.tracker, resumed)?;
+        }
+        if !injected(Bug::ForgetsCommittedAttempts) {
+            self.parking.published_before(&recovered.attempts, self.resolved());
+        }
+        for (position, request) in requests {
+            self.parking.request(now, position, request, self.resolved());
+        }
+        Ok(())
+    }
+
+    /// The rows and the requests of the parked table are read. The sink recovers before anything is published.
+    fn load(
+        &mut self,
+        now: Duration,
+        parked: &[Entry],
+        requests: &[(Position, Request)],
+        effects: &mut Vec<Effect>,
+    ) {
+        self.parking.load(now, parked);
+        for (position, request) in requests {
+            self.request(now, *position, *request);
+        }
+        if let Some(call) = self.transaction.recovers() {
+            effects.push(Effect::RecoverSink { call });
+        }
+    }
+
+    fn cursor_written(&mut self) {
+        self.feedback.written();
+        self.transaction.verified();
+    }
+
+    /// An operator requests something. What the sink has published of the parked events is known after its recovery.
+    fn request(&mut self, now: Duration, position: Position, request: Request) {
+        if self.transaction.is_recovered() {
+            self.parking.request(now, position, request, self.resolved());
+        } else {
+            self.transaction.defer(position, request);
         }
     }
 
@@ -442,7 +644,7 @@ impl Relay {
             Input::Report { ticket, outcome } if Parking::is_attempt(ticket) => {
                 self.report_attempt(now, ticket, outcome, effects);
             }
-            Input::Report { ticket, outcome } => self.report(ticket, outcome, effects),
+            Input::Report { ticket, outcome } => self.report(now, ticket, outcome, effects),
             Input::Refused { ticket, reason, halt } => {
                 self.refused_at_once(now, ticket, reason, halt, effects);
             }
@@ -460,10 +662,7 @@ impl Relay {
             Input::Keepalive { upto } => self.stream.keepalive(&mut self.tracker, upto),
             Input::Started { cursor, same_history, same_owner, parked, requests } => {
                 self.start(cursor, (same_history, same_owner), effects);
-                self.parking.load(now, parked);
-                for (position, request) in requests {
-                    self.parking.request(now, *position, *request, self.resolved());
-                }
+                self.load(now, parked, requests, effects);
             }
             Input::SinkBroken => {
                 let why = self.refused.map_or(Restart::SinkBroken, Restart::Refused);
@@ -471,7 +670,7 @@ impl Relay {
             }
             Input::SlotTaken => self.slot_taken(effects),
             Input::SourceLost => self.source_lost(effects),
-            Input::CursorWritten => self.feedback.written(),
+            Input::CursorWritten => self.cursor_written(),
             Input::CursorDeferred => self.feedback.defer(),
             Input::ParkingWritten { locked } => self.parking_written(now, locked),
             Input::NeedsExclusive { ticket } => {
@@ -491,9 +690,11 @@ impl Relay {
             Input::StaleDestination { ticket } => {
                 self.park_handed_over(now, ticket, (State::Due, Duration::ZERO), effects);
             }
-            Input::Request { position, request } => {
-                self.parking.request(now, position, request, self.resolved());
+            Input::Request { position, request } => self.request(now, position, request),
+            Input::SinkRecovered { call, recovered } => {
+                self.sink_recovered(now, call, &recovered)?;
             }
+            Input::SinkCommitted { call } => self.sink_committed(call, effects),
             Input::Drain => self.drain(),
             Input::Halt(halt) => self.halt(halt),
             Input::Unreadable(halt) => self.halt_after_received(halt),
@@ -670,16 +871,28 @@ impl Relay {
         }
     }
 
-    fn report(&mut self, ticket: Ticket, outcome: Outcome, effects: &mut Vec<Effect>) {
+    fn report(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+        outcome: Outcome,
+        effects: &mut Vec<Effect>,
+    ) {
         let Some(slot) = self.flow.get(ticket) else {
-            if outcome == Outcome::Acked {
+            // What a discarded transaction has is not published, and overtakes nothing.
+            if outcome == Outcome::Acked && !self.transaction.is_on() {
                 self.flow.acked_late(ticket);
             }
             return;
         };
         match outcome {
             Outcome::Unknown if injected(Bug::UnknownIsAcked) => {
-                self.report(ticket, Outcome::Acked, effects);
+                self.report(now, ticket, Outcome::Acked, effects);
+            }
+            Outcome::Acked if self.transaction.is_on() && !injected(Bug::ResolvesAtReport) => {
+                self.flow.acked(ticket);
+                let event = SentEvent { ticket, commit_time: slot.commit_time };
+                self.transaction.sent(now, event, slot.size_bytes() as u64);
             }
             Outcome::Acked => {
                 let overtaken = self.flow.acked(ticket);
@@ -709,7 +922,11 @@ impl Relay {
     /// producer is a new one.
     fn refused(&mut self, ticket: Ticket, slot: Slot, reason: Refusal, effects: &mut Vec<Effect>) {
         let certain = self.is_certain(reason);
-        if self.parking.rules.on_poison == OnPoison::Stop && certain {
+        // The transaction of the sink may have later events, so that it can't be committed before a halt: an event that
+        // halts the relay is sent with nothing else in flight first.
+        let halts = self.parking.rules.on_poison == OnPoison::Stop;
+        let certain = certain && (!halts || !self.transaction.is_on() || self.flow.is_exclusive());
+        if halts && certain {
             let halt = Box::new(poison_halt(self.words, slot.position, reason));
             self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
             return;
@@ -733,6 +950,11 @@ impl Relay {
         effects: &mut Vec<Effect>,
     ) {
         match outcome {
+            Outcome::Acked if self.transaction.is_on() => {
+                if self.parking.attempt_in_flight(ticket) {
+                    self.transaction.sent_attempt(now, ticket);
+                }
+            }
             Outcome::Acked => {
                 if let Some(position) = self.parking.released(ticket, self.resolved()) {
                     effects.push(Effect::Released { position });
@@ -761,7 +983,7 @@ impl Relay {
     fn acknowledge_by_time(&mut self, effects: &mut Vec<Effect>) {
         let low = self.tracker.low();
         if injected(Bug::TimeOutIsAcked) && self.flow.is_in_flight(low) {
-            self.report(low, Outcome::Acked, effects);
+            self.report(self.settled_at.unwrap_or_default(), low, Outcome::Acked, effects);
         }
     }
 
@@ -773,6 +995,9 @@ impl Relay {
         effects: &mut Vec<Effect>,
     ) {
         match outcome {
+            Outcome::Acked if self.transaction.is_on() => {
+                self.transaction.sent_attempt(now, ticket);
+            }
             Outcome::Acked => self.parking.dead_letter_acked(ticket),
             Outcome::Rejected { scope: Scope::Event | Scope::Destination, reason } => {
                 if let Some(position) = self.parking.dead_letter_refused(now, ticket) {
@@ -803,7 +1028,10 @@ impl Relay {
         let ours = ours || (self.stream.started() && injected(Bug::IgnoresOtherOwner));
         let ahead = cursor > self.tracker.progress() && !injected(Bug::IgnoresOtherOwner);
         if !ours || ahead {
-            let unsettled = self.flow.in_flight().0 > 0 || !self.parking.is_settled();
+            let unsettled = self.flow.in_flight().0 > 0
+                || !self.parking.is_settled()
+                || self.transaction.is_used();
+            self.transaction.discard();
             self.tracker.adopt(cursor);
             self.flow.clear();
             self.refused = None;
@@ -829,7 +1057,8 @@ impl Relay {
         if injected(Bug::ResendsOnlyFailed) {
             self.flow.remember_acked();
         }
-        self.flow.suspect_refused();
+        self.flow.suspect_refused(!self.transaction.is_on());
+        self.transaction.discard();
         self.tracker.discard_in_flight();
         self.flow.clear();
         self.parking.discard_in_flight();
@@ -873,6 +1102,7 @@ impl Relay {
         self.feedback.disconnected();
         self.parking.disconnected();
         self.stream.disconnected();
+        self.transaction.disconnected();
         if matches!(self.phase, Phase::Halting { until: Until::Lowest(_), .. }) {
             // Without a cursor row, the promise that everything before the poison is published does not hold. The next
             // stream finds the poison again.
@@ -922,6 +1152,20 @@ fn poison_halt(words: HaltWords, position: Position, reason: Refusal) -> Halt {
             words.keeper
         ),
         hint: "fix the destination so that it accepts the event, then start again".into(),
+    }
+}
+
+fn progress_lost_halt(stored: Progress, row: Progress) -> Halt {
+    Halt {
+        reason: HaltReason::PipelineChanged,
+        message: format!(
+            "the sink has stored progress up to {}, which is behind the cursor row at {}: this is another sink, or it has \
+             lost what it had stored",
+            stored.position(),
+            row.position()
+        ),
+        meaning: "nothing is published; continuing could publish events twice".into(),
+        hint: "point the pipeline at the sink that it published to before, or restore what that sink had stored".into(),
     }
 }
 

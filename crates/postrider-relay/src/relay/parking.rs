@@ -358,6 +358,39 @@ impl Parking {
         self.in_flight() == 0 && self.pending.is_empty() && self.statuses.is_empty()
     }
 
+    /// Whether the row of every event that was parked is committed.
+    pub(super) fn rows_are_committed(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// Whether the ticket belongs to an attempt or a dead letter in flight.
+    pub(super) fn is_in_flight(&self, ticket: Ticket) -> bool {
+        self.attempts.contains_key(&ticket) || self.is_dead_letter(ticket)
+    }
+
+    /// The event of an attempt.
+    pub(super) fn attempted(&self, ticket: Ticket) -> Option<Position> {
+        self.attempts.get(&ticket).copied()
+    }
+
+    /// The parked events that are published, while the status of their rows is not committed.
+    pub(super) fn published_unwritten(&self) -> impl Iterator<Item = Position> {
+        let done = self.statuses.iter().map(|pending| pending.status);
+        done.filter(|status| status.became == ParkedOutcome::Done).map(|status| status.position)
+    }
+
+    /// These events were published by an earlier session, which could not write the status of their rows.
+    pub(super) fn published_before(&mut self, events: &[Position], resolved: Position) {
+        for position in events {
+            let Some(row) = self.lanes.row(*position).copied() else { continue };
+            if row.request.is_some() {
+                self.set_status(*position, ParkedOutcome::Declined, row.lane);
+            }
+            self.lanes.remove(*position, true, *position >= resolved);
+            self.set_status(*position, ParkedOutcome::Done, row.lane);
+        }
+    }
+
     /// Parks an event of the stream. Its ticket is resolved when its row is committed.
     pub(super) fn park(&mut self, now: Duration, ticket: Ticket, entry: Entry, size_bytes: u64) {
         self.lanes.insert(now, &entry, false);

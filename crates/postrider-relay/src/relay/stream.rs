@@ -54,6 +54,39 @@ impl Stream {
         self.disconnected();
     }
 
+    /// Sets the first position that counts as new, while the source sends from an earlier one. `tracker` has adopted the
+    /// same progress, and no change of the transaction that is being received had a ticket.
+    pub(super) fn pass(
+        &mut self,
+        tracker: &mut Tracker,
+        progress: Progress,
+    ) -> Result<(), OrderViolation> {
+        self.expected = progress.position();
+        match self.current {
+            Some(current) if current.commit >= self.expected.commit => {
+                self.expect_within(tracker, current.commit)
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// The transaction that commits at `commit` begins, or continues, behind the changes that are not new.
+    fn expect_within(
+        &mut self,
+        tracker: &mut Tracker,
+        commit: Offset,
+    ) -> Result<(), OrderViolation> {
+        if commit > self.expected.commit && self.expected.ordinal > 0 {
+            // The rest of an interrupted transaction was not repeated.
+            let floor = self.expected.commit;
+            return Err(OrderViolation::Backwards { commit, floor });
+        }
+        if commit > self.expected.commit {
+            self.expected = Position { commit, ordinal: 0 };
+        }
+        tracker.begin(commit, self.expected.ordinal)
+    }
+
     pub(super) fn reconnected(&mut self) {
         self.started = true;
         self.disconnected();
@@ -84,15 +117,7 @@ impl Stream {
             // The loss of a connection interrupted this transaction. It continues where it was interrupted.
             return Ok(());
         }
-        if commit > self.expected.commit && self.expected.ordinal > 0 {
-            // The rest of an interrupted transaction was not repeated.
-            let floor = self.expected.commit;
-            return Err(OrderViolation::Backwards { commit, floor });
-        }
-        if commit > self.expected.commit {
-            self.expected = Position { commit, ordinal: 0 };
-        }
-        tracker.begin(commit, self.expected.ordinal)
+        self.expect_within(tracker, commit)
     }
 
     pub(super) fn upcoming(&self) -> Option<Upcoming> {

@@ -17,6 +17,7 @@ mod requests;
 mod reread;
 mod status;
 mod suspects;
+mod transaction;
 mod unreadable;
 mod waits;
 
@@ -26,7 +27,7 @@ use postrider_core::error::HaltReason;
 use postrider_core::event::Aggregate;
 use postrider_core::event::Position;
 use postrider_core::offset::Watermark;
-use postrider_core::parked::{Entry, ParkedOutcome, ParkedUpdate, Request};
+use postrider_core::parked::{Entry, ParkedOutcome, ParkedUpdate};
 use postrider_core::record::{Outcome, RefusalKind, Scope, Ticket};
 use std::fmt::Write;
 
@@ -37,6 +38,8 @@ struct Script {
     /// The parked table's rows for the next start.
     table: Vec<Entry>,
     requests: Vec<(Position, Request)>,
+    /// The last call of the sink.
+    call: SinkCall,
 }
 
 fn lsn(value: u64) -> Offset {
@@ -77,6 +80,24 @@ fn check_parking(script: &str, expected: &Expect) {
     run(rules(OnPoison::BlockKey), script, expected);
 }
 
+/// Runs a script with a sink that publishes in transactions of 20 ms, 3 events or 500 bytes. Poison blocks its
+/// aggregate.
+fn check_transactions(script: &str, expected: &Expect) {
+    run_transactions(OnPoison::BlockKey, script, expected);
+}
+
+/// As [`check_transactions`], and poison halts.
+fn check_stopping_transactions(script: &str, expected: &Expect) {
+    run_transactions(OnPoison::Stop, script, expected);
+}
+
+fn run_transactions(on_poison: OnPoison, script: &str, expected: &Expect) {
+    let transactions =
+        TransactionLimits { records_max: 3, bytes_max: 500, interval: Duration::from_millis(20) };
+    let run = Script::new(rules(on_poison), Some(transactions));
+    expected.assert_eq(&run.play(script));
+}
+
 fn run(rules: ParkingRules, script: &str, expected: &Expect) {
     expected.assert_eq(&transcript_of(rules, script));
 }
@@ -87,26 +108,32 @@ fn transcript(script: &str) -> String {
 }
 
 fn transcript_of(rules: ParkingRules, script: &str) -> String {
-    let mut run = Script::new(rules);
-    for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        run.line(line);
-    }
-    run.transcript
+    Script::new(rules, None).play(script)
 }
 
 impl Script {
-    fn new(rules: ParkingRules) -> Self {
+    fn new(rules: ParkingRules, transactions: Option<TransactionLimits>) -> Self {
         let limits = Limits { events_max: 4, bytes_max: 1000 };
         let cursor_interval = Duration::from_secs(1);
         let words = HaltWords::POSTGRES;
-        let settings = Settings { limits, cursor_interval, idle_step: 4096, words, rules };
+        let idle_step = 4096;
+        let settings = Settings { limits, cursor_interval, idle_step, words, rules, transactions };
         Self {
             relay: Relay::new(settings),
             now: Duration::ZERO,
             transcript: String::new(),
             table: Vec::new(),
             requests: Vec::new(),
+            call: SinkCall::default(),
         }
+    }
+
+    /// Runs a script. Returns its transcript.
+    fn play(mut self, script: &str) -> String {
+        for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            self.line(line);
+        }
+        self.transcript
     }
 
     fn lines(&mut self, lines: &[&str]) {
@@ -222,6 +249,29 @@ impl Script {
                 );
                 return;
             }
+            // `recovered 48 96 2 + 32 1`: the watermark, a position in a transaction, an attempted event.
+            "recovered" => {
+                let mut parts = words[1..].split(|word| *word == "+");
+                let reached: Vec<u64> =
+                    parts.next().unwrap().iter().map(|word| word.parse().unwrap()).collect();
+                let progress = match *reached.as_slice() {
+                    [] => None,
+                    [watermark] => Some(progress(watermark, None)),
+                    [watermark, commit, ordinal] => {
+                        Some(progress(watermark, Some((commit, ordinal))))
+                    }
+                    _ => panic!("no such progress: {line}"),
+                };
+                let at = |at: &[&str]| Position {
+                    commit: lsn(at[0].parse().unwrap()),
+                    ordinal: at[1].parse().unwrap(),
+                };
+                let recovered = Recovered { progress, attempts: parts.map(at).collect() };
+                Input::SinkRecovered { call: self.call, recovered }
+            }
+            "committed" => Input::SinkCommitted { call: self.call },
+            // An answer to the call before the last one.
+            "committedlate" => Input::SinkCommitted { call: SinkCall(self.call.0 - 1) },
             "drain" => Input::Drain,
             "wait" => {
                 self.now += Duration::from_millis(number(1));
@@ -231,6 +281,11 @@ impl Script {
         };
         let mut effects = Vec::new();
         self.relay.apply(self.now, input, &mut effects);
+        for effect in &effects {
+            if let Effect::RecoverSink { call } | Effect::CommitSink { call, .. } = effect {
+                self.call = *call;
+            }
+        }
         let effects: Vec<String> = effects.iter().map(show).collect();
         let closed = if self.relay.intake_open() { "" } else { " (closed)" };
         writeln!(self.transcript, "{line:<18}│ {}{closed}", effects.join(", ")).unwrap();
@@ -295,6 +350,12 @@ fn show(effect: &Effect) -> String {
         Effect::Overtaken { position, by } => format!("{position} overtaken by {by}"),
         Effect::Released { position } => format!("released {position}"),
         Effect::Published { .. } => "published".into(),
+        Effect::RecoverSink { .. } => "recover sink".into(),
+        Effect::CommitSink { call: _, progress, attempts } => {
+            let attempts = attempts.iter().map(ToString::to_string);
+            let listed: Vec<String> = std::iter::once(row(progress)).chain(attempts).collect();
+            format!("commit sink {}", listed.join(" "))
+        }
         Effect::WriteCursor(progress) => format!("write cursor {}", row(progress)),
         Effect::Confirm(watermark) => format!("confirm {watermark}"),
         Effect::Restart { why } => format!("restart: {why:?}"),

@@ -3,9 +3,10 @@
 use super::plan::{Bad, Knobs};
 use super::rng::Rng;
 use super::truth::Truth;
-use super::{Check, Stop};
+use super::{Check, Recovered, Stop};
 use postrider_core::record::{Outcome, Refusal, RefusalKind, Scope, Ticket};
-use std::collections::VecDeque;
+use postrider_core::sink::SinkCall;
+use std::collections::{HashMap, VecDeque};
 
 /// Maximum time until a new producer can send. Unit: milliseconds.
 const STARTUP_MAX: u64 = 20;
@@ -22,7 +23,7 @@ pub(super) struct Record {
 }
 
 /// What a sink posts to the mailbox.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Post {
     /// `by` is the number of the producer that took the record.
     Report {
@@ -31,6 +32,8 @@ pub(super) enum Post {
         by: u64,
     },
     Broken,
+    Recovered(SinkCall, Recovered),
+    Committed(SinkCall),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,6 +59,11 @@ pub(super) struct Producer {
     /// A report was lost, and is never received.
     pub(super) silent: bool,
     ready_from: u64,
+    /// The records of the open transaction, if the sink publishes in transactions.
+    open: Option<Vec<Record>>,
+    /// The number of the life of its process, and the events of tickets, if the sink publishes in transactions.
+    pub(super) life: u64,
+    pub(super) tickets: HashMap<Ticket, usize>,
 }
 
 impl Producer {
@@ -70,6 +78,25 @@ impl Producer {
             broken_due: false,
             silent: false,
             ready_from,
+            open: knobs.settings.transactions.is_some().then(Vec::new),
+            life: 0,
+            tickets: HashMap::new(),
+        }
+    }
+
+    /// Takes the records of the open transaction for a commit. `None` if the client can't commit any more.
+    pub(super) fn take_open(&mut self) -> Option<Vec<Record>> {
+        if self.failed { None } else { self.open.as_mut().map(std::mem::take) }
+    }
+
+    /// The broker takes a record: it is visible, or is in the open transaction.
+    fn put(&mut self, truth: &mut Truth, record: Record) -> Check {
+        match &mut self.open {
+            Some(open) => {
+                open.push(record);
+                Ok(())
+            }
+            None => truth.write(record.event, record.version, &self.refused),
         }
     }
 
@@ -173,7 +200,7 @@ impl Producer {
             self.fail(&batch, outcome);
             if written {
                 for record in batch {
-                    truth.write(record.event, record.version, &self.refused)?;
+                    self.put(truth, record)?;
                 }
             }
             self.partitions[at].clear();
@@ -198,7 +225,7 @@ impl Producer {
 
     fn write(&mut self, truth: &mut Truth, batch: Vec<Record>) -> Check {
         for record in batch {
-            truth.write(record.event, record.version, &self.refused)?;
+            self.put(truth, record)?;
             let (outcome, by) = (Outcome::Acked, self.number);
             self.reports.push_back(Post::Report { record, outcome, by });
         }
@@ -237,6 +264,12 @@ impl Producer {
         (knobs, rng, now): (&Knobs, &mut Rng, u64),
     ) -> Result<Vec<Record>, Stop> {
         let mut late = Vec::new();
+        if let Some(open) = &mut self.open {
+            // Nobody commits this transaction.
+            open.clear();
+            self.partitions.iter_mut().for_each(VecDeque::clear);
+            return Ok(late);
+        }
         for (partition, stuck) in self.partitions.iter_mut().zip(&mut self.stuck) {
             let mut open = !*stuck;
             for record in partition.drain(..) {
@@ -258,6 +291,10 @@ impl Producer {
         truth: &mut Truth,
         (knobs, rng, now): (&Knobs, &mut Rng, u64),
     ) -> Check {
+        if self.open.is_some() {
+            // The recovery of that process fences this producer off.
+            return Ok(());
+        }
         let in_flight = self.partitions.iter().map(VecDeque::len).sum::<usize>();
         let late = self.discard(truth, (knobs, rng, now))?;
         self.silent |= late.len() < in_flight;

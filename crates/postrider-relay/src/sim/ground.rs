@@ -5,8 +5,10 @@ use super::ownership::{Ownership, SlotJob};
 use super::plan::{AGGREGATES, Knobs, Plan, TableRules};
 use super::postgres::{Locks, Reply, Server, Statement};
 use super::rng::Rng;
+use super::transactional_sink::{Caller, Request, TransactionalSink};
 use super::truth::Truth;
 use super::{Run, Stop};
+use postrider_core::sink::SinkCall;
 use postrider_core::timestamp::Timestamp;
 use std::fmt::Write;
 
@@ -62,6 +64,15 @@ impl Database {
     }
 }
 
+/// Large records.
+#[derive(Debug)]
+pub(super) struct LargeRecords {
+    /// A generator of its own, as for late reports.
+    pub(super) rng: Rng,
+    /// Number of records in a thousand that the sink takes only with nothing else in flight; 0 in most runs.
+    pub(super) in_1000: u64,
+}
+
 /// The servers, the clock and the generators of a run.
 #[derive(Debug)]
 pub(super) struct Ground {
@@ -69,16 +80,15 @@ pub(super) struct Ground {
     pub(super) rng: Rng,
     /// The generator for late reports. A generator of its own leaves the draws of `rng` as they were.
     pub(super) late: Rng,
-    /// The generator for large records, for the same reason.
-    pub(super) large: Rng,
-    /// Number of records in a thousand that the sink takes only with nothing else in flight; 0 in most runs.
-    pub(super) large_in_1000: u64,
+    pub(super) large: LargeRecords,
     /// Unit: milliseconds.
     pub(super) now: u64,
     pub(super) server: Server,
     pub(super) truth: Truth,
     /// `None` if only the stream is simulated.
     pub(super) database: Option<Box<Database>>,
+    /// The sink, if it publishes in transactions.
+    pub(super) sink: Option<Box<TransactionalSink>>,
     /// The process that has become the owner last, and may publish.
     pub(super) publisher: usize,
     pub(super) result: Run,
@@ -91,21 +101,24 @@ impl Ground {
         // One aggregate more for the event at the end, and one for poison.
         let aggregates = usize::try_from(AGGREGATES).unwrap() + 1;
         let mut large = Rng::new(plan.schedule ^ LARGE_SEED);
-        let large_in_1000 = if large.chance(LARGE_RUNS) { LARGE_RECORDS } else { 0 };
+        let in_1000 = if large.chance(LARGE_RUNS) { LARGE_RECORDS } else { 0 };
         let mut server = Server::new();
         server.locks = Locks::new(plan.schedule);
         let database =
             plan.table.map(|rules| Box::new(Database::new(rules, plan.schedule, &mut server)));
+        let sink = plan.sink.map(|rules| {
+            Box::new(TransactionalSink::new(rules, plan.schedule ^ u64::from(u32::MAX) << 32))
+        });
         Self {
             knobs,
             rng: Rng::new(plan.schedule),
             late: Rng::new(!plan.schedule),
-            large,
-            large_in_1000,
+            large: LargeRecords { rng: large, in_1000 },
             now: 0,
             server,
             truth: Truth::new(aggregates, knobs.settings.rules.strict),
             database,
+            sink,
             publisher: 0,
             result: Run::default(),
             transcribes,
@@ -138,8 +151,28 @@ impl Ground {
         self.database.as_ref().is_some_and(|database| database.broker_down_until > self.now)
     }
 
+    /// A producer calls the sink.
+    pub(super) fn call_sink(&mut self, caller: Caller, call: SinkCall, request: Request) {
+        if let Some(sink) = &mut self.sink {
+            sink.call(self.now, caller, call, request);
+        }
+    }
+
+    /// The sink executes a call.
+    pub(super) fn serve_sink(&mut self) -> Result<(), Stop> {
+        let Some(sink) = &mut self.sink else { return Ok(()) };
+        if let Some(what) = sink.execute(self.now, &mut self.truth, &mut self.server)? {
+            self.log(WORLD, &format!("the sink {what}"));
+        }
+        Ok(())
+    }
+
     /// The faults are over.
     pub(super) fn end_faults(&mut self) {
+        if let Some(sink) = &mut self.sink {
+            (sink.rules.refused, sink.rules.answer_lost) = (0, 0);
+            sink.rules.late = 0;
+        }
         for transaction in &mut self.server.transactions {
             transaction.hidden_until = 0;
         }
@@ -185,7 +218,11 @@ impl Ground {
                 }
                 let parks =
                     matches!(&statement, Statement::Parking { rows, .. } if !rows.is_empty());
+                let before = self.server.row;
                 let answer = self.server.execute(&mut self.truth, now, statement)?;
+                if let (Reply::Cursor(true), Some(sink)) = (&answer, &self.sink) {
+                    sink.check_row(before, self.server.row)?;
+                }
                 if parks {
                     self.show_earlier();
                 }

@@ -3,7 +3,8 @@
 //! A seed determines a [`Plan`](plan::Plan): transactions, faults and probabilities. A run drives
 //! [`Engine`](crate::engine::Engine) and [`Claims`](crate::claims::Claims) through a fake PostgreSQL ([`postgres`] for
 //! the WAL and the tables of the pipeline, [`outbox`] for the outbox table, [`ownership`] for the lock, the hand-over
-//! and the list of a repair), a fake broker ([`broker`]) and fake processes ([`process`]) that do what `pipeline` does,
+//! and the list of a repair), a fake broker ([`broker`], [`transactional_sink`]) and fake processes ([`process`]) that do
+//! what `pipeline` does,
 //! in the same order: [`streaming`] is the loop of a stream, [`polling`] that of polling and of a repair. Every step
 //! and the end are checked against what really happened ([`truth`]), not against the state of the engine. After the
 //! last fault every committed event must be published, parked, skipped or expired, and the next one published. A
@@ -11,7 +12,10 @@
 //! real servers.
 //!
 //! A plan is of the stream alone (`Plan::new`), or has an outbox table and a mode (`Plan::with_table`). With a table,
-//! slots are dropped and lost, and the pipeline repairs, polls, or polls and returns to the stream.
+//! slots are dropped and lost, and the pipeline repairs, polls, or polls and returns to the stream. In a share of the
+//! plans the sink publishes in transactions, so that each event must be visible exactly once. Such a sink is not
+//! simulated with polling and repair, which the engine refuses
+//! ([`PollingRefused`](crate::relay::PollingRefused)).
 
 // Not simulated: dead letters, for which nothing waits; tables of dead letters; the deletion of a dead row, except at
 // the next connection; a failover, which is another history; a replay, which does not use the engine; ids that are not
@@ -35,11 +39,13 @@ mod stage;
 mod store;
 mod streaming;
 mod tests;
+mod transactional_sink;
 mod truth;
 mod walsender;
 mod world;
 
-use crate::relay::{HaltWords, Limits, OnPoison, ParkingRules, Settings};
+use crate::relay::{HaltWords, Limits, OnPoison, ParkingRules, Recovered, Settings};
+use postrider_core::sink::TransactionLimits;
 
 /// Why a turn or a run stops.
 #[derive(Clone, PartialEq, Eq, Debug)]

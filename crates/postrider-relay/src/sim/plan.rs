@@ -3,7 +3,7 @@
 //! A plan is plain data, so that a failing plan can be reduced ([`shrink`](super::shrink)).
 
 use super::rng::Rng;
-use super::{HaltWords, Limits, OnPoison, ParkingRules, Settings};
+use super::{HaltWords, Limits, OnPoison, ParkingRules, Settings, TransactionLimits};
 use std::time::Duration;
 
 /// The least bound on parked rows with which a repair is simulated.
@@ -11,6 +11,13 @@ const LIST_ROWS_MAX: u64 = 1_000;
 
 /// Maximum number of aggregates.
 pub(super) const AGGREGATES: u64 = 6;
+
+/// Makes the seed of the generator for the sink differ from the others.
+const SINK_SEED: u64 = 0x7369_6e6b_0000_0000;
+
+/// Number of plans in a thousand whose sink publishes in transactions: of the stream alone, and with a table.
+const SINK_PLANS: u64 = 250;
+const SINK_TABLE_PLANS: u64 = 100;
 
 /// Makes the seed of the generator for the outbox table differ from the others.
 const TABLE_SEED: u64 = 0x7461_626c_6500_0000;
@@ -112,6 +119,9 @@ pub(super) enum Fault {
     CleanUp,
     /// The broker is not available for a while.
     BrokerDown,
+    /// The server ends the session of a stream, and the process does not notice for a while: the slot is free, and the
+    /// process publishes what it has received. Only with a sink that fences it off.
+    Unnoticed,
 }
 
 const FAULTS: [Fault; 10] = [
@@ -178,6 +188,17 @@ pub(super) struct TableRules {
     pub(super) ghosts: u64,
 }
 
+/// How a sink behaves that publishes in transactions: probabilities in a thousand.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SinkRules {
+    /// Probability that a call is refused.
+    pub(super) refused: u64,
+    /// Probability that the answer to a call is lost.
+    pub(super) answer_lost: u64,
+    /// Probability that a call is late, and that its answer is.
+    pub(super) late: u64,
+}
+
 /// How the world behaves: probabilities in a thousand, and bounds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Knobs {
@@ -218,6 +239,8 @@ pub(super) struct Plan {
     pub(super) faults: Vec<(u64, Fault)>,
     /// The outbox table; `None` if only the stream is simulated.
     pub(super) table: Option<TableRules>,
+    /// `None` if the sink publishes without transactions.
+    pub(super) sink: Option<SinkRules>,
 }
 
 impl Plan {
@@ -228,10 +251,71 @@ impl Plan {
         }
     }
 
+    /// Changes the rules of the sink, if it publishes in transactions.
+    pub(super) fn each_sink_rule(&mut self, change: impl FnOnce(&mut SinkRules)) {
+        if let Some(rules) = &mut self.sink {
+            change(rules);
+        }
+    }
+
     /// A plan with an outbox table.
     pub(super) fn with_table(seed: u64) -> Self {
+        let mut plan = Self::plain_with_table(seed);
+        let mut sink = Rng::new(seed ^ SINK_SEED);
+        if sink.chance(SINK_TABLE_PLANS) {
+            plan.add_transactions(&mut sink);
+        }
+        plan
+    }
+
+    /// A plan with an outbox table, and with a sink that publishes without transactions.
+    pub(super) fn plain_with_table(seed: u64) -> Self {
+        let mut plan = Self::plain(seed);
+        plan.add_table(seed);
+        plan
+    }
+
+    /// A plan of the stream alone.
+    pub(super) fn new(seed: u64) -> Self {
+        let mut plan = Self::plain(seed);
+        let mut sink = Rng::new(seed ^ SINK_SEED);
+        if sink.chance(SINK_PLANS) {
+            plan.add_transactions(&mut sink);
+        }
+        plan
+    }
+
+    /// The sink publishes in transactions. With a table, the pipeline never leaves the stream.
+    fn add_transactions(&mut self, rng: &mut Rng) {
+        let knobs = &mut self.knobs;
+        let (refused, answer_lost, late) = (swarm(rng, 100), swarm(rng, 100), swarm(rng, 300));
+        self.sink = Some(SinkRules { refused, answer_lost, late });
+        knobs.settings.transactions = Some(TransactionLimits {
+            records_max: [1, 3, 20][rng.index(3)],
+            bytes_max: [200, 100_000][rng.index(2)],
+            interval: Duration::from_millis(rng.range(1, 60)),
+        });
+        if self.table.is_none() && rng.chance(500) {
+            knobs.processes = 2;
+            let last = self.faults.last().map_or(0, |(at, _)| *at);
+            let last =
+                last.max(self.transactions.iter().map(|transaction| transaction.pause).sum());
+            for _ in 0..rng.range(1, 6) {
+                self.faults.push((rng.below(last + 50), Fault::Unnoticed));
+            }
+            self.faults.sort_by_key(|(at, _)| *at);
+        }
+        if let Some(rules) = &mut self.table {
+            rules.mode = SourceMode::Wal;
+            (knobs.reports_shuffled, knobs.report_lost) = (false, 0);
+            let ends_slot = |fault: &Fault| matches!(fault, Fault::SlotDropped | Fault::SlotLost);
+            self.faults.retain(|(_, fault)| !ends_slot(fault));
+        }
+    }
+
+    fn add_table(&mut self, seed: u64) {
         let mut rng = Rng::new(seed ^ TABLE_SEED);
-        let mut plan = Self::new(seed);
+        let plan = self;
         let rules = TableRules::new(&mut rng, &mut plan.knobs);
         let (hidden, expires) = (swarm(&mut rng, 300), swarm(&mut rng, 100));
         for transaction in &mut plan.transactions {
@@ -249,10 +333,17 @@ impl Plan {
         plan.faults.extend(table_faults(&mut rng, last));
         plan.faults.sort_by_key(|(at, _)| *at);
         plan.table = Some(rules);
+    }
+
+    /// A plan of the stream alone, with a sink that publishes in transactions.
+    pub(super) fn with_transactions(seed: u64) -> Self {
+        let mut plan = Self::plain(seed);
+        plan.add_transactions(&mut Rng::new(seed ^ SINK_SEED));
         plan
     }
 
-    pub(super) fn new(seed: u64) -> Self {
+    /// A plan of the stream alone, with a sink that publishes without transactions.
+    pub(super) fn plain(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let knobs = Knobs::new(&mut rng);
         let poisoned = swarm(&mut rng, 300);
@@ -291,7 +382,7 @@ impl Plan {
         }
         let transactions = (0..count).map(|_| transaction(&mut rng)).collect();
         let faults = faults(&mut rng);
-        Self { schedule: rng.next(), knobs, transactions, faults, table: None }
+        Self { schedule: rng.next(), knobs, transactions, faults, table: None, sink: None }
     }
 
     /// Few aggregates, many events that are parked and fixed soon, and no faults but crashes, lost connections and
@@ -333,7 +424,7 @@ impl Plan {
             (at, kinds[rng.index(4)])
         };
         let faults = (0..25).map(|_| fault(rng)).collect();
-        Self { schedule: rng.next(), knobs, transactions, faults, table: None }
+        Self { schedule: rng.next(), knobs, transactions, faults, table: None, sink: None }
     }
 
     /// The control connection is slow, everything else is fast, and there are crashes: finds bugs around decisions that
@@ -369,7 +460,7 @@ impl Plan {
             (at, Fault::Crash { boundaries: rng.below(6) })
         };
         let faults = (0..12).map(|_| crash(rng)).collect();
-        Self { schedule: rng.next(), knobs, transactions, faults, table: None }
+        Self { schedule: rng.next(), knobs, transactions, faults, table: None, sink: None }
     }
 }
 
@@ -502,6 +593,7 @@ impl Knobs {
                 idle_step: 4096,
                 words: HaltWords::POSTGRES,
                 rules,
+                transactions: None,
             },
             processes: if rng.chance(250) { 2 } else { 1 },
             partitions: rng.index(3) + 1,

@@ -823,7 +823,7 @@ impl PollSession {
             source,
         };
         let polling = PollingRules { failures_stay: keeps_failures, claims_expire: !repairs };
-        process.engine.polls(Some(polling));
+        process.engine.polls(polling).unwrap();
         self.claims = Some(Claims::new(clock, settings, at(start)));
         self.apply(ground, process, ClaimInput::Begin)
     }

@@ -4,8 +4,10 @@ use super::broker::{NotTaken, Post, Producer, Record, TOO_LARGE};
 use super::ground::Ground;
 use super::outbox::{SessionId, time_of};
 use super::plan::{Bad, Knobs, SourceMode, TableRules};
+use super::transactional_sink::{Caller, Request};
 use super::truth::Truth;
 use super::{Check, Stop, wrong};
+use crate::ack::Progress;
 use crate::engine::{Answer, Engine, NextChange, Offered, PoisonAnswer, SentRow};
 use crate::published::RowStatusRule;
 use crate::relay::{Effect, Input, OnPoison, Restart};
@@ -13,7 +15,7 @@ use postrider_core::error::{Halt, HaltReason};
 use postrider_core::event::{Aggregate, Position};
 use postrider_core::parked::{Entry, State};
 use postrider_core::record::{Outcome, Refusal, Scope, Ticket};
-use postrider_core::sink;
+use postrider_core::sink::{self, SinkCall};
 use postrider_core::timestamp::Timestamp;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -334,7 +336,8 @@ impl Process {
                 Post::Report { record, outcome, by } => {
                     let of_stream = record.version == 0 && record.ticket.0 >> 63 == 0;
                     let streams = self.connections.history.is_some();
-                    if of_stream && streams && !self.engine.ending() {
+                    let overtakes = ground.sink.is_none();
+                    if of_stream && streams && overtakes && !self.engine.ending() {
                         self.overtakings.record(&ground.truth, record.event, outcome, by);
                     }
                     let first = self.engine.effects().len();
@@ -342,6 +345,10 @@ impl Process {
                     self.check_reported(ground, record.event, first)?;
                 }
                 Post::Broken => self.apply(ground, Input::SinkBroken)?,
+                Post::Recovered(call, recovered) => {
+                    self.apply(ground, Input::SinkRecovered { call, recovered })?;
+                }
+                Post::Committed(call) => self.apply(ground, Input::SinkCommitted { call })?,
             }
         }
         Ok(())
@@ -361,6 +368,47 @@ impl Process {
         Ok(())
     }
 
+    /// The producer that the sink knows.
+    fn caller(&self) -> Caller {
+        Caller { process: self.index, life: self.producer.life, producer: self.producer.number }
+    }
+
+    /// Whether this is the producer that has called the sink.
+    pub(super) fn is_caller(&self, caller: Caller) -> bool {
+        self.caller() == caller
+    }
+
+    /// The sink fences former producers off.
+    pub(super) fn recover_sink(&mut self, ground: &mut Ground, call: SinkCall) {
+        self.producer.take_open();
+        ground.call_sink(self.caller(), call, Request::Recover);
+    }
+
+    /// The sink commits the open transaction.
+    pub(super) fn commit_sink(
+        &mut self,
+        ground: &mut Ground,
+        call: SinkCall,
+        (progress, attempts): (Progress, Vec<Position>),
+    ) {
+        if let Some(records) = self.producer.take_open() {
+            let request = Request::Commit { records, progress, attempts };
+            ground.call_sink(self.caller(), call, request);
+        }
+    }
+
+    /// An event is published. If the sink publishes in transactions, the event is visible by now.
+    pub(super) fn published(&mut self, ground: &Ground, ticket: Ticket) -> Check {
+        self.engine.row_status().published(ticket);
+        match self.producer.tickets.remove(&ticket) {
+            Some(event) if !ground.truth.delivered(event) => {
+                let position = ground.truth.events[event].position;
+                wrong(format!("{position} counts as published, and is not visible"))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
     /// Performs the effects that need no session. Returns whether the relay has ended.
     pub(super) fn perform_offline(&mut self, ground: &mut Ground) -> Check<bool> {
         let mut over = false;
@@ -368,7 +416,11 @@ impl Process {
             match effect {
                 Effect::Restart { why } => self.reset_sink(ground, why)?,
                 Effect::Drained | Effect::Halt(_) => over = true,
-                Effect::Published { ticket, .. } => self.engine.row_status().published(ticket),
+                Effect::Published { ticket, .. } => self.published(ground, ticket)?,
+                Effect::RecoverSink { call } => self.recover_sink(ground, call),
+                Effect::CommitSink { call, progress, attempts } => {
+                    self.commit_sink(ground, call, (progress, attempts));
+                }
                 Effect::Overtaken { .. }
                 | Effect::Released { .. }
                 | Effect::Publish(_)
@@ -407,7 +459,9 @@ impl Process {
             self.late_reports.push((at, record.ticket, outcome));
         }
         self.producer.discard(&mut ground.truth, (&knobs, &mut ground.rng, now))?;
+        let life = self.producer.life;
         self.producer = Producer::new(&knobs, number, ready_from);
+        self.producer.life = life;
         Ok(())
     }
 
@@ -561,8 +615,8 @@ impl Process {
         self.boundary()?;
         // In runs with large records the broker refuses one for its size.
         let broker_decides =
-            ground.large_in_1000 > 0 && ground.truth.bad(event, ground.now) == Bad::TooLarge;
-        let large = ground.large.chance(ground.large_in_1000) || broker_decides;
+            ground.large.in_1000 > 0 && ground.truth.bad(event, ground.now) == Bad::TooLarge;
+        let large = ground.large.rng.chance(ground.large.in_1000) || broker_decides;
         if large && !self.engine.relay().sends_exclusively() {
             return self.not_taken(ground, (ticket, event), offered, sink::NotTaken::Alone);
         }
@@ -580,6 +634,9 @@ impl Process {
         let reason = Refusal::destination("none of this name");
         let not_taken = match taken {
             Ok(()) => {
+                if ground.sink.is_some() {
+                    self.producer.tickets.insert(ticket, event);
+                }
                 let time_ms = Some(time_of(event));
                 let row = commit_time.map(|commit_time| SentRow { commit_time, time_ms });
                 self.engine.taken(ticket, offered, row);
@@ -588,7 +645,7 @@ impl Process {
             // The destination was unavailable for long enough, or its metadata may be stale.
             Err(NotTaken::Destination) if ground.late.chance(300) => {
                 let stale = ground.late.chance(500);
-                let soon = ground.large.chance(500);
+                let soon = ground.large.rng.chance(500);
                 match (stale, soon) {
                     (true, _) => sink::NotTaken::Doubted(reason),
                     (false, true) => sink::NotTaken::Missing,

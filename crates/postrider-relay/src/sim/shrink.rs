@@ -63,7 +63,13 @@ fn size(plan: &Plan) -> u64 {
     });
     let rules: usize = rules.sum();
     let knobs = [k.sink_full, k.destination_down, k.unknown, k.refused_wider, k.report_lost];
-    let knobs = knobs.iter().chain([&k.overtakes, &k.keepalive]).filter(|knob| **knob > 0).count();
+    let sink = plan.sink.map_or([0; 3], |rules| [rules.refused, rules.answer_lost, rules.late]);
+    let knobs = knobs
+        .iter()
+        .chain([&k.overtakes, &k.keepalive])
+        .chain(&sink)
+        .filter(|knob| **knob > 0)
+        .count();
     (changes + bad.count() + hidden + rules + plan.faults.len() * 2 + knobs + k.processes * 3)
         as u64
 }
@@ -75,7 +81,7 @@ fn candidates(plan: &Plan) -> Vec<Plan> {
         change(&mut smaller);
         all.push(smaller);
     };
-    let knobs: [fn(&mut Plan); 13] = [
+    let knobs: [fn(&mut Plan); 16] = [
         |p| p.knobs.processes = 1,
         |p| p.knobs.sink_full = 0,
         |p| p.knobs.destination_down = 0,
@@ -84,6 +90,9 @@ fn candidates(plan: &Plan) -> Vec<Plan> {
         |p| p.knobs.report_lost = 0,
         |p| p.knobs.overtakes = 0,
         |p| p.knobs.keepalive = 0,
+        |p| p.each_sink_rule(|rules| rules.refused = 0),
+        |p| p.each_sink_rule(|rules| rules.answer_lost = 0),
+        |p| p.each_sink_rule(|rules| rules.late = 0),
         |p| p.each_rule(|rules| rules.row_locked = 0),
         |p| p.each_rule(|rules| rules.relock_lost = 0),
         |p| p.each_rule(|rules| rules.ghosts = 0),

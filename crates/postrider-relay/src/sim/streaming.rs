@@ -37,6 +37,8 @@ pub(super) struct Session {
     cursor: Option<CursorWrite>,
     /// The slot retains more WAL than it may.
     pub(super) over_budget: bool,
+    /// The server has ended the session, which the process notices at this time.
+    pub(super) ends_at: Option<u64>,
 }
 
 impl Session {
@@ -50,6 +52,7 @@ impl Session {
             last_status: 0,
             cursor: None,
             over_budget: false,
+            ends_at: None,
         }
     }
 
@@ -62,7 +65,7 @@ impl Session {
 
     /// Takes the next status update.
     pub(super) fn take_status(&mut self) -> Option<u64> {
-        if self.next_status <= self.last_status {
+        if self.next_status <= self.last_status || self.ends_at.is_some() {
             return None;
         }
         self.last_status = self.next_status;
@@ -71,8 +74,10 @@ impl Session {
 
     /// The server sends the next frame.
     pub(super) fn receive(&mut self, server: &Server, rng: &mut Rng, keepalive: u64) {
-        let frame = self.walsender.send(server, rng, keepalive);
-        self.frames.extend(frame);
+        if self.ends_at.is_none() {
+            let frame = self.walsender.send(server, rng, keepalive);
+            self.frames.extend(frame);
+        }
     }
 
     /// Whether every transaction is sent and taken, and no statement is in progress.
@@ -91,6 +96,9 @@ impl Session {
         ground: &mut Ground,
         process: &mut Process,
     ) -> Check<Option<End>> {
+        if self.ends_at.is_some_and(|at| at <= ground.now) {
+            return Ok(Some(End::Lost));
+        }
         process.take_posts(ground)?;
         process.offer_attempts(ground)?;
         if let Some(end) = self.perform(ground, process)? {
@@ -169,7 +177,11 @@ impl Session {
                 Effect::DeadLetter { .. } | Effect::DeadLetterRefused { .. } => {
                     return wrong("a dead letter, though none are configured".into());
                 }
-                Effect::Published { ticket, .. } => process.engine.row_status().published(ticket),
+                Effect::Published { ticket, .. } => process.published(ground, ticket)?,
+                Effect::RecoverSink { call } => process.recover_sink(ground, call),
+                Effect::CommitSink { call, progress, attempts } => {
+                    process.commit_sink(ground, call, (progress, attempts));
+                }
                 Effect::Released { .. } | Effect::Overtaken { .. } => {}
                 Effect::WriteCursor(progress) => {
                     let clock = process.clock(ground.now);

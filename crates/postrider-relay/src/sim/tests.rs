@@ -45,6 +45,19 @@ const BUGS: &[Bug] = &[
     Bug::LargeNotExclusive,
 ];
 
+/// The bugs with a sink that publishes in transactions, each with the seed from which it must be detected.
+const SINK_BUGS: &[(Bug, u64)] = &[
+    (Bug::CommitsUnsettled, 0),
+    (Bug::ResolvesAtReport, 0),
+    (Bug::ForgetsRecovery, 0),
+    (Bug::ForgetsCommittedAttempts, 0),
+    (Bug::StoresOldProgress, 0),
+    (Bug::ListsOnlyLastAttempts, 0),
+    (Bug::CursorPassesSink, 0),
+    (Bug::TakesOldAnswers, 5_600),
+    (Bug::TrustsRecovery, 45_000),
+];
+
 /// Bugs that only a coincidence of several faults reveals, because other checks prevent their effect, and a seed
 /// shortly before such a coincidence.
 const RARE_BUGS: &[(Bug, u64)] = &[
@@ -125,12 +138,12 @@ fn nothing_is_lost_or_reordered_between_stream_and_table_whatever_fails() {
 
 #[test]
 fn seeds_that_failed_once_pass() {
-    check_seeds(include_str!("seeds.txt"), Plan::new);
+    check_seeds(include_str!("seeds.txt"), Plan::plain);
 }
 
 #[test]
 fn seeds_with_a_table_that_failed_once_pass() {
-    check_seeds(include_str!("seeds_table.txt"), Plan::with_table);
+    check_seeds(include_str!("seeds_table.txt"), Plan::plain_with_table);
 }
 
 /// Each line begins with a seed.
@@ -146,7 +159,7 @@ fn check_seeds(lines: &str, plan: fn(u64) -> Plan) {
 #[test]
 fn same_seed_has_the_same_transcript() {
     for seed in [1, 25, 307] {
-        for plan in [Plan::new(seed), Plan::with_table(seed)] {
+        for plan in [Plan::plain(seed), Plan::with_transactions(seed), Plan::with_table(seed)] {
             let (one, other) = (run(&plan, true), run(&plan, true));
             assert!(!one.transcript.is_empty());
             assert_eq!(one, other);
@@ -157,12 +170,17 @@ fn same_seed_has_the_same_transcript() {
 #[test]
 fn injected_bugs_are_detected() {
     let bugs = BUGS.iter().map(|bug| (*bug, 0)).chain(RARE_BUGS.iter().copied());
-    detect(bugs, Plan::new);
+    detect(bugs, Plan::plain);
+}
+
+#[test]
+fn injected_bugs_with_a_transactional_sink_are_detected() {
+    detect(SINK_BUGS.iter().copied(), Plan::with_transactions);
 }
 
 #[test]
 fn injected_bugs_of_polling_are_detected() {
-    detect(TABLE_BUGS.iter().copied(), Plan::with_table);
+    detect(TABLE_BUGS.iter().copied(), Plan::plain_with_table);
 }
 
 /// Each bug is detected within [`BUG_SEEDS`] seeds from the one beside it.

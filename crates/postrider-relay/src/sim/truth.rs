@@ -206,6 +206,14 @@ impl Truth {
             && later.place > earlier.place
     }
 
+    /// A transaction makes a record visible: the event must not be visible yet.
+    pub(super) fn show(&mut self, event: usize, version: u32) -> Check {
+        if self.delivered(event) {
+            return wrong(format!("{} is visible twice", self.events[event].position));
+        }
+        self.write(event, version, &[])
+    }
+
     /// The broker writes a record. `refused`: the events for which this producer has reported a refusal.
     pub(super) fn write(&mut self, event: usize, version: u32, refused: &[usize]) -> Check {
         let what = self.events[event].clone();

@@ -13,6 +13,7 @@ use super::process::{End, NextReading, Process, halt};
 use super::stage::Stage;
 use super::store::{ahead_of_cursor, withdrawn};
 use super::streaming::Session;
+use super::transactional_sink::Answer;
 use super::truth::RowFacts;
 use super::walsender::Walsender;
 use super::{Check, Run, Stop, wrong};
@@ -109,6 +110,9 @@ impl World {
                 Ok(())
             }
             1 if self.ground.broker_is_down() => Ok(()),
+            1 if self.ground.sink.is_some() && self.ground.rng.chance(500) => {
+                self.ground.serve_sink()
+            }
             1 => {
                 let ground = &mut self.ground;
                 let knobs = (&ground.knobs, &mut ground.rng, ground.now);
@@ -158,7 +162,29 @@ impl World {
         }
     }
 
+    /// An answer of the sink arrives.
+    fn answer(&mut self) {
+        let Some(sink) = &mut self.ground.sink else { return };
+        let Some((caller, answer)) = sink.answer(self.ground.now) else { return };
+        let i = caller.process;
+        let process = &mut self.procs[i];
+        if process.producer.life != caller.life || self.stages[i].is_off() {
+            return;
+        }
+        self.ground.log(i, &format!("the sink answers {answer:?}"));
+        match answer {
+            Answer::Recovered(call, recovered) => {
+                process.mailbox.push(Post::Recovered(call, recovered));
+            }
+            Answer::Committed(call) => process.mailbox.push(Post::Committed(call)),
+            Answer::Failed if process.is_caller(caller) => process.producer.fatal(),
+            Answer::Lost if process.is_caller(caller) => process.producer.silent = true,
+            Answer::Failed | Answer::Lost => {}
+        }
+    }
+
     fn report(&mut self, i: usize) {
+        self.answer();
         let ground = &mut self.ground;
         let post = self.procs[i].producer.report(&ground.knobs, &mut ground.rng);
         let Some(post) = post else { return };
@@ -172,6 +198,7 @@ impl World {
                     format!("the sink reports {at} {outcome:?}")
                 }
                 Post::Broken => "the sink reports that it is broken".into(),
+                Post::Recovered(..) | Post::Committed(_) => format!("the sink reports {post:?}"),
             };
             ground.log(i, &line);
         }
@@ -526,7 +553,7 @@ impl World {
         let stage = std::mem::replace(&mut self.stages[i], Stage::Pause { until });
         process.apply(ground, Input::SourceLost)?;
         if matches!(stage, Stage::Polling(_)) {
-            process.engine.polls(None);
+            process.engine.polls_no_more();
         }
         if process.perform_offline(ground)? {
             return self.exit(i);
@@ -638,6 +665,15 @@ impl World {
             Fault::Request => self.request(),
             Fault::Delete => self.delete(),
             Fault::Prune => ground.server.prune(),
+            Fault::Unnoticed => {
+                if let Stage::Streaming(session) = &mut self.stages[i]
+                    && ground.sink.is_some()
+                    && ground.server.slot.holder == Some(i)
+                {
+                    session.ends_at = Some(ground.now + ground.rng.range(1, OUTAGE_MAX));
+                    ground.server.slot.holder = None;
+                }
+            }
             Fault::SlotDropped
             | Fault::SlotLost
             | Fault::WalBudget
@@ -815,7 +851,10 @@ impl World {
         self.ground.log(i, "starts");
         let ground = &self.ground;
         self.procs[i] = Process::new(i, ground.now, &ground.knobs, ground.rules());
-        self.stages[i] = Stage::Pause { until: ground.now };
+        if let Some(sink) = &mut self.ground.sink {
+            self.procs[i].producer.life = sink.next_life();
+        }
+        self.stages[i] = Stage::Pause { until: self.ground.now };
     }
 
     /// Process `i` has the slot, or the lock of a poller: records that others have in flight are written now or never.
@@ -967,6 +1006,7 @@ impl World {
             (relay.deferred_statuses() > 0, "a row status waits for its row"),
             (effects, "effects wait"),
             (!self.ground.server.orphans.is_empty(), "a statement of a lost session is left"),
+            (self.ground.sink.as_ref().is_some_and(|sink| sink.is_busy()), "the sink has a call"),
         ];
         let busy = states.iter().find_map(|(busy, why)| busy.then_some(*why));
         busy.or_else(|| match &self.stages[i] {

@@ -31,7 +31,7 @@ impl SinkConfig for DiscardConfig {
         Capabilities {
             order: Order::Total,
             refuses_batches: false,
-            transactions: false,
+            transactions: None,
             dedupe: false,
             headers: true,
             null_value: true,

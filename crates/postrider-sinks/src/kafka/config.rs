@@ -113,7 +113,7 @@ impl SinkConfig for KafkaConfig {
         Capabilities {
             order: Order::Key,
             refuses_batches: true,
-            transactions: false,
+            transactions: None,
             dedupe: false,
             headers: true,
             null_value: true,

@@ -730,6 +730,8 @@ mod polled_tests {
             | Post::Up { .. }
             | Post::Broken { .. }
             | Post::Located
+            | Post::Recovered { .. }
+            | Post::Committed { .. }
             | Post::Unfit { .. } => None,
         })
     }

@@ -30,7 +30,7 @@ impl SinkConfig for StdoutConfig {
         Capabilities {
             order: Order::Total,
             refuses_batches: false,
-            transactions: false,
+            transactions: None,
             dedupe: false,
             headers: true,
             null_value: true,

@@ -112,7 +112,8 @@ impl Fake {
                 self.seen.outcomes.insert(name, outcome);
             }
             Some(Post::Broken) => self.seen.broken = true,
-            None => {}
+            // This sink has no transactions.
+            Some(Post::Recovered(..) | Post::Committed(_)) | None => {}
         }
     }
 

@@ -246,7 +246,7 @@ fn drain_does_not_wait_for_an_event_that_the_sink_never_took() {
 /// A crash repeats no more than that number, however long the interval is.
 #[test]
 fn row_is_due_when_ten_thousand_events_were_published_since_the_last() {
-    let mut run = Script::new(rules(OnPoison::BlockKey));
+    let mut run = Script::new(rules(OnPoison::BlockKey), None);
     for line in ["start 16", "begin 32", "event a", "acked 0", "written"] {
         run.line(line);
     }
@@ -264,7 +264,7 @@ fn row_is_due_when_ten_thousand_events_were_published_since_the_last() {
 /// A crash repeats every event that the row does not cover, and a commit may take long.
 #[test]
 fn intake_closes_while_a_row_is_being_written_at_what_a_crash_may_repeat() {
-    let mut run = Script::new(rules(OnPoison::BlockKey));
+    let mut run = Script::new(rules(OnPoison::BlockKey), None);
     run.lines(&["start 16", "begin 32"]);
     // Twice the number of events that makes a row due, and the maximum in flight.
     let taken_max = 20_004;
@@ -283,7 +283,7 @@ fn intake_closes_while_a_row_is_being_written_at_what_a_crash_may_repeat() {
 
 #[test]
 fn what_the_intake_waits_for_is_named() {
-    let mut run = Script::new(rules(OnPoison::BlockKey));
+    let mut run = Script::new(rules(OnPoison::BlockKey), None);
     let waits_for = |run: &Script| run.relay.waits_for().unwrap_or("nothing");
     for line in ["start 16", "begin 32", "event a", "event b", "event c"] {
         run.line(line);

@@ -198,8 +198,14 @@ fn strict_order_has_one_event_of_an_aggregate_in_flight() {
     let limits = crate::relay::Limits { events_max: 4, bytes_max: 1000 };
     let cursor_interval = Duration::from_secs(1);
     let words = crate::relay::HaltWords::POSTGRES;
-    let settings =
-        crate::relay::Settings { limits, cursor_interval, idle_step: 4096, words, rules };
+    let settings = crate::relay::Settings {
+        limits,
+        cursor_interval,
+        idle_step: 4096,
+        words,
+        rules,
+        transactions: None,
+    };
     let mut relay = Relay::new(settings);
     let mut effects = Vec::new();
     let (a, b) = (Aggregate { kind: "order", id: "a" }, Aggregate { kind: "order", id: "b" });

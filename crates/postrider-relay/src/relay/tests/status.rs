@@ -8,7 +8,7 @@ use postrider_core::timestamp::Timestamp;
 use std::time::Duration;
 
 fn after(lines: &[&str]) -> Script {
-    let mut run = Script::new(rules(OnPoison::BlockKey));
+    let mut run = Script::new(rules(OnPoison::BlockKey), None);
     run.lines(lines);
     run
 }
@@ -65,7 +65,7 @@ fn received_position_is_reported_before_it_is_resolved() {
 
 #[test]
 fn halt_is_reported_while_it_waits_and_the_end_afterwards() {
-    let mut run = Script::new(rules(OnPoison::Stop));
+    let mut run = Script::new(rules(OnPoison::Stop), None);
     run.lines(&["start 16", "begin 32", "event a", "poison b"]);
     assert_eq!(run.relay.halting().map(|halt| &*halt.message), Some("no aggregate id"));
     assert!(!run.relay.ended());

@@ -131,7 +131,7 @@ fn suspect_is_not_sent_while_an_attempt_is_in_flight() {
 /// An attempt of each is refused, and none of their destinations is known then.
 #[test]
 fn destinations_are_probed_a_few_at_a_time() {
-    let mut run = Script::new(ParkingRules { rows_max: 100, ..rules(OnPoison::BlockKey) });
+    let mut run = Script::new(ParkingRules { rows_max: 100, ..rules(OnPoison::BlockKey) }, None);
     let start = |run: &mut Script| {
         (0..40).for_each(|n| run.line(&format!("row 32 {n} {n} waiting")));
         run.transcript.clear();

@@ -6,7 +6,7 @@ use crate::relay::{Change, Input};
 use std::time::Duration;
 
 fn after(rules: ParkingRules, lines: &[&str]) -> Script {
-    let mut run = Script::new(rules);
+    let mut run = Script::new(rules, None);
     run.lines(lines);
     run
 }

@@ -1,0 +1,697 @@
+//! A sink that publishes in transactions: what its commit resolves, and what a start recovers.
+
+use super::{check_stopping_transactions, check_transactions};
+use expect_test::expect;
+
+/// Neither the report nor the time resolves an event.
+#[test]
+fn event_is_resolved_by_the_commit_of_its_transaction() {
+    check_transactions(
+        "start 16
+         recovered
+         written
+         begin 32
+         event a
+         event b
+         commit 32 48
+         acked 1
+         wait 2000
+         acked 0
+         wait 2000
+         committed
+         written",
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #0
+            event b           │ publish #1
+            commit 32 48      │ 
+            acked 1           │ 
+            wait 2000         │  (closed)
+            acked 0           │ commit sink 0/30 (closed)
+            wait 2000         │  (closed)
+            committed         │ published, published, write cursor 0/30
+            written           │ confirm 0/30
+        "#]],
+    );
+}
+
+/// A bound closes the intake until the commit is answered.
+#[test]
+fn full_transaction_is_committed_before_the_next_event_is_taken() {
+    check_transactions(
+        "start 16
+         recovered
+         written
+         begin 32
+         event a
+         event b
+         event c
+         acked 0
+         acked 1
+         acked 2
+         committed
+         event d 600
+         acked 3
+         committed
+         commit 32 48",
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #0
+            event b           │ publish #1
+            event c           │ publish #2 (closed)
+            acked 0           │  (closed)
+            acked 1           │  (closed)
+            acked 2           │ commit sink 0/10+0/20:3 (closed)
+            committed         │ published, published, published
+            event d 600       │ publish #3 (closed)
+            acked 3           │ commit sink 0/10+0/20:4 (closed)
+            committed         │ published
+            commit 32 48      │ 
+        "#]],
+    );
+}
+
+/// Nothing is published before the sink has said what it has. The stream, which begins at the cursor row, passes what
+/// the last transaction has published.
+#[test]
+fn start_continues_behind_the_last_commit() {
+    check_transactions(
+        "start 16
+         begin 32
+         recovered 16 32 2
+         written
+         event a
+         event b
+         event c
+         commit 32 48
+         acked 0
+         wait 20
+         committed",
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            begin 32          │  (closed)
+            recovered 16 32 2 │ write cursor 0/10+0/20:2 (closed)
+            written           │ 
+            event a           │ 
+            event b           │ 
+            event c           │ publish #0
+            commit 32 48      │ 
+            acked 0           │ 
+            wait 20           │ commit sink 0/30 (closed)
+            committed         │ published
+        "#]],
+    );
+}
+
+/// The commit was of later transactions.
+#[test]
+fn start_passes_whole_transactions_below_the_last_commit() {
+    check_transactions(
+        "start 16
+         begin 32
+         recovered 64
+         written
+         event a
+         commit 32 48
+         begin 48
+         event b
+         commit 48 64
+         begin 64
+         event c
+         commit 64 80
+         acked 0
+         wait 20
+         committed
+         written",
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            begin 32          │  (closed)
+            recovered 64      │ write cursor 0/40 (closed)
+            written           │ confirm 0/40
+            event a           │ 
+            commit 32 48      │ 
+            begin 48          │ 
+            event b           │ 
+            commit 48 64      │ 
+            begin 64          │ 
+            event c           │ publish #0
+            commit 64 80      │ 
+            acked 0           │ 
+            wait 20           │ commit sink 0/50 (closed)
+            committed         │ published
+            written           │ 
+        "#]],
+    );
+}
+
+/// The outcome of the commit is unknown. The next producer says whether the transaction was committed.
+#[test]
+fn commit_without_an_answer_is_recovered() {
+    check_transactions(
+        "start 16
+         recovered
+         written
+         begin 32
+         event a
+         commit 32 48
+         acked 0
+         wait 20
+         broken
+         lost
+         start 16
+         recovered 48
+         written
+         begin 32
+         event a
+         commit 32 48
+         keepalive 48
+         wait 1000
+         written",
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #0
+            commit 32 48      │ 
+            acked 0           │ 
+            wait 20           │ commit sink 0/30 (closed)
+            broken            │ restart: SinkBroken (closed)
+            lost              │  (closed)
+            start 16          │ recover sink (closed)
+            recovered 48      │ write cursor 0/30 (closed)
+            written           │ confirm 0/30
+            begin 32          │ 
+            event a           │ 
+            commit 32 48      │ 
+            keepalive 48      │ 
+            wait 1000         │ 
+            written           │ 
+        "#]],
+    );
+}
+
+/// The answer to a commit is lost, and the commit has not taken effect.
+#[test]
+fn commit_that_failed_is_made_again() {
+    check_transactions(
+        "start 16
+         recovered
+         written
+         begin 32
+         event a
+         commit 32 48
+         acked 0
+         wait 20
+         broken
+         lost
+         start 16
+         recovered
+         written
+         begin 32
+         event a
+         commit 32 48
+         acked 1
+         wait 20
+         committed",
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #0
+            commit 32 48      │ 
+            acked 0           │ 
+            wait 20           │ commit sink 0/30 (closed)
+            broken            │ restart: SinkBroken (closed)
+            lost              │  (closed)
+            start 16          │ recover sink (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #1
+            commit 32 48      │ 
+            acked 1           │ 
+            wait 20           │ commit sink 0/30 (closed)
+            committed         │ published
+        "#]],
+    );
+}
+
+/// Another process has fenced the producer of this one.
+#[test]
+fn another_owner_ends_the_transaction() {
+    check_transactions(
+        "start 16
+         recovered
+         written
+         begin 32
+         event a
+         commit 32 48
+         acked 0
+         lost
+         other 48
+         lost
+         start 48
+         recovered 48
+         written
+         begin 64
+         event b
+         commit 64 80",
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #0
+            commit 32 48      │ 
+            acked 0           │ 
+            lost              │ 
+            other 48          │ restart: SlotTaken, recover sink, confirm 0/30 (closed)
+            lost              │  (closed)
+            start 48          │ recover sink (closed)
+            recovered 48      │ write cursor 0/30 (closed)
+            written           │ 
+            begin 64          │ 
+            event b           │ publish #1
+            commit 64 80      │ 
+        "#]],
+    );
+}
+
+/// The commit's progress passes a parked event, so its row is committed first.
+#[test]
+fn commit_waits_for_the_rows_of_parked_events() {
+    check_transactions(
+        "start 16
+         recovered
+         written
+         begin 32
+         event a
+         poison b
+         commit 32 48
+         acked 0
+         wait 20
+         parked
+         committed
+         written",
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #0
+            poison b          │ park #1 dead 1000, write 1 rows []
+            commit 32 48      │ 
+            acked 0           │ 
+            wait 20           │  (closed)
+            parked            │ commit sink 0/30 (closed)
+            committed         │ published
+            written           │ 
+        "#]],
+    );
+}
+
+/// A parked event that was attempted is released by the commit, which lists it. After a crash before its row status was
+/// written, it is not attempted again.
+#[test]
+fn attempt_is_released_by_its_commit_and_recovered() {
+    check_transactions(
+        "row 32 1 b waiting
+         start 48
+         recovered
+         written
+         acked t0
+         wait 20
+         committed
+         parked",
+        &expect![[r#"
+            start 48          │ recover sink, confirm 0/30 (closed)
+            recovered         │ write cursor 0/30 (closed)
+            written           │ attempt t0 0/20:1
+            acked t0          │ 
+            wait 20           │ commit sink 0/30 0/20:1 (closed)
+            committed         │ released 0/20:1, write 0 rows [0/20:1 done]
+            parked            │ 
+        "#]],
+    );
+    check_transactions(
+        "row 32 1 b waiting
+         start 48
+         recovered 48 + 32 1
+         written
+         parked
+         wait 2000",
+        &expect![[r#"
+            start 48          │ recover sink, confirm 0/30 (closed)
+            recovered 48 + 32 1│ write 0 rows [0/20:1 done], write cursor 0/30 (closed)
+            written           │ 
+            parked            │ 
+            wait 2000         │ 
+        "#]],
+    );
+}
+
+/// The end waits for the commit, and the commit does not wait for its interval.
+#[test]
+fn drain_commits() {
+    check_transactions(
+        "start 16
+         recovered
+         written
+         begin 32
+         event a
+         commit 32 48
+         acked 0
+         drain
+         committed
+         written",
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #0
+            commit 32 48      │ 
+            acked 0           │ 
+            drain             │ commit sink 0/30 (closed)
+            committed         │ published, write cursor 0/30 (closed)
+            written           │ confirm 0/30, drained (closed)
+        "#]],
+    );
+}
+
+/// The events of a refused batch are sent one at a time, each in a transaction of its own.
+#[test]
+fn refused_batch_ends_the_transaction() {
+    check_transactions(
+        "start 16
+         recovered
+         written
+         begin 32
+         event a
+         event b
+         commit 32 48
+         acked 0
+         refused 1
+         lost
+         start 16
+         recovered
+         written
+         begin 32
+         event a
+         acked 2
+         wait 20
+         committed
+         event b
+         refused 3
+         lost
+         start 16
+         recovered 16 32 1
+         written
+         begin 32
+         event a
+         event b
+         commit 32 48
+         parked",
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #0
+            event b           │ publish #1
+            commit 32 48      │ 
+            acked 0           │ 
+            refused 1         │ restart: Refused(Native(10)) (closed)
+            lost              │  (closed)
+            start 16          │ recover sink (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #2 (closed)
+            acked 2           │ commit sink 0/10+0/20:1 (closed)
+            wait 20           │  (closed)
+            committed         │ published
+            event b           │ publish #3 (closed)
+            refused 3         │ restart: Refused(Native(10)) (closed)
+            lost              │  (closed)
+            start 16          │ recover sink (closed)
+            recovered 16 32 1 │ write cursor 0/10+0/20:1 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ 
+            event b           │ park #4 waiting 1000, write 1 rows []
+            commit 32 48      │ 
+            parked            │ 
+        "#]],
+    );
+}
+
+/// The commit before a halt covers what is before the event that halts the relay, and not that event.
+#[test]
+fn halt_commits_what_is_before_the_poison() {
+    check_stopping_transactions(
+        "start 16
+         recovered
+         written
+         begin 32
+         event a
+         poison b
+         acked 0
+         committed
+         written",
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #0
+            poison b          │  (closed)
+            acked 0           │ commit sink 0/10+0/20:1 (closed)
+            committed         │ published, write cursor 0/10+0/20:1 (closed)
+            written           │ halt: no aggregate id (closed)
+        "#]],
+    );
+}
+
+/// An event that the broker has refused halts the relay only after it was sent alone: the transaction may have later
+/// events.
+#[test]
+fn refused_event_halts_with_no_other_in_its_transaction() {
+    check_stopping_transactions(
+        "start 16
+         recovered
+         written
+         begin 32
+         event a
+         event b
+         toolarge 0
+         acked 1
+         lost
+         start 16
+         recovered
+         written
+         begin 32
+         event a
+         toolarge 2",
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #0
+            event b           │ publish #1
+            toolarge 0        │  (closed)
+            acked 1           │ restart: Refused(TooLarge(Some(Excess { size: 9, limit: 8, compressed: false }))) (closed)
+            lost              │  (closed)
+            start 16          │ recover sink (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #2 (closed)
+            toolarge 2        │ halt: the event at position 0/20:0 can't be published: the record has 9 bytes, the destination takes 8 (closed)
+        "#]],
+    );
+}
+
+/// Progress without events is stored in the sink before the cursor row.
+#[test]
+fn cursor_row_follows_what_the_sink_has() {
+    check_transactions(
+        "start 16
+         recovered
+         written
+         keepalive 8192
+         wait 2000
+         committed
+         written",
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            keepalive 8192    │ 
+            wait 2000         │ commit sink 0/2000 (closed)
+            committed         │ write cursor 0/2000
+            written           │ confirm 0/2000
+        "#]],
+    );
+}
+
+/// The write of the cursor row shows whether this process is still the owner. Before it, nothing is published.
+#[test]
+fn process_that_was_taken_over_publishes_nothing_after_its_recovery() {
+    check_transactions(
+        "row 32 1 b waiting
+         start 48
+         recovered 48
+         begin 64
+         wait 2000
+         taken
+         lost",
+        &expect![[r#"
+            start 48          │ recover sink, confirm 0/30 (closed)
+            recovered 48      │ write cursor 0/30 (closed)
+            begin 64          │  (closed)
+            wait 2000         │  (closed)
+            taken             │ restart: SlotTaken (closed)
+            lost              │  (closed)
+        "#]],
+    );
+    check_transactions(
+        "start 16
+         recovered
+         deferred
+         wait 500
+         wait 500
+         written",
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            deferred          │  (closed)
+            wait 500          │  (closed)
+            wait 500          │ write cursor 0/10 (closed)
+            written           │ 
+        "#]],
+    );
+}
+
+/// A sink that is behind the cursor row is not the one that the pipeline has published to.
+#[test]
+fn sink_that_is_behind_the_cursor_row_halts() {
+    check_transactions(
+        "start 64
+         recovered 48
+         written",
+        &expect![[r#"
+            start 64          │ recover sink, confirm 0/40 (closed)
+            recovered 48      │ write cursor 0/40 (closed)
+            written           │ halt: the sink has stored progress up to 0/30:0, which is behind the cursor row at 0/40:0: this is another sink, or it has lost what it had stored (closed)
+        "#]],
+    );
+}
+
+/// An answer to a call that was made before the last reset.
+#[test]
+fn late_answer_has_no_effect() {
+    check_transactions(
+        "start 16
+         recovered
+         written
+         begin 32
+         event a
+         commit 32 48
+         acked 0
+         wait 20
+         broken
+         lost
+         start 16
+         committedlate
+         recovered
+         written",
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #0
+            commit 32 48      │ 
+            acked 0           │ 
+            wait 20           │ commit sink 0/30 (closed)
+            broken            │ restart: SinkBroken (closed)
+            lost              │  (closed)
+            start 16          │ recover sink (closed)
+            committedlate     │  (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+        "#]],
+    );
+}
+
+/// What the sink has published is known after its recovery: a request to skip such an event is declined then.
+#[test]
+fn requests_wait_for_the_recovery() {
+    check_transactions(
+        "row 32 1 b waiting skip
+         start 48
+         recovered 48 + 32 1
+         parked",
+        &expect![[r#"
+            start 48          │ recover sink, confirm 0/30 (closed)
+            recovered 48 + 32 1│ write 0 rows [0/20:1 done], write cursor 0/30 (closed)
+            parked            │ write 0 rows [0/20:1 declined] (closed)
+        "#]],
+    );
+}
+
+/// A parked event is listed by each commit until the status of its row is committed.
+#[test]
+fn published_event_is_listed_until_its_row_has_the_status() {
+    check_transactions(
+        "row 32 1 b waiting
+         start 48
+         recovered
+         written
+         acked t0
+         wait 20
+         committed
+         begin 64
+         event a
+         commit 64 80
+         acked 0
+         wait 20
+         committed
+         parked
+         begin 80
+         event a
+         commit 80 96
+         acked 1
+         wait 20",
+        &expect![[r#"
+            start 48          │ recover sink, confirm 0/30 (closed)
+            recovered         │ write cursor 0/30 (closed)
+            written           │ attempt t0 0/20:1
+            acked t0          │ 
+            wait 20           │ commit sink 0/30 0/20:1 (closed)
+            committed         │ released 0/20:1, write 0 rows [0/20:1 done]
+            begin 64          │ 
+            event a           │ publish #0
+            commit 64 80      │ 
+            acked 0           │ 
+            wait 20           │ commit sink 0/50 0/20:1 (closed)
+            committed         │ published
+            parked            │ 
+            begin 80          │ 
+            event a           │ publish #1
+            commit 80 96      │ 
+            acked 1           │ 
+            wait 20           │ commit sink 0/60 (closed)
+        "#]],
+    );
+}
