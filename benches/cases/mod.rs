@@ -204,6 +204,7 @@ fn dead(number: u64) -> Entry {
         attempts: 10,
         wait: Duration::ZERO,
         overtaken_by: None,
+        xid: None,
     }
 }
 

@@ -156,7 +156,7 @@ async fn answer_live(State(shared): State<Arc<EndpointState>>) -> Response {
     let now = Instant::now();
     verdict(shared.snapshots().map(|snapshot| {
         let why = live(&snapshot, shared.started, now);
-        (snapshot.pipeline, why)
+        (snapshot.key.pipeline, why)
     }))
 }
 
@@ -164,7 +164,7 @@ async fn answer_ready(State(shared): State<Arc<EndpointState>>) -> Response {
     let now = Instant::now();
     verdict(shared.snapshots().map(|snapshot| {
         let why = shared.why_not_ready(&snapshot, now);
-        (snapshot.pipeline, why)
+        (snapshot.key.pipeline, why)
     }))
 }
 

@@ -137,9 +137,10 @@ fn status_and_metrics_show_the_boards() {
         assert_eq!(json["pipelines"][0]["published_total"], 42);
         assert_eq!(json["pipelines"][0]["state"], "streaming");
         assert_eq!(json["pipelines"][0]["ready"], true);
+        assert_eq!(json["pipelines"][0]["shard"], 0);
         let (status, body) = ask(address, "/metrics").await;
         assert_eq!(status, 200);
-        assert!(body.contains("outbox_throughput{pipeline=\"orders\"} 42\n"), "{body}");
+        assert!(body.contains("outbox_throughput{pipeline=\"orders\",shard=\"0\"} 42\n"), "{body}");
         assert_eq!(ask(address, "/").await.0, 404);
     });
 }

@@ -56,7 +56,7 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
         let hint = "postrider check shows what is wrong with the brokers; run the command again when they answer";
         return Err(refused(not_now(message.to_owned(), hint)));
     }
-    if let PipelineLock::HeldBy { pid } = lock(client, spec.name()).await? {
+    if let PipelineLock::HeldBy { pid } = lock(client, spec.key()).await? {
         let by = pid.map_or_else(String::new, |pid| format!(": backend {pid}"));
         return Err(refused(repair::relay_running(&format!("it holds the pipeline's lock{by}"))));
     }
@@ -75,7 +75,7 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
         start::check_publication(&facts).map_err(refused)?;
     }
     if change.before.as_ref() == Some(&change.now)
-        || cursor::read_settings(client, spec.name()).await?.is_none()
+        || cursor::read_settings(client, spec.key()).await?.is_none()
     {
         let text =
             format!("{}: nothing to adopt: the position belongs to these settings", spec.name());
@@ -86,8 +86,8 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
         text.push_str("\nnothing was changed (--dry-run)");
         return print(args, &text, spec, "differs", &change).map(|()| Exit::Done);
     }
-    let epoch = cursor::take_over(client, spec.name()).await?;
-    cursor::write_settings(client, spec.name(), epoch, &change.now, change.other_table).await?;
+    let epoch = cursor::take_over(client, spec.key()).await?;
+    cursor::write_settings(client, spec.key(), epoch, &change.now, change.other_table).await?;
     text.push_str("\nadopted: the position now belongs to the present settings; ");
     text.push_str(&how_to_start(config.admin.listen, spec).await);
     print(args, &text, spec, "adopted", &change).map(|()| Exit::Done)

@@ -3,13 +3,11 @@
 //! Each bookmark is a replication slot that retains WAL. The list shows how much; `bookmarks.retain_max` limits it.
 //! Every subcommand first drops the bookmarks that have expired or that exceed the limit.
 
-use super::Output;
 use super::error::{CliError, Exit};
+use super::{Output, check_schema};
 use crate::config::{self, Config};
 use crate::pipeline::PipelineSpec;
 use crate::postgres::control::Control;
-use crate::postgres::schema::{self, SchemaState};
-use crate::postgres::schema_owner::SessionRights;
 use crate::postgres::store::bookmark::{
     self, Bookmark, BookmarkError, DropReason, NewBookmark, SweepBy,
 };
@@ -43,11 +41,8 @@ pub(super) fn the_one(config: &Config) -> Result<&PipelineSpec, CliError> {
 /// A session in the pipeline's database, whose schema `postrider` has the version of this release.
 pub(super) async fn session(spec: &PipelineSpec, name: &str) -> Result<Control, CliError> {
     let control = Control::connect(&spec.conninfo, name).await?;
-    if schema::read(control.client(), SessionRights::Relay).await?
-        != SchemaState::Version(schema::VERSION)
-    {
-        return Err(CliError::OldSchema { pipeline: spec.name().to_owned() });
-    }
+    let old = |pipeline| CliError::OldSchema { pipeline };
+    check_schema(spec, &control, old).await?;
     Ok(control)
 }
 
@@ -56,7 +51,7 @@ async fn sweep(spec: &PipelineSpec, control: &Control) -> Result<(), CliError> {
     let max = spec.bookmarks_retain_max;
     let mut all = Vec::new();
     let swept =
-        bookmark::sweep(control.client(), spec.name(), max, SweepBy::Command, &mut all).await;
+        bookmark::sweep(control.client(), spec.key(), max, SweepBy::Command, &mut all).await;
     for swept in all {
         let why = match swept.reason {
             DropReason::Expired => "it has expired".to_owned(),
@@ -77,7 +72,7 @@ async fn create(config: &Config, args: &CreateArgs) -> Result<Exit, CliError> {
     let control = session(spec, APPLICATION_NAME).await?;
     sweep(spec, &control).await?;
     let new = NewBookmark {
-        pipeline: spec.name(),
+        key: spec.key(),
         slot: &spec.names.slot,
         publication: &spec.names.publication,
         messages: spec.messages(),
@@ -100,7 +95,7 @@ async fn list(config: &Config, args: &ListBookmarksArgs) -> Result<Exit, CliErro
     for spec in &config.specs {
         let control = session(spec, APPLICATION_NAME).await?;
         sweep(spec, &control).await?;
-        let all = bookmark::list(control.client(), spec.name()).await?;
+        let all = bookmark::list(control.client(), spec.key()).await?;
         let text = if args.json {
             let lines = all.iter().map(|one| json(spec.name(), one).to_string());
             lines.collect::<Vec<_>>().join("\n")
@@ -120,7 +115,7 @@ async fn drop(config: &Config, args: &DropArgs) -> Result<Exit, CliError> {
     let mut failed: Option<BookmarkError> = None;
     let mut out = Output::stdout();
     for name in &args.names {
-        match bookmark::drop(control.client(), spec.name(), name).await {
+        match bookmark::drop(control.client(), spec.key(), name).await {
             Ok(held) => {
                 let text = format!("dropped bookmark {name}; it retained {} of WAL", size(held));
                 out.line(&text).map_err(CliError::Output)?;

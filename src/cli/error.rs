@@ -131,8 +131,23 @@ pub(super) enum CliError {
     NotATime { flag: &'static str, text: String },
     #[error("the database of pipeline \"{pipeline}\" has no tables of this version")]
     OldSchema { pipeline: String },
+    #[error(
+        "the tables in the database of pipeline \"{pipeline}\" are of a later version of postrider"
+    )]
+    NewSchema { pipeline: String },
     #[error("could not write to standard output")]
     Output(#[source] io::Error),
+}
+
+/// What fixes [`CliError::NewSchema`].
+const NEW_SCHEMA: &str =
+    "setup of that version was run here: use that version for this command too";
+
+fn creates_tables(pipeline: &str) -> String {
+    let url = admin_url("DATABASE");
+    format!(
+        "create or upgrade them: postrider setup -p {pipeline}; as an administrator: --url {url}"
+    )
 }
 
 impl CliError {
@@ -175,6 +190,7 @@ impl CliError {
             | Self::Replay(_)
             | Self::ReplayEnded { .. }
             | Self::OldSchema { .. }
+            | Self::NewSchema { .. }
             | Self::NoParkedTable { .. }
             | Self::Input(_)
             | Self::Output(_) => Exit::Problems,
@@ -255,10 +271,10 @@ impl CliError {
                 hint("give a time such as 2026-03-01T04:00:00Z, or how long ago, such as 90m or 2d")
             }
             Self::Bookmark(error) => error.hint().map(|text| hint(&text)).unwrap_or_default(),
-            Self::NoParkedTable { pipeline } | Self::OldSchema { pipeline } => hint(&format!(
-                "create or upgrade them: postrider setup -p {pipeline}; as an administrator: --url {}",
-                admin_url("DATABASE")
-            )),
+            Self::NewSchema { .. } => hint(NEW_SCHEMA),
+            Self::NoParkedTable { pipeline } | Self::OldSchema { pipeline } => {
+                hint(&creates_tables(pipeline))
+            }
             #[cfg(feature = "demo")]
             Self::Demo(error) => error.hint().map(hint).unwrap_or_default(),
             Self::Init(error) => error.hint().map(|text| hint(&text)).unwrap_or_default(),

@@ -39,6 +39,10 @@ pub use replay::{ReplayArgs, SourceArg};
 pub use setup::Backfill;
 
 use crate::config::{self, Config, ConfigError, Env};
+use crate::pipeline::PipelineSpec;
+use crate::postgres::control::Control;
+use crate::postgres::schema::{self, SchemaState};
+use crate::postgres::schema_owner::SessionRights;
 use clap::{CommandFactory as _, FromArgMatches as _};
 use error::CliError;
 use std::ffi::OsString;
@@ -151,6 +155,25 @@ fn read_by(
         }
     }
     Ok(config)
+}
+
+/// Refuses a database whose tables are of another version: `old` is the error for an earlier one.
+async fn check_schema(
+    spec: &PipelineSpec,
+    control: &Control,
+    old: impl FnOnce(String) -> CliError,
+) -> Result<(), CliError> {
+    let pipeline = || spec.name().to_owned();
+    match schema::read(control.client(), SessionRights::Relay).await? {
+        SchemaState::Version(schema::VERSION) => Ok(()),
+        SchemaState::Version(number) if number > schema::VERSION => {
+            Err(CliError::NewSchema { pipeline: pipeline() })
+        }
+        SchemaState::Version(_)
+        | SchemaState::Missing
+        | SchemaState::Empty
+        | SchemaState::Untrusted => Err(old(pipeline())),
+    }
 }
 
 /// Runs a future on this thread.

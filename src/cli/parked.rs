@@ -3,8 +3,8 @@
 //! The command reads the parked table and writes requests into it, which the relay carries out or declines. Payloads
 //! are printed only by `show --payload`.
 
-use super::Output;
 use super::error::{CliError, Exit};
+use super::{Output, check_schema};
 use crate::config::{self, Config, Env};
 use crate::event::{HeaderPosition, Position};
 use crate::outbox::Role;
@@ -12,8 +12,6 @@ use crate::parked::{Request, State};
 use crate::pipeline::PipelineSpec;
 use crate::postgres::catalog;
 use crate::postgres::control::Control;
-use crate::postgres::schema::{self, SchemaState};
-use crate::postgres::schema_owner::SessionRights;
 use crate::postgres::store::requests::{
     self, Filter, NewRequest, OperatorAction, Padded, ParkedEvent,
 };
@@ -80,11 +78,8 @@ impl<'a> ParkedSession<'a> {
 
     async fn of(spec: &'a PipelineSpec) -> Result<Self, CliError> {
         let control = Control::connect(&spec.conninfo, APPLICATION_NAME).await?;
-        if schema::read(control.client(), SessionRights::Relay).await?
-            != SchemaState::Version(schema::VERSION)
-        {
-            return Err(CliError::NoParkedTable { pipeline: spec.name().to_owned() });
-        }
+        let old = |pipeline| CliError::NoParkedTable { pipeline };
+        check_schema(spec, &control, old).await?;
         let padded = match &spec.names.table {
             Some(table) => {
                 let columns = [Role::Id, Role::AggregateType, Role::AggregateId];
@@ -98,7 +93,7 @@ impl<'a> ParkedSession<'a> {
 
     async fn list(&self, filter: &Filter, limit: i64) -> Result<Vec<ParkedEvent>, CliError> {
         let client = self.control.client();
-        Ok(requests::list(client, self.spec.name(), filter, self.padded, limit).await?)
+        Ok(requests::list(client, self.spec.key(), filter, self.padded, limit).await?)
     }
 
     /// Whether `id` names this event.
@@ -165,7 +160,7 @@ async fn show(config: &Config, args: &ShowArgs) -> Result<Exit, CliError> {
     let mut out = Output::stdout();
     for event in &events {
         let record =
-            requests::record(session.control.client(), session.spec.name(), event.position).await?;
+            requests::record(session.control.client(), session.spec.key(), event.position).await?;
         let record = record.unwrap_or_default();
         let text = if args.json {
             format!("{:#}", whole_json(session.spec.name(), event, &record, args.payload))
@@ -617,8 +612,8 @@ impl Operation<'_> {
         let reason = self.act.reason.as_deref();
         let request = NewRequest { request: self.request, by: &by, reason, value: self.value };
         let positions: Vec<Position> = events.iter().map(|event| event.position).collect();
-        let (client, name) = (session.control.client(), session.spec.name());
-        let accepted = requests::write_requests(client, name, &positions, &request).await?;
+        let (client, key) = (session.control.client(), session.spec.key());
+        let accepted = requests::write_requests(client, key, &positions, &request).await?;
         let relay = relay_runs(session).await?;
         let waits = !self.act.no_wait && relay != Some(false);
         let deadline = Instant::now() + if waits { WAIT_MAX } else { Duration::ZERO };

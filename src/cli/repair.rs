@@ -65,7 +65,7 @@ async fn one(
     args: &RepairArgs,
 ) -> Result<Exit, CliError> {
     spec.from_table = args.from_table;
-    let name = spec.name().to_owned();
+    let (name, key) = (spec.name().to_owned(), spec.key().clone());
     let refused = |halt| CliError::Repair { pipeline: name.clone(), halt: Box::new(halt) };
     let control = Control::connect(&spec.conninfo, APPLICATION_NAME).await?;
     let Assessment { verdict, row, ledger } = assess(&spec, &control).await?.map_err(refused)?;
@@ -102,7 +102,7 @@ async fn one(
     let unmarked = pipeline::repair_table(&spec, false);
     let exit = publish(spec).await?;
     let control = Control::connect(&conninfo, APPLICATION_NAME).await?;
-    let Some(row) = repair::read(control.client(), &name).await? else { return Ok(exit) };
+    let Some(row) = repair::read(control.client(), &key).await? else { return Ok(exit) };
     let no_id = match if row.selection.by_marks() { marked } else { unmarked } {
         Some(table) => {
             let table = OutboxTable::read(control.client(), table).await?;
@@ -110,7 +110,7 @@ async fn one(
         }
         None => 0,
     };
-    let undecided = repair::undecided(control.client(), &name).await?;
+    let undecided = repair::undecided(control.client(), &key).await?;
     let left = Left { no_id, undecided };
     print(args, &of_row(&name, &row, left, &start), &json_of(&name, &row, left))?;
     let lost = row.unfinished() || row.rows_gone > 0 || no_id > 0 || undecided > 0;
@@ -141,14 +141,14 @@ async fn assess(
     if let Err(halt) = spec.fit(facts.table.as_ref()) {
         return Ok(Err(halt));
     }
-    let row = repair::read(control.client(), spec.name()).await?;
+    let row = repair::read(control.client(), spec.key()).await?;
     let verdict = match repair::assess(&facts, row.as_ref(), spec.from_table) {
         Ok(verdict) => verdict,
         Err(halt) => return Ok(Err(halt)),
     };
     let ledger = repair::resolved_baseline(
         control.client(),
-        spec.name(),
+        spec.key(),
         row.as_ref(),
         spec.common.cursor_interval,
     )
@@ -204,7 +204,7 @@ async fn count(
     let marks = spec.poll.mark_streamed;
     let Some(table) = pipeline::repair_table(spec, marks) else { return Ok(None) };
     let table = OutboxTable::read(control.client(), table).await?;
-    let listed = repair::left(control.client(), spec.name()).await?;
+    let listed = repair::left(control.client(), spec.key()).await?;
     let (method, survey) = if *verdict == Verdict::Unfinished {
         (row.map(|row| row.method.clone()).unwrap_or_default(), RepairSummary::default())
     } else {
@@ -213,7 +213,7 @@ async fn count(
         let survey = repair::summarize(control.client(), &table, &method, ledger.at).await?;
         (method.words(&table), survey)
     };
-    let parked = repair::parked_aggregates(control.client(), spec.name()).await?;
+    let parked = repair::parked_aggregates(control.client(), spec.key()).await?;
     Ok(Some(Preview { listed, parked, method, survey }))
 }
 
@@ -221,7 +221,7 @@ async fn count(
 async fn publish(mut spec: PipelineSpec) -> Result<Exit, CliError> {
     let mut signals = Signals::listen().map_err(CliError::Runtime)?;
     spec.only_repair = true;
-    let status_handle = StatusHandle::new(spec.name());
+    let status_handle = StatusHandle::of(spec.key());
     let metrics = Metrics::default().pipeline(&status_handle);
     let (handle, stop) = Stop::new();
     let mut service =

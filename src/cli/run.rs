@@ -15,7 +15,7 @@ pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError
     let signals = Signals::listen().map_err(CliError::Runtime)?;
     let hangup = Hangup::listen().map_err(CliError::Runtime)?;
     let status_handles: Vec<_> =
-        config.specs.iter().map(|spec| StatusHandle::new(spec.name())).collect();
+        config.specs.iter().map(|spec| StatusHandle::of(spec.key())).collect();
     let total = status_handles.len();
     let metrics = Metrics::default();
     let counts: Vec<_> =

@@ -436,7 +436,7 @@ async fn check(
     }
     let version = schema::read(control.client(), ask.acting).await?;
     let row = if version == SchemaState::Version(schema::VERSION) {
-        repair::read(control.client(), spec.name()).await?
+        repair::read(control.client(), spec.key()).await?
     } else {
         None
     };
@@ -509,7 +509,7 @@ async fn create_backfill(
     };
     match setup::backfill(control, &facts, table, request, &mut log).await? {
         Backfilled::Listed(row) => {
-            let left = repair::left(control.client(), pipeline).await?;
+            let left = repair::left(control.client(), spec.key()).await?;
             let at = row.slot_created_lsn.map(|at| at.to_string()).unwrap_or_default();
             let table = OutboxTable::read(control.client(), listed_table).await?;
             let without_id = repair::without_id(control.client(), &table, &row).await?;

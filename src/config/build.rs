@@ -14,6 +14,7 @@ use crate::postgres::poll::{Backoff, PollSpec};
 use crate::relay::{Limits, OnPoison, ParkingRules};
 use crate::secret_file::SecretFile;
 use crate::sink::{Needs, Purpose};
+use crate::store::PipelineKey;
 use crate::zone::Zone;
 use std::path::Path;
 use std::sync::Arc;
@@ -57,7 +58,7 @@ pub(super) fn spec(
     }
     (!context.has_error_under(&path)).then_some(PipelineSpec {
         names: Names {
-            pipeline: pipeline.name.clone(),
+            key: PipelineKey::first(&pipeline.name),
             slot: pipeline.source.slot.clone(),
             publication: pipeline.source.publication.clone(),
             table: outbox.table.as_ref().map(|t| TableName::new(t.schema.clone(), t.name.clone())),

@@ -6,6 +6,7 @@ use crate::postgres::store::bookmark::{self, SweepBy};
 use crate::postgres::store::maintenance;
 use crate::postgres::store::parked::{self, PruneRule, Pruned};
 use crate::postgres::{Conninfo, SourceError, SourceErrorKind, SqlState, error_policy};
+use crate::store::PipelineKey;
 use std::time::Duration;
 use tokio_postgres::Client;
 
@@ -21,8 +22,8 @@ const CONNECT_MAX: Duration = Duration::from_secs(30);
 /// What maintenance knows of its pipeline.
 #[derive(Clone, Debug)]
 pub(crate) struct MaintenanceSpec {
-    /// The pipeline's name.
-    pub(crate) pipeline: String,
+    /// The pipeline and its shard.
+    pub(crate) key: PipelineKey,
     /// The database.
     pub(crate) conninfo: Conninfo,
     /// Which resolved parked events may be deleted.
@@ -43,7 +44,7 @@ pub(super) enum RunOutcome {
 impl MaintenanceSpec {
     /// Opens the session of a run.
     pub(super) async fn connect(&self) -> Result<Control, RunError> {
-        let name = format!("postrider {} maintenance", self.pipeline);
+        let name = format!("postrider {} maintenance", self.key.pipeline);
         let opened = tokio::time::timeout(CONNECT_MAX, Control::connect(&self.conninfo, &name));
         let opened = opened.await.unwrap_or_else(|elapsed| {
             let kind = SourceErrorKind::Timeout(CONNECT_MAX);
@@ -91,7 +92,7 @@ impl MaintenanceSpec {
         report: &mut MaintenanceReport,
     ) -> Result<RunOutcome, SourceError> {
         loop {
-            match parked::prune(client, &self.pipeline, epoch, self.prune, KEPT).await? {
+            match parked::prune(client, &self.key, epoch, self.prune, KEPT).await? {
                 Pruned::NotOwner => return Ok(RunOutcome::NotOwner),
                 Pruned::Rows { deleted, more } => {
                     report.pruned(deleted);
@@ -112,7 +113,7 @@ impl MaintenanceSpec {
     ) -> Result<(), SourceError> {
         let (max, by) = (self.bookmarks_retain_max, SweepBy::Owner(epoch));
         let mut swept = Vec::new();
-        let done = bookmark::sweep(client, &self.pipeline, max, by, &mut swept).await;
+        let done = bookmark::sweep(client, &self.key, max, by, &mut swept).await;
         for bookmark in &swept {
             report.bookmark_dropped(bookmark, max);
         }

@@ -46,7 +46,7 @@ impl Maintenance {
         owner: &OwnerEpoch,
         status_handle: StatusHandle,
     ) -> Self {
-        let report = MaintenanceReport::new(spec.pipeline.clone(), status_handle);
+        let report = MaintenanceReport::new(spec.key.pipeline.clone(), status_handle);
         let task = MaintenanceTask {
             spec,
             duty: owner.subscribe(),

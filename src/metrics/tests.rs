@@ -44,123 +44,123 @@ fn a_scrape_shows_everything() {
     expect![[r##"
         # HELP postrider_events Events by outcome since the start
         # TYPE postrider_events counter
-        postrider_events_total{pipeline="orders",outcome="published"} 7
-        postrider_events_total{pipeline="orders",outcome="parked"} 0
-        postrider_events_total{pipeline="orders",outcome="skipped"} 2
+        postrider_events_total{pipeline="orders",shard="0",outcome="published"} 7
+        postrider_events_total{pipeline="orders",shard="0",outcome="parked"} 0
+        postrider_events_total{pipeline="orders",shard="0",outcome="skipped"} 2
         # HELP postrider_skipped Changes skipped on purpose since the start, by reason
         # TYPE postrider_skipped counter
-        postrider_skipped_total{pipeline="orders",reason="not_inserts"} 0
-        postrider_skipped_total{pipeline="orders",reason="others"} 0
-        postrider_skipped_total{pipeline="orders",reason="expired"} 0
-        postrider_skipped_total{pipeline="orders",reason="not_transactional"} 0
-        postrider_skipped_total{pipeline="orders",reason="repeated"} 0
+        postrider_skipped_total{pipeline="orders",shard="0",reason="not_inserts"} 0
+        postrider_skipped_total{pipeline="orders",shard="0",reason="others"} 0
+        postrider_skipped_total{pipeline="orders",shard="0",reason="expired"} 0
+        postrider_skipped_total{pipeline="orders",shard="0",reason="not_transactional"} 0
+        postrider_skipped_total{pipeline="orders",shard="0",reason="repeated"} 0
         # HELP postrider_publish_latency_seconds From commit to the broker's acknowledgement
         # TYPE postrider_publish_latency_seconds histogram
-        postrider_publish_latency_seconds_sum{pipeline="orders"} 100.0065
-        postrider_publish_latency_seconds_count{pipeline="orders"} 4
-        postrider_publish_latency_seconds_bucket{le="0.0005",pipeline="orders"} 1
-        postrider_publish_latency_seconds_bucket{le="0.001",pipeline="orders"} 1
-        postrider_publish_latency_seconds_bucket{le="0.002",pipeline="orders"} 1
-        postrider_publish_latency_seconds_bucket{le="0.005",pipeline="orders"} 3
-        postrider_publish_latency_seconds_bucket{le="0.01",pipeline="orders"} 3
-        postrider_publish_latency_seconds_bucket{le="0.02",pipeline="orders"} 3
-        postrider_publish_latency_seconds_bucket{le="0.05",pipeline="orders"} 3
-        postrider_publish_latency_seconds_bucket{le="0.1",pipeline="orders"} 3
-        postrider_publish_latency_seconds_bucket{le="0.25",pipeline="orders"} 3
-        postrider_publish_latency_seconds_bucket{le="0.5",pipeline="orders"} 3
-        postrider_publish_latency_seconds_bucket{le="1.0",pipeline="orders"} 3
-        postrider_publish_latency_seconds_bucket{le="2.5",pipeline="orders"} 3
-        postrider_publish_latency_seconds_bucket{le="5.0",pipeline="orders"} 3
-        postrider_publish_latency_seconds_bucket{le="10.0",pipeline="orders"} 3
-        postrider_publish_latency_seconds_bucket{le="30.0",pipeline="orders"} 3
-        postrider_publish_latency_seconds_bucket{le="60.0",pipeline="orders"} 3
-        postrider_publish_latency_seconds_bucket{le="+Inf",pipeline="orders"} 4
+        postrider_publish_latency_seconds_sum{pipeline="orders",shard="0"} 100.0065
+        postrider_publish_latency_seconds_count{pipeline="orders",shard="0"} 4
+        postrider_publish_latency_seconds_bucket{le="0.0005",pipeline="orders",shard="0"} 1
+        postrider_publish_latency_seconds_bucket{le="0.001",pipeline="orders",shard="0"} 1
+        postrider_publish_latency_seconds_bucket{le="0.002",pipeline="orders",shard="0"} 1
+        postrider_publish_latency_seconds_bucket{le="0.005",pipeline="orders",shard="0"} 3
+        postrider_publish_latency_seconds_bucket{le="0.01",pipeline="orders",shard="0"} 3
+        postrider_publish_latency_seconds_bucket{le="0.02",pipeline="orders",shard="0"} 3
+        postrider_publish_latency_seconds_bucket{le="0.05",pipeline="orders",shard="0"} 3
+        postrider_publish_latency_seconds_bucket{le="0.1",pipeline="orders",shard="0"} 3
+        postrider_publish_latency_seconds_bucket{le="0.25",pipeline="orders",shard="0"} 3
+        postrider_publish_latency_seconds_bucket{le="0.5",pipeline="orders",shard="0"} 3
+        postrider_publish_latency_seconds_bucket{le="1.0",pipeline="orders",shard="0"} 3
+        postrider_publish_latency_seconds_bucket{le="2.5",pipeline="orders",shard="0"} 3
+        postrider_publish_latency_seconds_bucket{le="5.0",pipeline="orders",shard="0"} 3
+        postrider_publish_latency_seconds_bucket{le="10.0",pipeline="orders",shard="0"} 3
+        postrider_publish_latency_seconds_bucket{le="30.0",pipeline="orders",shard="0"} 3
+        postrider_publish_latency_seconds_bucket{le="60.0",pipeline="orders",shard="0"} 3
+        postrider_publish_latency_seconds_bucket{le="+Inf",pipeline="orders",shard="0"} 4
         # HELP postrider_lag_seconds Age of the oldest commit that is not published or parked
         # TYPE postrider_lag_seconds gauge
-        postrider_lag_seconds{pipeline="orders"} 0.25
+        postrider_lag_seconds{pipeline="orders",shard="0"} 0.25
         # HELP postrider_source_contact_seconds Time since the database last answered
         # TYPE postrider_source_contact_seconds gauge
-        postrider_source_contact_seconds{pipeline="orders"} 0.0
+        postrider_source_contact_seconds{pipeline="orders",shard="0"} 0.0
         # HELP postrider_lag_bytes WAL between the server's end and what is confirmed
         # TYPE postrider_lag_bytes gauge
-        postrider_lag_bytes{pipeline="orders"} 4096.0
+        postrider_lag_bytes{pipeline="orders",shard="0"} 4096.0
         # HELP postrider_in_flight_events Events sent to the broker without a report yet
         # TYPE postrider_in_flight_events gauge
-        postrider_in_flight_events{pipeline="orders"} 3.0
+        postrider_in_flight_events{pipeline="orders",shard="0"} 3.0
         # HELP postrider_in_flight_bytes Bytes sent to the broker without a report yet
         # TYPE postrider_in_flight_bytes gauge
-        postrider_in_flight_bytes{pipeline="orders"} 900.0
+        postrider_in_flight_bytes{pipeline="orders",shard="0"} 900.0
         # HELP postrider_slot_retained_bytes WAL the slot retains
         # TYPE postrider_slot_retained_bytes gauge
-        postrider_slot_retained_bytes{pipeline="orders"} 16777216.0
+        postrider_slot_retained_bytes{pipeline="orders",shard="0"} 16777216.0
         # HELP postrider_slot_retain_max_bytes WAL the slot may retain at most
         # TYPE postrider_slot_retain_max_bytes gauge
-        postrider_slot_retain_max_bytes{pipeline="orders"} 67108864.0
+        postrider_slot_retain_max_bytes{pipeline="orders",shard="0"} 67108864.0
         # HELP postrider_slot_safe_bytes WAL that can be written before the slot is lost
         # TYPE postrider_slot_safe_bytes gauge
-        postrider_slot_safe_bytes{pipeline="orders"} 0.0
+        postrider_slot_safe_bytes{pipeline="orders",shard="0"} 0.0
         # HELP postrider_parked_events Parked events, by state
         # TYPE postrider_parked_events gauge
-        postrider_parked_events{pipeline="orders",state="waiting"} 0.0
-        postrider_parked_events{pipeline="orders",state="behind"} 0.0
-        postrider_parked_events{pipeline="orders",state="due"} 0.0
-        postrider_parked_events{pipeline="orders",state="dead"} 0.0
+        postrider_parked_events{pipeline="orders",shard="0",state="waiting"} 0.0
+        postrider_parked_events{pipeline="orders",shard="0",state="behind"} 0.0
+        postrider_parked_events{pipeline="orders",shard="0",state="due"} 0.0
+        postrider_parked_events{pipeline="orders",shard="0",state="dead"} 0.0
         # HELP postrider_parked_attempts Highest number of attempts of a parked event that later events wait for
         # TYPE postrider_parked_attempts gauge
-        postrider_parked_attempts{pipeline="orders"} 0.0
+        postrider_parked_attempts{pipeline="orders",shard="0"} 0.0
         # HELP postrider_parked_oldest_seconds How long the oldest parked event has been parked
         # TYPE postrider_parked_oldest_seconds gauge
-        postrider_parked_oldest_seconds{pipeline="orders"} 0.0
+        postrider_parked_oldest_seconds{pipeline="orders",shard="0"} 0.0
         # HELP outbox_dlq_depth Dead events, which only a person can move
         # TYPE outbox_dlq_depth gauge
-        outbox_dlq_depth{pipeline="orders"} 0.0
+        outbox_dlq_depth{pipeline="orders",shard="0"} 0.0
         # HELP postrider_slot_state The slot's wal_status: 1 for the current one
         # TYPE postrider_slot_state gauge
-        postrider_slot_state{pipeline="orders",state="reserved"} 1
-        postrider_slot_state{pipeline="orders",state="extended"} 0
-        postrider_slot_state{pipeline="orders",state="unreserved"} 0
-        postrider_slot_state{pipeline="orders",state="lost"} 0
-        postrider_slot_state{pipeline="orders",state="missing"} 0
+        postrider_slot_state{pipeline="orders",shard="0",state="reserved"} 1
+        postrider_slot_state{pipeline="orders",shard="0",state="extended"} 0
+        postrider_slot_state{pipeline="orders",shard="0",state="unreserved"} 0
+        postrider_slot_state{pipeline="orders",shard="0",state="lost"} 0
+        postrider_slot_state{pipeline="orders",shard="0",state="missing"} 0
         # HELP postrider_state State of the pipeline: 1 for the current one
         # TYPE postrider_state gauge
-        postrider_state{pipeline="orders",state="starting"} 0
-        postrider_state{pipeline="orders",state="streaming"} 1
-        postrider_state{pipeline="orders",state="polling"} 0
-        postrider_state{pipeline="orders",state="catching_up"} 0
-        postrider_state{pipeline="orders",state="standing_by"} 0
-        postrider_state{pipeline="orders",state="broker_down"} 0
-        postrider_state{pipeline="orders",state="source_down"} 0
-        postrider_state{pipeline="orders",state="parking_full"} 0
-        postrider_state{pipeline="orders",state="draining"} 0
-        postrider_state{pipeline="orders",state="halted"} 0
-        postrider_state{pipeline="orders",state="stopped"} 0
+        postrider_state{pipeline="orders",shard="0",state="starting"} 0
+        postrider_state{pipeline="orders",shard="0",state="streaming"} 1
+        postrider_state{pipeline="orders",shard="0",state="polling"} 0
+        postrider_state{pipeline="orders",shard="0",state="catching_up"} 0
+        postrider_state{pipeline="orders",shard="0",state="standing_by"} 0
+        postrider_state{pipeline="orders",shard="0",state="broker_down"} 0
+        postrider_state{pipeline="orders",shard="0",state="source_down"} 0
+        postrider_state{pipeline="orders",shard="0",state="parking_full"} 0
+        postrider_state{pipeline="orders",shard="0",state="draining"} 0
+        postrider_state{pipeline="orders",shard="0",state="halted"} 0
+        postrider_state{pipeline="orders",shard="0",state="stopped"} 0
         # HELP postrider_halted Whether the pipeline waits for an operator, and the code of the halt
         # TYPE postrider_halted gauge
-        postrider_halted{pipeline="orders"} 0
+        postrider_halted{pipeline="orders",shard="0"} 0
         # HELP postrider_parked_pruned Rows of resolved parked events deleted since the start
         # TYPE postrider_parked_pruned counter
-        postrider_parked_pruned_total{pipeline="orders"} 1200
+        postrider_parked_pruned_total{pipeline="orders",shard="0"} 1200
         # HELP postrider_bookmarks_dropped Bookmarks dropped automatically since the start
         # TYPE postrider_bookmarks_dropped counter
-        postrider_bookmarks_dropped_total{pipeline="orders"} 1
+        postrider_bookmarks_dropped_total{pipeline="orders",shard="0"} 1
         # HELP postrider_maintenance_failures Failed runs of maintenance since the start
         # TYPE postrider_maintenance_failures counter
-        postrider_maintenance_failures_total{pipeline="orders"} 2
+        postrider_maintenance_failures_total{pipeline="orders",shard="0"} 2
         # HELP postrider_maintenance_last_run_seconds Time since the last run of maintenance that did all its work
         # TYPE postrider_maintenance_last_run_seconds gauge
-        postrider_maintenance_last_run_seconds{pipeline="orders"} 0.0
+        postrider_maintenance_last_run_seconds{pipeline="orders",shard="0"} 0.0
         # HELP postrider_reconnects Connections lost and recreated since the start
         # TYPE postrider_reconnects counter
-        postrider_reconnects_total{pipeline="orders",side="source",class="transient"} 1
+        postrider_reconnects_total{pipeline="orders",shard="0",side="source",class="transient"} 1
         # HELP outbox_lag_seconds The same as postrider_lag_seconds
         # TYPE outbox_lag_seconds gauge
-        outbox_lag_seconds{pipeline="orders"} 0.25
+        outbox_lag_seconds{pipeline="orders",shard="0"} 0.25
         # HELP outbox_throughput Events published since the start, a counter
         # TYPE outbox_throughput unknown
-        outbox_throughput{pipeline="orders"} 7
+        outbox_throughput{pipeline="orders",shard="0"} 7
         # HELP outbox_failures Events that could not be published, a counter
         # TYPE outbox_failures unknown
-        outbox_failures{pipeline="orders",event_type="order\"\n\\placed"} 1
+        outbox_failures{pipeline="orders",shard="0",event_type="order\"\n\\placed"} 1
         # HELP postrider_admin_connections_closed Connections of the admin endpoint closed before they were answered, by reason
         # TYPE postrider_admin_connections_closed counter
         postrider_admin_connections_closed_total{reason="full"} 0
@@ -205,9 +205,9 @@ fn a_halt_has_its_code_in_a_label() {
             .unwrap()
             .to_owned()
     };
-    assert_eq!(halted(), "postrider_halted{pipeline=\"orders\"} 0");
+    assert_eq!(halted(), "postrider_halted{pipeline=\"orders\",shard=\"0\"} 0");
     status_handle.update(|snapshot| snapshot.halt_code = Some("PR002"));
-    assert_eq!(halted(), "postrider_halted{pipeline=\"orders\",code=\"PR002\"} 1");
+    assert_eq!(halted(), "postrider_halted{pipeline=\"orders\",shard=\"0\",code=\"PR002\"} 1");
 }
 
 #[test]

@@ -71,16 +71,23 @@ struct Scrape(Vec<PipelineSample>);
 #[derive(Debug)]
 struct PipelineSample {
     snapshot: Snapshot,
+    /// The shard's number as a label.
+    shard: String,
     source: PipelineSource,
 }
 
 impl PipelineSample {
     fn new(source: &PipelineSource) -> Self {
-        Self { snapshot: source.status_handle.read(), source: source.clone() }
+        let snapshot = source.status_handle.read();
+        Self { shard: snapshot.key.shard.to_string(), snapshot, source: source.clone() }
     }
 
     fn pipeline(&self) -> (&'static str, &str) {
-        ("pipeline", &self.snapshot.pipeline)
+        ("pipeline", &self.snapshot.key.pipeline)
+    }
+
+    fn shard(&self) -> (&'static str, &str) {
+        ("shard", &self.shard)
     }
 }
 
@@ -109,7 +116,7 @@ impl Scrape {
                 ("skipped", snapshot.skipped_total),
             ];
             for (outcome, count) in outcomes {
-                let labels = [sample.pipeline(), ("outcome", outcome)];
+                let labels = [sample.pipeline(), sample.shard(), ("outcome", outcome)];
                 family
                     .encode_family(&labels)?
                     .encode_counter::<NoLabelSet, _, f64>(&count, None)?;
@@ -122,7 +129,7 @@ impl Scrape {
         let mut family = describe(encoder, "postrider_skipped_total", MetricType::Counter)?;
         for sample in &self.0 {
             for (reason, count) in sample.snapshot.skipped.reasons() {
-                let labels = [sample.pipeline(), ("reason", reason)];
+                let labels = [sample.pipeline(), sample.shard(), ("reason", reason)];
                 family
                     .encode_family(&labels)?
                     .encode_counter::<NoLabelSet, _, f64>(&count, None)?;
@@ -137,7 +144,7 @@ impl Scrape {
         for sample in &self.0 {
             let (sum, buckets) = sample.source.counters.latency().read();
             let count = buckets.iter().map(|(_, count)| count).sum();
-            let labels = [sample.pipeline()];
+            let labels = [sample.pipeline(), sample.shard()];
             let mut metric = family.encode_family(&labels)?;
             metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
         }
@@ -178,7 +185,7 @@ impl Scrape {
         let mut family = describe(encoder, name, MetricType::Gauge)?;
         for sample in &self.0 {
             if let Some(value) = value(&sample.snapshot) {
-                family.encode_family(&[sample.pipeline()])?.encode_gauge(&value)?;
+                family.encode_family(&[sample.pipeline(), sample.shard()])?.encode_gauge(&value)?;
             }
         }
         Ok(())
@@ -195,7 +202,7 @@ impl Scrape {
                 ("dead", parked.dead),
             ];
             for (state, count) in states {
-                let labels = [sample.pipeline(), ("state", state)];
+                let labels = [sample.pipeline(), sample.shard(), ("state", state)];
                 family.encode_family(&labels)?.encode_gauge(&real(count))?;
             }
         }
@@ -214,14 +221,14 @@ impl Scrape {
         for sample in &self.0 {
             let Some(held) = sample.snapshot.slot_state.as_deref() else { continue };
             for state in SLOT_STATES {
-                let labels = [sample.pipeline(), ("state", state)];
+                let labels = [sample.pipeline(), sample.shard(), ("state", state)];
                 family.encode_family(&labels)?.encode_gauge(&u32::from(state == held))?;
             }
         }
         let mut family = describe(encoder, "postrider_state", MetricType::Gauge)?;
         for sample in &self.0 {
             for state in PipelineState::ALL {
-                let labels = [sample.pipeline(), ("state", state.name())];
+                let labels = [sample.pipeline(), sample.shard(), ("state", state.name())];
                 let holds = u32::from(*state == sample.snapshot.state);
                 family.encode_family(&labels)?.encode_gauge(&holds)?;
             }
@@ -231,10 +238,12 @@ impl Scrape {
             match sample.snapshot.halt_code {
                 Some(code) => {
                     family
-                        .encode_family(&[sample.pipeline(), ("code", code)])?
+                        .encode_family(&[sample.pipeline(), sample.shard(), ("code", code)])?
                         .encode_gauge(&1_u32)?;
                 }
-                None => family.encode_family(&[sample.pipeline()])?.encode_gauge(&0_u32)?,
+                None => family
+                    .encode_family(&[sample.pipeline(), sample.shard()])?
+                    .encode_gauge(&0_u32)?,
             }
         }
         Ok(())
@@ -266,7 +275,7 @@ impl Scrape {
         for sample in &self.0 {
             let count = value(&sample.snapshot);
             family
-                .encode_family(&[sample.pipeline()])?
+                .encode_family(&[sample.pipeline(), sample.shard()])?
                 .encode_counter::<NoLabelSet, _, f64>(&count, None)?;
         }
         Ok(())
@@ -276,7 +285,8 @@ impl Scrape {
         let mut family = describe(encoder, "postrider_reconnects_total", MetricType::Counter)?;
         for sample in &self.0 {
             for ((side, class), count) in sample.source.counters.reconnects() {
-                let labels = [sample.pipeline(), ("side", side.name()), ("class", class)];
+                let labels =
+                    [sample.pipeline(), sample.shard(), ("side", side.name()), ("class", class)];
                 family
                     .encode_family(&labels)?
                     .encode_counter::<NoLabelSet, _, f64>(&count, None)?;
@@ -292,12 +302,13 @@ impl Scrape {
         let mut family = describe(encoder, "outbox_throughput", MetricType::Unknown)?;
         for sample in &self.0 {
             let count = sample.snapshot.published_total;
-            family.encode_family(&[sample.pipeline()])?.encode_gauge(&count)?;
+            family.encode_family(&[sample.pipeline(), sample.shard()])?.encode_gauge(&count)?;
         }
         let mut family = describe(encoder, "outbox_failures", MetricType::Unknown)?;
         for sample in &self.0 {
             for (event_type, count) in sample.source.counters.failures() {
-                let labels = [sample.pipeline(), ("event_type", event_type.as_str())];
+                let labels =
+                    [sample.pipeline(), sample.shard(), ("event_type", event_type.as_str())];
                 family.encode_family(&labels)?.encode_gauge(&count)?;
             }
         }

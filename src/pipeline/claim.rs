@@ -92,7 +92,7 @@ impl ClaimPort {
 
     /// Releases the pipeline's lock. The session is not used any more.
     pub(super) async fn unlock(&self) -> Result<(), SourceError> {
-        self.reader.unlock(self.spec.name()).await
+        self.reader.unlock(self.spec.key()).await
     }
 
     /// Row `index` of the newest claim.
@@ -157,7 +157,7 @@ impl ClaimPort {
         let compared = claims.to_compare(&parked, engine);
         let compared = compared.into_iter().filter_map(|(at, row)| Some((at, rows.get(row)?)));
         let compared: Vec<(Position, &Parked)> = compared.collect();
-        let alike = requeue::alike(self.client(), self.spec.name(), &compared).await?;
+        let alike = requeue::alike(self.client(), self.spec.key(), &compared).await?;
         Ok(claims.plan_parking(&parked, &alike, engine))
     }
 
@@ -169,9 +169,9 @@ impl ClaimPort {
         plan: &ParkPlan,
         rows: &ParkedInClaim<'_>,
     ) -> Result<Stored, SourceError> {
-        let (client, name) = (self.client(), self.spec.name());
-        requeue::move_rows(client, name, &plan.moves).await?;
-        let stored = parked::write(client, name, epoch, &rows.rows, &[]).await?;
+        let (client, key) = (self.client(), self.spec.key());
+        requeue::move_rows(client, key, &plan.moves).await?;
+        let stored = parked::write(client, key, epoch, &rows.rows, &[]).await?;
         if stored != Stored::TakenOver {
             self.copy_payloads(&plan.payloads).await?;
         }
@@ -183,8 +183,8 @@ impl ClaimPort {
         let Some(claim) = &self.rows else { return Ok(()) };
         let payload = self.spec.common.outbox.column(Role::Payload).unwrap_or_default();
         for (row, position) in payloads.iter().copied() {
-            let pipeline = self.spec.name();
-            let keep = PayloadCopy { claim, row, payload, pipeline, position };
+            let key = self.spec.key();
+            let keep = PayloadCopy { claim, row, payload, key, position };
             self.reader.keep_value(&keep).await?;
         }
         Ok(())
@@ -199,14 +199,14 @@ impl ClaimPort {
         (undo_from, places): (Option<Position>, &[(Position, Position)]),
     ) -> Result<bool, SourceError> {
         let claim = self.rows.take();
-        let name = self.spec.name();
+        let key = self.spec.key();
         // Checked in the transaction of the claim: a process that takes over now waits for its commit.
-        if !cursor::is_owned(self.reader.client(), name, epoch).await? {
+        if !cursor::is_owned(self.reader.client(), key, epoch).await? {
             self.reader.abandon().await?;
             return Ok(false);
         }
         if let Some(from) = undo_from {
-            requeue::undo_parking(self.reader.client(), name, from, places).await?;
+            requeue::undo_parking(self.reader.client(), key, from, places).await?;
         }
         match claim {
             Some(claim) => self.reader.settle(claim, outcomes).await.map(|()| true),
@@ -223,7 +223,7 @@ impl ClaimPort {
         left: &[usize],
     ) -> Result<Option<bool>, SourceError> {
         // As in `settle`.
-        if !cursor::is_owned(self.reader.client(), self.spec.name(), epoch).await? {
+        if !cursor::is_owned(self.reader.client(), self.spec.key(), epoch).await? {
             self.reader.abandon().await?;
             self.rows = None;
             return Ok(None);
@@ -248,7 +248,7 @@ impl ClaimPort {
 
     /// Reads all parked events as this session sees them: its claim may have parked some.
     pub(super) async fn load_parked(&self) -> Result<Vec<Loaded>, SourceError> {
-        load_all(self.client(), self.spec.name()).await
+        load_all(self.client(), self.spec.key()).await
     }
 }
 

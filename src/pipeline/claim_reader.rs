@@ -5,6 +5,7 @@ use crate::postgres::client::Canceller;
 use crate::postgres::poll::{Claim, OldestReady, PayloadCopy, Poller};
 use crate::postgres::{SourceError, pipeline_lock, repair};
 use crate::row::{OwnedTable, Row};
+use crate::store::PipelineKey;
 use std::sync::Arc;
 use tokio::sync::Notify;
 use tokio_postgres::Client;
@@ -118,8 +119,8 @@ impl ClaimReader {
     }
 
     /// Releases the pipeline's lock. The session is not used any more.
-    pub(super) async fn unlock(&self, pipeline: &str) -> Result<(), SourceError> {
-        pipeline_lock::unlock(self.client(), pipeline).await
+    pub(super) async fn unlock(&self, key: &PipelineKey) -> Result<(), SourceError> {
+        pipeline_lock::unlock(self.client(), key).await
     }
 
     /// Notified of new rows; a list has no notifications.

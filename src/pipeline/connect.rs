@@ -32,6 +32,7 @@ use crate::postgres::stream::SystemIdentity;
 use crate::postgres::{
     Encoding, SourceError, SourceErrorKind, StartReplication, WalConnection, WalStream, repair,
 };
+use crate::store::PipelineKey;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -164,7 +165,7 @@ async fn connect_both(spec: &PipelineSpec, name: &str) -> Result<ServerConnectio
     let mut wal = WalConnection::connect(&spec.conninfo, name).await.map_err(failed)?;
     let system = wal.identify_system().await.map_err(failed)?;
     // The lock comes before all reads: decisions must rest on facts that are true while this process has the lock.
-    let locked = lock_stream(&mut wal, spec.name()).await.map_err(failed)?;
+    let locked = lock_stream(&mut wal, spec.key()).await.map_err(failed)?;
     let control = Control::connect(&spec.conninfo, name).await.map_err(failed)?;
     // Two servers can have the same cluster identifier and timeline. To start on one with the cursor of the other could
     // lose events.
@@ -253,11 +254,11 @@ async fn unfinished_work(
     control: &Control,
     spec: &PipelineSpec,
 ) -> Result<Option<Failure>, SourceError> {
-    let row = repair::read(control.client(), spec.name()).await?;
+    let row = repair::read(control.client(), spec.key()).await?;
     if row.is_some_and(|row| row.unfinished()) {
         return Ok(Some(Failure::Unrepaired));
     }
-    let polls_on = cursor::polls_on(control.client(), spec.name()).await?;
+    let polls_on = cursor::polls_on(control.client(), spec.key()).await?;
     Ok(polls_on.then_some(Failure::Unpolled))
 }
 
@@ -269,17 +270,17 @@ async fn take_over(
     resume: &Resume,
 ) -> Result<(Seized, Progress, Vec<Loaded>), Failure> {
     let failed = |error| Failure::Source(error, Phase::Control);
-    let (client, name) = (control.client(), spec.name());
-    let seized = cursor::seize(client, name).await.map_err(failed)?;
+    let (client, key) = (control.client(), spec.key());
+    let seized = cursor::seize(client, key).await.map_err(failed)?;
     // The start position by the row that the start check has read, or the row itself if it has moved forward since.
     let read = Progress { watermark: resume.start, partial: resume.skip_before };
     let same_stream =
         seized.messages == spec.messages() && seized.publication == spec.names.publication;
     let partial = seized.partial.filter(|_| same_stream);
     let progress = read.max(Progress { watermark: seized.watermark, partial });
-    requeue::put_before_stream(client, name, seized.epoch).await.map_err(failed)?;
-    let parked = parked::load(client, name, progress.position()).await.map_err(failed)?;
-    control.listen(name).await.map_err(failed)?;
+    requeue::put_before_stream(client, key, seized.epoch).await.map_err(failed)?;
+    let parked = parked::load(client, key, progress.position()).await.map_err(failed)?;
+    control.listen(spec.name()).await.map_err(failed)?;
     Ok((seized, progress, parked))
 }
 
@@ -300,7 +301,7 @@ pub(super) async fn settle(
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let now = u32::try_from(since.as_secs()).unwrap_or_default();
     let settled =
-        cursor::settle_histories(control.client(), spec.name(), epoch, of, (now, seen)).await;
+        cursor::settle_histories(control.client(), spec.key(), epoch, of, (now, seen)).await;
     let settled = settled.map_err(|error| Failure::Source(error, Phase::Control))?;
     let settled = settled.ok_or_else(|| Failure::Wait {
         message: "another process took the pipeline over".to_owned(),
@@ -324,9 +325,9 @@ async fn await_end_of_second(settled: &SettledHistories) {
 /// Reads all parked events, because no stream will repeat any of them.
 pub(super) async fn load_all(
     client: &tokio_postgres::Client,
-    pipeline: &str,
+    key: &PipelineKey,
 ) -> Result<Vec<Loaded>, SourceError> {
-    parked::load(client, pipeline, Position { commit: Offset::MAX, ordinal: 0 }).await
+    parked::load(client, key, Position { commit: Offset::MAX, ordinal: 0 }).await
 }
 
 /// Makes one attempt to get what polling needs: the pipeline's lock, and the ownership of its tables.
@@ -382,13 +383,13 @@ async fn poll_handshake(
     }
     let known = (cluster, facts.table.as_ref());
     let change = settings_change::check(client, spec, known, settings_change::By::Polling).await?;
-    cursor::create_for_polling(client, spec.name()).await.map_err(at(Phase::Control))?;
-    let seized = cursor::seize(client, spec.name()).await.map_err(at(Phase::Control))?;
+    cursor::create_for_polling(client, spec.key()).await.map_err(at(Phase::Control))?;
+    let seized = cursor::seize(client, spec.key()).await.map_err(at(Phase::Control))?;
     let epoch = seized.epoch;
     let former = FormerOwner { epoch: seized.before, left: seized.left };
     settings_change::record(client, spec, epoch, &change).await?;
     let histories = settle(spec, &control, epoch, &facts, seen).await?;
-    let parked = load_all(client, spec.name()).await.map_err(at(Phase::Control))?;
+    let parked = load_all(client, spec.key()).await.map_err(at(Phase::Control))?;
     control.listen(spec.name()).await.map_err(at(Phase::Control))?;
     let store = StorePort::new(control, Arc::clone(spec), (former, epoch), histories);
     Ok(Polling {

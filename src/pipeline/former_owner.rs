@@ -95,7 +95,7 @@ impl Ownership {
                 pipeline.observer.source().waits_for_former_owner(until);
                 pipeline.report(None);
             }
-            let (client, name) = (store.shared_client(), pipeline.spec.name.clone());
+            let (client, key) = (store.shared_client(), store.key().clone());
             let waited = async {
                 tokio::select! {
                     biased;
@@ -104,7 +104,7 @@ impl Ownership {
                     () = tokio::time::sleep_until(until) => {}
                 }
                 // The session may have ended unnoticed: its socket is not read while much waits to be published.
-                cursor::is_owned(&client, &name, epoch).await
+                cursor::is_owned(&client, &key, epoch).await
             };
             match pipeline.waiting(waited, self.lease_ends, stop).await {
                 Waited::Done(Ok(true)) => {}
@@ -126,7 +126,7 @@ impl Ownership {
         if !self.may_leave(store.epoch(), pipeline.sink.reset_at()) {
             return;
         }
-        let left = cursor::leave(store.client(), &pipeline.spec.name, store.epoch());
+        let left = cursor::leave(store.client(), store.key(), store.epoch());
         if let Ok(Err(error)) = tokio::time::timeout(LEAVE_MAX, left).await {
             pipeline.observer.source().shutdown_error(&error);
         }

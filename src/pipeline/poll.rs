@@ -614,9 +614,9 @@ impl<'a> PollSession<'a> {
     /// already. There are such rows if `mode` was "wal" before. A query that fails does not prevent session.
     async fn report_unmarked_rows(&mut self) {
         let Some(spec) = self.context.spec.poll.table.clone() else { return };
-        let (client, name) = (self.store.client(), self.context.spec.name());
+        let (client, key) = (self.store.client(), self.context.spec.key());
         let counted = async {
-            let ledger = repair::resolved_baseline(client, name, None, Duration::ZERO).await?;
+            let ledger = repair::resolved_baseline(client, key, None, Duration::ZERO).await?;
             let method = Method::of(client, Selection::Both, ledger.known.as_deref()).await?;
             let table = OutboxTable::read(client, spec).await?;
             method.count_passed(client, &table, UNMARKED_MAX).await
@@ -643,7 +643,7 @@ impl<'a> PollSession<'a> {
             None if in_claim => self.port.load_parked().await?,
             None => {
                 self.finish_jobs(stop).await?;
-                load_all(self.store.client(), self.context.spec.name()).await?
+                load_all(self.store.client(), self.context.spec.key()).await?
             }
         };
         let table = self.port.description();
@@ -770,12 +770,12 @@ impl<'a> PollSession<'a> {
         self.finish_jobs(stop).await?;
         let (client, spec) = (self.store.client(), &self.context.spec);
         if let Some(list) = self.port.repairs() {
-            return requeue::listed(client, spec.name(), list.table()).await;
+            return requeue::listed(client, spec.key(), list.table()).await;
         }
         match &spec.poll.table {
             Some(table) if spec.common.mode == Mode::Auto => {
                 let table = OutboxTable::read(client, table.clone()).await?;
-                requeue::unpublished(client, spec.name(), &table).await
+                requeue::unpublished(client, spec.key(), &table).await
             }
             Some(_) | None => Ok(Vec::new()),
         }
@@ -785,7 +785,7 @@ impl<'a> PollSession<'a> {
     async fn finish_polling(&mut self, stop: &Stop) -> Result<Offset, SourceError> {
         self.finish_jobs(stop).await?;
         let client = self.store.client();
-        cursor::polled(client, self.context.spec.name(), self.store.epoch()).await?;
+        cursor::polled(client, self.context.spec.key(), self.store.epoch()).await?;
         Ok(catalog::read_server(client).await?.wal_end)
     }
 

@@ -404,6 +404,7 @@ mod tests {
             attempts: 0,
             wait: Duration::ZERO,
             overtaken_by: None,
+            xid: None,
         };
         for code in ["row_too_large", "too_large"] {
             let parked = Parked {

@@ -128,7 +128,7 @@ pub(super) async fn open(
     let control = Control::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
     let client = control.client();
     // A backfill of unmarked rows reads marks even if published rows are not marked.
-    let row = repair::read(client, spec.name()).await.map_err(at(Phase::Handshake))?;
+    let row = repair::read(client, spec.key()).await.map_err(at(Phase::Handshake))?;
     let by_marks = row.is_some_and(|row| row.unfinished() && row.selection.by_marks());
     let Some(table) = repair_table(&spec, marks || by_marks) else {
         return Err(Failure::Halt(Box::new(halts::nothing_to_poll())));
@@ -144,7 +144,7 @@ pub(super) async fn open(
     let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
     repair::check_server(&facts).map_err(|halt| Failure::Halt(Box::new(halt)))?;
     spec.fit(facts.table.as_ref()).map_err(|halt| Failure::Halt(Box::new(halt)))?;
-    let row = repair::read(client, spec.name()).await.map_err(at(Phase::Handshake))?;
+    let row = repair::read(client, spec.key()).await.map_err(at(Phase::Handshake))?;
     let verdict = verdict_for(&spec, &facts, row.as_ref())?;
     if verdict == Verdict::NotNeeded {
         return Err(Failure::NothingToRepair);
@@ -152,13 +152,13 @@ pub(super) async fn open(
     let known = (cluster.as_deref(), facts.table.as_ref());
     let change = settings_change::check(client, &spec, known, settings_change::By::Repair).await?;
     let ledger =
-        repair::resolved_baseline(client, spec.name(), row.as_ref(), spec.common.cursor_interval)
+        repair::resolved_baseline(client, spec.key(), row.as_ref(), spec.common.cursor_interval)
             .await;
     let ledger = ledger.map_err(at(Phase::Control))?;
     let selection =
         selection(&spec, row.as_ref(), ledger.known.as_deref(), marks).map_err(Failure::Halt)?;
-    cursor::create_for_polling(client, spec.name()).await.map_err(at(Phase::Control))?;
-    let seized = cursor::seize(client, spec.name()).await.map_err(at(Phase::Control))?;
+    cursor::create_for_polling(client, spec.key()).await.map_err(at(Phase::Control))?;
+    let seized = cursor::seize(client, spec.key()).await.map_err(at(Phase::Control))?;
     let (epoch, former) = (seized.epoch, FormerOwner { epoch: seized.before, left: seized.left });
     settings_change::record(client, &spec, epoch, &change).await?;
     let histories = settle(&spec, &control, epoch, &facts, seen).await?;
@@ -168,9 +168,9 @@ pub(super) async fn open(
         begin(&spec, session, &list, &facts, (selection, ledger), row.as_ref()).await?;
     }
     let start = list.start().await.map_err(at(Phase::Control))?;
-    let parked = load_all(client, spec.name()).await.map_err(at(Phase::Control))?;
+    let parked = load_all(client, spec.key()).await.map_err(at(Phase::Control))?;
     control.listen(spec.name()).await.map_err(at(Phase::Control))?;
-    if let Some(row) = repair::read(client, spec.name()).await.map_err(at(Phase::Control))? {
+    if let Some(row) = repair::read(client, spec.key()).await.map_err(at(Phase::Control))? {
         let without_id = list.without_id(&row).await.map_err(at(Phase::Control))?;
         repairing(&spec, &row, without_id);
     }

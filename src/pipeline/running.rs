@@ -412,7 +412,8 @@ impl Pipeline {
         self.sink.posts_taken(posts, self.engine.ending());
     }
 
-    /// The sink says what it has committed. Its position belongs to the source only if both have the same history there.
+    /// The sink says what it has committed. Its position belongs to the source only if both have the same history
+    /// there.
     fn recovered(&mut self, now: Duration, call: SinkCall, stored: Option<SinkProgress>) {
         let SinkProgress { cursor, published } = stored.clone().unwrap_or_default();
         let Cursor { history, watermark, partial } = cursor;

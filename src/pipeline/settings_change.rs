@@ -174,7 +174,7 @@ pub async fn compare(client: &Client, settings: Settings<'_>) -> Result<Change, 
         notes: Vec::new(),
         hands_over: false,
     };
-    let Some(found) = cursor::read_settings(client, spec.name()).await? else { return Ok(change) };
+    let Some(found) = cursor::read_settings(client, spec.key()).await? else { return Ok(change) };
     change.before.clone_from(&found.belongs);
     change.now = change.now.after(found.belongs.as_ref());
     // A row from before the upgrade that a stream has moved: the pipeline was not polling.
@@ -322,7 +322,7 @@ impl Comparison<'_> {
 
     async fn method(&self) -> Result<Method, SourceError> {
         let ledger =
-            repair::resolved_baseline(self.client, self.name(), None, Duration::ZERO).await?;
+            repair::resolved_baseline(self.client, self.spec.key(), None, Duration::ZERO).await?;
         Method::of(self.client, Selection::Both, ledger.known.as_deref()).await
     }
 
@@ -979,7 +979,7 @@ impl Comparison<'_> {
 
     /// Number of parked events that are not resolved.
     async fn parked(&self) -> Result<u64, SourceError> {
-        let counts = parked::counts(self.client, self.name()).await?;
+        let counts = parked::counts(self.client, self.spec.key()).await?;
         let open = State::ALL.iter().filter(|state| !state.resolved());
         Ok(open.map(|state| counts.of(*state)).sum())
     }
@@ -1129,7 +1129,7 @@ pub(super) async fn record(
     if change.before.as_ref() == Some(&change.now) {
         return Ok(());
     }
-    cursor::write_settings(client, spec.name(), epoch, &change.now, change.other_table)
+    cursor::write_settings(client, spec.key(), epoch, &change.now, change.other_table)
         .await
         .map_err(|error| Failure::Source(error, Phase::Control))?;
     position_belongs(spec, &change.now, change.before.is_none());

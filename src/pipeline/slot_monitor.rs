@@ -189,7 +189,7 @@ async fn query(
             Err(left_out) => halt = Some(left_out),
         }
     }
-    let oldest_parked = parked::counts(client, spec.name()).await?.oldest;
+    let oldest_parked = parked::counts(client, spec.key()).await?.oldest;
     let waits_for_standby = match facts.slot.as_ref().and_then(|slot| slot.active_pid) {
         Some(pid) => catalog::waits_for_standby(client, pid).await?,
         None => false,
@@ -322,7 +322,7 @@ impl WalRetentionLimit {
 
 fn past(spec: &PipelineSpec, retained: u64, max: u64) -> Halt {
     let names = &spec.names;
-    let (slot, name) = (&names.slot, &names.pipeline);
+    let (slot, name) = (&names.slot, &names.key.pipeline);
     let message = format!(
         "slot {slot:?} retains {} MiB of WAL, source.wal_retain_max is {} MiB",
         retained.div_ceil(1 << 20),

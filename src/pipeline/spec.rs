@@ -14,6 +14,7 @@ use crate::postgres::start::Identity;
 use crate::postgres::{Conninfo, Encoding, EventObjects, Names, TableName};
 use crate::relay::{Limits, ParkingRules};
 use crate::sink::{Needs, Purpose, SinkConfig};
+use crate::store::PipelineKey;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -137,7 +138,12 @@ impl CommonSpec {
 impl PipelineSpec {
     /// The pipeline's name.
     pub fn name(&self) -> &str {
-        &self.names.pipeline
+        &self.names.key.pipeline
+    }
+
+    /// What everything that is stored in the database is stored under.
+    pub fn key(&self) -> &PipelineKey {
+        &self.names.key
     }
 
     /// The database without the login: hosts and name.
@@ -264,7 +270,7 @@ pub fn poll_spec(pipeline: &str, outbox: &OutboxSpec, delete: bool) -> Option<Po
     let table = TableName::new(table.schema.clone(), table.name.clone());
     let column = |role| outbox.column(role).map(str::to_owned);
     Some(PollSpec {
-        pipeline: pipeline.to_owned(),
+        key: PipelineKey::first(pipeline),
         id: column(Role::Id)?,
         aggregate_type: column(Role::AggregateType)?,
         aggregate_id: column(Role::AggregateId)?,

@@ -20,6 +20,7 @@ use crate::postgres::store::cursor::{self, Cursor, CursorWrite, SettledHistories
 use crate::postgres::store::parked::{self, Stored};
 use crate::published::RowStatusBatch;
 use crate::record::{OwnedRecord, Ticket};
+use crate::store::PipelineKey;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -184,6 +185,11 @@ impl StorePort {
     /// The client, for a statement that nothing else runs beside. Call [`Self::finish`] first.
     pub(super) fn client(&self) -> &Client {
         self.control.client()
+    }
+
+    /// What the tables' rows of this pipeline are stored under.
+    pub(super) fn key(&self) -> &PipelineKey {
+        self.spec.key()
     }
 
     /// The client, for a statement that runs concurrently with others.
@@ -352,16 +358,16 @@ impl StorePort {
         let finds_lockers = lockers_at.is_none_or(|at| at.elapsed() >= LOCKERS_INTERVAL);
         self.jobs.parking = Some(Box::pin(async move {
             tokio::time::sleep(pause).await;
-            let name = spec.name();
-            let stored = match parked::write(&client, name, epoch, &rows, &statuses).await {
+            let key = spec.key();
+            let stored = match parked::write(&client, key, epoch, &rows, &statuses).await {
                 Err(error) if !is_passing(&error) => return Err(error),
                 stored => stored,
             };
             let holders = match &stored {
                 // Such an error has taken longer than the pause between two queries.
-                Err(_) => lock_holders::table_lockers(&client, name).await,
+                Err(_) => lock_holders::table_lockers(&client, key).await,
                 Ok(Stored::Except(left)) if finds_lockers => {
-                    lock_holders::lockers(&client, name, left).await
+                    lock_holders::lockers(&client, key, left).await
                 }
                 Ok(_) => Ok(Vec::new()),
             };
@@ -379,8 +385,8 @@ impl StorePort {
         match statuses {
             [] => Ok(Stored::Yes),
             statuses => {
-                let (client, name) = (self.control.client(), self.spec.name());
-                parked::write(client, name, self.epoch, &[], statuses).await
+                let (client, key) = (self.control.client(), self.key());
+                parked::write(client, key, self.epoch, &[], statuses).await
             }
         }
     }
@@ -399,7 +405,7 @@ impl StorePort {
             if !attempts.is_empty() {
                 let positions: Vec<Position> = attempts.keys().copied().collect();
                 let records =
-                    parked::fetch(&client, spec.name(), &positions, ATTEMPTS_BYTES_MAX).await?;
+                    parked::fetch(&client, spec.key(), &positions, ATTEMPTS_BYTES_MAX).await?;
                 // Records that did not fit are requested again: they are not missing.
                 let values = records.iter().filter_map(|fetched| fetched.record.value.as_ref());
                 if values.map(Vec::len).sum::<usize>() >= ATTEMPTS_BYTES_MAX as usize {
@@ -419,7 +425,7 @@ impl StorePort {
             {
                 let positions: Vec<Position> = dead_letters.keys().copied().collect();
                 let records =
-                    parked::fetch_dead_letters(&client, spec.name(), &positions, topic).await?;
+                    parked::fetch_dead_letters(&client, spec.key(), &positions, topic).await?;
                 found.extend(records.into_iter().map(|(at, record)| (dead_letters[&at], record)));
             }
             Ok((wanted, found))
@@ -433,14 +439,14 @@ impl StorePort {
         let (client, spec) = (self.control.shared_client(), Arc::clone(&self.spec));
         self.jobs.requests_at = Instant::now() + REQUESTS_INTERVAL;
         self.jobs.requesting = Some(Box::pin(async move {
-            let (name, mut found) = (spec.name(), FoundRequests::default());
+            let (key, mut found) = (spec.key(), FoundRequests::default());
             if !dead.is_empty() {
-                found.deleted = parked::missing(&client, name, &dead).await?;
+                found.deleted = parked::missing(&client, key, &dead).await?;
             }
             if asks_age {
-                found.oldest = parked::counts(&client, name).await?.oldest;
+                found.oldest = parked::counts(&client, key).await?.oldest;
             }
-            found.requests = parked::requests(&client, name).await?;
+            found.requests = parked::requests(&client, key).await?;
             Ok(found)
         }));
     }

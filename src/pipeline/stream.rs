@@ -106,7 +106,7 @@ pub(super) async fn stream(
     if let Err(error) = pipeline.prepare_statuses(store).await {
         return End::Lost(error, Phase::Control);
     }
-    match requeue::ahead_of_cursor(store.client(), &pipeline.spec.name).await {
+    match requeue::ahead_of_cursor(store.client(), store.key()).await {
         Ok(found) => pipeline.engine.stream_begins(found),
         Err(error) => return End::Lost(error, Phase::Control),
     }

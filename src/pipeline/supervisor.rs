@@ -130,7 +130,7 @@ impl Supervisor {
     fn start_maintenance(&self, status_handle: StatusHandle) -> Maintenance {
         let SessionContext { spec, ownership, .. } = &self.context;
         let maintenance_spec = MaintenanceSpec {
-            pipeline: spec.name().to_owned(),
+            key: spec.key().clone(),
             conninfo: spec.conninfo.clone(),
             prune: match spec.common.mode {
                 Mode::Poll => PruneRule::Aged,
@@ -272,8 +272,7 @@ impl Supervisor {
     /// process reads only that row, and consumers may have seen higher positions of this history, so the next process
     /// must begin a new one. If the row can't be written, the hint of the halt says how to do it by hand.
     async fn end_history(&self, store: &StorePort) {
-        let name = self.context.spec.name();
-        let ended = cursor::end_history(store.client(), name, store.epoch()).await;
+        let ended = cursor::end_history(store.client(), store.key(), store.epoch()).await;
         ended.unwrap_or_default();
     }
 

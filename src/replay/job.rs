@@ -19,6 +19,7 @@ use crate::postgres::replay::NewReplay;
 use crate::postgres::store::{bookmark, cursor, parked};
 use crate::postgres::{SourceError, replay as rows};
 use crate::sink::{Mailbox, Needs, Purpose, Sink};
+use crate::store::PipelineKey;
 use std::collections::HashSet;
 use std::future::Future;
 use std::sync::Arc;
@@ -77,7 +78,7 @@ impl ReplayJob {
                 if !bookmark::name_allowed(&name) {
                     return Err(ReplayError::Name { name });
                 }
-                if rows::find(client, spec.name(), &name).await?.is_some() {
+                if rows::find(client, spec.key(), &name).await?.is_some() {
                     return Err(ReplayError::Taken { name });
                 }
                 (name, *request, None)
@@ -113,7 +114,7 @@ impl ReplayJob {
         if request.include_parked {
             return Ok(());
         }
-        let lanes = lanes(self.control.client(), self.spec.name()).await?;
+        let lanes = lanes(self.control.client(), self.spec.key()).await?;
         if lanes.contains(&Lane::of(Aggregate { kind, id })) {
             return Err(ReplayError::Parked { kind: kind.clone(), id: id.clone() });
         }
@@ -198,7 +199,7 @@ impl ReplayJob {
         };
         let name = &self.plan.name;
         let new = NewReplay { name, request: &request, bookmark, from, until: until_asked };
-        let row = rows::insert(self.control.client(), self.spec.name(), &new).await?;
+        let row = rows::insert(self.control.client(), self.spec.key(), &new).await?;
         let row = row.ok_or_else(|| ReplayError::Taken { name: name.clone() })?;
         if let (Source::Log { until, .. }, Some(fixed)) = (&mut self.plan.source, row.until) {
             *until = fixed;
@@ -213,7 +214,7 @@ impl ReplayJob {
             Some(error) => ReplayError::Spec(error),
             None => ReplayError::NoSource,
         })?;
-        let histories = cursor::histories(self.control.client(), self.spec.name()).await?;
+        let histories = cursor::histories(self.control.client(), self.spec.key()).await?;
         let rows = matches!(self.plan.source, Source::Table { .. });
         mapper.set_histories(histories.unwrap_or_default(), rows);
         Ok(mapper)
@@ -295,16 +296,19 @@ pub(super) async fn locked(
     if server.in_recovery {
         return Err(ReplayError::Standby);
     }
-    if let Some(pid) = rows::lock(client, spec.name()).await? {
+    if let Some(pid) = rows::lock(client, spec.key()).await? {
         return Err(ReplayError::Busy { pipeline: spec.name().to_owned(), pid });
     }
     Ok(server)
 }
 
 /// The lanes of all parked events that are not resolved.
-pub(super) async fn lanes(client: &Client, pipeline: &str) -> Result<HashSet<Lane>, SourceError> {
+pub(super) async fn lanes(
+    client: &Client,
+    key: &PipelineKey,
+) -> Result<HashSet<Lane>, SourceError> {
     let end = Position { commit: Offset::MAX, ordinal: 0 };
-    let loaded = parked::load(client, pipeline, end).await?;
+    let loaded = parked::load(client, key, end).await?;
     let open = loaded.iter().filter(|loaded| !loaded.entry.state.resolved());
     Ok(open.filter_map(|loaded| loaded.entry.lane).collect())
 }

@@ -64,7 +64,7 @@ pub(super) async fn source(
     {
         return Err(ReplayError::UntilBeforeSince);
     }
-    let all = bookmark::list(client, spec.name()).await?;
+    let all = bookmark::list(client, spec.key()).await?;
     match &request.from {
         From::Bookmark(name) => {
             let chosen = all.iter().find(|bookmark| bookmark.name == *name).ok_or_else(|| {
@@ -425,14 +425,14 @@ pub(super) async fn resumed(
     spec: &PipelineSpec,
     name: Option<String>,
 ) -> Result<rows::Replay, ReplayError> {
-    let known = rows::names(client, spec.name()).await?;
+    let known = rows::names(client, spec.key()).await?;
     let name = match (name, known.as_slice()) {
         (Some(name), _) => name,
         (None, []) => return Err(ReplayError::NothingToResume),
         (None, [only]) => only.clone(),
         (None, _) => return Err(ReplayError::WhichReplay { known }),
     };
-    match rows::find(client, spec.name(), &name).await? {
+    match rows::find(client, spec.key(), &name).await? {
         None => Err(ReplayError::Unknown { name, known }),
         Some(row) if row.finished => Err(ReplayError::Finished { name, published: row.published }),
         Some(row) => Ok(row),

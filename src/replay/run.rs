@@ -102,7 +102,7 @@ impl<'a> Run<'a> {
         if self.dry {
             return Ok(());
         }
-        rows::finish(self.control.client(), self.spec.name(), &self.plan.name).await?;
+        rows::finish(self.control.client(), self.spec.key(), &self.plan.name).await?;
         Ok(())
     }
 
@@ -275,7 +275,7 @@ impl<'a> Run<'a> {
         if now >= self.parked_at
             && let Some(parked) = &mut publisher.selection.parked
         {
-            parked.now = lanes(self.control.client(), self.spec.name()).await?;
+            parked.now = lanes(self.control.client(), self.spec.key()).await?;
             self.parked_at = now + PARKED_INTERVAL;
         }
         if publisher.cursor_is_due() {
@@ -334,7 +334,7 @@ impl<'a> Run<'a> {
         if self.saved.as_ref().is_some_and(|saved| (&saved.0, &saved.1) == (&done, &met)) {
             return Ok(());
         }
-        rows::save(self.control.client(), self.spec.name(), &self.plan.name, &done, &met).await?;
+        rows::save(self.control.client(), self.spec.key(), &self.plan.name, &done, &met).await?;
         self.saved = Some((done, met));
         Ok(())
     }
@@ -514,8 +514,8 @@ async fn connect(
         return Ok(control);
     }
     let name = plan.name.clone();
-    let Some(row) = rows::find(client, spec.name(), &name).await? else {
-        let known = rows::names(client, spec.name()).await?;
+    let Some(row) = rows::find(client, spec.key(), &name).await? else {
+        let known = rows::names(client, spec.key()).await?;
         return Err(ReplayError::Unknown { name, known });
     };
     if row.finished {

@@ -44,6 +44,35 @@ fn case(series: &str, values: &str, alert: &str, after_1m: bool, after_6m: bool)
     )
 }
 
+/// While versions before the label `shard` are replaced: a process of this version stands by beside one that publishes,
+/// and the series of the replaced process end.
+fn beside_a_version_without_shards() -> [String; 2] {
+    let ours = r#"postrider_state{pipeline="orders",shard="0",state="standing_by"}"#;
+    let before = r#"postrider_state{pipeline="orders",state="standing_by"}"#;
+    let page = "{ severity: page, pipeline: orders, shard: 0 }";
+    let expects = |alert: &str, minutes: u32, fires: bool| {
+        let list = if fires { format!("[ {{ exp_labels: {page} }} ]") } else { "[]".to_owned() };
+        format!(
+            "      - {{ eval_time: {minutes}m, alertname: Postrider{alert}, exp_alerts: {list} }}\n"
+        )
+    };
+    let case = |values: &str, expects: String| {
+        format!(
+            "  - interval: 1m\n    input_series:\n      - {{ series: '{ours}', values: '1x30' }}\n      \
+               - {{ series: '{before}', values: '{values}' }}\n    alert_rule_test:\n{expects}"
+        )
+    };
+    [
+        case(
+            "0x10 stale",
+            expects("StandingBy", 9, false)
+                + &expects("StandingBy", 18, true)
+                + &expects("PipelineGone", 20, false),
+        ),
+        case("0x30", expects("StandingBy", 29, false)),
+    ]
+}
+
 #[test]
 fn alerts_call_when_they_should_and_not_before() {
     let cases = [
@@ -85,6 +114,7 @@ fn alerts_call_when_they_should_and_not_before() {
             expect(50, after_50m)
         ));
     }
+    tests.extend(beside_a_version_without_shards());
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tests.yml");
     // What is checked here is when, not in which words.

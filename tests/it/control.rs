@@ -13,6 +13,7 @@ use postrider::postgres::names::{Names, TableName, Times};
 use postrider::postgres::setup::{Options, SetupError, SetupPlan, SetupProgress, apply};
 use postrider::postgres::start::{Decision, Facts, Identity, Resume, decide};
 use postrider::postgres::stream::WalConnection;
+use postrider::store::PipelineKey;
 
 const OUTBOX: &str = "create table public.outbox (
     id bigint generated always as identity primary key,
@@ -54,7 +55,7 @@ impl Pipeline {
     async fn on(url: &str, test: &str) -> Self {
         let name = unique(test);
         let names = Names {
-            pipeline: name.clone(),
+            key: PipelineKey::first(&name),
             slot: format!("postrider_{name}"),
             publication: format!("postrider_{name}"),
             table: Some(TableName::new("public", "outbox")),
@@ -150,6 +151,6 @@ impl Pipeline {
     fn fill(&self, sql: &str) -> String {
         sql.replace("{slot}", &self.names.slot)
             .replace("{publication}", &self.names.publication)
-            .replace("{pipeline}", &self.names.pipeline)
+            .replace("{pipeline}", &self.names.key.pipeline)
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::ledger::{Entry, Ledger, Outcome};
 use crate::server::Client;
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -28,6 +29,9 @@ pub(crate) struct Plan {
     pub(crate) rate: u32,
     /// Every n-th transaction is rolled back; 0: none.
     pub(crate) rollback_every: usize,
+    /// The first event of every n-th transaction has a payload of some 8,000 bytes that can't be compressed to less
+    /// than half of that; 0: none.
+    pub(crate) large_every: usize,
 }
 
 impl Plan {
@@ -41,6 +45,7 @@ impl Plan {
             transaction_events: 5,
             rate: 1_000,
             rollback_every: 10,
+            large_every: 0,
         }
     }
 }
@@ -177,7 +182,18 @@ impl Writer {
         for event in 0..self.plan.transaction_events {
             let serial = self.transactions * self.plan.transaction_events + event;
             aggregates.push(format!("w{}-{}", self.number, serial % self.plan.aggregates));
-            payloads.push(format!("{{\"writer\": {}, \"serial\": {serial}}}", self.number));
+            let large = self.plan.large_every > 0
+                && event == 0
+                && self.transactions.is_multiple_of(self.plan.large_every);
+            let mut filler = String::new();
+            if large {
+                filler.push_str(", \"filler\": \"");
+                for _ in 0..500 {
+                    write!(filler, "{:016x}", fastrand::u64(..)).unwrap_or_default();
+                }
+                filler.push('"');
+            }
+            payloads.push(format!("{{\"writer\": {}, \"serial\": {serial}{filler}}}", self.number));
         }
         let rows = client.query(&sql, &[&self.plan.aggregate_type, &aggregates, &payloads]).await?;
         for ((row, aggregate), payload) in rows.iter().zip(aggregates).zip(payloads) {

@@ -187,6 +187,8 @@ mod truth;
 mod two_servers;
 /// `outbox.on_update`: an UPDATE of the outbox table.
 mod updates;
+/// From the program of an older commit to this one, under load.
+mod upgrade;
 /// How much WAL the slot may hold back, and what happens past it.
 mod wal_budget;
 /// The replication connection: login, stream, and every way it ends.

@@ -95,7 +95,10 @@ async fn resolved_rows_are_deleted_while_the_pipeline_streams() {
         assert_eq!(of(&status)["pruned_total"], 2_500, "{status}");
         assert_eq!(of(&status)["failures_total"], 0, "{status}");
         let (_, metrics) = relay.get("/metrics").await.expect("an answer");
-        let line = format!("postrider_parked_pruned_total{{pipeline=\"{}\"}} 2500", pipeline.name);
+        let line = format!(
+            "postrider_parked_pruned_total{{pipeline=\"{}\",shard=\"0\"}} 2500",
+            pipeline.name
+        );
         assert!(metrics.contains(&line), "{metrics}");
         assert!(metrics.contains("postrider_maintenance_last_run_seconds{"), "{metrics}");
         assert_eq!(relay.terminate(SOON).await.code, Some(0));

@@ -74,7 +74,10 @@ async fn one_that_halts_leaves_the_others_alone_and_the_process_stays_up() {
     assert_eq!((ready, why.lines().count()), (503, 3), "{why}");
     let (_, metrics) = relay.get("/metrics").await.expect("an answer");
     for pipeline in [one, two, three] {
-        let series = format!("postrider_halted{{pipeline=\"{}\",code=\"PR011\"}} 1", pipeline.name);
+        let series = format!(
+            "postrider_halted{{pipeline=\"{}\",shard=\"0\",code=\"PR011\"}} 1",
+            pipeline.name
+        );
         assert!(metrics.contains(&series), "{metrics}");
     }
     let ended = relay.terminate(SOON).await;

@@ -33,6 +33,7 @@ fn row(position: &str, id: &str, aggregate: &str, state: State) -> Parked {
             attempts: u32::from(refused),
             wait: Duration::ZERO,
             overtaken_by: None,
+            xid: None,
         },
         commit_time: from_pg_micros(817_000_000_000_000),
         event_id: Some(id.to_owned()),
@@ -67,7 +68,7 @@ impl Office {
         let pipeline = Pipeline::shared(version, test).await;
         let conninfo = Conninfo::parse(&pipeline.url, &|_| None).expect("a connection string");
         let control = Control::connect(&conninfo, "postrider test").await.expect("a session");
-        let epoch = cursor::take_over(control.client(), &pipeline.name).await.expect("an epoch");
+        let epoch = cursor::take_over(control.client(), &pipeline.key()).await.expect("an epoch");
         let mut office = Self { pipeline, control, epoch };
         let mut topicless = row("0/400:0", "no-topic", "9", State::Dead);
         topicless.record.topic.clear();
@@ -86,8 +87,8 @@ impl Office {
     }
 
     async fn write(&mut self, rows: &[Parked], marks: &[ParkedUpdate]) {
-        let (client, name) = (self.control.client(), &self.pipeline.name);
-        let stored = parked::write(client, name, self.epoch, rows, marks).await.expect("a write");
+        let (client, key) = (self.control.client(), self.pipeline.key());
+        let stored = parked::write(client, &key, self.epoch, rows, marks).await.expect("a write");
         assert_eq!(stored, parked::Stored::Yes);
     }
 
@@ -102,7 +103,7 @@ impl Office {
     }
 
     async fn requests(&self) -> Vec<(String, Request)> {
-        let requests = parked::requests(self.control.client(), &self.pipeline.name).await;
+        let requests = parked::requests(self.control.client(), &self.pipeline.key()).await;
         let requests = requests.expect("the requests");
         requests.into_iter().map(|(position, request)| (position.to_string(), request)).collect()
     }
@@ -119,10 +120,10 @@ async fn payload_of_a_dead_event_that_is_too_large_to_be_read_is_not_sent() {
     let sql = "update postrider.parked set error_code = 'id_used_before', \
                  value = convert_to(repeat('x', 64 * 1024 * 1024 + 1), 'UTF8') where commit_lsn = '0/400'";
     office.pipeline.sql.batch(sql).await;
-    let (client, name) = (office.control.client(), &office.pipeline.name);
+    let (client, key) = (office.control.client(), office.pipeline.key());
     let positions = [at("0/100:1"), at("0/400:0")];
     let letters =
-        parked::fetch_dead_letters(client, name, &positions, "dead").await.expect("letters");
+        parked::fetch_dead_letters(client, &key, &positions, "dead").await.expect("letters");
     let values: Vec<_> = letters.iter().map(|(_, letter)| letter.value.as_deref()).collect();
     assert_eq!(values, [Some(PAYLOAD.as_bytes()), None]);
 }
@@ -451,7 +452,7 @@ async fn replace_keeps_the_new_payload_in_the_request() {
         .write(&[], &[ParkedUpdate { position: at("0/100:1"), became: ParkedOutcome::Again }])
         .await;
     let fetched =
-        parked::fetch(office.control.client(), &office.pipeline.name, &[at("0/100:1")], 1).await;
+        parked::fetch(office.control.client(), &office.pipeline.key(), &[at("0/100:1")], 1).await;
     assert_eq!(fetched.unwrap()[0].record.value.as_deref(), Some(&[b'{', 0xff, b'}'][..]));
     assert!(office.ok(&["show", "e-1"]).contains("last request replace by postgres ("));
 

@@ -16,10 +16,17 @@ use postrider::postgres::store::parked::{self, Loaded, Stored};
 use postrider::postgres::wire::from_pg_micros;
 use postrider::postgres::{Conninfo, schema};
 use postrider::record::OwnedRecord;
+use postrider::store::PipelineKey;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 /// The pipeline of every table here.
 const PIPELINE: &str = "orders";
+
+fn key() -> &'static PipelineKey {
+    static KEY: LazyLock<PipelineKey> = LazyLock::new(|| PipelineKey::first(PIPELINE));
+    &KEY
+}
 
 /// A schema of ours with a cursor row, and the relay's session; no slot.
 struct Table {
@@ -44,7 +51,7 @@ impl Table {
         let sql: String = std::iter::once("CREATE SCHEMA postrider;").chain(migrations).collect();
         control.client().batch_execute(&sql).await.expect("the schema");
         let cursor = Cursor {
-            pipeline: PIPELINE.to_owned(),
+            key: key().clone(),
             system_identifier: "7000".to_owned(),
             timeline: 1,
             slot: "s".to_owned(),
@@ -57,7 +64,7 @@ impl Table {
             owner_epoch: 0,
         };
         assert!(cursor::create(control.client(), &cursor).await.expect("the cursor row"));
-        let epoch = cursor::take_over(control.client(), PIPELINE).await.expect("an epoch");
+        let epoch = cursor::take_over(control.client(), key()).await.expect("an epoch");
         Self { control, epoch, url: url.to_owned(), _database: None }
     }
 
@@ -66,7 +73,7 @@ impl Table {
     }
 
     async fn write(&self, rows: &[Parked], marks: &[ParkedUpdate]) {
-        let stored = parked::write(self.client(), PIPELINE, self.epoch, rows, marks).await;
+        let stored = parked::write(self.client(), key(), self.epoch, rows, marks).await;
         assert_eq!(stored.expect("a write"), Stored::Yes);
     }
 
@@ -76,7 +83,7 @@ impl Table {
 
     async fn load_from(&self, from: &str) -> Vec<Loaded> {
         let from = Position { commit: lsn(from), ordinal: 0 };
-        parked::load(self.client(), PIPELINE, from).await.expect("the rows")
+        parked::load(self.client(), key(), from).await.expect("the rows")
     }
 
     /// A person's session.
@@ -120,6 +127,7 @@ fn row(position: &str, aggregate: &str, state: State) -> Parked {
             attempts,
             wait: Duration::ZERO,
             overtaken_by: None,
+            xid: None,
         },
         commit_time: from_pg_micros(817_000_000_123_456),
         event_id: Some(format!("id-{position}")),

@@ -5,6 +5,7 @@ use crate::load::Plan;
 use crate::relay::{Relay, postrider_ok};
 use crate::server::{Client, Database, Version, brokers, describe, unique};
 use crate::topic::{Topic, Topics};
+use postrider::store::PipelineKey;
 
 /// The outbox's layout, where a test does not care.
 const LAYOUT: &str = "postrider";
@@ -22,6 +23,11 @@ pub(crate) struct Pipeline {
 }
 
 impl Pipeline {
+    /// What the rows of Postrider's tables are stored under.
+    pub(crate) fn key(&self) -> PipelineKey {
+        PipelineKey::first(&self.name)
+    }
+
     /// The configuration without compression: the size of an event is known before it is sent, and no broker is asked.
     pub(crate) fn uncompressed(&self) -> String {
         Self::uncompressed_of(&self.config, &self.name)

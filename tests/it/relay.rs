@@ -3,9 +3,10 @@
 use crate::await_that::await_or_dump;
 use crate::private::{Signal, exit_of, free_port, signal};
 use serde_json::Value;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -31,10 +32,15 @@ pub(crate) fn pipeline(name: &str, url: &str, table: &str, topic: &str, brokers:
 
 /// Runs `postrider -c CONFIG ARGS…` to its end.
 pub(crate) fn postrider(config: &str, args: &[&str]) -> Output {
+    program(Path::new(POSTRIDER), config, args)
+}
+
+/// The same with another program in its place: that of an older version.
+pub(crate) fn program(program: &Path, config: &str, args: &[&str]) -> Output {
     let dir = TempDir::new().expect("a directory");
     let file = dir.path().join("postrider.toml");
     fs::write(&file, config).expect("a configuration");
-    Command::new(env!("CARGO_BIN_EXE_postrider"))
+    Command::new(program)
         .arg("-c")
         .arg(&file)
         .args(args)
@@ -103,14 +109,14 @@ impl Relay {
         Self::start(command, config, free_port(), &[], &[])
     }
 
-    /// The same with another build of the program.
-    pub(crate) fn spawn_program(program: &str, config: &str) -> Self {
-        Self::start(Command::new(program), config, free_port(), &[], &[])
-    }
-
     /// The same with the admin endpoint at a port of the test's choice.
     pub(crate) fn spawn_at(config: &str, admin_port: u16, args: &[&str]) -> Self {
         Self::start(Command::new(POSTRIDER), config, admin_port, args, &[])
+    }
+
+    /// Another program in its place: the one that is released, or that of an older version.
+    pub(crate) fn spawn_program(program: impl AsRef<OsStr>, config: &str, args: &[&str]) -> Self {
+        Self::start(Command::new(program), config, free_port(), args, &[])
     }
 
     fn start(

@@ -304,7 +304,7 @@ async fn process_begins_at_the_cursor_row_when_there_was_another_owner() {
         pipeline.name
     );
     assert_ne!(pipeline.sql.text(&sessions).await.as_deref(), Some("0"), "its sessions");
-    cursor::take_over(&other, &pipeline.name).await.expect("a row");
+    cursor::take_over(&other, &pipeline.key()).await.expect("a row");
     other.batch("commit").await;
     let records = pipeline.topic.await_records(2 * EVENTS, SOON).await;
     let mut last = BTreeMap::new();

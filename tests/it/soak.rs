@@ -348,7 +348,7 @@ impl Soak {
         let broker = PrivateKafka::start("").await;
         let pipeline = Pipeline::on(&server.url(), &broker.brokers(), "soak").await;
         let config = pipeline.with_parking(&pipeline.config, "on_poison = \"block_key\"");
-        let relays = (0..2).map(|_| Relay::spawn_program(&program, &config)).collect();
+        let relays = (0..2).map(|_| Relay::spawn_program(&program, &config, &[])).collect();
         let began = Instant::now();
         let soak = Self { server, broker, pipeline, config, program, relays, began, poison: 0 };
         soak.settled().await;
@@ -467,7 +467,7 @@ impl Soak {
         }
         drop(self.relays.remove(owner).kill().await);
         self.settled().await;
-        self.relays.push(Relay::spawn_program(&self.program, &self.config));
+        self.relays.push(Relay::spawn_program(&self.program, &self.config, &[]));
     }
 }
 

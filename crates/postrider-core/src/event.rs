@@ -137,8 +137,8 @@ impl Histories {
         reached.map_or(HistoryId::default(), |(_, history)| *history)
     }
 
-    /// Whether everything below `upto` that was resolved in `history` is the same now: the history begins below or there,
-    /// and does not end before.
+    /// Whether everything below `upto` that was resolved in `history` is the same now: the history begins at or below
+    /// `upto`, and does not end before.
     pub fn has(&self, upto: Offset, history: HistoryId) -> bool {
         let Some(at) = self.starts.iter().position(|(_, number)| *number == history) else {
             return false;

@@ -88,6 +88,9 @@ pub struct Entry {
     pub wait: Duration,
     /// A later event of the lane that was published before this event.
     pub overtaken_by: Option<Position>,
+    /// The transaction that wrote the event's row, as the stream or the claim knows it: 32 bits, without an epoch.
+    /// `None` if it is not known. No decision of the relay uses it.
+    pub xid: Option<u32>,
 }
 
 /// A change to the row of a parked event.

@@ -10,39 +10,47 @@ use std::time::Duration;
 /// sink has accepted them, together with the pipeline's own progress. So every event is visible exactly once, whatever
 /// ends: what is visible and the progress never differ.
 ///
-/// The calls come in this order: `recover`, then records ([`Sink::enqueue`](crate::sink::Sink::enqueue) and its variants) and `commit` in turns. A
-/// transaction begins with its first record, or with a `commit` without records. The sink reports a record
-/// ([`Outcome::Acked`](crate::record::Outcome::Acked)) as soon as the open transaction is sure to have it: nothing is
-/// visible then. A record that is refused is not in the transaction. If a client can't go on after that, it posts
-/// [`Post::Broken`](crate::sink::Post::Broken). No record is offered between a `commit` and its answer, nor before `recover` is answered.
+/// The calls come in this order: `recover`, then records ([`Sink::enqueue`](crate::sink::Sink::enqueue) and its
+/// variants) and `commit` in turns. A transaction begins with its first record, or with a `commit` without records. The
+/// sink reports a record ([`Outcome::Acked`](crate::record::Outcome::Acked)) as soon as the open transaction is sure to
+/// have it: nothing is visible then. A record that is refused is not in the transaction. If a client can't go on after
+/// that, it posts [`Post::Broken`]. No record is offered between a `commit` and its answer, nor before `recover` is
+/// answered.
 ///
 /// Both calls return at once; the answers are posted. There is no post for "not committed": a commit that failed, and a
 /// commit of which the outcome is not known, are answered with [`Post::Broken`]. The pipeline then resets the sink, and
-/// `recover` says what is committed. [`Sink::reset`] and [`Sink::close`] discard the open transaction. A commit that was
-/// called before may still take effect, until the next `recover` of any process is answered.
+/// `recover` says what is committed. [`Sink::reset`] and [`Sink::close`] discard the open transaction. A commit that
+/// was called before may still take effect, until the next `recover` of any process is answered.
+///
+/// [`Post::Broken`]: crate::sink::Post::Broken
+/// [`Sink::reset`]: crate::sink::Sink::reset
+/// [`Sink::close`]: crate::sink::Sink::close
 pub trait Transactional {
     /// Discards the open transaction of every producer of this pipeline, including those of other processes, and
-    /// prevents their later commits. Answered with [`Post::Recovered`]: what the last commit stored, read after that.
+    /// prevents their later commits. Answered with
+    /// [`Post::Recovered`](crate::sink::Post::Recovered): what the last commit stored, read after that.
     ///
     /// How long it may take is up to the sink; the pipeline waits, and shows it in its status. After a loss of the
-    /// connection, [`Post::Down`] tells the reason, and the sink tries again.
+    /// connection, [`Post::Down`](crate::sink::Post::Down) tells the reason, and the sink tries again.
     fn recover(&mut self, call: SinkCall);
 
     /// Makes the records of the open transaction visible, and stores `progress` in place of what was stored before, in
-    /// one step. Answered with [`Post::Committed`], after both are durable. Also called without a record.
+    /// one step. Answered with [`Post::Committed`](crate::sink::Post::Committed), after both are durable. Also called
+    /// without a record.
     ///
     /// Must not take effect if another producer of this pipeline has recovered since this one did.
     fn commit(&mut self, call: SinkCall, progress: &SinkProgress);
 }
 
-/// A call of [`Transactional`]. Its answer names it, so that a late answer to an earlier call has no effect. Each call of
-/// a process has a higher number than the one before it.
+/// A call of [`Transactional`]. Its answer names the call, so that a late answer to an earlier call has no effect. Each
+/// call of a process has a higher number than the one before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub struct SinkCall(pub u64);
 
 /// What a commit stores beside its records. The sink does not interpret it.
 ///
-/// Its text, for sinks that store texts, is that of the cursor, followed by the parked events: each with ` +` before it.
+/// Its text, for sinks that store texts, is that of the cursor, followed by the parked events: each with ` +` before
+/// it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SinkProgress {
     /// Every change of the source below it is resolved: it is visible in the sink, is parked, or is no event.

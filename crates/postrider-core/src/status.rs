@@ -2,6 +2,7 @@
 //!
 //! The pipeline updates the snapshot, and the admin endpoint and the command line read it.
 
+use crate::store::PipelineKey;
 use serde::Serialize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -171,8 +172,9 @@ pub struct Moments {
 /// The status of a pipeline at a moment.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Snapshot {
-    /// The pipeline's name.
-    pub pipeline: String,
+    /// The pipeline's name, and its shard: the fields `pipeline` and `shard`.
+    #[serde(flatten)]
+    pub key: PipelineKey,
     /// The source database: hosts and name, without login. Together with the slot it distinguishes pipelines of the
     /// same name.
     pub source: String,
@@ -273,9 +275,14 @@ impl Lag {
 pub struct StatusHandle(Arc<Mutex<Snapshot>>);
 
 impl StatusHandle {
-    /// The initial status of the pipeline `name`.
+    /// The initial status of the pipeline `name`, of its first shard.
     pub fn new(name: &str) -> Self {
-        Self(Arc::new(Mutex::new(Snapshot { pipeline: name.to_owned(), ..Snapshot::default() })))
+        Self::of(&PipelineKey::first(name))
+    }
+
+    /// The initial status of a shard of a pipeline.
+    pub fn of(key: &PipelineKey) -> Self {
+        Self(Arc::new(Mutex::new(Snapshot { key: key.clone(), ..Snapshot::default() })))
     }
 
     /// Changes the snapshot.

@@ -1,8 +1,10 @@
-//! What a pipeline keeps from one start to the next: its [`Cursor`], in a [`Store`].
+//! What a pipeline keeps from one start to the next: its [`Cursor`], in a [`Store`]; and the [`PipelineKey`] that it is
+//! kept under in a store of several pipelines.
 
 use crate::error::Failure;
 use crate::event::{HeaderPosition, HistoryId, Position};
 use crate::offset::{Offset, Watermark};
+use serde::Serialize;
 use std::fmt;
 use std::str::FromStr;
 
@@ -33,6 +35,34 @@ pub trait Store {
     /// cursor again. [`Failure::Halt`] if no retry helps, for example because another process has taken the pipeline
     /// over ([`HaltReason::RelayRunning`](crate::error::HaltReason::RelayRunning)).
     fn write_cursor(&self, cursor: Cursor) -> impl Future<Output = Result<(), Failure>>;
+}
+
+/// Whose rows: everything that is stored is stored under a pipeline and a shard of it.
+///
+/// A shard is a part of a pipeline with a slot, a cursor, parked events and an owner of its own. Each pipeline has one
+/// shard today, 0. A later version may split a pipeline over several slots; positions of two slots are not comparable,
+/// so no statement may use rows of another shard.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize)]
+pub struct PipelineKey {
+    /// The pipeline's name.
+    pub pipeline: String,
+    /// The shard, from 0. Signed, as `integer` in a table; never negative.
+    pub shard: i32,
+}
+
+impl PipelineKey {
+    /// The first shard, which every pipeline has.
+    pub fn first(pipeline: impl Into<String>) -> Self {
+        Self { pipeline: pipeline.into(), shard: 0 }
+    }
+}
+
+/// For a message: `"orders"`, and `"orders" shard 1` for any other shard than the first.
+impl fmt::Display for PipelineKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.pipeline)?;
+        if self.shard == 0 { Ok(()) } else { write!(f, " shard {}", self.shard) }
+    }
 }
 
 /// How far a pipeline is: every change below it is resolved.
@@ -121,6 +151,13 @@ mod tests {
             assert_eq!(cursor.to_string(), text);
             assert_eq!(text.parse(), Ok(cursor));
         }
+    }
+
+    #[test]
+    fn messages_name_a_shard_only_if_it_is_not_the_first() {
+        let first = PipelineKey::first("orders");
+        assert_eq!(first.to_string(), "\"orders\"");
+        assert_eq!(PipelineKey { shard: 2, ..first }.to_string(), "\"orders\" shard 2");
     }
 
     /// A file that is cut, or has something else in it, is not taken for a cursor.

@@ -8,6 +8,7 @@ use crate::error::SourceError;
 use crate::names::TableName;
 use crate::value_types::TypeFacts;
 use crate::wire::Lsn;
+use postrider_core::store::PipelineKey;
 use std::fmt;
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Row};
@@ -587,7 +588,7 @@ pub struct ChangesSince {
 /// An error of the server or of the connection.
 pub async fn changed_since(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     name: &str,
     table: Option<u32>,
 ) -> Result<ChangesSince, SourceError> {
@@ -597,7 +598,7 @@ pub async fn changed_since(
     let sql = "\
 WITH past AS (SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::int8 AS at), \
 known AS (SELECT CASE WHEN pending_lsn <= watermark THEN pending_snapshot ELSE resolved_snapshot END AS of \
-          FROM postrider.cursor WHERE pipeline = $1), \
+          FROM postrider.cursor WHERE pipeline = $1 AND shard = $4), \
 rows AS (SELECT p.xmin::text::int8 AS xid, false AS created FROM pg_catalog.pg_publication p \
          WHERE p.pubname = $2::text \
          UNION ALL \
@@ -611,7 +612,7 @@ news AS (SELECT rows.created FROM past, known, rows \
          WHERE known.of IS NOT NULL AND NOT pg_catalog.pg_visible_in_snapshot(\
            (past.at - ((past.at - rows.xid) & 4294967295))::text::xid8, known.of)) \
 SELECT EXISTS (SELECT FROM news WHERE NOT created), EXISTS (SELECT FROM news WHERE created)";
-    let row = client.query_one(sql, &[&pipeline, &name, &table.unwrap_or(0)]).await;
+    let row = client.query_one(sql, &[&key.pipeline, &name, &table.unwrap_or(0), &key.shard]).await;
     let row = row.map_err(failed)?;
     Ok(ChangesSince {
         publication: row.try_get(0).map_err(failed)?,

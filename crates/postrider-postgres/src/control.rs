@@ -266,11 +266,9 @@ pub async fn facts(client: &Client, ask: &FactsQuery<'_>) -> Result<start::Facts
         Some(_) | None => schema::read_trusted(client).await?,
     };
     let cursor = match schema {
-        // From version 2 on, the columns that are read are the same.
-        schema::SchemaState::Version(2..=schema::VERSION) => {
-            cursor::read(client, &names.pipeline).await?
+        schema::SchemaState::Version(number @ 1..=schema::VERSION) => {
+            cursor::read_version(client, &names.key, number).await?
         }
-        schema::SchemaState::Version(1) => cursor::read_version_1(client, &names.pipeline).await?,
         schema::SchemaState::Missing
         | schema::SchemaState::Empty
         | schema::SchemaState::Untrusted
@@ -289,7 +287,7 @@ pub async fn facts(client: &Client, ask: &FactsQuery<'_>) -> Result<start::Facts
     let since = match (schema, &cursor, &publication) {
         (schema::SchemaState::Version(schema::VERSION), Some(_), Some(_)) => {
             let oid = table.as_ref().map(|table| table.oid);
-            catalog::changed_since(client, &names.pipeline, &names.publication, oid).await?
+            catalog::changed_since(client, &names.key, &names.publication, oid).await?
         }
         _ => catalog::ChangesSince::default(),
     };

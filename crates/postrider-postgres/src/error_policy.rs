@@ -391,7 +391,7 @@ pub fn explain(reason: HaltReason, error: &SourceError, names: &Names) -> Halt {
         | HaltReason::PipelineChanged
         | HaltReason::SinkUnfit => (
             NOTHING_LOST.to_owned(),
-            format!("postrider setup -p {} --print-sql shows what is needed", names.pipeline),
+            format!("postrider setup -p {} --print-sql shows what is needed", names.key.pipeline),
         ),
     };
     Halt { reason, message: Chain(error).to_string(), meaning, hint }
@@ -484,7 +484,7 @@ fn access_hint(error: &SourceError) -> String {
 
 /// The role that was refused, or that lacks something, is the relay's, and that role cannot grant rights to itself.
 fn setup_as_admin(names: &Names) -> String {
-    format!("postrider setup -p {} --url {}", names.pipeline, admin_url("DATABASE"))
+    format!("postrider setup -p {} --url {}", names.key.pipeline, admin_url("DATABASE"))
 }
 
 fn schema_hint(error: &SourceError, names: &Names) -> String {
@@ -524,7 +524,7 @@ fn table_refuses(error: &SourceError, names: &Names) -> (String, String) {
         Some(state) if state.as_str() == "42501" => format!(
             "the role needs UPDATE, and DELETE where marks delete, to {right} rows: GRANT SELECT, UPDATE, DELETE ON \
              {table} TO the role of source.url (postrider setup -p {} --print-sql has the lines); then start again",
-            names.pipeline
+            names.key.pipeline
         ),
         Some(state) if state.as_str() == "55000" => format!(
             "a publication that sends updates or deletes of {table} needs the table's replica identity: add a \
@@ -536,7 +536,7 @@ fn table_refuses(error: &SourceError, names: &Names) -> (String, String) {
         ),
         Some(state) if matches!(state.as_str(), "42P01" | "42703" | "42804" | "3F000") => format!(
             "{table} is not as the layout describes it: postrider check -p {} names the columns; then start again",
-            names.pipeline
+            names.key.pipeline
         ),
         Some(state)
             if matches!(state.class(), "09" | "27" | "P0" | "23" | "44" | "38" | "39" | "2F") =>
@@ -573,7 +573,7 @@ fn publication_missing(error: &SourceError, names: &Names) -> (String, String) {
 /// The commands that create the publication if it is missing, and then publish from the table what the slot cannot
 /// send.
 fn from_table(names: &Names) -> String {
-    let (publication, pipeline) = (ident(&names.publication), &names.pipeline);
+    let (publication, pipeline) = (ident(&names.publication), &names.key.pipeline);
     let published = names.published();
     let Some(table) = &names.table else {
         return format!(

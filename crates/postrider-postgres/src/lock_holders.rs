@@ -7,6 +7,7 @@
 use crate::names::{TableName, literal};
 use pg_replication::error::SourceError;
 use postrider_core::event::Position;
+use postrider_core::store::PipelineKey;
 use std::fmt;
 use tokio_postgres::{Client, Row};
 
@@ -160,17 +161,18 @@ fn holder(row: &Row) -> Result<Option<Holder>, tokio_postgres::Error> {
 /// An error of the server or of the connection.
 pub async fn lockers(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     rows: &[Position],
 ) -> Result<Vec<Holder>, SourceError> {
     let rows: Vec<String> = rows.iter().take(ROWS_MAX).map(ToString::to_string).collect();
     let rows: Vec<&str> = rows.iter().map(String::as_str).collect();
     let xmax = format!(
         "SELECT p.xmax::pg_catalog.text FROM unnest($1::pg_catalog.text[]) AS w(at) \
-         JOIN postrider.parked AS p ON p.pipeline = {} \
+         JOIN postrider.parked AS p ON p.pipeline = {} AND p.shard = {} \
            AND p.commit_lsn = pg_catalog.split_part(w.at, ':', 1)::pg_catalog.pg_lsn \
            AND p.ordinal = pg_catalog.split_part(w.at, ':', 2)::pg_catalog.int8",
-        literal(pipeline)
+        literal(&key.pipeline),
+        key.shard
     );
     holders(client, &table(), &xmax, &rows).await
 }
@@ -181,10 +183,13 @@ pub async fn lockers(
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn table_lockers(client: &Client, pipeline: &str) -> Result<Vec<Holder>, SourceError> {
-    let xmax = "SELECT c.xmax::pg_catalog.text FROM postrider.cursor AS c \
-                WHERE c.pipeline = ANY ($1::pg_catalog.text[])";
-    let found = holders(client, &table(), xmax, &[pipeline]).await?;
+pub async fn table_lockers(client: &Client, key: &PipelineKey) -> Result<Vec<Holder>, SourceError> {
+    let xmax = format!(
+        "SELECT c.xmax::pg_catalog.text FROM postrider.cursor AS c \
+         WHERE c.pipeline = ANY ($1::pg_catalog.text[]) AND c.shard = {}",
+        key.shard
+    );
+    let found = holders(client, &table(), &xmax, &[&key.pipeline]).await?;
     if found.is_empty() { writers(client, &table()).await } else { Ok(found) }
 }
 

@@ -1,6 +1,7 @@
 //! The names of a pipeline's objects in its database, and the quoting of identifiers and literals for SQL. Every text
 //! for a server, a log or a person is quoted here, so that a quote inside a name does no harm.
 
+use postrider_core::store::PipelineKey;
 use postrider_core::zone::Zone;
 use std::fmt;
 
@@ -30,8 +31,8 @@ impl fmt::Display for TableName {
 /// The configured names of one pipeline's objects.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Names {
-    /// The pipeline: the key of its cursor row.
-    pub pipeline: String,
+    /// The pipeline and its shard: the key of its cursor row.
+    pub key: PipelineKey,
     /// The replication slot.
     pub slot: String,
     /// The publication.

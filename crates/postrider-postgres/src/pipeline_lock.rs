@@ -9,6 +9,7 @@ use super::error::SourceError;
 use super::names::literal;
 use super::stream::WalConnection;
 use crate::statement::{Statement, StatementError};
+use postrider_core::store::PipelineKey;
 use std::time::Duration;
 use tokio::time::Instant;
 use tokio_postgres::{Client, SimpleQueryMessage};
@@ -37,18 +38,28 @@ pub enum PipelineLock {
 const KEEPALIVE: &str = "SET tcp_keepalives_idle = 20; SET tcp_keepalives_interval = 5; \
                                     SET tcp_keepalives_count = 3; SET tcp_user_timeout = 35000";
 
+/// What the key of the lock is a hash of, as SQL. For the first shard the text is that of versions before there were
+/// shards: a relay of such a version and one of this version exclude each other while one replaces the other.
+fn lock_text(key: &PipelineKey) -> String {
+    let of_shard = match key.shard {
+        0 => format!("postrider poll {}", key.pipeline),
+        shard => format!("postrider poll/{shard} {}", key.pipeline),
+    };
+    literal(&of_shard)
+}
+
 /// Requests the lock and reads its holder, as one row of text; for the simple protocol, the only one that a walsender
 /// supports.
-fn sql(pipeline: &str) -> String {
+fn sql(key: &PipelineKey) -> String {
     format!(
         "SELECT pg_catalog.pg_try_advisory_lock(k.key), ( \
            SELECT l.pid FROM pg_catalog.pg_locks AS l \
            WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.database = d.oid \
              AND l.classid::pg_catalog.int8 = (k.key >> 32) & 4294967295 \
              AND l.objid::pg_catalog.int8 = k.key & 4294967295) \
-         FROM pg_catalog.hashtextextended('postrider poll ' || {}::pg_catalog.text, 0) AS k(key), \
+         FROM pg_catalog.hashtextextended({}::pg_catalog.text, 0) AS k(key), \
            pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database()",
-        literal(pipeline)
+        lock_text(key)
     )
 }
 
@@ -64,9 +75,9 @@ fn read(ours: Option<&str>, pid: Option<&str>) -> PipelineLock {
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn lock(client: &Client, pipeline: &str) -> Result<PipelineLock, SourceError> {
+pub async fn lock(client: &Client, key: &PipelineKey) -> Result<PipelineLock, SourceError> {
     let failed = |e| SourceError::control("take the pipeline's lock", e).of(Statement::Claim);
-    let sql = sql(pipeline);
+    let sql = sql(key);
     client.batch_execute(KEEPALIVE).await.map_err(failed)?;
     let since = Instant::now();
     loop {
@@ -89,9 +100,9 @@ pub async fn lock(client: &Client, pipeline: &str) -> Result<PipelineLock, Sourc
 /// An error of the server or of the connection.
 pub async fn lock_stream(
     wal: &mut WalConnection,
-    pipeline: &str,
+    key: &PipelineKey,
 ) -> Result<PipelineLock, SourceError> {
-    let sql = sql(pipeline);
+    let sql = sql(key);
     let since = Instant::now();
     loop {
         let row = wal.row("take the pipeline's lock", &sql).await?;
@@ -108,11 +119,25 @@ pub async fn lock_stream(
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn unlock(client: &Client, pipeline: &str) -> Result<(), SourceError> {
+pub async fn unlock(client: &Client, key: &PipelineKey) -> Result<(), SourceError> {
     let failed = |e| SourceError::control("release the pipeline's lock", e).of(Statement::Claim);
     let sql = format!(
-        "SELECT pg_catalog.pg_advisory_unlock(pg_catalog.hashtextextended('postrider poll ' || {}, 0))",
-        literal(pipeline)
+        "SELECT pg_catalog.pg_advisory_unlock(pg_catalog.hashtextextended({}::pg_catalog.text, 0))",
+        lock_text(key)
     );
     client.simple_query(&sql).await.map(drop).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Otherwise a relay of an earlier version and one of this version would both own the pipeline.
+    #[test]
+    fn the_lock_of_the_first_shard_is_that_of_earlier_versions() {
+        let first = PipelineKey::first("it's");
+        assert_eq!(lock_text(&first), "'postrider poll it''s'");
+        let second = PipelineKey { shard: 1, ..first };
+        assert_eq!(lock_text(&second), "'postrider poll/1 it''s'");
+    }
 }

@@ -59,10 +59,11 @@ pub const MIGRATIONS: &[Migration] = &[
         name: "owner_left",
         sql: include_str!("../../../sql/schema/0008_owner_left.sql"),
     },
+    Migration { number: 9, name: "shard", sql: include_str!("../../../sql/schema/0009_shard.sql") },
 ];
 
 /// The version this binary works with.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 /// The last version without the parked table.
 const BEFORE_PARKED: u32 = 1;

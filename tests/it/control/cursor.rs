@@ -10,6 +10,7 @@ use postrider::postgres::control::Control;
 use postrider::postgres::store::cursor::{
     self, Cursor, CursorWrite, ServerHistory, SettledHistories,
 };
+use postrider::store::PipelineKey;
 
 fn at(text: &str) -> Offset {
     text.parse().expect("a position")
@@ -35,7 +36,7 @@ async fn the_row_goes_forward_and_never_back() {
             cursor::write(client, &next, &cursor::SnapshotPolicy::Always).await.unwrap(),
             CursorWrite::Stored
         );
-        let read = cursor::read(client, &pipeline.names.pipeline).await.unwrap();
+        let read = cursor::read(client, &pipeline.names.key).await.unwrap();
         assert_eq!(read.as_ref(), Some(&next));
 
         // A lower limit is not a lower limit: what may have been confirmed may have been confirmed.
@@ -44,7 +45,7 @@ async fn the_row_goes_forward_and_never_back() {
             cursor::write(client, &same, &cursor::SnapshotPolicy::Always).await.unwrap(),
             CursorWrite::Stored
         );
-        let read = cursor::read(client, &pipeline.names.pipeline).await.unwrap().unwrap();
+        let read = cursor::read(client, &pipeline.names.key).await.unwrap().unwrap();
         assert_eq!((read.flush_limit, read.partial), (at("FFFF/200"), None));
 
         let back = moved(&first, "FFFF/FF");
@@ -73,7 +74,7 @@ async fn snapshot_of_what_is_published_moves_on_however_far_the_row_lags() {
         let column = async |column: &str| {
             let sql = format!(
                 "select {column}::text from postrider.cursor where pipeline = '{}'",
-                pipeline.names.pipeline
+                pipeline.names.key.pipeline
             );
             client.query_one(&sql, &[]).await.unwrap().get::<_, Option<String>>(0)
         };
@@ -104,7 +105,7 @@ const LATER: u32 = 3_000_000_000;
 async fn histories_are_raised_once_by_the_owner_alone() {
     for version in Version::ALL {
         let pipeline = Pipeline::ready(version, "cursor_histories").await;
-        let (client, name) = (pipeline.control.client(), &pipeline.names.pipeline);
+        let (client, name) = (pipeline.control.client(), &pipeline.names.key);
         let switches = [TimelineSwitch {
             timeline: 1,
             at: postrider::postgres::wire::to_wire(at("0/5000")),
@@ -203,7 +204,7 @@ async fn a_row_that_was_answered_survives_kill_9_of_the_server() {
         let schema: String = std::iter::once("CREATE SCHEMA postrider;").chain(schema).collect();
         control.client().batch_execute(&schema).await.unwrap();
         let row = Cursor {
-            pipeline: "p".to_owned(),
+            key: PipelineKey::first("p"),
             system_identifier: "1".to_owned(),
             timeline: 1,
             slot: "p".to_owned(),
@@ -224,6 +225,9 @@ async fn a_row_that_was_answered_survives_kill_9_of_the_server() {
         server.kill().await;
         server.restart().await;
         let control = Control::connect(&conninfo, "postrider").await.unwrap();
-        assert_eq!(cursor::read(control.client(), "p").await.unwrap(), Some(next));
+        assert_eq!(
+            cursor::read(control.client(), &PipelineKey::first("p")).await.unwrap(),
+            Some(next)
+        );
     }
 }

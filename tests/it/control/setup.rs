@@ -88,7 +88,7 @@ async fn printed_sql_runs_in_psql_and_is_enough_for_the_role() {
                 .unwrap(),
             CursorWrite::Stored
         );
-        let name = &pipeline.names.pipeline;
+        let name = &pipeline.names.key;
         let epoch = cursor::take_over(control.client(), name).await.unwrap();
         let stored = parked::write(control.client(), name, epoch, &[], &[]).await.unwrap();
         assert_eq!(stored, parked::Stored::Yes);
@@ -106,13 +106,13 @@ async fn a_schema_of_version_1_is_refused_by_the_fence_and_brought_forward_by_se
         let before = pipeline.facts().await.cursor.unwrap();
         pipeline
             .sql(
-                "drop table postrider.parked; alter table postrider.cursor drop owner_epoch; \
+                "drop table postrider.parked; alter table postrider.cursor drop owner_epoch, drop shard; \
                  delete from postrider.migration where number > 1",
             )
             .await;
         let halt = pipeline.decide().await.unwrap_err();
         assert_eq!(halt.reason, HaltReason::SchemaUnfit);
-        assert!(halt.message.contains("has version 1, 8 is needed"), "{}", halt.message);
+        assert!(halt.message.contains("has version 1, 9 is needed"), "{}", halt.message);
         assert!(halt.hint.starts_with("postrider setup"), "{}", halt.hint);
         // The row is read all the same: a slot that is gone is a gap, also now.
         assert_eq!(pipeline.facts().await.cursor.as_ref(), Some(&before));
@@ -122,7 +122,7 @@ async fn a_schema_of_version_1_is_refused_by_the_fence_and_brought_forward_by_se
         assert_eq!(kinds, [StepKind::Schema]);
         assert_eq!(pipeline.resume().await.cursor, before);
         let client = pipeline.control.client();
-        assert!(cursor::take_over(client, &pipeline.names.pipeline).await.unwrap() > 0);
+        assert!(cursor::take_over(client, &pipeline.names.key).await.unwrap() > 0);
     }
 }
 
@@ -132,7 +132,7 @@ async fn a_schema_of_version_1_is_refused_by_the_fence_and_brought_forward_by_se
 async fn a_row_of_version_4_is_of_history_0_and_a_new_row_of_no_timeline() {
     for version in [Version::Pg15, Version::Pg18] {
         let pipeline = Pipeline::ready(version, "setup_v4").await;
-        let (name, client) = (&pipeline.names.pipeline, pipeline.control.client());
+        let (name, client) = (&pipeline.names.key.pipeline, pipeline.control.client());
         let bound = async || {
             let sql = "select histories::text || ' ' || histories_from::text || ' ' \
                          || coalesce(history_system_identifier = system_identifier \
@@ -322,7 +322,7 @@ async fn slot_is_made_while_tables_come_and_go() {
         let set_up = async {
             for _ in 0..8 {
                 pipeline.set_up(&Options::default()).await.expect("setup");
-                let (slot, name) = (&pipeline.names.slot, &pipeline.names.pipeline);
+                let (slot, name) = (&pipeline.names.slot, &pipeline.names.key.pipeline);
                 pipeline.sql(&format!("select pg_drop_replication_slot('{slot}')")).await;
                 pipeline
                     .sql(&format!("delete from postrider.cursor where pipeline = '{name}'"))

@@ -311,5 +311,5 @@ pub(super) fn entry(position: Position, state: State) -> Entry {
     let lane = Lane::of(Aggregate { kind: "order", id: "7" });
     let attempts = u32::from(matches!(state, State::Waiting | State::Dead));
     let wait = Duration::ZERO;
-    Entry { position, lane: Some(lane), state, attempts, wait, overtaken_by: None }
+    Entry { position, lane: Some(lane), state, attempts, wait, overtaken_by: None, xid: None }
 }

@@ -19,12 +19,19 @@ use postrider::postgres::stream::WalStream;
 use postrider::postgres::wire::confirmable;
 use postrider::postgres::{Conninfo, schema};
 use postrider::record::OwnedRecord;
+use postrider::store::PipelineKey;
 use postrider::timestamp::Timestamp;
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 use tokio::task::JoinSet;
 
 /// The pipeline of every script.
 const PIPELINE: &str = "orders";
+
+fn key() -> &'static PipelineKey {
+    static KEY: LazyLock<PipelineKey> = LazyLock::new(|| PipelineKey::first(PIPELINE));
+    &KEY
+}
 
 /// An outbox and another table, in one publication.
 const TABLES: &str = "create table outbox (payload text); create table other (payload text);
@@ -81,7 +88,7 @@ impl Real {
             format!("select lsn from pg_create_logical_replication_slot('{slot}', 'pgoutput')");
         let start: Offset = client.text(&made).await.expect("a slot").parse().expect("a position");
         let mut cursor = Cursor {
-            pipeline: PIPELINE.to_owned(),
+            key: key().clone(),
             system_identifier: "7000".to_owned(),
             timeline: 1,
             slot: slot.clone(),
@@ -94,7 +101,7 @@ impl Real {
             owner_epoch: 0,
         };
         assert!(cursor::create(control.client(), &cursor).await.expect("the cursor row"));
-        cursor.owner_epoch = cursor::take_over(control.client(), PIPELINE).await.expect("an epoch");
+        cursor.owner_epoch = cursor::take_over(control.client(), key()).await.expect("an epoch");
         Self {
             url: url.to_owned(),
             slot,
@@ -253,7 +260,7 @@ impl Real {
             })
             .collect();
         let epoch = self.epoch(by);
-        let written = parked::write(self.control.client(), PIPELINE, epoch, &rows, &marks).await;
+        let written = parked::write(self.control.client(), key(), epoch, &rows, &marks).await;
         let stored = written.expect("a write") == Stored::Yes;
         self.notes.say(format!("a parking write: stored {stored}"));
     }
@@ -289,7 +296,7 @@ impl Real {
     async fn table(&mut self, from: Option<char>) {
         let commit = from.map_or(0, |letter| self.notes.commit_of(letter));
         let from = Position { commit: Offset::new(commit), ordinal: 0 };
-        let rows = parked::load(self.control.client(), PIPELINE, from).await.expect("the rows");
+        let rows = parked::load(self.control.client(), key(), from).await.expect("the rows");
         let rows: Vec<_> = rows.iter().map(|row| (row.entry, row.request)).collect();
         self.notes.table(&rows);
     }

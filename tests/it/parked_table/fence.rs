@@ -1,6 +1,6 @@
 //! Who may write: the owner alone, whatever happens at the same time; and what a commit waits for.
 
-use super::{PIPELINE, SOON, Table, at, row, session};
+use super::{PIPELINE, SOON, Table, at, key, row, session};
 use crate::await_that::await_that;
 use crate::private::PrivatePostgres;
 use crate::server::{Client, Version};
@@ -8,21 +8,22 @@ use postrider::event::Position;
 use postrider::parked::{ParkedOutcome, ParkedUpdate, State};
 use postrider::postgres::store::cursor::{self, CursorWrite};
 use postrider::postgres::store::parked::{self, Stored};
+use postrider::store::PipelineKey;
 
 #[tokio::test]
 async fn who_lost_the_pipeline_writes_nothing_more() {
     for version in [Version::Pg15, Version::Pg18] {
         let table = Table::new(version, "fence_lost").await;
         table.write(&[row("0/1:0", "1", State::Waiting)], &[]).await;
-        let row_before = cursor::read(table.client(), PIPELINE).await.unwrap().unwrap();
+        let row_before = cursor::read(table.client(), key()).await.unwrap().unwrap();
         assert_eq!(row_before.owner_epoch, table.epoch);
 
         let owner = session(&table.url).await;
-        let epoch = cursor::take_over(owner.client(), PIPELINE).await.unwrap();
+        let epoch = cursor::take_over(owner.client(), key()).await.unwrap();
         assert!(epoch > table.epoch);
         let done = ParkedUpdate { position: at("0/1:0"), became: ParkedOutcome::Done };
         let late = [row("0/2:0", "1", State::Behind)];
-        let zombie = parked::write(table.client(), PIPELINE, table.epoch, &late, &[done]).await;
+        let zombie = parked::write(table.client(), key(), table.epoch, &late, &[done]).await;
         assert_eq!(zombie.unwrap(), Stored::TakenOver);
         let zombie = cursor::write(table.client(), &row_before, &cursor::SnapshotPolicy::Always)
             .await
@@ -32,9 +33,10 @@ async fn who_lost_the_pipeline_writes_nothing_more() {
         assert_eq!(loaded.len(), 1);
         assert_eq!(loaded[0].entry.state, State::Waiting);
 
-        let stored = parked::write(owner.client(), PIPELINE, epoch, &late, &[done]).await;
+        let stored = parked::write(owner.client(), key(), epoch, &late, &[done]).await;
         assert_eq!(stored.unwrap(), Stored::Yes);
-        let other = parked::write(owner.client(), "another", epoch, &late, &[]).await;
+        let other =
+            parked::write(owner.client(), &PipelineKey::first("another"), epoch, &late, &[]).await;
         assert_eq!(other.unwrap(), Stored::TakenOver);
     }
 }
@@ -42,18 +44,18 @@ async fn who_lost_the_pipeline_writes_nothing_more() {
 #[tokio::test]
 async fn an_epoch_is_not_met_again_where_the_row_was_made_anew() {
     let table = Table::new(Version::Pg15, "fence_anew").await;
-    let row = cursor::read(table.client(), PIPELINE).await.unwrap().unwrap();
+    let row = cursor::read(table.client(), key()).await.unwrap().unwrap();
     table.person().await.batch("delete from postrider.cursor").await;
-    assert!(cursor::take_over(table.client(), PIPELINE).await.is_err(), "there is no row");
+    assert!(cursor::take_over(table.client(), key()).await.is_err(), "there is no row");
     let anew = cursor::Cursor { owner_epoch: 0, ..row };
     assert!(cursor::create(table.client(), &anew).await.unwrap());
-    assert!(cursor::take_over(table.client(), PIPELINE).await.unwrap() > table.epoch);
-    let late = parked::write(table.client(), PIPELINE, table.epoch, &[], &[]).await;
+    assert!(cursor::take_over(table.client(), key()).await.unwrap() > table.epoch);
+    let late = parked::write(table.client(), key(), table.epoch, &[], &[]).await;
     assert_eq!(late.unwrap(), Stored::TakenOver);
     // Whatever the clock does.
     let ahead = "update postrider.cursor set owner_epoch = 9000000000000000000";
     table.person().await.batch(ahead).await;
-    let next = cursor::take_over(table.client(), PIPELINE).await.unwrap();
+    let next = cursor::take_over(table.client(), key()).await.unwrap();
     assert_eq!(next, 9_000_000_000_000_000_001);
 }
 
@@ -82,7 +84,7 @@ async fn a_write_that_meets_a_take_over_waits_for_it_and_fails() {
         owner.batch("begin; update postrider.cursor set owner_epoch = owner_epoch + 1").await;
         let zombie = pid(table.client()).await;
         let rows = [row("0/1:0", "1", State::Waiting)];
-        let write = parked::write(table.client(), PIPELINE, table.epoch, &rows, &[]);
+        let write = parked::write(table.client(), key(), table.epoch, &rows, &[]);
         let commit = async {
             blocked(&table, zombie).await;
             owner.batch("commit").await;
@@ -108,11 +110,11 @@ async fn a_take_over_waits_for_a_write_and_sees_its_rows() {
         let owner = session(&table.url).await;
         let (zombie, next) = (pid(table.client()).await, pid(owner.client()).await);
         let rows = ["0/1:0", "0/2:0"].map(|at| row(at, at, State::Waiting));
-        let write = parked::write(table.client(), PIPELINE, table.epoch, &rows, &[]);
+        let write = parked::write(table.client(), key(), table.epoch, &rows, &[]);
         let take_over = async {
             blocked(&table, zombie).await;
-            let epoch = cursor::take_over(owner.client(), PIPELINE).await.unwrap();
-            (epoch, parked::load(owner.client(), PIPELINE, Position::default()).await.unwrap())
+            let epoch = cursor::take_over(owner.client(), key()).await.unwrap();
+            (epoch, parked::load(owner.client(), key(), Position::default()).await.unwrap())
         };
         let release = async {
             blocked(&table, next).await;
@@ -162,7 +164,7 @@ async fn a_parked_row_waits_for_the_synchronous_standby_and_the_cursor_does_not(
     admin.batch("set synchronous_commit = local").await;
     standby("nobody").await;
     await_that("commits wait", SOON, || does_a_commit_wait(&table.url, &admin)).await;
-    let cursor = cursor::read(table.client(), PIPELINE).await.unwrap().unwrap();
+    let cursor = cursor::read(table.client(), key()).await.unwrap().unwrap();
     assert_eq!(
         cursor::write(table.client(), &cursor, &cursor::SnapshotPolicy::Always).await.unwrap(),
         CursorWrite::Stored
@@ -170,7 +172,7 @@ async fn a_parked_row_waits_for_the_synchronous_standby_and_the_cursor_does_not(
 
     let rows = [row("0/1:0", "1", State::Waiting)];
     let writer = pid(table.client()).await;
-    let write = parked::write(table.client(), PIPELINE, table.epoch, &rows, &[]);
+    let write = parked::write(table.client(), key(), table.epoch, &rows, &[]);
     let release = async {
         let sql = format!("select wait_event from pg_stat_activity where pid = {writer}");
         await_that("a commit that waits for the standby", SOON, || async {

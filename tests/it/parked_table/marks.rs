@@ -1,6 +1,6 @@
 //! Marks: what becomes of a row, and of the request in it.
 
-use super::{PIPELINE, SOON, Table, at, row, session};
+use super::{PIPELINE, SOON, Table, at, key, row, session};
 use crate::server::Version;
 use postrider::parked::{ParkedOutcome, ParkedUpdate, Request, State};
 use postrider::postgres::store::parked::{self, Stored};
@@ -103,7 +103,7 @@ async fn requests_are_seen_and_each_is_taken_off_once() {
         }
         let requests = [Request::Retry, Request::Replace, Request::Skip, Request::Retry];
         let expected: Vec<_> = positions.map(at).into_iter().zip(requests).collect();
-        let seen = parked::requests(table.client(), PIPELINE).await.unwrap();
+        let seen = parked::requests(table.client(), key()).await.unwrap();
         assert_eq!(seen, expected);
         let loaded = table.load().await;
         assert_eq!(loaded.iter().filter_map(|row| row.request).collect::<Vec<_>>(), requests);
@@ -115,7 +115,7 @@ async fn requests_are_seen_and_each_is_taken_off_once() {
             mark("0/4:0", ParkedOutcome::Done),
         ];
         table.write(&[], &marks).await;
-        assert_eq!(parked::requests(table.client(), PIPELINE).await.unwrap(), []);
+        assert_eq!(parked::requests(table.client(), key()).await.unwrap(), []);
         for (position, acted, state) in [
             ("0/1:0", "retry ada why not f t", "waiting"),
             ("0/2:0", "replace ada why not f t", "waiting"),
@@ -132,7 +132,7 @@ async fn requests_are_seen_and_each_is_taken_off_once() {
         assert_eq!((first.entry.attempts, first.entry.wait), (0, Duration::ZERO));
         assert_eq!(second.entry.state, State::Waiting);
         let two = [at("0/1:0"), at("0/2:0")];
-        let records = parked::fetch(table.client(), PIPELINE, &two, u32::MAX).await.unwrap();
+        let records = parked::fetch(table.client(), key(), &two, u32::MAX).await.unwrap();
         let values = records.iter().map(|row| row.record.value.as_deref().unwrap());
         assert_eq!(values.collect::<Vec<_>>(), [&b"{\"total\": 9.5}"[..], b"new"]);
     }
@@ -216,8 +216,7 @@ async fn marks_of_locked_rows_are_left_out_with_the_later_ones_of_their_aggregat
             let marks: Vec<ParkedUpdate> =
                 (1..6).map(|number| mark(&format!("0/{number}:0"), ParkedOutcome::Done)).collect();
             let write = async |rows, marks| {
-                let stored =
-                    parked::write(table.client(), PIPELINE, table.epoch, rows, marks).await;
+                let stored = parked::write(table.client(), key(), table.epoch, rows, marks).await;
                 stored.expect("a write that waits for nobody")
             };
             // The same rows once more, as after a lost connection: not one is waited for.
@@ -231,10 +230,9 @@ async fn marks_of_locked_rows_are_left_out_with_the_later_ones_of_their_aggregat
             let states: Vec<State> = table.load().await.iter().map(|row| row.entry.state).collect();
             let (done, waiting) = (State::Done, State::Waiting);
             assert_eq!(states, [done, waiting, done, waiting, done], "{hold}");
-            let holders =
-                postrider::postgres::lock_holders::lockers(table.client(), PIPELINE, &left)
-                    .await
-                    .expect("holders");
+            let holders = postrider::postgres::lock_holders::lockers(table.client(), key(), &left)
+                .await
+                .expect("holders");
             let names: Vec<String> = holders.iter().map(ToString::to_string).collect();
             assert!(
                 names.iter().any(|name| name.contains("application \"a person\"")),
@@ -265,7 +263,7 @@ async fn mark_reaches_a_row_that_was_changed_behind_its_snapshot() {
             let row = table.client().query_one("SELECT pg_catalog.pg_backend_pid()", &[]).await;
             row.expect("a process").get(0)
         };
-        let write = parked::write(table.client(), PIPELINE, table.epoch, &[], &marks);
+        let write = parked::write(table.client(), key(), table.epoch, &[], &marks);
         let change = async {
             super::fence::blocked(&table, pid).await;
             let other = table.person().await;
@@ -275,7 +273,7 @@ async fn mark_reaches_a_row_that_was_changed_behind_its_snapshot() {
         let (written, ()) = tokio::join!(write, change);
         let mut written = written.expect("a write");
         if written == Stored::Except(vec![at("0/1:0")]) {
-            written = parked::write(table.client(), PIPELINE, table.epoch, &[], &marks)
+            written = parked::write(table.client(), key(), table.epoch, &[], &marks)
                 .await
                 .expect("a second write");
         }

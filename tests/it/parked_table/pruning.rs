@@ -1,7 +1,7 @@
 //! Resolved rows are deleted by a session beside the stream's: which ones, on whose behalf, and who waits for it.
 
 use super::fence::blocked;
-use super::{PIPELINE, SOON, Table, at, lsn, row, session};
+use super::{SOON, Table, at, key, lsn, row, session};
 use crate::server::Version;
 use postrider::offset::Watermark;
 use postrider::parked::{ParkedOutcome, ParkedUpdate, State};
@@ -32,7 +32,7 @@ fn positions(last: u32) -> Vec<String> {
 
 /// The cursor row with this watermark.
 async fn at_watermark(table: &Table, watermark: &str) -> Cursor {
-    let row = cursor::read(table.client(), PIPELINE).await.unwrap().unwrap();
+    let row = cursor::read(table.client(), key()).await.unwrap().unwrap();
     Cursor { watermark: Watermark::resumed(lsn(watermark)), ..row }
 }
 
@@ -46,7 +46,7 @@ async fn pass(table: &Table, watermark: &str) {
 async fn prune(table: &Table, epoch: i64, rule: PruneRule, keep: Duration) -> Option<u64> {
     let mut total = 0;
     loop {
-        match parked::prune(table.client(), PIPELINE, epoch, rule, keep).await.unwrap() {
+        match parked::prune(table.client(), key(), epoch, rule, keep).await.unwrap() {
             Pruned::NotOwner => return None,
             Pruned::Rows { deleted, more } => {
                 total += deleted;
@@ -101,7 +101,7 @@ async fn nobody_but_the_owner_prunes() {
             resolved(&table, &positions(10)).await;
             pass(&table, "0/100").await;
             let former = table.epoch;
-            let epoch = cursor::take_over(table.client(), PIPELINE).await.unwrap();
+            let epoch = cursor::take_over(table.client(), key()).await.unwrap();
             assert_eq!(prune(&table, former, rule, Duration::ZERO).await, None);
             assert_eq!(rows(&table).await, "10");
             let person = table.person().await;
@@ -119,7 +119,7 @@ async fn pruning(table: &Table, deleted: u64) -> Control {
     let maintenance = session(&table.url).await;
     maintenance.client().batch_execute("BEGIN").await.unwrap();
     let rule = PruneRule::PassedByCursor;
-    let pruned = parked::prune(maintenance.client(), PIPELINE, table.epoch, rule, Duration::ZERO);
+    let pruned = parked::prune(maintenance.client(), key(), table.epoch, rule, Duration::ZERO);
     assert_eq!(pruned.await.unwrap(), Pruned::Rows { deleted, more: false });
     maintenance
 }
@@ -140,7 +140,7 @@ async fn owner_waits_for_no_lock_of_a_deletion() {
         let done = [ParkedUpdate { position: at("0/300:0"), became: ParkedOutcome::Done }];
         table.write(&late, &[]).await;
         table.write(&[], &done).await;
-        assert!(cursor::is_owned(client, PIPELINE, table.epoch).await.unwrap());
+        assert!(cursor::is_owned(client, key(), table.epoch).await.unwrap());
         maintenance.client().batch_execute("COMMIT").await.unwrap();
         assert_eq!(rows(&table).await, (0x200 - 0x100 + 2).to_string());
     }
@@ -158,8 +158,8 @@ async fn successor_reads_the_rows_after_a_deletion_that_it_met() {
         let pid = successor.client().query_one("SELECT pg_catalog.pg_backend_pid()", &[]).await;
         let pid: i32 = pid.unwrap().get(0);
         let takes = async {
-            let seized = cursor::seize(successor.client(), PIPELINE).await.unwrap();
-            let loaded = parked::load(successor.client(), PIPELINE, at("0/1:0")).await.unwrap();
+            let seized = cursor::seize(successor.client(), key()).await.unwrap();
+            let loaded = parked::load(successor.client(), key(), at("0/1:0")).await.unwrap();
             (seized.epoch, loaded.len())
         };
         let commits = async {

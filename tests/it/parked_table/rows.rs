@@ -1,11 +1,12 @@
 //! Rows: what goes in comes out, once.
 
-use super::{PIPELINE, Table, at, row};
+use super::{PIPELINE, Table, at, key, row};
 use crate::server::Version;
 use postrider::event::Position;
 use postrider::parked::{ParkedOutcome, ParkedUpdate, State};
 use postrider::postgres::store::parked;
 use postrider::record::OwnedRecord;
+use postrider::store::PipelineKey;
 use std::time::{Duration, Instant};
 
 /// The versions these run on: the oldest and the newest.
@@ -58,7 +59,7 @@ async fn what_is_written_is_loaded_in_order_and_fetched_whole() {
         assert_eq!(commit.as_deref(), Some("2025-11-21 00:26:40.123456"));
 
         let wanted = [at("0/200:7"), at("0/200:0"), at("0/999:0")];
-        let fetched = parked::fetch(table.client(), PIPELINE, &wanted, u32::MAX).await.unwrap();
+        let fetched = parked::fetch(table.client(), key(), &wanted, u32::MAX).await.unwrap();
         let keeps: Vec<bool> = fetched.iter().map(|row| row.keeps_order).collect();
         assert_eq!(keeps, [false, false], "one holds nothing back, the other was overtaken");
         let fetched: Vec<_> = fetched.into_iter().map(|row| (row.position, row.record)).collect();
@@ -67,11 +68,16 @@ async fn what_is_written_is_loaded_in_order_and_fetched_whole() {
         // As large as it may be: the first always, and what begins below the bound.
         let both = [at("0/100:1"), at("0/200:7")];
         for (bytes, count) in [(1, 1), (1 << 20, 2)] {
-            let found = parked::fetch(table.client(), PIPELINE, &both, bytes).await.unwrap();
+            let found = parked::fetch(table.client(), key(), &both, bytes).await.unwrap();
             assert!(found[0].keeps_order, "all later events of its aggregate have waited for it");
             assert_eq!(found.len(), count, "{bytes} bytes");
         }
-        assert_eq!(parked::fetch(table.client(), "another", &wanted, u32::MAX).await.unwrap(), []);
+        assert_eq!(
+            parked::fetch(table.client(), &PipelineKey::first("another"), &wanted, u32::MAX)
+                .await
+                .unwrap(),
+            []
+        );
     }
 }
 
@@ -102,7 +108,7 @@ async fn tombstones_are_loaded_from_where_the_log_is_read_again() {
     for (from, expected) in [("0/100", 4), ("0/101", 3), ("0/200", 3), ("0/201", 1), ("0/999", 1)] {
         assert_eq!(table.load_from(from).await.len(), expected, "{from}");
     }
-    let within = parked::load(table.client(), PIPELINE, at("0/200:1")).await.unwrap();
+    let within = parked::load(table.client(), key(), at("0/200:1")).await.unwrap();
     assert_eq!(within.len(), 2);
 }
 
@@ -127,7 +133,7 @@ async fn a_hundred_thousand_rows_are_loaded_in_seconds() {
     assert_eq!(lanes.len(), ROWS);
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 
-    let counts = parked::counts(table.client(), PIPELINE).await.unwrap();
+    let counts = parked::counts(table.client(), key()).await.unwrap();
     assert_eq!(counts.of(State::Waiting), 100_000);
     assert_eq!(counts.of(State::Dead), 0);
     assert!(counts.oldest.is_some_and(|age| age < Duration::from_mins(10)), "{counts:?}");
@@ -186,7 +192,7 @@ async fn rows_edited_by_hand_are_still_read() {
         // A row that is gone is no error: nothing is fetched, and a mark changes nothing.
         person.batch("delete from postrider.parked where commit_lsn = '0/1'").await;
         let gone = at("0/1:0");
-        assert_eq!(parked::fetch(table.client(), PIPELINE, &[gone], 1).await.unwrap(), []);
+        assert_eq!(parked::fetch(table.client(), key(), &[gone], 1).await.unwrap(), []);
         table.write(&[], &[ParkedUpdate { position: gone, became: ParkedOutcome::Done }]).await;
         assert_eq!(table.load().await.len(), 1);
     }
@@ -223,7 +229,7 @@ async fn what_claims_have_parked_goes_before_the_stream_and_behind_what_it_is_kn
             async move { table.person().await.text(&sql).await.expect("rows") }
         };
         let moves = |epoch| {
-            postrider::postgres::store::requeue::put_before_stream(table.client(), PIPELINE, epoch)
+            postrider::postgres::store::requeue::put_before_stream(table.client(), key(), epoch)
         };
         assert_eq!(moves(table.epoch - 1).await.expect("no move"), 0, "not the owner");
         assert_eq!(moves(table.epoch).await.expect("moves"), 5);

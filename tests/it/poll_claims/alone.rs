@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::pipeline::show;
+use postrider::store::PipelineKey;
 use std::time::Instant;
 
 /// Rows that wait.
@@ -66,7 +67,7 @@ async fn claim_behind_a_backlog_costs_a_fraction_with_the_index_that_check_asks_
         outbox.client.batch("vacuum analyze").await;
         let without = claim_ms(&outbox).await;
         outbox.client.batch(index).await;
-        outbox.spec.pipeline = "again".to_owned();
+        outbox.spec.key = PipelineKey::first("again");
         let with = claim_ms(&outbox).await;
         show(&format!(
             "{layout:?}: {BACKLOG} rows wait, a claim of {} takes {without:.1} ms with a primary key alone, {with:.1} ms \

@@ -8,6 +8,7 @@ use postrider::parked::Lane;
 use postrider::postgres::lock_holders::Holder;
 use postrider::postgres::poll::row_status::{PublishedRow, StatusWriter, WritingTransaction};
 use postrider::postgres::{Statement, StatementError};
+use postrider::store::PipelineKey;
 use std::collections::HashSet;
 
 /// A layout, rows of it, and what its own relay runs on row 1 (published) and row 2 (failed).
@@ -155,7 +156,7 @@ async fn what_is_moved_elsewhere_counts_as_published_and_delete_deletes_everywhe
         drop(poller);
 
         outbox.spec.delete = true;
-        outbox.spec.pipeline = "another".to_owned();
+        outbox.spec.key = PipelineKey::first("another");
         let mut poller = outbox.poller().await;
         assert_eq!(outbox.drain(&mut poller, 10).await.len(), 2, "{:?}", case.layout);
         let left = outbox.client.text(&format!("select count(*) from {}", case.table)).await;
@@ -205,14 +206,14 @@ async fn failures_of_gcx_rest_and_the_last_one_blocks_its_aggregate_until_a_pers
     poller.settle(claim, &[failed(), RowOutcome::Held, RowOutcome::Held]).await.unwrap();
     assert_eq!(poller.claim(10, None).await.unwrap().rows.len(), 0, "it rests");
     drop(poller);
-    outbox.spec.pipeline = "again".to_owned();
+    outbox.spec.key = PipelineKey::first("again");
     let mut poller = outbox.poller().await;
     let claim = poller.claim(10, None).await.unwrap();
     poller.settle(claim, &[failed(), RowOutcome::Held, RowOutcome::Held]).await.unwrap();
     let status = "select string_agg(status || retry_count, ' ' order by id) from outbox";
     assert_eq!(outbox.client.text(status).await.as_deref(), Some("failed2 pending0 pending0"));
     drop(poller);
-    outbox.spec.pipeline = "third".to_owned();
+    outbox.spec.key = PipelineKey::first("third");
     let mut poller = outbox.poller().await;
     let claim = poller.claim(10, None).await.unwrap();
     assert_eq!((claim.rows.len(), claim.withheld), (0, 2));

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::await_that::await_that;
+use postrider::store::PipelineKey;
 
 const ROWS: &str = "insert into outbox (aggregate_type, aggregate_id, event_type, payload)
     select 'order', n, 'x', '{}' from generate_series(1, 3) n";
@@ -142,9 +143,9 @@ async fn a_second_poller_stands_by_and_takes_over() {
             Opened::StandBy { pid: holder } => assert_eq!(holder, Some(pid.cast_unsigned())),
             Opened::Polling(_) => panic!("two poll"),
         }
-        outbox.spec.pipeline = "another".to_owned();
+        outbox.spec.key = PipelineKey::first("another");
         drop(outbox.poller().await);
-        outbox.spec.pipeline = "orders".to_owned();
+        outbox.spec.key = PipelineKey::first("orders");
         drop(poller);
         drop(taken_over(&outbox).await);
     }
@@ -216,7 +217,7 @@ async fn a_role_needs_to_read_update_and_delete_and_nothing_else() {
     assert_eq!(outbox.drain(&mut poller, 10).await.len(), 3);
     drop(poller);
     outbox.client.batch(&format!("revoke all on outbox from {role}")).await;
-    outbox.spec.pipeline = "another".to_owned();
+    outbox.spec.key = PipelineKey::first("another");
     let Opened::Polling(mut poller) =
         Poller::open(&conninfo, "postrider poll", &outbox.spec).await.unwrap()
     else {

@@ -4,6 +4,7 @@ use super::*;
 use crate::names::{Names, TableName, Times};
 use expect_test::expect_file;
 use pg_replication::error::ServerReport;
+use postrider_core::store::PipelineKey;
 use std::fmt::Write;
 
 fn server(state: &str) -> SourceErrorKind {
@@ -159,7 +160,7 @@ fn every_halt_of_a_statement_names_what_to_change_and_gives_nothing_up() {
 
 fn names() -> Names {
     Names {
-        pipeline: "orders".to_owned(),
+        key: PipelineKey::first("orders"),
         slot: "postrider_orders".to_owned(),
         publication: "postrider_orders".to_owned(),
         table: Some(TableName::new("public", "outbox")),

@@ -11,6 +11,7 @@ use crate::wire::Lsn;
 use pg_replication::error::SourceError;
 use postrider_core::outbox_rows::WritingTransaction;
 use postrider_core::row::OwnedTable;
+use postrider_core::store::PipelineKey;
 use std::fmt::Write as _;
 use tokio_postgres::Client;
 
@@ -149,7 +150,7 @@ impl OutboxTable {
         let sql = |wanted: &str| {
             format!(
                 "SELECT {columns} FROM {table} AS o JOIN postrider.parked AS p \
-                 ON p.pipeline = $2 AND p.event_id = {text} WHERE {wanted} AND {filter}"
+                 ON p.pipeline = $2 AND p.shard = $3 AND p.event_id = {text} WHERE {wanted} AND {filter}"
             )
         };
         let by_value = sql(&self.id.is_one_of("o", "$1::text[]"));
@@ -159,9 +160,10 @@ impl OutboxTable {
         let failed = |e| SourceError::control(format!("read rows of table {}", self.spec.table), e);
         let mut found = Vec::new();
         for ids in ids.chunks(IDS_MAX) {
-            let rows = match client.query(&by_value, &[&ids, &self.spec.pipeline]).await {
+            let PipelineKey { pipeline, shard } = &self.spec.key;
+            let rows = match client.query(&by_value, &[&ids, pipeline, shard]).await {
                 Err(error) if alien(&error) => {
-                    client.query(&by_text, &[&ids, &self.spec.pipeline]).await
+                    client.query(&by_text, &[&ids, pipeline, shard]).await
                 }
                 answer => answer,
             };

@@ -96,7 +96,7 @@ impl Poller {
         let shape = table::read(client, spec).await?;
         // The lock is taken last, so that an error before this point leaves none behind. A session keeps its lock until
         // the server has ended the session, and the next attempt of this process would be refused as long.
-        if let PipelineLock::HeldBy { pid } = lock(client, &spec.pipeline).await? {
+        if let PipelineLock::HeldBy { pid } = lock(client, &spec.key).await? {
             return Ok(Opened::StandBy { pid });
         }
         if spec.dlq().is_some() && shape.dlq.is_none() {

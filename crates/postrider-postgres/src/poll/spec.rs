@@ -2,14 +2,15 @@
 
 use crate::names::TableName;
 use postrider_core::row_state::{Done, NamedRowState, Pause, RowState};
+use postrider_core::store::PipelineKey;
 use postrider_core::zone::Zone;
 use std::time::Duration;
 
 /// How one outbox table is polled.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PollSpec {
-    /// The pipeline: one relay at a time polls for it.
-    pub pipeline: String,
+    /// The pipeline and its shard: one relay at a time polls for it.
+    pub key: PipelineKey,
     /// The outbox.
     pub table: TableName,
     /// The event's id: the table's key.

@@ -17,6 +17,7 @@ use postrider_core::event::Position;
 use postrider_core::outbox_rows::RowOutcome;
 use postrider_core::row::Row;
 use postrider_core::row_state::{Done, FailureLimit};
+use postrider_core::store::PipelineKey;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use tokio_postgres::Client;
@@ -466,8 +467,8 @@ pub struct PayloadCopy<'a> {
     pub row: usize,
     /// The column of the payload.
     pub payload: &'a str,
-    /// The pipeline of the parked event.
-    pub pipeline: &'a str,
+    /// The pipeline of the parked event, and its shard.
+    pub key: &'a PipelineKey,
     /// The position of the parked event.
     pub position: Position,
 }
@@ -491,13 +492,15 @@ impl PayloadCopy<'_> {
         let sql = format!(
             "UPDATE postrider.parked AS p SET value = {value} FROM {table} AS o \
              WHERE o.tableoid = {oid} AND o.ctid = '({block},{line})'::tid AND o.xmin::text = '{xmin}' \
-               AND p.pipeline = {pipeline} AND p.commit_lsn = '{lsn}'::pg_lsn AND p.ordinal = {ordinal}",
+               AND p.pipeline = {pipeline} AND p.shard = {shard} \
+               AND p.commit_lsn = '{lsn}'::pg_lsn AND p.ordinal = {ordinal}",
             table = spec.table,
             oid = place.oid,
             block = place.block,
             line = place.line,
             xmin = place.xmin,
-            pipeline = literal(self.pipeline),
+            pipeline = literal(&self.key.pipeline),
+            shard = self.key.shard,
             lsn = self.position.commit,
             ordinal = self.position.ordinal,
         );

@@ -13,6 +13,7 @@ use postrider_core::row::{Kind, TableId, ValueType};
 use postrider_core::row_state::{
     Condition, Failed, FailureLimit, NamedRowState, Pause, StateColumn, StateType,
 };
+use postrider_core::store::PipelineKey;
 use postrider_core::zone::Zone;
 use postrider_outbox::{Layout, OutboxSpec};
 use std::fmt::Write as _;
@@ -27,7 +28,7 @@ fn states(layout: Layout) -> NamedRowState {
 
 fn spec(layout: Layout) -> PollSpec {
     PollSpec {
-        pipeline: "orders".to_owned(),
+        key: PipelineKey::first("orders"),
         table: TableName::new("public", "outbox"),
         id: "id".to_owned(),
         aggregate_type: "aggregate_type".to_owned(),

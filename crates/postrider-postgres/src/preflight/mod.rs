@@ -117,7 +117,7 @@ pub fn settings(names: &Names, conninfo: &Conninfo) -> Vec<Finding> {
              certificate authority, set sslrootcert to its file{}",
             remediation::password_note(conninfo)
         ))
-        .config(remediation::config(&names.pipeline, "source.url", &url)),
+        .config(remediation::config(&names.key.pipeline, "source.url", &url)),
     ]
 }
 
@@ -313,7 +313,7 @@ async fn standby(ask: &PreflightQuery<'_>, client: &Client) -> Finding {
         Some(primary) => {
             let hosts = format!("{primary},{}", remediation::authorities(conninfo));
             let url = remediation::uri_of(conninfo, conninfo.user(), &hosts, &more);
-            finding.config(remediation::config(&ask.names.pipeline, "source.url", &url))
+            finding.config(remediation::config(&ask.names.key.pipeline, "source.url", &url))
         }
         None => finding,
     }
@@ -485,7 +485,7 @@ struct SchemaContents {
 
 /// Reads [`SchemaContents`]: the tables only if no other role could run code through them.
 async fn own(ask: &PreflightQuery<'_>, client: &Client) -> Result<SchemaContents, SourceError> {
-    let (pipeline, user) = (&ask.names.pipeline, ask.conninfo.user());
+    let (key, user) = (&ask.names.key, ask.conninfo.user());
     let acting = match ask.login {
         Some(login) if login.user() != user => SessionRights::Administrator,
         Some(_) | None => SessionRights::OwnLogin,
@@ -500,8 +500,8 @@ async fn own(ask: &PreflightQuery<'_>, client: &Client) -> Result<SchemaContents
     let (mut cursor, mut bookmarks) = (None, Vec::new());
     if schema == Some(SchemaState::Version(crate::schema::VERSION)) {
         // Rows that may not be read are reported by the rules about rights.
-        cursor = crate::store::cursor::read(client, pipeline).await.ok().flatten();
-        bookmarks = bookmark::list(client, pipeline).await.unwrap_or_default();
+        cursor = crate::store::cursor::read(client, key).await.ok().flatten();
+        bookmarks = bookmark::list(client, key).await.unwrap_or_default();
     }
     Ok(SchemaContents { schema, untrusted, relay_owns, cursor, bookmarks })
 }
@@ -509,8 +509,8 @@ async fn own(ask: &PreflightQuery<'_>, client: &Client) -> Result<SchemaContents
 /// What was changed since what is known to be published; a cursor row that may not be read is reported by the rules
 /// about rights.
 async fn changed(client: &Client, names: &Names, table: Option<u32>) -> ChangesSince {
-    let (pipeline, publication) = (&names.pipeline, &names.publication);
-    let changed = crate::catalog::changed_since(client, pipeline, publication, table).await;
+    let (key, publication) = (&names.key, &names.publication);
+    let changed = crate::catalog::changed_since(client, key, publication, table).await;
     changed.unwrap_or_default()
 }
 

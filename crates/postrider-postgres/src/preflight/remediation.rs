@@ -31,7 +31,7 @@ impl Remediation {
     /// `able`: whether the role of the session may create objects itself. Which other role may is unknown here: a
     /// superuser of the cluster may belong to the provider.
     pub(super) fn new(ask: &PreflightQuery<'_>, able: bool, has_cursor: bool) -> Self {
-        let pipeline = ask.names.pipeline.clone();
+        let pipeline = ask.names.key.pipeline.clone();
         let mut setup = format!("postrider setup -p {pipeline}");
         let login = ask.login.unwrap_or(ask.conninfo);
         let known = able || ask.login.is_some();

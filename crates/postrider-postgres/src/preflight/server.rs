@@ -183,7 +183,7 @@ fn informative(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
 /// Commits must not wait for the stream.
 fn synchronous(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
     let names = snapshot.setting("synchronous_standby_names");
-    let ours = format!("postrider {}", snapshot.ask.names.pipeline);
+    let ours = format!("postrider {}", snapshot.ask.names.key.pipeline);
     if !names.contains('*') && !names.contains(&ours) {
         return;
     }

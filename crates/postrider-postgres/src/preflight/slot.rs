@@ -225,7 +225,7 @@ fn active(snapshot: &FactSnapshot<'_>, slot: &SlotRow, out: &mut Vec<Finding>) {
     let (Some(pid), Some((application, details))) = (slot.active_pid, &snapshot.holder) else {
         return;
     };
-    let ours = format!("postrider {}", snapshot.ask.names.pipeline);
+    let ours = format!("postrider {}", snapshot.ask.names.key.pipeline);
     let name = &slot.name;
     if *application == ours {
         out.push(Finding::ok(
@@ -568,5 +568,5 @@ fn held_by_bookmarks(snapshot: &FactSnapshot<'_>, standing: &[&Bookmark], out: &
 }
 
 fn drop_line(snapshot: &FactSnapshot<'_>, bookmark: &Bookmark) -> String {
-    format!("postrider bookmark drop {} -p {}", bookmark.name, snapshot.ask.names.pipeline)
+    format!("postrider bookmark drop {} -p {}", bookmark.name, snapshot.ask.names.key.pipeline)
 }

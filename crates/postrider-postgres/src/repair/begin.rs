@@ -16,6 +16,7 @@ use crate::setup::apply::blockers;
 use pg_replication::conninfo::Conninfo;
 use pg_replication::error::{SourceError, SourceErrorKind};
 use pg_replication::stream::{CreatedSlot, WalConnection};
+use postrider_core::store::PipelineKey;
 use std::time::{Duration, SystemTime};
 use tokio::time::{Instant, interval_at};
 use tokio_postgres::Client;
@@ -98,7 +99,7 @@ fn elsewhere(what: &str) -> SourceError {
 /// Records what is known to be resolved, before anything is changed.
 async fn note(client: &Client, repair: &NewRepair<'_>) -> Result<(), SourceError> {
     let failed = |e| SourceError::control("record the repair", e);
-    let pipeline = &repair.names.pipeline;
+    let PipelineKey { pipeline, shard } = &repair.names.key;
     // Rows that were listed before stay listed, also if a slot was being created for the rest of them.
     let continues = repair.before.is_some_and(RepairRow::unfinished);
     let pages = if continues { "number < 0" } else { "true" };
@@ -106,15 +107,15 @@ async fn note(client: &Client, repair: &NewRepair<'_>) -> Result<(), SourceError
     // This transaction writes some WAL, so that there are enough positions between them.
     let sql = format!(
         "BEGIN;\n\
-         INSERT INTO postrider.repair AS r (pipeline, kind, state, selection, ledger, ledger_at, slot) \
-         SELECT {pipeline}, {kind}, 'making', {selection}, {known}, {known_at}, {slot} \
-         ON CONFLICT (pipeline) DO UPDATE SET state = 'making', slot = excluded.slot, \
+         INSERT INTO postrider.repair AS r (pipeline, shard, kind, state, selection, ledger, ledger_at, slot) \
+         SELECT {pipeline}, {shard}, {kind}, 'making', {selection}, {known}, {known_at}, {slot} \
+         ON CONFLICT (pipeline, shard) DO UPDATE SET state = 'making', slot = excluded.slot, \
            slot_created_lsn = NULL, snapshot = NULL, kind = excluded.kind, selection = excluded.selection, \
            ledger = excluded.ledger, ledger_at = excluded.ledger_at{reset};\n\
-         DELETE FROM postrider.repair_page WHERE pipeline = {pipeline} AND {pages};\n\
-         INSERT INTO postrider.repair_page (pipeline, number, ids) \
-           SELECT {pipeline}, -n, ARRAY[repeat('.', 1000)] FROM generate_series(1, 256) AS n;\n\
-         DELETE FROM postrider.repair_page WHERE pipeline = {pipeline} AND number < 0;\n\
+         DELETE FROM postrider.repair_page WHERE pipeline = {pipeline} AND shard = {shard} AND {pages};\n\
+         INSERT INTO postrider.repair_page (pipeline, shard, number, ids) \
+           SELECT {pipeline}, {shard}, -n, ARRAY[repeat('.', 1000)] FROM generate_series(1, 256) AS n;\n\
+         DELETE FROM postrider.repair_page WHERE pipeline = {pipeline} AND shard = {shard} AND number < 0;\n\
          COMMIT",
         pipeline = literal(pipeline),
         kind = literal(repair.kind.word()),
@@ -179,20 +180,20 @@ async fn list(
     client.batch_execute(&sql).await.map_err(failed)?;
     let method = Method::of(client, repair.selection, repair.known.as_deref()).await?;
     let survey = summarize(client, table, &method, repair.known_at).await?;
-    let pipeline = &repair.names.pipeline;
+    let PipelineKey { pipeline, shard } = &repair.names.key;
     let sql = format!(
-        "INSERT INTO postrider.repair_page (pipeline, number, ids) \
-         SELECT $1, b.first + (l.n - 1) / {PAGE_ROWS}, array_agg(l.id ORDER BY l.n) \
+        "INSERT INTO postrider.repair_page (pipeline, shard, number, ids) \
+         SELECT $1, $2::pg_catalog.int4, b.first + (l.n - 1) / {PAGE_ROWS}, array_agg(l.id ORDER BY l.n) \
          FROM (SELECT {id} AS id, row_number() OVER (ORDER BY {order}) AS n \
                FROM {source}) AS l, \
               (SELECT coalesce(max(p.number) + 1, 0) AS first FROM postrider.repair_page AS p \
-               WHERE p.pipeline = $1) AS b \
-         GROUP BY 2",
+               WHERE p.pipeline = $1 AND p.shard = $2) AS b \
+         GROUP BY 3",
         id = table.id(),
         order = method.order(table),
         source = table.source(&method.rows(table)),
     );
-    client.execute(&sql, &[pipeline]).await.map_err(failed)?;
+    client.execute(&sql, &[pipeline, shard]).await.map_err(failed)?;
     // The snapshot of a slot may have an xmax below its xmin, and PostgreSQL cannot read the text that it wrote of such
     // a snapshot. Everything below xmin is visible in it, and nothing else.
     let sql = "UPDATE postrider.repair SET state = 'publishing', slot_created_lsn = $2, \
@@ -201,14 +202,14 @@ async fn list(
                    FROM pg_current_snapshot() AS s), \
                  method = $3, rows_total = rows_total + $4, \
                  rows_uncertain = rows_uncertain + $5, ids_missing = coalesce($6, ids_missing) \
-               WHERE pipeline = $1 AND state = 'making'";
+               WHERE pipeline = $1 AND shard = $7 AND state = 'making'";
     let missing = (repair.kind == RepairKind::Repair).then_some(survey.missing).flatten();
     let (rows, uncertain) = (survey.rows.cast_signed(), survey.uncertain.cast_signed());
     let missing = missing.map(u64::cast_signed);
     let at = pg_lsn(crate::wire::from_wire(created.consistent_point));
     let words = method.words(table);
     client
-        .execute(sql, &[pipeline, &at, &words, &rows, &uncertain, &missing])
+        .execute(sql, &[pipeline, &at, &words, &rows, &uncertain, &missing, shard])
         .await
         .map_err(failed)?;
     client.batch_execute("COMMIT").await.map_err(failed)

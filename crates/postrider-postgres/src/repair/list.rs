@@ -16,6 +16,7 @@ use crate::poll::by_id::OutboxTable;
 use crate::statement::{Statement, StatementError};
 use crate::store::requeue;
 use pg_replication::error::SourceError;
+use postrider_core::store::PipelineKey;
 use std::fmt::Write as _;
 use std::time::SystemTime;
 use tokio_postgres::Client;
@@ -79,8 +80,9 @@ fn seen(snapshot: &str) -> String {
 fn not_parked(table: &OutboxTable) -> String {
     format!(
         "NOT EXISTS (SELECT FROM postrider.parked AS p \
-         WHERE p.pipeline = {pipeline} AND p.event_id = {id} AND NOT {another})",
-        pipeline = literal(&table.spec().pipeline),
+         WHERE p.pipeline = {pipeline} AND p.shard = {shard} AND p.event_id = {id} AND NOT {another})",
+        pipeline = literal(&table.spec().key.pipeline),
+        shard = table.spec().key.shard,
         id = table.id(),
         another = requeue::another(table),
     )
@@ -128,18 +130,19 @@ impl Method {
     /// [`Self::without_id_sql`].
     pub(super) fn rows(&self, table: &OutboxTable) -> String {
         let spec = table.spec();
-        let (pipeline, id) = (literal(&spec.pipeline), table.id());
+        let (pipeline, shard, id) = (literal(&spec.key.pipeline), spec.key.shard, table.id());
         let selected = self.selected(table);
         let another = requeue::another(table);
         format!(
             "{selected}\n  AND {has_id}\n  AND NOT EXISTS (SELECT FROM postrider.parked AS p LEFT JOIN (\n    \
                SELECT p.aggregate_type, p.aggregate_id, max(p.commit_lsn) AS last\n    \
                FROM postrider.parked AS p\n    \
-               WHERE p.pipeline = {pipeline} AND p.blocks AND p.state NOT IN ('done', 'skipped')\n    \
+               WHERE p.pipeline = {pipeline} AND p.shard = {shard} AND p.blocks\n    \
+                 AND p.state NOT IN ('done', 'skipped')\n    \
                  AND NOT EXISTS (SELECT FROM {name} AS o\n      \
                    WHERE {id} = p.event_id AND {selected} AND NOT {another})\n    \
                GROUP BY 1, 2) AS stays USING (aggregate_type, aggregate_id)\n  \
-             WHERE p.pipeline = {pipeline} AND p.event_id = {id}\n    \
+             WHERE p.pipeline = {pipeline} AND p.shard = {shard} AND p.event_id = {id}\n    \
                AND NOT {another} AND {the_same}\n    \
                AND (p.state IN ('done', 'skipped') OR NOT p.blocks OR p.commit_lsn <= stays.last))",
             name = spec.table,
@@ -160,9 +163,10 @@ impl Method {
         };
         format!(
             "EXISTS (SELECT FROM postrider.parked AS p\n  \
-               WHERE p.pipeline = {pipeline} AND p.event_id = {id}\n    \
+               WHERE p.pipeline = {pipeline} AND p.shard = {shard} AND p.event_id = {id}\n    \
                  AND {of} AND NOT {another} AND NOT {the_same})",
-            pipeline = literal(&table.spec().pipeline),
+            pipeline = literal(&table.spec().key.pipeline),
+            shard = table.spec().key.shard,
             id = table.id(),
             another = requeue::another(table),
             the_same = requeue::the_same(),
@@ -219,11 +223,12 @@ impl Method {
         let sql = format!(
             "SELECT count(*) FROM (SELECT FROM {name} AS o WHERE {to_publish} AND NOT ({unresolved})\n  \
                AND NOT EXISTS (SELECT FROM postrider.parked AS p\n    \
-                 WHERE p.pipeline = {pipeline} AND p.event_id = {id} AND NOT {another})\n  \
+                 WHERE p.pipeline = {pipeline} AND p.shard = {shard} AND p.event_id = {id} AND NOT {another})\n  \
                LIMIT {most}) AS r",
             name = spec.table,
             to_publish = table.to_publish(),
-            pipeline = literal(&spec.pipeline),
+            pipeline = literal(&spec.key.pipeline),
+            shard = spec.key.shard,
             id = table.id(),
             another = requeue::another(table),
         );
@@ -535,34 +540,36 @@ pub async fn relays(client: &Client, application_name: &str) -> Result<Vec<u32>,
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn undecided(client: &Client, pipeline: &str) -> Result<u64, SourceError> {
+pub async fn undecided(client: &Client, key: &PipelineKey) -> Result<u64, SourceError> {
     let sql = "SELECT count(*) FROM postrider.parked \
-               WHERE pipeline = $1 AND error_code = 'id_used_before' AND state NOT IN ('done', 'skipped')";
-    number(client, sql, pipeline).await
+               WHERE pipeline = $1 AND shard = $2 AND error_code = 'id_used_before' \
+                 AND state NOT IN ('done', 'skipped')";
+    number(client, sql, key).await
 }
 
 /// Counts the rows that are still on the list.
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn left(client: &Client, pipeline: &str) -> Result<u64, SourceError> {
-    let sql = "SELECT coalesce(sum(cardinality(ids)), 0)::int8 FROM postrider.repair_page WHERE pipeline = $1";
-    number(client, sql, pipeline).await
+pub async fn left(client: &Client, key: &PipelineKey) -> Result<u64, SourceError> {
+    let sql = "SELECT coalesce(sum(cardinality(ids)), 0)::int8 FROM postrider.repair_page \
+               WHERE pipeline = $1 AND shard = $2";
+    number(client, sql, key).await
 }
 
 /// Counts the aggregates whose rows wait for a parked event.
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn parked_aggregates(client: &Client, pipeline: &str) -> Result<u64, SourceError> {
+pub async fn parked_aggregates(client: &Client, key: &PipelineKey) -> Result<u64, SourceError> {
     let sql = "SELECT count(DISTINCT (aggregate_type, aggregate_id)) FROM postrider.parked \
-               WHERE pipeline = $1 AND blocks AND state NOT IN ('done', 'skipped')";
-    number(client, sql, pipeline).await
+               WHERE pipeline = $1 AND shard = $2 AND blocks AND state NOT IN ('done', 'skipped')";
+    number(client, sql, key).await
 }
 
-async fn number(client: &Client, sql: &str, pipeline: &str) -> Result<u64, SourceError> {
+async fn number(client: &Client, sql: &str, key: &PipelineKey) -> Result<u64, SourceError> {
     let failed = |e| SourceError::control("read the state of the repair", e);
-    let row = client.query_one(sql, &[&pipeline]).await.map_err(failed)?;
+    let row = client.query_one(sql, &[&key.pipeline, &key.shard]).await.map_err(failed)?;
     row.try_get::<_, i64>(0).map(i64::cast_unsigned).map_err(failed)
 }
 

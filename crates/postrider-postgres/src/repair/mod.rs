@@ -63,7 +63,7 @@ pub fn assess(facts: &Facts, row: Option<&RepairRow>, from_table: bool) -> Resul
             hint: format!(
                 "begin a new slot: postrider setup --undo -p {pipeline} --url {admin}; then postrider setup -p \
                  {pipeline} --url {admin}",
-                pipeline = facts.names.pipeline,
+                pipeline = facts.names.key.pipeline,
                 admin = admin_url(&facts.server.database)
             ),
         });
@@ -158,7 +158,7 @@ pub fn relay_running(what: &str) -> Halt {
 
 /// The slot can be used, and may be the only place that has the events of a dropped table.
 fn table_created(facts: &Facts) -> Halt {
-    let pipeline = &facts.names.pipeline;
+    let pipeline = &facts.names.key.pipeline;
     let table = facts.names.table.as_ref().map_or_else(String::new, ToString::to_string);
     Halt {
         reason: HaltReason::PublicationUnfit,
@@ -186,13 +186,13 @@ fn no_publication(facts: &Facts) -> Halt {
             "CREATE PUBLICATION {name}{table} WITH (publish = '{}', publish_via_partition_root = true); then \
              postrider repair -p {}",
             facts.names.published(),
-            facts.names.pipeline
+            facts.names.key.pipeline
         ),
     }
 }
 
 fn no_cursor(facts: &Facts) -> Halt {
-    let pipeline = &facts.names.pipeline;
+    let pipeline = &facts.names.key.pipeline;
     let (meaning, hint) = if facts.slot.is_some() {
         (
             "the slot exists, and no relay has streamed from it",

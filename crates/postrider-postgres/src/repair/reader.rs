@@ -18,6 +18,7 @@ use crate::wire::Lsn;
 use pg_replication::conninfo::Conninfo;
 use pg_replication::error::SourceError;
 use postrider_core::event::Position;
+use postrider_core::store::PipelineKey;
 use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 use tokio_postgres::Client;
@@ -61,7 +62,7 @@ pub struct RepairReader {
     control: Control,
     table: OutboxTable,
     marker: Option<StatusWriter>,
-    pipeline: String,
+    key: PipelineKey,
     page: Option<ListPage>,
     open: bool,
     drained: bool,
@@ -161,21 +162,21 @@ impl RepairReader {
         marks: bool,
     ) -> Result<Result<Self, Option<u32>>, SourceError> {
         let control = Control::connect(conninfo, application_name).await?;
-        let pipeline = spec.pipeline.clone();
+        let key = spec.key.clone();
         let failed = |e| SourceError::control("set up the session that reads the list", e);
         control.client().batch_execute(PINNED).await.map_err(failed)?;
         let marker =
             if marks { Some(StatusWriter::prepare(control.client(), &spec).await?) } else { None };
         let table = OutboxTable::read(control.client(), spec).await?;
         // The lock is taken last, as in `Poller::open`.
-        if let PipelineLock::HeldBy { pid } = lock(control.client(), &pipeline).await? {
+        if let PipelineLock::HeldBy { pid } = lock(control.client(), &key).await? {
             return Ok(Err(pid));
         }
         Ok(Ok(Self {
             control,
             table,
             marker,
-            pipeline,
+            key,
             page: None,
             open: false,
             drained: false,
@@ -211,12 +212,18 @@ impl RepairReader {
     pub async fn start(&self) -> Result<Lsn, SourceError> {
         let failed = |e| SourceError::control("read where positions begin", e);
         let sql = "SELECT greatest(\
-                     (SELECT max(p.commit_lsn) FROM postrider.parked p WHERE p.pipeline = r.pipeline \
+                     (SELECT max(p.commit_lsn) FROM postrider.parked p \
+                      WHERE p.pipeline = r.pipeline AND p.shard = r.shard \
                         AND p.commit_lsn < r.slot_created_lsn), \
-                     (SELECT c.watermark FROM postrider.cursor c WHERE c.pipeline = r.pipeline \
+                     (SELECT c.watermark FROM postrider.cursor c \
+                      WHERE c.pipeline = r.pipeline AND c.shard = r.shard \
                         AND c.watermark < r.slot_created_lsn), '0/1') \
-                   FROM postrider.repair r WHERE r.pipeline = $1";
-        let row = self.client().query_one(sql, &[&self.pipeline]).await.map_err(failed)?;
+                   FROM postrider.repair r WHERE r.pipeline = $1 AND r.shard = $2";
+        let row = self
+            .client()
+            .query_one(sql, &[&self.key.pipeline, &self.key.shard])
+            .await
+            .map_err(failed)?;
         let last: PgLsn = row.try_get(0).map_err(failed)?;
         // The result is not a position of the server. Any higher number is suitable, and the new slot's positions are
         // higher.
@@ -275,8 +282,13 @@ impl RepairReader {
 
     async fn next_page(&self) -> Result<Option<(i64, Vec<String>)>, SourceError> {
         let failed = |e| SourceError::control("read the list of rows to publish", e);
-        let sql = "SELECT number, ids FROM postrider.repair_page WHERE pipeline = $1 ORDER BY number LIMIT 1";
-        let row = self.client().query_opt(sql, &[&self.pipeline]).await.map_err(failed)?;
+        let sql = "SELECT number, ids FROM postrider.repair_page \
+                   WHERE pipeline = $1 AND shard = $2 ORDER BY number LIMIT 1";
+        let row = self
+            .client()
+            .query_opt(sql, &[&self.key.pipeline, &self.key.shard])
+            .await
+            .map_err(failed)?;
         row.map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).transpose().map_err(failed)
     }
 
@@ -344,13 +356,13 @@ impl RepairReader {
         }
         let (done, gone) = (count(ids.len()), count(gone));
         let sql = "WITH cut AS (UPDATE postrider.repair_page SET ids = $3 \
-                     WHERE pipeline = $1 AND number = $2 AND cardinality($3::text[]) > 0), \
+                     WHERE pipeline = $1 AND shard = $6 AND number = $2 AND cardinality($3::text[]) > 0), \
                    ended AS (DELETE FROM postrider.repair_page \
-                     WHERE pipeline = $1 AND number = $2 AND cardinality($3::text[]) = 0) \
+                     WHERE pipeline = $1 AND shard = $6 AND number = $2 AND cardinality($3::text[]) = 0) \
                    UPDATE postrider.repair SET rows_published = rows_published + $4, \
-                     rows_gone = rows_gone + $5 WHERE pipeline = $1";
+                     rows_gone = rows_gone + $5 WHERE pipeline = $1 AND shard = $6";
         self.client()
-            .execute(sql, &[&self.pipeline, &page.number, &left, &done, &gone])
+            .execute(sql, &[&self.key.pipeline, &page.number, &left, &done, &gone, &self.key.shard])
             .await
             .map_err(failed)?;
         self.page = Some(page);
@@ -405,7 +417,7 @@ impl RepairReader {
     /// one whose id was changed, which the stream does not send.
     async fn unexplained(&self) -> Result<Option<(RepairRow, u64)>, SourceError> {
         let client = self.client();
-        let row = row::read(client, &self.pipeline).await?;
+        let row = row::read(client, &self.key).await?;
         let doubtful =
             |row: &RepairRow| row.rows_gone >= GONE_ROWS_MIN && row.rows_gone > row.rows_total / 2;
         let Some(row) = row.filter(doubtful) else { return Ok(None) };
@@ -443,12 +455,14 @@ impl RepairReader {
             return Ok(RepairOutcome::Unexplained { row: Box::new(row), left });
         }
         let sql = format!(
-            "WITH ours AS (SELECT FROM postrider.cursor WHERE pipeline = $1 AND owner_epoch = $4 FOR UPDATE), \
+            "WITH ours AS (SELECT FROM postrider.cursor \
+               WHERE pipeline = $1 AND shard = $5 AND owner_epoch = $4 FOR UPDATE), \
              done AS ( \
                UPDATE postrider.repair r SET state = 'done', finished_at = now() FROM pg_replication_slots s, ours \
-               WHERE r.pipeline = $1 AND r.state = 'publishing' AND s.slot_name = r.slot \
+               WHERE r.pipeline = $1 AND r.shard = $5 AND r.state = 'publishing' AND s.slot_name = r.slot \
                  AND s.confirmed_flush_lsn = r.slot_created_lsn AND s.wal_status IS DISTINCT FROM 'lost' \
-                 AND NOT EXISTS (SELECT FROM postrider.repair_page p WHERE p.pipeline = $1) \
+                 AND NOT EXISTS (SELECT FROM postrider.repair_page p \
+                   WHERE p.pipeline = $1 AND p.shard = $5) \
                RETURNING r.slot, r.slot_created_lsn AS at, r.snapshot, \
                  r.kind = 'backfill' OR r.selection IN ('all', 'unmarked') AS whole), \
              bound AS ( \
@@ -458,17 +472,18 @@ impl RepairReader {
                  partial_ordinal = NULL, resolved_snapshot = done.snapshot, pending_snapshot = NULL, \
                  pending_lsn = NULL, updated_at = now(), \
                  before_slot = CASE WHEN done.whole THEN {NOTHING_BEFORE} ELSE c.before_slot END \
-               FROM done WHERE c.pipeline = $1 RETURNING 1) \
+               FROM done WHERE c.pipeline = $1 AND c.shard = $5 RETURNING 1) \
              SELECT EXISTS (SELECT FROM bound), EXISTS (SELECT FROM ours)"
         );
-        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
-            [&names.pipeline, &names.publication, &messages, &epoch];
+        let key = &names.key;
+        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
+            [&key.pipeline, &names.publication, &messages, &epoch, &key.shard];
         let answer = self.client().query_one(&sql, &parameters).await.map_err(failed)?;
         if !answer.try_get::<_, bool>(1).map_err(failed)? {
             return Ok(RepairOutcome::TakenOver);
         }
         let bound: bool = answer.try_get(0).map_err(failed)?;
-        let row = row::read(self.client(), &names.pipeline).await?;
+        let row = row::read(self.client(), key).await?;
         Ok(row
             .filter(|_| bound)
             .map_or(RepairOutcome::SlotChanged, |row| RepairOutcome::Done(Box::new(row))))

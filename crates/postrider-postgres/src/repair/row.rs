@@ -3,6 +3,7 @@
 use crate::catalog::lsn;
 use crate::wire::Lsn;
 use pg_replication::error::SourceError;
+use postrider_core::store::PipelineKey;
 use std::time::{Duration, SystemTime};
 use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
@@ -114,16 +115,17 @@ impl RepairRow {
     }
 }
 
-/// Reads the row of `pipeline`.
+/// Reads the row of a shard of a pipeline.
 ///
 /// # Errors
-/// An error of the server or of the connection; 42P01 if the schema is older.
-pub async fn read(client: &Client, pipeline: &str) -> Result<Option<RepairRow>, SourceError> {
-    let failed = |e| SourceError::control(format!("read the repair of pipeline {pipeline:?}"), e);
+/// An error of the server or of the connection; 42P01 or 42703 if the schema is older.
+pub async fn read(client: &Client, key: &PipelineKey) -> Result<Option<RepairRow>, SourceError> {
+    let failed = |e| SourceError::control(format!("read the repair of pipeline {key}"), e);
     let sql = "SELECT kind, state, selection, ledger::pg_catalog.text, ledger_at, slot, slot_created_lsn, \
                  snapshot::pg_catalog.text, method, rows_total, rows_published, rows_uncertain, rows_gone, \
-                 ids_missing FROM postrider.repair WHERE pipeline = $1";
-    let Some(row) = client.query_opt(sql, &[&pipeline]).await.map_err(failed)? else {
+                 ids_missing FROM postrider.repair WHERE pipeline = $1 AND shard = $2";
+    let found = client.query_opt(sql, &[&key.pipeline, &key.shard]).await;
+    let Some(row) = found.map_err(failed)? else {
         return Ok(None);
     };
     let count = |at: usize| row.try_get::<_, i64>(at).map(i64::cast_unsigned);
@@ -164,17 +166,18 @@ pub struct ResolvedBaseline {
 /// An error of the server or of the connection.
 pub async fn resolved_baseline(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     row: Option<&RepairRow>,
     cursor_interval: Duration,
 ) -> Result<ResolvedBaseline, SourceError> {
     if let Some(row) = row.filter(|row| row.unfinished()) {
         return Ok(ResolvedBaseline { known: row.known().map(str::to_owned), at: row.ledger_at });
     }
-    let failed = |e| SourceError::control(format!("read the cursor of pipeline {pipeline:?}"), e);
+    let failed = |e| SourceError::control(format!("read the cursor of pipeline {key}"), e);
     let sql = "SELECT (CASE WHEN pending_lsn <= watermark THEN pending_snapshot ELSE resolved_snapshot \
-                 END)::pg_catalog.text, updated_at FROM postrider.cursor WHERE pipeline = $1 AND slot <> ''";
-    let found = client.query_opt(sql, &[&pipeline]).await.map_err(failed)?;
+                 END)::pg_catalog.text, updated_at \
+               FROM postrider.cursor WHERE pipeline = $1 AND shard = $2 AND slot <> ''";
+    let found = client.query_opt(sql, &[&key.pipeline, &key.shard]).await.map_err(failed)?;
     let ledger = |row: &tokio_postgres::Row| {
         let at: SystemTime = row.try_get(1)?;
         Ok(ResolvedBaseline { known: row.try_get(0)?, at: Some(at + cursor_interval * 2) })

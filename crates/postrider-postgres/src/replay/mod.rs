@@ -10,34 +10,45 @@ use crate::error::SourceError;
 use crate::names::literal;
 use crate::wire::Lsn;
 use postrider_core::event::Position;
+use postrider_core::store::PipelineKey;
 use postrider_core::timestamp::Timestamp;
 use postrider_core::zone::Zone;
 use std::future::Future;
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Row};
 
-/// Only one replay of a pipeline at a time: the session holds the lock until it ends.
-const LOCK: &str =
-    "SELECT pg_try_advisory_lock(hashtextextended('postrider replay ' || $1::text, 0))";
+/// Only one replay of a shard of a pipeline at a time: the session holds the lock until it ends. `$1` is the text of
+/// [`lock_text`].
+const LOCK: &str = "SELECT pg_try_advisory_lock(hashtextextended($1::text, 0))";
 
 const HOLDER: &str = "\
-SELECT l.pid FROM pg_catalog.pg_locks l, pg_catalog.hashtextextended('postrider replay ' || $1::text, 0) AS k(key) \
+SELECT l.pid FROM pg_catalog.pg_locks l, pg_catalog.hashtextextended($1::text, 0) AS k(key) \
 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 \
   AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()) \
   AND l.classid::int8 = (k.key >> 32) & 4294967295 AND l.objid::int8 = k.key & 4294967295";
+
+/// What the key of the lock is a hash of. For the first shard the text is that of versions before there were shards, so
+/// that a replay of such a version and one of this version exclude each other.
+fn lock_text(key: &PipelineKey) -> String {
+    match key.shard {
+        0 => format!("postrider replay {}", key.pipeline),
+        shard => format!("postrider replay/{shard} {}", key.pipeline),
+    }
+}
 
 /// Takes the lock of the pipeline's replays for this session. Returns the backend that has it if that is another; 0 if
 /// that backend has just ended.
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn lock(client: &Client, pipeline: &str) -> Result<Option<u32>, SourceError> {
+pub async fn lock(client: &Client, key: &PipelineKey) -> Result<Option<u32>, SourceError> {
     let failed = |e| SourceError::control("take the lock of replays", e);
-    let row = client.query_one(LOCK, &[&pipeline]).await.map_err(failed)?;
+    let text = lock_text(key);
+    let row = client.query_one(LOCK, &[&text]).await.map_err(failed)?;
     if row.try_get::<_, bool>(0).map_err(failed)? {
         return Ok(None);
     }
-    let holder = client.query_opt(HOLDER, &[&pipeline]).await.map_err(failed)?;
+    let holder = client.query_opt(HOLDER, &[&text]).await.map_err(failed)?;
     let pid = holder.map(|row| row.try_get::<_, i32>(0)).transpose().map_err(failed)?;
     Ok(Some(pid.unwrap_or_default().cast_unsigned()))
 }
@@ -191,12 +202,14 @@ const COLUMNS: &str = "name, request, bookmark, from_lsn, until_lsn, next_lsn, n
 /// An error of the server or of the connection.
 pub async fn find(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     name: &str,
 ) -> Result<Option<Replay>, SourceError> {
     let failed = |e| SourceError::control(format!("read the progress of replay {name:?}"), e);
-    let sql = format!("SELECT {COLUMNS} FROM postrider.replay WHERE pipeline = $1 AND name = $2");
-    let row = client.query_opt(&sql, &[&pipeline, &name]).await.map_err(failed)?;
+    let sql = format!(
+        "SELECT {COLUMNS} FROM postrider.replay WHERE pipeline = $1 AND shard = $3 AND name = $2"
+    );
+    let row = client.query_opt(&sql, &[&key.pipeline, &name, &key.shard]).await.map_err(failed)?;
     row.map(|row| from_row(&row).map_err(failed)).transpose()
 }
 
@@ -204,11 +217,11 @@ pub async fn find(
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn names(client: &Client, pipeline: &str) -> Result<Vec<String>, SourceError> {
+pub async fn names(client: &Client, key: &PipelineKey) -> Result<Vec<String>, SourceError> {
     let failed = |e| SourceError::control("list the replays", e);
-    let sql = "SELECT name FROM postrider.replay WHERE pipeline = $1 AND finished_at IS NULL \
-               ORDER BY started_at DESC";
-    let rows = client.query(sql, &[&pipeline]).await.map_err(failed)?;
+    let sql = "SELECT name FROM postrider.replay \
+               WHERE pipeline = $1 AND shard = $2 AND finished_at IS NULL ORDER BY started_at DESC";
+    let rows = client.query(sql, &[&key.pipeline, &key.shard]).await.map_err(failed)?;
     rows.iter().map(|row| row.try_get(0).map_err(failed)).collect()
 }
 
@@ -219,16 +232,16 @@ pub async fn names(client: &Client, pipeline: &str) -> Result<Vec<String>, Sourc
 /// An error of the server or of the connection.
 pub async fn insert(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     new: &NewReplay<'_>,
 ) -> Result<Option<Replay>, SourceError> {
     let failed = |e| SourceError::control(format!("record replay {:?}", new.name), e);
     let sql = format!(
         "INSERT INTO postrider.replay (pipeline, name, request, source, bookmark, from_lsn, until_lsn, next_lsn, \
-           next_ordinal) \
+           next_ordinal, shard) \
          SELECT $1, $2, $3, CASE WHEN $4::pg_catalog.text IS NULL THEN 'table' ELSE 'wal' END, $4, $5, \
            CASE WHEN $4 IS NOT NULL THEN least($6::pg_catalog.pg_lsn, pg_catalog.pg_current_wal_insert_lsn()) END, \
-           $5, $7 \
+           $5, $7, $8::pg_catalog.int4 \
          ON CONFLICT DO NOTHING RETURNING {COLUMNS}"
     );
     let from = new.from.map(|from| pg_lsn(from.commit));
@@ -237,7 +250,16 @@ pub async fn insert(
     let row = client
         .query_opt(
             &sql,
-            &[&pipeline, &new.name, &new.request, &new.bookmark, &from, &until, &ordinal],
+            &[
+                &key.pipeline,
+                &new.name,
+                &new.request,
+                &new.bookmark,
+                &from,
+                &until,
+                &ordinal,
+                &key.shard,
+            ],
         )
         .await
         .map_err(failed)?;
@@ -250,7 +272,7 @@ pub async fn insert(
 /// An error of the server or of the connection.
 pub async fn save(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     name: &str,
     done: &SavedPosition,
     met: &ReplayCounts,
@@ -264,11 +286,22 @@ pub async fn save(
     let ordinal = next.map(|next| next.ordinal.cast_signed());
     let counts = [met.published.cast_signed(), met.refused.cast_signed()];
     let sql = "UPDATE postrider.replay SET next_lsn = $3, next_ordinal = $4, last_id = $5, found = $6, \
-                 published = $7, refused = $8, updated_at = pg_catalog.now() WHERE pipeline = $1 AND name = $2";
+                 published = $7, refused = $8, updated_at = pg_catalog.now() \
+               WHERE pipeline = $1 AND shard = $9 AND name = $2";
     client
         .execute(
             sql,
-            &[&pipeline, &name, &lsn, &ordinal, &last_id, &met.found, &counts[0], &counts[1]],
+            &[
+                &key.pipeline,
+                &name,
+                &lsn,
+                &ordinal,
+                &last_id,
+                &met.found,
+                &counts[0],
+                &counts[1],
+                &key.shard,
+            ],
         )
         .await
         .map_err(failed)
@@ -279,11 +312,12 @@ pub async fn save(
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn finish(client: &Client, pipeline: &str, name: &str) -> Result<(), SourceError> {
+pub async fn finish(client: &Client, key: &PipelineKey, name: &str) -> Result<(), SourceError> {
     let failed = |e| SourceError::control(format!("record the end of replay {name:?}"), e);
     let sql = "UPDATE postrider.replay SET finished_at = pg_catalog.now(), updated_at = pg_catalog.now() \
-               WHERE pipeline = $1 AND name = $2";
-    client.execute(sql, &[&pipeline, &name]).await.map_err(failed).map(|_rows| ())
+               WHERE pipeline = $1 AND shard = $3 AND name = $2";
+    let written = client.execute(sql, &[&key.pipeline, &name, &key.shard]).await;
+    written.map_err(failed).map(|_rows| ())
 }
 
 fn from_row(row: &Row) -> Result<Replay, tokio_postgres::Error> {

@@ -10,12 +10,14 @@ t AS (
   FROM pg_catalog.pg_class c JOIN n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p', 'f')),
 defaults(rel, col, expr) AS (VALUES
   ('bookmark', 'created_at', 'now()'),
+  ('bookmark', 'shard', '0'),
   ('cursor', 'histories', 'ARRAY[(floor(EXTRACT(epoch FROM now())))::bigint]'),
   -- Between two statements of one migration.
   ('cursor', 'histories', '''{0}''::bigint[]'),
   ('cursor', 'histories_from', '''{0/0}''::pg_lsn[]'),
   ('cursor', 'owner_epoch', '0'),
   ('cursor', 'polls_on', 'false'),
+  ('cursor', 'shard', '0'),
   ('cursor', 'updated_at', 'now()'),
   ('migration', 'applied_at', 'now()'),
   ('parked', 'acted_declined', 'false'),
@@ -23,23 +25,29 @@ defaults(rel, col, expr) AS (VALUES
   ('parked', 'header_names', '''{}''::text[]'),
   ('parked', 'header_values', '''{}''::bytea[]'),
   ('parked', 'parked_at', 'now()'),
+  ('parked', 'shard', '0'),
   ('repair', 'method', '''''::text'),
   ('repair', 'rows_gone', '0'),
   ('repair', 'rows_published', '0'),
   ('repair', 'rows_total', '0'),
   ('repair', 'rows_uncertain', '0'),
+  ('repair', 'shard', '0'),
   ('repair', 'started_at', 'now()'),
+  ('repair_page', 'shard', '0'),
   ('replay', 'found', '''{}''::text[]'),
   ('replay', 'published', '0'),
   ('replay', 'refused', '0'),
+  ('replay', 'shard', '0'),
   ('replay', 'started_at', 'now()'),
   ('replay', 'updated_at', 'now()')),
 checks(rel, def) AS (VALUES
   ('bookmark', '((dropped_at IS NULL) = (dropped_why IS NULL))'),
+  ('bookmark', '(shard >= 0)'),
   ('cursor', '(flush_limit >= watermark)'),
   ('cursor', '((partial_commit_lsn IS NULL) = (partial_ordinal IS NULL))'),
   ('cursor', '(of_mode = ANY (ARRAY[''wal''::text, ''poll''::text, ''auto''::text]))'),
   ('cursor', '((partial_commit_lsn >= watermark) AND (partial_ordinal >= 0))'),
+  ('cursor', '(shard >= 0)'),
   ('parked', '(attempts >= 0)'),
   ('parked', '((aggregate_type IS NULL) = (aggregate_id IS NULL))'),
   ('parked', '((aggregate_type IS NOT NULL) OR (NOT blocks))'),
@@ -48,12 +56,16 @@ checks(rel, def) AS (VALUES
   ('parked', '((requested_value IS NOT NULL) = (NOT (requested_action IS DISTINCT FROM ''replace''::text)))'),
   ('parked', '((resolved_at IS NOT NULL) = (state = ANY (ARRAY[''done''::text, ''skipped''::text])))'),
   ('parked', '(ordinal >= 0)'),
+  ('parked', '(shard >= 0)'),
   ('parked', '(requested_action = ANY (ARRAY[''retry''::text, ''skip''::text, ''replace''::text]))'),
   ('parked', '(state = ANY (ARRAY[''waiting''::text, ''behind''::text, ''due''::text, ''dead''::text, ''done''::text, '
              '''skipped''::text]))'),
+  ('repair', '(shard >= 0)'),
   ('repair', '(kind = ANY (ARRAY[''repair''::text, ''backfill''::text]))'),
   ('repair', '(state = ANY (ARRAY[''making''::text, ''publishing''::text, ''done''::text]))'),
+  ('repair_page', '(shard >= 0)'),
   ('replay', '(next_ordinal >= 0)'),
+  ('replay', '(shard >= 0)'),
   ('replay', '(source = ANY (ARRAY[''wal''::text, ''table''::text]))')),
 predicates(rel, def) AS (VALUES
   ('parked', '(state <> ALL (ARRAY[''done''::text, ''skipped''::text]))'),
@@ -90,7 +102,7 @@ f(rank, class, object, sub, named, line) AS (
   WHERE (c.contype IN ('c', 'f', 'x') AND t.oid IS NOT NULL
       OR c.contype = 'f' AND c.confrelid IN (SELECT o.oid FROM t AS o WHERE o.ours))
     AND NOT EXISTS (SELECT FROM checks k WHERE c.contype = 'c' AND k.rel = t.relname
-      AND pg_catalog.pg_get_constraintdef(c.oid) = 'CHECK (' || k.def || ')')
+      AND pg_catalog.pg_get_constraintdef(c.oid) IN ('CHECK (' || k.def || ')', 'CHECK (' || k.def || ') NOT VALID'))
   UNION ALL
   SELECT 6, 'pg_catalog.pg_class'::pg_catalog.regclass, i.indexrelid, 0, NULL, NULL
   FROM pg_catalog.pg_index i JOIN t ON t.oid = i.indrelid AND t.ours

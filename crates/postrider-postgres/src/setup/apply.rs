@@ -237,7 +237,7 @@ fn ends(
     options: &Options<'_>,
 ) -> Result<SetupPlan, Box<PartialSetup>> {
     let nowhere = SetupCommand {
-        command: format!("postrider setup -p {}", facts.names.pipeline),
+        command: format!("postrider setup -p {}", facts.names.key.pipeline),
         login: None,
     };
     let call = options.call.unwrap_or(&nowhere);
@@ -384,7 +384,7 @@ pub async fn recreate_slot(
         let name = &facts.names.publication;
         return Ok(SlotOutcome::NotYet(format!(
             "publication {name:?} does not exist: postrider setup -p {} --url {}",
-            facts.names.pipeline,
+            facts.names.key.pipeline,
             admin_url(&facts.server.database)
         )));
     }
@@ -452,7 +452,8 @@ async fn make(control: &Control, facts: &Facts, epoch: i64) -> Result<(), Source
 /// ([`crate::store::cursor::polled`]): an operator may end polling earlier (`polls_on = false`), and then nobody has
 /// published them.
 fn bind(facts: &Facts, epoch: i64) -> String {
-    let (pipeline, slot) = (literal(&facts.names.pipeline), &facts.names.slot);
+    let (key, slot) = (&facts.names.key, &facts.names.slot);
+    let pipeline = literal(&key.pipeline);
     let publication = literal(&facts.names.publication);
     format!(
         "UPDATE postrider.cursor c SET system_identifier = {SYSTEM_IDENTIFIER_SQL}, timeline = {TIMELINE_SQL}, \
@@ -461,9 +462,10 @@ fn bind(facts: &Facts, epoch: i64) -> String {
            partial_commit_lsn = NULL, partial_ordinal = NULL, updated_at = pg_catalog.now(), \
            resolved_snapshot = NULL, pending_snapshot = NULL, pending_lsn = NULL, polls_on = true, \
            before_slot = pg_catalog.pg_current_snapshot(), of_mode = 'auto' \
-         FROM {} AND c.pipeline = {pipeline} AND c.owner_epoch = {epoch}",
+         FROM {} AND c.pipeline = {pipeline} AND c.shard = {} AND c.owner_epoch = {epoch}",
         facts.messages,
-        existing_slot_sql(slot)
+        existing_slot_sql(slot),
+        key.shard
     )
 }
 

@@ -266,7 +266,7 @@ fn slot_and_cursor(facts: &Facts, options: &Options<'_>, plan: &mut SetupPlan) {
         None => format!("slot {name:?}"),
     });
     if facts.cursor.is_some() {
-        plan.adopted.push(format!("the cursor of pipeline {:?}", facts.names.pipeline));
+        plan.adopted.push(format!("the cursor of pipeline {:?}", facts.names.key.pipeline));
         return;
     }
     let source = existing_slot_sql(name);
@@ -326,13 +326,13 @@ const BEFORE: &str = "SELECT pg_catalog.set_config('postrider.before', \
 const BEFORE_VALUE: &str = "pg_catalog.current_setting('postrider.before')::pg_catalog.pg_snapshot";
 
 fn insert_cursor(facts: &Facts, lsn: &str, resolved: &str, source: &str) -> String {
-    let pipeline = literal(&facts.names.pipeline);
+    let (pipeline, shard) = (literal(&facts.names.key.pipeline), facts.names.key.shard);
     let publication = literal(&facts.names.publication);
     let messages = facts.messages;
     format!(
-        "INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn,\n    \
+        "INSERT INTO postrider.cursor (pipeline, shard, system_identifier, timeline, slot, slot_created_lsn,\n    \
          publication, messages, watermark, flush_limit, resolved_snapshot, before_slot)\n\
-         SELECT {pipeline}, {SYSTEM_IDENTIFIER_SQL},\n    {TIMELINE_SQL},\n    \
+         SELECT {pipeline}, {shard}, {SYSTEM_IDENTIFIER_SQL},\n    {TIMELINE_SQL},\n    \
          s.slot_name, {lsn}, {publication}, {messages}, {lsn}, {lsn},\n    \
          {resolved}, pg_catalog.pg_current_snapshot()\nFROM {source}\n{OVER_POLLING}"
     )
@@ -412,7 +412,7 @@ pub fn check_backfill(facts: &Facts, row: Option<&RepairRow>) -> Result<(), Halt
     if row.is_some_and(RepairRow::unfinished) {
         return Ok(());
     }
-    let (pipeline, slot) = (&facts.names.pipeline, &facts.names.slot);
+    let (pipeline, slot) = (&facts.names.key.pipeline, &facts.names.slot);
     let halt = |reason, message: String, meaning: &str, hint: String| Halt {
         reason,
         message,
@@ -485,13 +485,13 @@ pub async fn backfill(
     ask: NewRepair<'_>,
     told: &mut (dyn FnMut(RepairProgress<'_>) + Send),
 ) -> Result<Backfilled, SourceError> {
-    let name = &ask.names.pipeline;
+    let key = &ask.names.key;
     let list = RepairReader::open(ask.conninfo, ask.application_name, table, false).await?;
     let list = match list {
         Ok(list) => list,
         Err(pid) => return Ok(Backfilled::Locked { pid }),
     };
-    let before = repair::read(control.client(), name).await?;
+    let before = repair::read(control.client(), key).await?;
     let unfinished = before.as_ref().filter(|row| row.unfinished());
     let listed =
         unfinished.is_some() && repair::assess(facts, unfinished, false) == Ok(Verdict::Unfinished);
@@ -499,7 +499,7 @@ pub async fn backfill(
         let ask = NewRepair { before: unfinished, drop_slot: facts.slot.is_some(), ..ask };
         repair::begin(control, list.table(), &ask, told).await?;
     }
-    let row = repair::read(control.client(), name).await?;
+    let row = repair::read(control.client(), key).await?;
     let none = || SourceError::new(pg_replication::SourceErrorKind::Closed, "read the list");
     row.map(|row| Backfilled::Listed(Box::new(row))).ok_or_else(none)
 }

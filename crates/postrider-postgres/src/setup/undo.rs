@@ -87,7 +87,7 @@ fn not_ours(role: &str, object: &str, facts: &Facts) -> Halt {
         hint: format!(
             "log in as an administrator: postrider setup --undo --url {} -p {}",
             admin_url(&facts.server.database),
-            facts.names.pipeline
+            facts.names.key.pipeline
         ),
     }
 }
@@ -107,7 +107,7 @@ async fn holdings(control: &Control, facts: &Facts) -> Result<StoredRows, Source
              pg_catalog.count(*) FILTER (WHERE pipeline <> $1) FROM postrider.{}",
             ident(&table)
         );
-        let name = &facts.names.pipeline;
+        let name = &facts.names.key.pipeline;
         let row = control.client().query_one(&sql, &[name]).await.map_err(failed)?;
         let (own, others): (i64, i64) =
             (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
@@ -231,7 +231,7 @@ fn rows(facts: &Facts, holdings: &StoredRows, is_guarded: bool, plan: &mut UndoP
     if facts.schema == SchemaState::Missing {
         return;
     }
-    let pipeline = &facts.names.pipeline;
+    let pipeline = &facts.names.key.pipeline;
     for (table, count) in &holdings.rows {
         let what = match table.as_str() {
             "cursor" => "the pipeline's position and history",

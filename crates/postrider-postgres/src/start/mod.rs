@@ -382,7 +382,7 @@ impl Facts {
 
     /// A `postrider` command for this pipeline.
     fn command(&self, rest: &str) -> String {
-        format!("postrider {rest} -p {}", self.names.pipeline)
+        format!("postrider {rest} -p {}", self.names.key.pipeline)
     }
 
     /// The command `setup` for this pipeline, with options or with none (""). If the relay's role may not create what
@@ -434,7 +434,7 @@ fn cursor_binding(facts: &Facts) -> Option<Halt> {
             HaltReason::SlotMoved,
             format!(
                 "the cursor of pipeline {:?} belongs to slot {:?}, the configuration names {:?}",
-                cursor.pipeline, cursor.slot, slot.name
+                cursor.key.pipeline, cursor.slot, slot.name
             ),
             format!(
                 "events between {} and the start of the new slot could be left out",
@@ -460,7 +460,7 @@ fn ahead(facts: &Facts) -> Option<Halt> {
         HaltReason::PositionAhead,
         format!(
             "{what} of pipeline {:?} is at {at}, the server's WAL ends at {end}",
-            facts.names.pipeline
+            facts.names.key.pipeline
         ),
         "the server has lost WAL (restored, or a crash without fsync): events it commits below that position would \
          be skipped",
@@ -546,7 +546,7 @@ fn resume(facts: &Facts, slot: &SlotRow, confirmed: Lsn) -> Resume {
 /// The cursor row for an existing slot that is adopted.
 pub(crate) fn adopted(facts: &Facts, confirmed: Lsn) -> Cursor {
     Cursor {
-        pipeline: facts.names.pipeline.clone(),
+        key: facts.names.key.clone(),
         system_identifier: facts.server.system_identifier.clone(),
         timeline: facts.server.timeline,
         slot: facts.names.slot.clone(),
@@ -614,7 +614,7 @@ fn same(facts: &Facts) -> Option<Halt> {
             HaltReason::OtherHistory,
             format!(
                 "the cursor of pipeline {:?} belongs to cluster {}, this is cluster {found}",
-                cursor.pipeline, cursor.system_identifier
+                cursor.key.pipeline, cursor.system_identifier
             ),
             "positions of one cluster mean nothing in another: going on could skip events or publish another \
              system's",
@@ -630,7 +630,7 @@ fn same(facts: &Facts) -> Option<Halt> {
             HaltReason::OtherHistory,
             format!(
                 "the server is on timeline {}, the cursor of pipeline {:?} was on timeline {}",
-                facts.server.timeline, cursor.pipeline, cursor.timeline
+                facts.server.timeline, cursor.key.pipeline, cursor.timeline
             ),
             "this is most likely the old primary after a failover: what it commits now is not part of the database",
             "point source.url at the current primary, or name all hosts in it with target_session_attrs=read-write",
@@ -650,7 +650,7 @@ fn ancestor(facts: &Facts) -> Option<Halt> {
             format!(
                 "the server is on timeline {}, which has no timeline {} behind it, where the cursor of pipeline {:?} \
                  was written",
-                facts.server.timeline, cursor.timeline, cursor.pipeline
+                facts.server.timeline, cursor.timeline, cursor.key.pipeline
             ),
             "the same position is another event in another history: going on could skip events",
             format!(
@@ -771,7 +771,7 @@ fn take_as_it_is(facts: &Facts, cursor: &Cursor, at: Lsn) -> String {
         "UPDATE postrider.cursor SET timeline = {}, watermark = {at}, flush_limit = {at}, partial_commit_lsn = NULL, \
          partial_ordinal = NULL WHERE pipeline = {}",
         facts.server.timeline,
-        literal(&cursor.pipeline)
+        literal(&cursor.key.pipeline)
     )
 }
 

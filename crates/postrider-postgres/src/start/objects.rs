@@ -116,7 +116,10 @@ pub(super) fn untrusted(facts: &Facts) -> Halt {
         } else {
             format!("To remove them, as a superuser or as their owner: {}", lines.join(" "))
         };
-        format!("find out who made them. {remove} Then run the same command again")
+        format!(
+            "if a later version of postrider has upgraded the schema, use that version. Otherwise find out who made \
+             them. {remove} Then run the same command again"
+        )
     };
     halt(
         HaltReason::SchemaUntrusted,
@@ -318,7 +321,7 @@ fn begin_without(facts: &Facts) -> String {
     let forget = match facts.cursor {
         Some(_) => format!(
             "DELETE FROM postrider.cursor WHERE pipeline = {}; then ",
-            literal(&facts.names.pipeline)
+            literal(&facts.names.key.pipeline)
         ),
         None => String::new(),
     };
@@ -345,7 +348,7 @@ pub(crate) fn begin_with_every_row(facts: &Facts) -> String {
         "{drop_slot}DELETE FROM postrider.cursor WHERE pipeline = {}; then {} (it publishes every row of the table, \
          those too that were published before; \"unpublished\" instead of \"all\": only rows without their layout's \
          mark)",
-        literal(&facts.names.pipeline),
+        literal(&facts.names.key.pipeline),
         facts.setup("--backfill all")
     )
 }

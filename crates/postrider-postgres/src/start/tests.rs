@@ -13,6 +13,7 @@ use crate::times::TimesFacts;
 use crate::value_types::TypeFacts;
 use expect_test::expect_file;
 use histories::HISTORIES;
+use postrider_core::store::PipelineKey;
 use postrider_outbox::{Layout, OutboxSpec};
 use std::fmt::Write;
 
@@ -32,7 +33,7 @@ pub(crate) fn good() -> Facts {
     };
     Facts {
         names: Names {
-            pipeline: "orders".to_owned(),
+            key: PipelineKey::first("orders"),
             slot: "postrider_orders".to_owned(),
             publication: "postrider_orders".to_owned(),
             table: Some(TableName::new("public", "outbox")),
@@ -114,7 +115,7 @@ fn good_slot() -> SlotRow {
 
 fn good_cursor() -> Cursor {
     Cursor {
-        pipeline: "orders".to_owned(),
+        key: PipelineKey::first("orders"),
         system_identifier: "7000".to_owned(),
         timeline: 1,
         slot: "postrider_orders".to_owned(),
@@ -325,7 +326,7 @@ fn leaf(facts: &mut Facts, kind: UnfitLeafKind) {
 fn marked(facts: &mut Facts) {
     let text = |name: &str| name.to_owned();
     let spec = PollSpec {
-        pipeline: text("orders"),
+        key: PipelineKey::first("orders"),
         table: TableName::new("public", "outbox"),
         id: text("id"),
         aggregate_type: text("aggregate_type"),

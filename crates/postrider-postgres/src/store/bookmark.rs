@@ -10,6 +10,7 @@ use crate::catalog::{self, SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn};
 use crate::names::literal;
 use crate::wire::Lsn;
 use pg_replication::error::{SourceError, SqlState};
+use postrider_core::store::PipelineKey;
 use postrider_core::timestamp::Timestamp;
 use std::fmt;
 use std::time::Duration;
@@ -50,8 +51,8 @@ fn slot_name(bookmark: &str, tail: u32) -> String {
 /// A bookmark to be created.
 #[derive(Clone, Copy, Debug)]
 pub struct NewBookmark<'a> {
-    /// The pipeline.
-    pub pipeline: &'a str,
+    /// The pipeline and its shard.
+    pub key: &'a PipelineKey,
     /// The pipeline's slot, which is copied.
     pub slot: &'a str,
     /// The pipeline's publication.
@@ -79,7 +80,7 @@ pub async fn create(client: &Client, new: &NewBookmark<'_>) -> Result<Bookmark, 
     if facts.in_recovery {
         return Err(BookmarkError::Standby);
     }
-    let (pipeline, source) = (new.pipeline.to_owned(), new.slot.to_owned());
+    let (pipeline, source) = (new.key.pipeline.clone(), new.slot.to_owned());
     match catalog::read_slot(client, facts.version, new.slot).await? {
         None => return Err(BookmarkError::NoSlot { pipeline, slot: source }),
         Some(row) if row.lost() || row.restart_lsn.is_none() => {
@@ -89,7 +90,7 @@ pub async fn create(client: &Client, new: &NewBookmark<'_>) -> Result<Bookmark, 
     }
     let copy = slot_name(new.name, fastrand::u32(..));
     if !insert(client, new, &copy).await? {
-        let there = find(client, new.pipeline, new.name).await?;
+        let there = find(client, new.key, new.name).await?;
         return Err(BookmarkError::Exists {
             name: new.name.to_owned(),
             created_at: there.created_at,
@@ -97,7 +98,7 @@ pub async fn create(client: &Client, new: &NewBookmark<'_>) -> Result<Bookmark, 
     }
     if let Err(error) = copy_slot(client, new, &copy).await {
         // Best effort: what remains is a row that is marked as unfinished; `drop` deletes row and slot.
-        if let Err(left) = delete(client, new.pipeline, new.name, &copy).await {
+        if let Err(left) = delete(client, new.key, new.name, &copy).await {
             tracing::debug!(bookmark = new.name, error = %left, "an unfinished bookmark remains");
         }
         let full = error.sqlstate() == Some(SqlState::CONFIGURATION_LIMIT_EXCEEDED);
@@ -107,7 +108,7 @@ pub async fn create(client: &Client, new: &NewBookmark<'_>) -> Result<Bookmark, 
             error.into()
         });
     }
-    find(client, new.pipeline, new.name).await
+    find(client, new.key, new.name).await
 }
 
 /// Writes the row, without a position, over the row of a dropped bookmark if there is one. Returns whether it was
@@ -116,18 +117,26 @@ async fn insert(client: &Client, new: &NewBookmark<'_>, copy: &str) -> Result<bo
     let failed = |e| SourceError::control(format!("record bookmark {:?}", new.name), e);
     let sql = format!(
         "INSERT INTO postrider.bookmark AS b (pipeline, name, note, slot, system_identifier, timeline, publication, \
-           messages, expires_at) \
+           messages, expires_at, shard) \
          SELECT $1, $2, $3, $4, {SYSTEM_IDENTIFIER_SQL}, {TIMELINE_SQL}, $5, $6, \
-           pg_catalog.now() + $7::pg_catalog.int8 * interval '1 microsecond' \
-         ON CONFLICT (pipeline, name) DO UPDATE SET note = excluded.note, slot = excluded.slot, \
+           pg_catalog.now() + $7::pg_catalog.int8 * interval '1 microsecond', $8::pg_catalog.int4 \
+         ON CONFLICT (pipeline, shard, name) DO UPDATE SET note = excluded.note, slot = excluded.slot, \
            system_identifier = excluded.system_identifier, timeline = excluded.timeline, \
            publication = excluded.publication, messages = excluded.messages, lsn = NULL, \
            created_at = pg_catalog.now(), expires_at = excluded.expires_at, dropped_at = NULL, dropped_why = NULL \
          WHERE b.dropped_at IS NOT NULL"
     );
     let expire = new.expire.map(|expire| i64::try_from(expire.as_micros()).unwrap_or(i64::MAX));
-    let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 7] =
-        [&new.pipeline, &new.name, &new.note, &copy, &new.publication, &new.messages, &expire];
+    let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 8] = [
+        &new.key.pipeline,
+        &new.name,
+        &new.note,
+        &copy,
+        &new.publication,
+        &new.messages,
+        &expire,
+        &new.key.shard,
+    ];
     Ok(client.execute(&sql, &parameters).await.map_err(failed)? == 1)
 }
 
@@ -140,8 +149,11 @@ async fn copy_slot(client: &Client, new: &NewBookmark<'_>, copy: &str) -> Result
     let copied = client.execute(sql, &[&new.slot, &copy]).await;
     copied.map_err(|e| SourceError::control(doing(), e))?;
     let sql = "UPDATE postrider.bookmark SET lsn = pg_catalog.pg_current_wal_insert_lsn(), \
-                 created_at = pg_catalog.clock_timestamp() WHERE pipeline = $1 AND name = $2 AND slot = $3";
-    let written = client.execute(sql, &[&new.pipeline, &new.name, &copy]).await;
+                 created_at = pg_catalog.clock_timestamp() \
+               WHERE pipeline = $1 AND shard = $4 AND name = $2 AND slot = $3";
+    let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
+        [&new.key.pipeline, &new.name, &copy, &new.key.shard];
+    let written = client.execute(sql, &parameters).await;
     written.map_err(|e| SourceError::control(doing(), e)).map(|_rows| ())
 }
 
@@ -149,17 +161,17 @@ async fn copy_slot(client: &Client, new: &NewBookmark<'_>, copy: &str) -> Result
 ///
 /// # Errors
 /// [`BookmarkError::Unknown`], [`BookmarkError::InUse`]; an error of the server or of the connection.
-pub async fn drop(client: &Client, pipeline: &str, name: &str) -> Result<u64, BookmarkError> {
-    let bookmark = find(client, pipeline, name).await?;
+pub async fn drop(client: &Client, key: &PipelineKey, name: &str) -> Result<u64, BookmarkError> {
+    let bookmark = find(client, key, name).await?;
     let in_use = |pid| BookmarkError::InUse { name: name.to_owned(), pid };
     if let Some(pid) = bookmark.active_pid {
         return Err(in_use(pid));
     }
-    match delete(client, pipeline, name, &bookmark.slot).await {
+    match delete(client, key, name, &bookmark.slot).await {
         Ok(()) => Ok(bookmark.held_bytes),
         // Another session began to use it.
         Err(error) if error.sqlstate() == Some(SqlState::OBJECT_IN_USE) => {
-            let now = find(client, pipeline, name).await?;
+            let now = find(client, key, name).await?;
             Err(in_use(now.active_pid.unwrap_or_default()))
         }
         Err(error) => Err(error.into()),
@@ -168,14 +180,16 @@ pub async fn drop(client: &Client, pipeline: &str, name: &str) -> Result<u64, Bo
 
 async fn delete(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     name: &str,
     slot: &str,
 ) -> Result<(), SourceError> {
-    drop_slot(client, slot, &SweepBy::Command.sql(pipeline)).await?;
+    drop_slot(client, slot, &SweepBy::Command.sql(key)).await?;
     let failed = |e| SourceError::control(format!("delete bookmark {name:?}"), e);
-    let sql = "DELETE FROM postrider.bookmark WHERE pipeline = $1 AND name = $2 AND slot = $3";
-    client.execute(sql, &[&pipeline, &name, &slot]).await.map_err(failed).map(|_rows| ())
+    let sql = "DELETE FROM postrider.bookmark \
+               WHERE pipeline = $1 AND shard = $4 AND name = $2 AND slot = $3";
+    let deleted = client.execute(sql, &[&key.pipeline, &name, &slot, &key.shard]).await;
+    deleted.map_err(failed).map(|_rows| ())
 }
 
 /// Drops a bookmark's slot, if the query `may` has a row ([`SweepBy::sql`]); it is no error if the slot does not exist.
@@ -305,9 +319,8 @@ impl fmt::Display for BookmarkState {
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn list(client: &Client, pipeline: &str) -> Result<Vec<Bookmark>, SourceError> {
-    let failed =
-        |e| SourceError::control(format!("list the bookmarks of pipeline {pipeline:?}"), e);
+pub async fn list(client: &Client, key: &PipelineKey) -> Result<Vec<Bookmark>, SourceError> {
+    let failed = |e| SourceError::control(format!("list the bookmarks of pipeline {key}"), e);
     let time = |column: &str| {
         format!("pg_catalog.to_char({column} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')")
     };
@@ -325,12 +338,12 @@ pub async fn list(client: &Client, pipeline: &str) -> Result<Vec<Bookmark>, Sour
            CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() \
                 ELSE pg_catalog.pg_current_wal_insert_lsn() END AS lsn) w \
          LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = b.slot \
-         WHERE b.pipeline = $1 ORDER BY b.created_at, b.name",
+         WHERE b.pipeline = $1 AND b.shard = $2 ORDER BY b.created_at, b.name",
         time("b.created_at"),
         time("b.expires_at"),
         time("b.dropped_at")
     );
-    let rows = client.query(&sql, &[&pipeline]).await.map_err(failed)?;
+    let rows = client.query(&sql, &[&key.pipeline, &key.shard]).await.map_err(failed)?;
     rows.iter().map(|row| from_row(row).map_err(failed)).collect()
 }
 
@@ -338,11 +351,15 @@ pub async fn list(client: &Client, pipeline: &str) -> Result<Vec<Bookmark>, Sour
 ///
 /// # Errors
 /// [`BookmarkError::Unknown`]; an error of the server or of the connection.
-pub async fn find(client: &Client, pipeline: &str, name: &str) -> Result<Bookmark, BookmarkError> {
-    let all = list(client, pipeline).await?;
+pub async fn find(
+    client: &Client,
+    key: &PipelineKey,
+    name: &str,
+) -> Result<Bookmark, BookmarkError> {
+    let all = list(client, key).await?;
     let known = all.iter().map(|bookmark| bookmark.name.clone()).collect();
     all.into_iter().find(|bookmark| bookmark.name == name).ok_or_else(|| BookmarkError::Unknown {
-        pipeline: pipeline.to_owned(),
+        pipeline: key.pipeline.clone(),
         name: name.to_owned(),
         known,
     })
@@ -436,13 +453,15 @@ impl SweepBy {
     /// A query that has a row if the bookmarks may be dropped. A part of the statement that drops, so that both are one
     /// transaction. Its lock delays only a process that takes the pipeline over, and not the stream: see
     /// [`prune`](super::parked::prune).
-    fn sql(self, pipeline: &str) -> String {
+    fn sql(self, key: &PipelineKey) -> String {
         match self {
             Self::Command => "SELECT 1".to_owned(),
             Self::Owner(epoch) => format!(
                 "SELECT 1 FROM postrider.cursor AS c \
-                 WHERE c.pipeline = {} AND c.owner_epoch = {epoch} FOR KEY SHARE SKIP LOCKED",
-                literal(pipeline)
+                 WHERE c.pipeline = {} AND c.shard = {} AND c.owner_epoch = {epoch} \
+                 FOR KEY SHARE SKIP LOCKED",
+                literal(&key.pipeline),
+                key.shard
             ),
         }
     }
@@ -459,25 +478,26 @@ const OLD_ROWS_MAX: i64 = 1_000;
 /// An error of the server or of the connection. Bookmarks that were dropped before stay dropped, and are in `swept`.
 pub async fn sweep(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     retain_max: u64,
     by: SweepBy,
     swept: &mut Vec<DroppedBookmark>,
 ) -> Result<(), SourceError> {
     let failed = |e| SourceError::control("check which bookmarks are to be dropped", e);
-    let due = "SELECT ARRAY(SELECT name FROM postrider.bookmark WHERE pipeline = $1 \
+    let due = "SELECT ARRAY(SELECT name FROM postrider.bookmark WHERE pipeline = $1 AND shard = $2 \
                  AND expires_at < pg_catalog.now() AND dropped_at IS NULL) \
                WHERE NOT pg_catalog.pg_is_in_recovery()";
-    let Some(row) = client.query_opt(due, &[&pipeline]).await.map_err(failed)? else {
+    let Some(row) = client.query_opt(due, &[&key.pipeline, &key.shard]).await.map_err(failed)?
+    else {
         return Ok(());
     };
     let expired: Vec<String> = row.try_get(0).map_err(failed)?;
-    let mut there = list(client, pipeline).await?;
-    let may = by.sql(pipeline);
+    let mut there = list(client, key).await?;
+    let may = by.sql(key);
     while let Some((at, reason)) = next(&there, &expired, retain_max) {
         let bookmark = there.remove(at);
         let held_bytes = there.iter().map(held).fold(held(&bookmark), u64::max);
-        match drop_swept(client, pipeline, &bookmark, reason, &may).await {
+        match drop_swept(client, key, &bookmark, reason, &may).await {
             Ok(true) => swept.push(DroppedBookmark { name: bookmark.name, reason, held_bytes }),
             // Another session has changed the row, or this process does not own the pipeline.
             Ok(false) => {}
@@ -486,20 +506,24 @@ pub async fn sweep(
             Err(error) => return Err(error),
         }
     }
-    let old = "SELECT EXISTS (SELECT FROM postrider.bookmark WHERE pipeline = $1 \
+    let old = "SELECT EXISTS (SELECT FROM postrider.bookmark WHERE pipeline = $1 AND shard = $3 \
                  AND dropped_at < pg_catalog.now() - $2::pg_catalog.int4 * interval '1 day')";
-    let old = client.query_one(old, &[&pipeline, &KEPT_DAYS]).await;
+    let old = client.query_one(old, &[&key.pipeline, &KEPT_DAYS, &key.shard]).await;
     if !old.and_then(|row| row.try_get::<_, bool>(0)).map_err(failed)? {
         return Ok(());
     }
     let sql = format!(
         "WITH may AS MATERIALIZED ({may}), old AS MATERIALIZED ( \
-           SELECT b.name FROM may, postrider.bookmark AS b WHERE b.pipeline = $1 \
+           SELECT b.name FROM may, postrider.bookmark AS b \
+           WHERE b.pipeline = $1 AND b.shard = $4 \
              AND b.dropped_at < pg_catalog.now() - $2::pg_catalog.int4 * interval '1 day' \
            LIMIT $3 FOR UPDATE OF b SKIP LOCKED) \
-         DELETE FROM postrider.bookmark AS b USING old WHERE b.pipeline = $1 AND b.name = old.name"
+         DELETE FROM postrider.bookmark AS b USING old \
+         WHERE b.pipeline = $1 AND b.shard = $4 AND b.name = old.name"
     );
-    client.execute(&sql, &[&pipeline, &KEPT_DAYS, &OLD_ROWS_MAX]).await.map_err(failed)?;
+    let deleted =
+        client.execute(&sql, &[&key.pipeline, &KEPT_DAYS, &OLD_ROWS_MAX, &key.shard]).await;
+    deleted.map_err(failed)?;
     Ok(())
 }
 
@@ -530,7 +554,7 @@ fn held(bookmark: &Bookmark) -> u64 {
 /// this process owns the pipeline, so the row is changed if the slot is gone, whoever has dropped it.
 async fn drop_swept(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     bookmark: &Bookmark,
     reason: DropReason,
     may: &str,
@@ -538,10 +562,12 @@ async fn drop_swept(
     drop_slot(client, &bookmark.slot, may).await?;
     let failed = |e| SourceError::control(format!("drop bookmark {:?}", bookmark.name), e);
     let sql = "UPDATE postrider.bookmark AS b SET dropped_at = pg_catalog.now(), dropped_why = $4 \
-               WHERE b.pipeline = $1 AND b.name = $2 AND b.slot = $3 AND b.dropped_at IS NULL AND NOT EXISTS \
+               WHERE b.pipeline = $1 AND b.shard = $5 AND b.name = $2 AND b.slot = $3 \
+                 AND b.dropped_at IS NULL AND NOT EXISTS \
                  (SELECT FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name = b.slot)";
     let (name, slot, why) = (&bookmark.name, &bookmark.slot, reason.name());
-    let changed = client.execute(sql, &[&pipeline, name, slot, &why]).await.map_err(failed)?;
+    let changed = client.execute(sql, &[&key.pipeline, name, slot, &why, &key.shard]).await;
+    let changed = changed.map_err(failed)?;
     Ok(changed == 1)
 }
 

@@ -1,4 +1,4 @@
-//! The durable cursor: one row per pipeline in `postrider.cursor`, written by one statement.
+//! The durable cursor: one row per shard of a pipeline in `postrider.cursor`, written by one statement.
 //!
 //! The slot's own position is not durable: after a crash of the server (before PostgreSQL 17 after any restart) the
 //! slot is back where `restart_lsn` last moved. The row bounds the events that are published twice.
@@ -17,14 +17,15 @@ use crate::stream::TimelineSwitch;
 use crate::wire::Lsn;
 use postrider_core::event::{Histories, HistoryId, Position};
 use postrider_core::offset::Watermark;
+use postrider_core::store::PipelineKey;
 use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{Client, Row};
 
-/// The row of one pipeline.
+/// The row of one shard of a pipeline.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cursor {
-    /// The pipeline.
-    pub pipeline: String,
+    /// The pipeline and its shard.
+    pub key: PipelineKey,
     /// The cluster it belongs to, as `IDENTIFY_SYSTEM` prints it.
     pub system_identifier: String,
     /// The timeline of the last write.
@@ -67,7 +68,7 @@ pub enum CursorWrite {
 
 const COLUMNS: &str = "pipeline, system_identifier, timeline, slot, slot_created_lsn, publication, \
                        messages, watermark, flush_limit, partial_commit_lsn, partial_ordinal, \
-                       owner_epoch";
+                       owner_epoch, shard";
 
 /// A value of `before_slot`: every row from before the creation of the slot is published. The snapshot sees no row,
 /// because no row's transaction number is below 3.
@@ -100,31 +101,44 @@ pub enum SnapshotPolicy {
     Never,
 }
 
-/// Reads the row of `pipeline`; `None` if there is none.
-pub async fn read(client: &Client, pipeline: &str) -> Result<Option<Cursor>, SourceError> {
-    read_columns(client, pipeline, COLUMNS).await
+/// The first version of the schema whose keys have a shard.
+const SHARDS_SINCE: u32 = 9;
+
+/// Reads the row; `None` if there is none.
+pub async fn read(client: &Client, key: &PipelineKey) -> Result<Option<Cursor>, SourceError> {
+    read_columns(client, key, COLUMNS, "shard = $2").await
 }
 
-/// As [`read`], for a schema of version 1, which has no `owner_epoch`.
-pub(crate) async fn read_version_1(
+/// As [`read`], for a schema of an earlier version, which has no `shard` before version 9 and no `owner_epoch` in
+/// version 1: the row of a pipeline is that of its first shard.
+pub(crate) async fn read_version(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
+    version: u32,
 ) -> Result<Option<Cursor>, SourceError> {
-    read_columns(client, pipeline, &COLUMNS.replace("owner_epoch", "0::pg_catalog.int8")).await
+    if version >= SHARDS_SINCE {
+        return read(client, key).await;
+    }
+    let columns = COLUMNS.replace("shard", "0::pg_catalog.int4");
+    let columns =
+        if version > 1 { columns } else { columns.replace("owner_epoch", "0::pg_catalog.int8") };
+    read_columns(client, key, &columns, "$2::pg_catalog.int4 = 0").await
 }
 
 async fn read_columns(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     columns: &str,
+    of_shard: &str,
 ) -> Result<Option<Cursor>, SourceError> {
     let failed = |e| {
-        SourceError::control(format!("read the cursor of pipeline {pipeline:?}"), e)
-            .of(Statement::Cursor)
+        SourceError::control(format!("read the cursor of pipeline {key}"), e).of(Statement::Cursor)
     };
     // A row without a slot belongs to a polling pipeline: it records the owner and no position.
-    let sql = format!("SELECT {columns} FROM postrider.cursor WHERE pipeline = $1 AND slot <> ''");
-    let row = client.query_opt(&sql, &[&pipeline]).await.map_err(failed)?;
+    let sql = format!(
+        "SELECT {columns} FROM postrider.cursor WHERE pipeline = $1 AND {of_shard} AND slot <> ''"
+    );
+    let row = client.query_opt(&sql, &[&key.pipeline, &key.shard]).await.map_err(failed)?;
     row.map(|row| from_row(&row, 0).map_err(failed)).transpose()
 }
 
@@ -133,13 +147,12 @@ async fn read_columns(
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn polls_on(client: &Client, pipeline: &str) -> Result<bool, SourceError> {
+pub async fn polls_on(client: &Client, key: &PipelineKey) -> Result<bool, SourceError> {
     let failed = |e| {
-        SourceError::control(format!("read the cursor of pipeline {pipeline:?}"), e)
-            .of(Statement::Cursor)
+        SourceError::control(format!("read the cursor of pipeline {key}"), e).of(Statement::Cursor)
     };
-    let sql = "SELECT polls_on FROM postrider.cursor WHERE pipeline = $1";
-    let row = client.query_opt(sql, &[&pipeline]).await.map_err(failed)?;
+    let sql = "SELECT polls_on FROM postrider.cursor WHERE pipeline = $1 AND shard = $2";
+    let row = client.query_opt(sql, &[&key.pipeline, &key.shard]).await.map_err(failed)?;
     row.map_or(Ok(false), |row| row.try_get(0).map_err(failed))
 }
 
@@ -148,16 +161,15 @@ pub async fn polls_on(client: &Client, pipeline: &str) -> Result<bool, SourceErr
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn polled(client: &Client, pipeline: &str, epoch: i64) -> Result<(), SourceError> {
+pub async fn polled(client: &Client, key: &PipelineKey, epoch: i64) -> Result<(), SourceError> {
     let failed = |e| {
-        SourceError::control(format!("end the polling of pipeline {pipeline:?}"), e)
-            .of(Statement::Cursor)
+        SourceError::control(format!("end the polling of pipeline {key}"), e).of(Statement::Cursor)
     };
     let sql = format!(
         "UPDATE postrider.cursor SET polls_on = false, before_slot = {NOTHING_BEFORE} \
-         WHERE pipeline = $1 AND owner_epoch = $2 AND polls_on"
+         WHERE pipeline = $1 AND shard = $3 AND owner_epoch = $2 AND polls_on"
     );
-    client.execute(&sql, &[&pipeline, &epoch]).await.map(drop).map_err(failed)
+    client.execute(&sql, &[&key.pipeline, &epoch, &key.shard]).await.map(drop).map_err(failed)
 }
 
 /// The result of [`seize`].
@@ -184,21 +196,20 @@ pub struct Seized {
 ///
 /// # Errors
 /// As [`take_over`].
-pub async fn seize(client: &Client, pipeline: &str) -> Result<Seized, SourceError> {
-    let failed = |e| {
-        SourceError::control(format!("take pipeline {pipeline:?} over"), e).of(Statement::Cursor)
-    };
+pub async fn seize(client: &Client, key: &PipelineKey) -> Result<Seized, SourceError> {
+    let failed =
+        |e| SourceError::control(format!("take pipeline {key} over"), e).of(Statement::Cursor);
     let sql = "WITH before AS ( \
                  SELECT owner_epoch AS epoch, \
                    owner_epoch = 0 OR owner_left IS NOT DISTINCT FROM owner_epoch AS left \
-                 FROM postrider.cursor WHERE pipeline = $1 FOR UPDATE) \
+                 FROM postrider.cursor WHERE pipeline = $1 AND shard = $2 FOR UPDATE) \
                UPDATE postrider.cursor c SET updated_at = pg_catalog.now(), \
                  owner_epoch = greatest(before.epoch + 1, (pg_catalog.date_part('epoch', \
                    pg_catalog.clock_timestamp()) * 1e6)::pg_catalog.int8) \
-               FROM before WHERE c.pipeline = $1 \
+               FROM before WHERE c.pipeline = $1 AND c.shard = $2 \
                RETURNING before.epoch, c.owner_epoch, c.watermark, c.partial_commit_lsn, \
                  c.partial_ordinal, c.publication, c.messages, before.left";
-    let row = client.query_one(sql, &[&pipeline]).await.map_err(failed)?;
+    let row = client.query_one(sql, &[&key.pipeline, &key.shard]).await.map_err(failed)?;
     let commit_lsn: Option<PgLsn> = row.try_get(3).map_err(failed)?;
     let ordinal: Option<i64> = row.try_get(4).map_err(failed)?;
     Ok(Seized {
@@ -225,19 +236,19 @@ pub async fn seize(client: &Client, pipeline: &str) -> Result<Seized, SourceErro
 /// # Errors
 /// An error of the server or of the connection; [`SourceErrorKind::Closed`](crate::SourceErrorKind::Closed) if there is
 /// no row.
-pub async fn take_over(client: &Client, pipeline: &str) -> Result<i64, SourceError> {
-    let failed = |e| {
-        SourceError::control(format!("take pipeline {pipeline:?} over"), e).of(Statement::Cursor)
-    };
+pub async fn take_over(client: &Client, key: &PipelineKey) -> Result<i64, SourceError> {
+    let failed =
+        |e| SourceError::control(format!("take pipeline {key} over"), e).of(Statement::Cursor);
     let sql = "WITH next AS ( \
                  SELECT greatest(owner_epoch + 1, (pg_catalog.date_part('epoch', \
                    pg_catalog.clock_timestamp()) * 1e6)::pg_catalog.int8) AS epoch \
-                 FROM postrider.cursor WHERE pipeline = $1 FOR UPDATE) \
+                 FROM postrider.cursor WHERE pipeline = $1 AND shard = $2 FOR UPDATE) \
                UPDATE postrider.cursor c SET updated_at = pg_catalog.now(), owner_epoch = next.epoch, \
                  owner_left = CASE WHEN c.owner_epoch = 0 OR c.owner_left = c.owner_epoch \
                    THEN next.epoch END \
-               FROM next WHERE c.pipeline = $1 RETURNING c.owner_epoch";
-    client.query_one(sql, &[&pipeline]).await.and_then(|row| row.try_get(0)).map_err(failed)
+               FROM next WHERE c.pipeline = $1 AND c.shard = $2 RETURNING c.owner_epoch";
+    let taken = client.query_one(sql, &[&key.pipeline, &key.shard]).await;
+    taken.and_then(|row| row.try_get(0)).map_err(failed)
 }
 
 /// Records that the owner of this epoch ends with no record in flight to the broker, so its successor need not wait for
@@ -245,14 +256,13 @@ pub async fn take_over(client: &Client, pipeline: &str) -> Result<i64, SourceErr
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn leave(client: &Client, pipeline: &str, epoch: i64) -> Result<(), SourceError> {
+pub async fn leave(client: &Client, key: &PipelineKey, epoch: i64) -> Result<(), SourceError> {
     let failed = |e| {
-        SourceError::control(format!("leave pipeline {pipeline:?} to others"), e)
-            .of(Statement::Cursor)
+        SourceError::control(format!("leave pipeline {key} to others"), e).of(Statement::Cursor)
     };
     let sql = "UPDATE postrider.cursor SET owner_left = owner_epoch \
-               WHERE pipeline = $1 AND owner_epoch = $2";
-    client.execute(sql, &[&pipeline, &epoch]).await.map(drop).map_err(failed)
+               WHERE pipeline = $1 AND shard = $3 AND owner_epoch = $2";
+    client.execute(sql, &[&key.pipeline, &epoch, &key.shard]).await.map(drop).map_err(failed)
 }
 
 /// Whether the owner's epoch is still `epoch`. Inside a transaction the answer stays true until the transaction ends,
@@ -260,13 +270,12 @@ pub async fn leave(client: &Client, pipeline: &str, epoch: i64) -> Result<(), So
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn is_owned(client: &Client, pipeline: &str, epoch: i64) -> Result<bool, SourceError> {
-    let failed = |e| {
-        SourceError::control(format!("check who owns pipeline {pipeline:?}"), e)
-            .of(Statement::Cursor)
-    };
-    let sql = "SELECT FROM postrider.cursor WHERE pipeline = $1 AND owner_epoch = $2 FOR SHARE";
-    let row = client.query_opt(sql, &[&pipeline, &epoch]).await.map_err(failed)?;
+pub async fn is_owned(client: &Client, key: &PipelineKey, epoch: i64) -> Result<bool, SourceError> {
+    let failed =
+        |e| SourceError::control(format!("check who owns pipeline {key}"), e).of(Statement::Cursor);
+    let sql = "SELECT FROM postrider.cursor \
+               WHERE pipeline = $1 AND shard = $3 AND owner_epoch = $2 FOR SHARE";
+    let row = client.query_opt(sql, &[&key.pipeline, &epoch, &key.shard]).await.map_err(failed)?;
     Ok(row.is_some())
 }
 
@@ -274,11 +283,14 @@ pub async fn is_owned(client: &Client, pipeline: &str, epoch: i64) -> Result<boo
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn histories(client: &Client, pipeline: &str) -> Result<Option<Histories>, SourceError> {
-    let failed =
-        |e| SourceError::control(format!("read the histories of pipeline {pipeline:?}"), e);
-    let sql = "SELECT histories, histories_from FROM postrider.cursor WHERE pipeline = $1";
-    let row = client.query_opt(sql, &[&pipeline]).await.map_err(failed)?;
+pub async fn histories(
+    client: &Client,
+    key: &PipelineKey,
+) -> Result<Option<Histories>, SourceError> {
+    let failed = |e| SourceError::control(format!("read the histories of pipeline {key}"), e);
+    let sql = "SELECT histories, histories_from FROM postrider.cursor \
+               WHERE pipeline = $1 AND shard = $2";
+    let row = client.query_opt(sql, &[&key.pipeline, &key.shard]).await.map_err(failed)?;
     row.map(|row| histories_of(&row).map_err(failed)).transpose()
 }
 
@@ -306,20 +318,18 @@ pub struct ServerHistory<'a> {
 /// An error of the server or of the connection.
 pub async fn settle_histories(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     epoch: i64,
     of: ServerHistory<'_>,
     (now, seen): (u32, HistoryId),
 ) -> Result<Option<SettledHistories>, SourceError> {
-    let failed =
-        |e| SourceError::control(format!("settle the histories of pipeline {pipeline:?}"), e);
+    let failed = |e| SourceError::control(format!("settle the histories of pipeline {key}"), e);
     let sql = "SELECT histories, histories_from, history_system_identifier, history_timeline, \
                  watermark > pg_catalog.pg_current_wal_insert_lsn(), \
                  pg_catalog.date_part('epoch', pg_catalog.clock_timestamp())::pg_catalog.int8 \
-               FROM postrider.cursor WHERE pipeline = $1 AND owner_epoch = $2";
-    let Some(row) = client.query_opt(sql, &[&pipeline, &epoch]).await.map_err(failed)? else {
-        return Ok(None);
-    };
+               FROM postrider.cursor WHERE pipeline = $1 AND shard = $3 AND owner_epoch = $2";
+    let row = client.query_opt(sql, &[&key.pipeline, &epoch, &key.shard]).await;
+    let Some(row) = row.map_err(failed)? else { return Ok(None) };
     let before = histories_of(&row).map_err(failed)?;
     let bound = HistoryBinding {
         system_identifier: row.try_get(2).map_err(failed)?,
@@ -336,10 +346,10 @@ pub async fn settle_histories(
     let starts: Vec<PgLsn> = histories.starts().iter().map(|(at, _)| pg_lsn(*at)).collect();
     let sql = "UPDATE postrider.cursor SET histories = $3, histories_from = $4, \
                  history_system_identifier = $5, history_timeline = $6, updated_at = pg_catalog.now() \
-               WHERE pipeline = $1 AND owner_epoch = $2";
+               WHERE pipeline = $1 AND shard = $7 AND owner_epoch = $2";
     let timeline = i64::from(of.timeline);
-    let parameters: [&(dyn ToSql + Sync); 6] =
-        [&pipeline, &epoch, &numbers, &starts, &of.system_identifier, &timeline];
+    let parameters: [&(dyn ToSql + Sync); 7] =
+        [&key.pipeline, &epoch, &numbers, &starts, &of.system_identifier, &timeline, &key.shard];
     let written = client.execute(sql, &parameters).await.map_err(failed)?;
     let (raised, first) = (Some((before.current(), from)), bound.system_identifier.is_none());
     Ok((written == 1).then_some(SettledHistories { histories, raised, first }))
@@ -361,11 +371,15 @@ pub struct SettledHistories {
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn end_history(client: &Client, pipeline: &str, epoch: i64) -> Result<(), SourceError> {
-    let failed = |e| SourceError::control(format!("end the history of pipeline {pipeline:?}"), e);
+pub async fn end_history(
+    client: &Client,
+    key: &PipelineKey,
+    epoch: i64,
+) -> Result<(), SourceError> {
+    let failed = |e| SourceError::control(format!("end the history of pipeline {key}"), e);
     let sql = "UPDATE postrider.cursor SET history_timeline = NULL \
-               WHERE pipeline = $1 AND owner_epoch = $2";
-    client.execute(sql, &[&pipeline, &epoch]).await.map(drop).map_err(failed)
+               WHERE pipeline = $1 AND shard = $3 AND owner_epoch = $2";
+    client.execute(sql, &[&key.pipeline, &epoch, &key.shard]).await.map(drop).map_err(failed)
 }
 
 /// The cluster and timeline of the row's last history.
@@ -417,14 +431,14 @@ pub async fn write(
     ledger: &SnapshotPolicy,
 ) -> Result<CursorWrite, SourceError> {
     let failed = |e| {
-        SourceError::control(format!("write the cursor of pipeline {:?}", cursor.pipeline), e)
+        SourceError::control(format!("write the cursor of pipeline {}", cursor.key), e)
             .of(Statement::Cursor)
     };
-    let unchanged = version_sql("$6::pg_catalog.text", "$13::pg_catalog.oid", true);
+    let unchanged = version_sql("$6::pg_catalog.text", "$14::pg_catalog.oid", true);
     let (whole, of) = match ledger {
         SnapshotPolicy::Always => ("true".to_owned(), None),
         SnapshotPolicy::WhileUnchanged(version, table) => {
-            (format!("{unchanged} = $14"), Some((version.rows(), table)))
+            (format!("{unchanged} = $15"), Some((version.rows(), table)))
         }
         SnapshotPolicy::Never => ("false".to_owned(), None),
     };
@@ -434,11 +448,11 @@ pub async fn write(
            UPDATE postrider.cursor SET timeline = $3, publication = $6, messages = $7, \
              watermark = $8, flush_limit = greatest(flush_limit, $9::pg_catalog.pg_lsn, $8), \
              partial_commit_lsn = $10, partial_ordinal = $11, updated_at = pg_catalog.now(), {ledger} \
-           WHERE pipeline = $1 AND system_identifier = $2 AND slot = $4 \
+           WHERE pipeline = $1 AND shard = $13 AND system_identifier = $2 AND slot = $4 \
              AND slot_created_lsn = $5 AND watermark <= $8 AND owner_epoch = $12 \
            RETURNING 1) \
          SELECT EXISTS (SELECT FROM stored), {COLUMNS} \
-         FROM (SELECT) one LEFT JOIN postrider.cursor ON pipeline = $1"
+         FROM (SELECT) one LEFT JOIN postrider.cursor ON pipeline = $1 AND shard = $13"
     );
     let values = Values::of(cursor);
     let mut parameters = values.parameters(cursor).to_vec();
@@ -470,12 +484,12 @@ pub async fn write(
 /// Used for a slot that is adopted: by `setup`, and by `run` if the slot exists and the row was never created.
 pub async fn create(client: &Client, cursor: &Cursor) -> Result<bool, SourceError> {
     let failed = |e| {
-        SourceError::control(format!("create the cursor of pipeline {:?}", cursor.pipeline), e)
+        SourceError::control(format!("create the cursor of pipeline {}", cursor.key), e)
             .of(Statement::Cursor)
     };
     let sql = format!(
         "INSERT INTO postrider.cursor ({COLUMNS}, before_slot) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, greatest($9::pg_catalog.pg_lsn, $8), $10, $11, $12, \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, greatest($9::pg_catalog.pg_lsn, $8), $10, $11, $12, $13, \
            pg_catalog.pg_current_snapshot()) \
          {OVER_POLLING}"
     );
@@ -484,27 +498,29 @@ pub async fn create(client: &Client, cursor: &Cursor) -> Result<bool, SourceErro
     Ok(rows == 1)
 }
 
-/// Creates the row of a polling pipeline that has none. The row has no slot and no position; [`take_over`] needs it.
+/// Creates the row of a polling pipeline that has none. No index is named for the conflict, so that each unique index
+/// counts: the key, and the one that serves relays from before the key had a shard (migration 9). The row has no slot
+/// and no position; [`take_over`] needs it.
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn create_for_polling(client: &Client, pipeline: &str) -> Result<(), SourceError> {
+pub async fn create_for_polling(client: &Client, key: &PipelineKey) -> Result<(), SourceError> {
     let failed = |e| {
-        SourceError::control(format!("create the cursor of pipeline {pipeline:?}"), e)
+        SourceError::control(format!("create the cursor of pipeline {key}"), e)
             .of(Statement::Cursor)
     };
     let sql = format!(
         "INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn, \
-           publication, messages, watermark, flush_limit) \
-         VALUES ($1, {SYSTEM_IDENTIFIER_SQL}, {TIMELINE_SQL}, '', '0/0', '', false, '0/0', '0/0') \
-         ON CONFLICT (pipeline) DO NOTHING"
+           publication, messages, watermark, flush_limit, shard) \
+         VALUES ($1, {SYSTEM_IDENTIFIER_SQL}, {TIMELINE_SQL}, '', '0/0', '', false, '0/0', '0/0', $2) \
+         ON CONFLICT DO NOTHING"
     );
-    client.execute(&sql, &[&pipeline]).await.map(drop).map_err(failed)
+    client.execute(&sql, &[&key.pipeline, &key.shard]).await.map(drop).map_err(failed)
 }
 
 /// An existing row is left alone, unless it belongs to a polling pipeline.
 pub(crate) const OVER_POLLING: &str = "\
-ON CONFLICT (pipeline) DO UPDATE SET system_identifier = excluded.system_identifier,
+ON CONFLICT (pipeline, shard) DO UPDATE SET system_identifier = excluded.system_identifier,
     timeline = excluded.timeline, slot = excluded.slot, slot_created_lsn = excluded.slot_created_lsn,
     publication = excluded.publication, messages = excluded.messages,
     watermark = excluded.watermark, flush_limit = excluded.flush_limit,
@@ -536,9 +552,9 @@ impl Values {
     }
 
     /// The parameters in the order of [`COLUMNS`].
-    fn parameters<'a>(&'a self, cursor: &'a Cursor) -> [&'a (dyn ToSql + Sync); 12] {
+    fn parameters<'a>(&'a self, cursor: &'a Cursor) -> [&'a (dyn ToSql + Sync); 13] {
         [
-            &cursor.pipeline,
+            &cursor.key.pipeline,
             &cursor.system_identifier,
             &self.timeline,
             &cursor.slot,
@@ -550,6 +566,7 @@ impl Values {
             &self.partial_commit_lsn,
             &self.partial_ordinal,
             &cursor.owner_epoch,
+            &cursor.key.shard,
         ]
     }
 }
@@ -558,7 +575,7 @@ fn from_row(row: &Row, first: usize) -> Result<Cursor, tokio_postgres::Error> {
     let commit_lsn: Option<_> = row.try_get(first + 9)?;
     let ordinal: Option<i64> = row.try_get(first + 10)?;
     Ok(Cursor {
-        pipeline: row.try_get(first)?,
+        key: PipelineKey { pipeline: row.try_get(first)?, shard: row.try_get(first + 12)? },
         system_identifier: row.try_get(first + 1)?,
         timeline: u32::try_from(row.try_get::<_, i64>(first + 2)?).unwrap_or(u32::MAX),
         slot: row.try_get(first + 3)?,
@@ -691,23 +708,20 @@ const SETTINGS_COLUMNS: &str =
 /// An error of the server or of the connection.
 pub async fn read_settings(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
 ) -> Result<Option<SettingsRow>, SourceError> {
     let failed = |e| {
-        SourceError::control(
-            format!("read what the position of pipeline {pipeline:?} belongs to"),
-            e,
-        )
-        .of(Statement::Cursor)
+        SourceError::control(format!("read what the position of pipeline {key} belongs to"), e)
+            .of(Statement::Cursor)
     };
     let sql = format!(
         "SELECT nullif(slot, ''), watermark::pg_catalog.text, watermark > slot_created_lsn \
            OR partial_commit_lsn IS NOT NULL OR EXISTS ( \
-           SELECT FROM postrider.repair AS r WHERE r.pipeline = $1), polls_on, \
+           SELECT FROM postrider.repair AS r WHERE r.pipeline = $1 AND r.shard = $2), polls_on, \
            before_slot::pg_catalog.text, {SETTINGS_COLUMNS}, system_identifier = {SYSTEM_IDENTIFIER_SQL} \
-         FROM postrider.cursor WHERE pipeline = $1"
+         FROM postrider.cursor WHERE pipeline = $1 AND shard = $2"
     );
-    let row = client.query_opt(&sql, &[&pipeline]).await.map_err(failed)?;
+    let row = client.query_opt(&sql, &[&key.pipeline, &key.shard]).await.map_err(failed)?;
     row.map(|row| found(&row).map_err(failed)).transpose()
 }
 
@@ -745,17 +759,14 @@ fn found(row: &Row) -> Result<SettingsRow, tokio_postgres::Error> {
 /// An error of the server or of the connection.
 pub async fn write_settings(
     client: &Client,
-    pipeline: &str,
+    of: &PipelineKey,
     epoch: i64,
     belongs: &PositionSettings,
     other_table: bool,
 ) -> Result<(), SourceError> {
     let failed = |e| {
-        SourceError::control(
-            format!("write what the position of pipeline {pipeline:?} belongs to"),
-            e,
-        )
-        .of(Statement::Cursor)
+        SourceError::control(format!("write what the position of pipeline {of} belongs to"), e)
+            .of(Statement::Cursor)
     };
     // The resolved snapshot is about rows of the previous table. Rows of another table may be unpublished although
     // their transactions are older, so the rows that the table has now are recorded as rows from before the slot.
@@ -767,12 +778,24 @@ pub async fn write_settings(
     };
     let sql = format!(
         "UPDATE postrider.cursor SET ({SETTINGS_COLUMNS}) = ($3, $4, $5, $6, $7, $8, $9, $10, $11){forgets} \
-         WHERE pipeline = $1 AND owner_epoch = $2"
+         WHERE pipeline = $1 AND shard = $12 AND owner_epoch = $2"
     );
     let PositionSettings { mode, marks, sink, cluster, topic, key, table, table_oid, layout } =
         belongs;
-    let parameters: [&(dyn ToSql + Sync); 11] =
-        [&pipeline, &epoch, mode, marks, sink, cluster, topic, key, table, table_oid, layout];
+    let parameters: [&(dyn ToSql + Sync); 12] = [
+        &of.pipeline,
+        &epoch,
+        mode,
+        marks,
+        sink,
+        cluster,
+        topic,
+        key,
+        table,
+        table_oid,
+        layout,
+        &of.shard,
+    ];
     client.execute(&sql, &parameters).await.map(drop).map_err(failed)
 }
 

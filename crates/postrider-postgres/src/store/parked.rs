@@ -14,6 +14,7 @@ use pg_replication::error::SourceError;
 use postrider_core::event::{Aggregate, Position};
 use postrider_core::parked::{Entry, Lane, Parked, ParkedOutcome, ParkedUpdate, Request, State};
 use postrider_core::record::OwnedRecord;
+use postrider_core::store::PipelineKey;
 use postrider_core::timestamp::Timestamp;
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -65,10 +66,11 @@ pub enum Pruned {
 /// Whether the epoch is the owner's, and whether there may be tombstones to delete. A plain read: the common case, in
 /// which nothing is to be deleted, takes no lock and writes nothing.
 const PRUNE_DUE: &str = "\
-SELECT EXISTS (SELECT FROM postrider.parked AS t WHERE t.pipeline = $1 AND t.state IN ('done', 'skipped') \
+SELECT EXISTS (SELECT FROM postrider.parked AS t \
+  WHERE t.pipeline = $1 AND t.shard = $5 AND t.state IN ('done', 'skipped') \
     AND t.resolved_at < pg_catalog.now() - $3::pg_catalog.int8 * interval '1 microsecond' \
     AND t.requested_action IS NULL AND ($4::pg_catalog.bool OR t.commit_lsn < c.watermark)) \
-FROM postrider.cursor AS c WHERE c.pipeline = $1 AND c.owner_epoch = $2";
+FROM postrider.cursor AS c WHERE c.pipeline = $1 AND c.shard = $5 AND c.owner_epoch = $2";
 
 /// Deletes tombstones (`old`), if the epoch is the owner's (`owner`).
 ///
@@ -89,11 +91,12 @@ FROM postrider.cursor AS c WHERE c.pipeline = $1 AND c.owner_epoch = $2";
 /// statistics would be joined in quadratic time.
 const PRUNE: &str = "\
 WITH owner AS MATERIALIZED ( \
-  SELECT c.watermark FROM postrider.cursor AS c WHERE c.pipeline = $1 AND c.owner_epoch = $2 \
+  SELECT c.watermark FROM postrider.cursor AS c \
+  WHERE c.pipeline = $1 AND c.shard = $6 AND c.owner_epoch = $2 \
   FOR KEY SHARE SKIP LOCKED \
 ), old AS MATERIALIZED ( \
   SELECT t.ctid FROM owner AS o, postrider.parked AS t \
-  WHERE t.pipeline = $1 AND t.state IN ('done', 'skipped') \
+  WHERE t.pipeline = $1 AND t.shard = $6 AND t.state IN ('done', 'skipped') \
     AND t.resolved_at < pg_catalog.now() - $3::pg_catalog.int8 * interval '1 microsecond' \
     AND t.requested_action IS NULL AND ($4::pg_catalog.bool OR t.commit_lsn < o.watermark) \
   ORDER BY t.resolved_at LIMIT $5 FOR UPDATE OF t SKIP LOCKED \
@@ -110,21 +113,21 @@ WITH owner AS MATERIALIZED ( \
 /// An error of the server or of the connection. Rows that were deleted before stay deleted.
 pub async fn prune(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     epoch: i64,
     rule: PruneRule,
     keep: Duration,
 ) -> Result<Pruned, SourceError> {
-    let failed =
-        |e| SourceError::control(format!("prune the parked events of pipeline {pipeline:?}"), e);
+    let failed = |e| SourceError::control(format!("prune the parked events of pipeline {key}"), e);
     let (keep, aged) = (micros(keep), rule == PruneRule::Aged);
-    let due = client.query_opt(PRUNE_DUE, &[&pipeline, &epoch, &keep, &aged]).await;
+    let due = client.query_opt(PRUNE_DUE, &[&key.pipeline, &epoch, &keep, &aged, &key.shard]).await;
     match due.map_err(failed)? {
         None => return Ok(Pruned::NotOwner),
         Some(row) if row.try_get(0).map_err(failed)? => {}
         Some(_) => return Ok(Pruned::Rows { deleted: 0, more: false }),
     }
-    let parameters: [&(dyn ToSql + Sync); 5] = [&pipeline, &epoch, &keep, &aged, &PRUNE_ROWS_MAX];
+    let parameters: [&(dyn ToSql + Sync); 6] =
+        [&key.pipeline, &epoch, &keep, &aged, &PRUNE_ROWS_MAX, &key.shard];
     let row = client.query_one(PRUNE, &parameters).await.map_err(failed)?;
     if !row.try_get::<_, bool>(0).map_err(failed)? {
         return Ok(Pruned::NotOwner);
@@ -153,17 +156,17 @@ impl Counts {
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn counts(client: &Client, pipeline: &str) -> Result<Counts, SourceError> {
+pub async fn counts(client: &Client, key: &PipelineKey) -> Result<Counts, SourceError> {
     let failed = |e| {
-        SourceError::control(format!("count the parked events of pipeline {pipeline:?}"), e)
+        SourceError::control(format!("count the parked events of pipeline {key}"), e)
             .of(Statement::Requests)
     };
     let sql = "SELECT state, pg_catalog.count(*), \
                  (greatest(0, pg_catalog.date_part('epoch', \
                    pg_catalog.now() - pg_catalog.min(parked_at))) * 1e6)::pg_catalog.int8 \
-               FROM postrider.parked WHERE pipeline = $1 GROUP BY state";
+               FROM postrider.parked WHERE pipeline = $1 AND shard = $2 GROUP BY state";
     let mut counts = Counts::default();
-    for row in client.query(sql, &[&pipeline]).await.map_err(failed)? {
+    for row in client.query(sql, &[&key.pipeline, &key.shard]).await.map_err(failed)? {
         let state = state(row.try_get(0).map_err(failed)?);
         counts.rows.push((state, row.try_get::<_, i64>(1).map_err(failed)?.unsigned_abs()));
         if !state.resolved() {
@@ -194,47 +197,49 @@ struct NewRows<'a> {
     error_code: Vec<Option<&'a str>>,
     error: Vec<Option<Cow<'a, str>>>,
     attempts: Vec<i32>,
+    xid: Vec<Option<i64>>,
     wait: Vec<Option<i64>>,
     state: Vec<&'a str>,
-    overtaken_lsn: Vec<Option<PgLsn>>,
-    overtaken_ordinal: Vec<Option<i64>>,
+    overtaken: (Vec<Option<PgLsn>>, Vec<Option<i64>>),
     // An array of arrays must be rectangular, so headers have columns of their own.
     header_line: Vec<i64>,
     header_name: Vec<Cow<'a, str>>,
     header_value: Vec<Option<&'a [u8]>>,
 }
 
-/// Inserts `$3` to `$25`, [`NewRows::parameters`], if `fence` has a row. An existing row is kept: no insert is
-/// attempted for it, because that would wait for a session that is changing or deleting the row.
+/// Inserts `$3` to `$25` ([`NewRows::parameters`]) and `$37`, if `fence` has a row. An existing row is kept: no insert
+/// is attempted for it, because that would wait for a session that is changing or deleting the row. No index is named
+/// for the conflict, so that each unique index counts: the key, and the one that serves relays from before the key had
+/// a shard (migration 9).
 const INSERT: &str = "\
 INSERT INTO postrider.parked (pipeline, commit_lsn, ordinal, commit_time, event_id, event_type, \
   aggregate_type, aggregate_id, blocks, topic, partition, key, value, timestamp_ms, error_code, \
   error, attempts, next_attempt_at, state, overtaken_lsn, overtaken_ordinal, resolved_at, \
-  header_names, header_values) \
+  header_names, header_values, xid, shard) \
 SELECT $1, n.commit_lsn, n.ordinal, n.commit_time, n.event_id, n.event_type, n.aggregate_type, \
   n.aggregate_id, n.blocks, n.topic, n.partition, n.key, n.value, n.timestamp_ms, n.error_code, \
   n.error, n.attempts, pg_catalog.now() + n.wait * interval '1 microsecond', n.state, \
   n.overtaken_lsn, n.overtaken_ordinal, \
   CASE WHEN n.state IN ('done', 'skipped') THEN pg_catalog.now() END, \
-  coalesce(h.names, '{}'), coalesce(h.vals, '{}') \
+  coalesce(h.names, '{}'), coalesce(h.vals, '{}'), n.xid, $36::pg_catalog.int4 \
 FROM fence, unnest($3::pg_catalog.pg_lsn[], $4::pg_catalog.int8[], \
     $5::pg_catalog.timestamptz[], $6::pg_catalog.text[], $7::pg_catalog.text[], \
     $8::pg_catalog.text[], $9::pg_catalog.text[], $10::pg_catalog.bool[], $11::pg_catalog.text[], \
     $12::pg_catalog.int4[], $13::pg_catalog.bytea[], $14::pg_catalog.bytea[], \
     $15::pg_catalog.int8[], $16::pg_catalog.text[], $17::pg_catalog.text[], \
     $18::pg_catalog.int4[], $19::pg_catalog.int8[], $20::pg_catalog.text[], \
-    $21::pg_catalog.pg_lsn[], $22::pg_catalog.int8[]) WITH ORDINALITY \
+    $21::pg_catalog.pg_lsn[], $22::pg_catalog.int8[], $37::pg_catalog.int8[]) WITH ORDINALITY \
   AS n(commit_lsn, ordinal, commit_time, event_id, event_type, aggregate_type, aggregate_id, \
     blocks, topic, partition, key, value, timestamp_ms, error_code, error, attempts, wait, state, \
-    overtaken_lsn, overtaken_ordinal, line) \
+    overtaken_lsn, overtaken_ordinal, xid, line) \
 LEFT JOIN ( \
   SELECT u.line, pg_catalog.array_agg(u.name ORDER BY u.at) AS names, \
     pg_catalog.array_agg(u.val ORDER BY u.at) AS vals \
   FROM unnest($23::pg_catalog.int8[], $24::pg_catalog.text[], $25::pg_catalog.bytea[]) \
     WITH ORDINALITY AS u(line, name, val, at) GROUP BY u.line) h ON h.line = n.line \
 WHERE NOT EXISTS (SELECT FROM postrider.parked s \
-  WHERE s.pipeline = $1 AND s.commit_lsn = n.commit_lsn AND s.ordinal = n.ordinal) \
-ON CONFLICT (pipeline, commit_lsn, ordinal) DO NOTHING";
+  WHERE s.pipeline = $1 AND s.shard = $36 AND s.commit_lsn = n.commit_lsn AND s.ordinal = n.ordinal) \
+ON CONFLICT DO NOTHING";
 
 impl<'a> NewRows<'a> {
     fn push(&mut self, row: &'a Parked) {
@@ -258,11 +263,12 @@ impl<'a> NewRows<'a> {
         self.error_code.push(row.error_code);
         self.error.push(row.error.as_deref().map(text));
         self.attempts.push(i32::try_from(entry.attempts).unwrap_or(i32::MAX));
+        self.xid.push(entry.xid.map(i64::from));
         self.wait.push(wait(entry.state, entry.wait));
         self.state.push(entry.state.name());
         let overtaken = entry.overtaken_by;
-        self.overtaken_lsn.push(overtaken.map(|by| pg_lsn(by.commit)));
-        self.overtaken_ordinal.push(overtaken.map(|by| by.ordinal.cast_signed()));
+        self.overtaken.0.push(overtaken.map(|by| pg_lsn(by.commit)));
+        self.overtaken.1.push(overtaken.map(|by| by.ordinal.cast_signed()));
         let line = i64::try_from(self.state.len()).unwrap_or(i64::MAX);
         for (name, value) in record.headers.iter().filter(|_| kept) {
             self.header_line.push(line);
@@ -292,8 +298,8 @@ impl<'a> NewRows<'a> {
             &self.attempts,
             &self.wait,
             &self.state,
-            &self.overtaken_lsn,
-            &self.overtaken_ordinal,
+            &self.overtaken.0,
+            &self.overtaken.1,
             &self.header_line,
             &self.header_name,
             &self.header_value,
@@ -357,11 +363,11 @@ m AS MATERIALIZED ( \
 ), there AS MATERIALIZED ( \
   SELECT m.line, CASE WHEN p.blocks THEN p.aggregate_type END AS kind, p.aggregate_id AS id \
   FROM m JOIN postrider.parked p \
-    ON p.pipeline = $1 AND p.commit_lsn = m.commit_lsn AND p.ordinal = m.ordinal \
+    ON p.pipeline = $1 AND p.shard = $36 AND p.commit_lsn = m.commit_lsn AND p.ordinal = m.ordinal \
   WHERE p.state NOT IN ('done', 'skipped') OR m.became IN ('declined', 'overtaken') \
 ), locked AS MATERIALIZED ( \
   SELECT m.line FROM fence, m JOIN postrider.parked p \
-    ON p.pipeline = $1 AND p.commit_lsn = m.commit_lsn AND p.ordinal = m.ordinal \
+    ON p.pipeline = $1 AND p.shard = $36 AND p.commit_lsn = m.commit_lsn AND p.ordinal = m.ordinal \
   WHERE p.state NOT IN ('done', 'skipped') OR m.became IN ('declined', 'overtaken') \
   FOR NO KEY UPDATE OF p SKIP LOCKED \
 ), missed AS MATERIALIZED ( \
@@ -416,7 +422,7 @@ UPDATE postrider.parked p SET \
   requested_reason = CASE WHEN m.takes THEN NULL ELSE p.requested_reason END, \
   requested_value = CASE WHEN m.takes THEN NULL ELSE p.requested_value END \
 FROM fence, due m \
-WHERE p.pipeline = $1 AND p.commit_lsn = m.commit_lsn AND p.ordinal = m.ordinal \
+WHERE p.pipeline = $1 AND p.shard = $36 AND p.commit_lsn = m.commit_lsn AND p.ordinal = m.ordinal \
   AND (p.state NOT IN ('done', 'skipped') OR m.became IN ('declined', 'overtaken'))";
 
 impl StateChanges {
@@ -512,7 +518,8 @@ pub enum Stored {
 static SQL: LazyLock<String> = LazyLock::new(|| {
     format!(
         "WITH fence AS MATERIALIZED ( \
-           SELECT 1 FROM postrider.cursor WHERE pipeline = $1 AND owner_epoch = $2 FOR SHARE), \
+           SELECT 1 FROM postrider.cursor \
+           WHERE pipeline = $1 AND shard = $36 AND owner_epoch = $2 FOR SHARE), \
          parked AS ({INSERT}), {LOCK}, marked AS ({UPDATE}) \
          SELECT EXISTS (SELECT FROM fence), ARRAY(SELECT x.line FROM later x), \
            pg_catalog.set_config('synchronous_commit', 'on', true)"
@@ -531,13 +538,13 @@ static SQL: LazyLock<String> = LazyLock::new(|| {
 /// An error of the server or of the connection. Rows that earlier statements of the same call wrote are kept.
 pub async fn write(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     epoch: i64,
     rows: &[Parked],
     marks: &[ParkedUpdate],
 ) -> Result<Stored, SourceError> {
     let mut write =
-        ParkedWrite { client, pipeline, epoch, round: WriteBatch::default(), left: Vec::new() };
+        ParkedWrite { client, key, epoch, round: WriteBatch::default(), left: Vec::new() };
     for row in rows {
         let bytes = row.record.size_bytes();
         if !write.round.takes(row.entry.position, bytes) && !write.store().await? {
@@ -569,7 +576,7 @@ pub async fn write(
 /// A write that may take several statements.
 struct ParkedWrite<'a> {
     client: &'a Client,
-    pipeline: &'a str,
+    key: &'a PipelineKey,
     epoch: i64,
     round: WriteBatch<'a>,
     /// Rows whose changes were left out so far.
@@ -580,7 +587,7 @@ impl ParkedWrite<'_> {
     /// Writes the batch. Returns whether the pipeline still belongs to this owner.
     async fn store(&mut self) -> Result<bool, SourceError> {
         let round = std::mem::take(&mut self.round);
-        let Some(left) = round.store(self.client, self.pipeline, self.epoch).await? else {
+        let Some(left) = round.store(self.client, self.key, self.epoch).await? else {
             return Ok(false);
         };
         self.left.extend(left);
@@ -618,16 +625,17 @@ impl WriteBatch<'_> {
     async fn store(
         &self,
         client: &Client,
-        pipeline: &str,
+        key: &PipelineKey,
         epoch: i64,
     ) -> Result<Option<Vec<Position>>, SourceError> {
         let failed = |e| {
-            SourceError::control(format!("write parked events of pipeline {pipeline:?}"), e)
+            SourceError::control(format!("write parked events of pipeline {key}"), e)
                 .of(Statement::Parked)
         };
-        let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&pipeline, &epoch];
+        let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&key.pipeline, &epoch];
         parameters.extend(self.rows.parameters());
         parameters.extend(self.marks.parameters());
+        parameters.extend([&key.shard as &(dyn ToSql + Sync), &self.rows.xid]);
         let row = client.query_one(SQL.as_str(), &parameters).await.map_err(failed)?;
         let owned: bool = row.try_get(0).map_err(failed)?;
         // Lines count from 1.
@@ -656,9 +664,10 @@ SELECT commit_lsn, ordinal, state, attempts, \
          * 1e6)::pg_catalog.int8, \
        CASE WHEN blocks THEN aggregate_type END, CASE WHEN blocks THEN aggregate_id END, \
        overtaken_lsn, overtaken_ordinal, requested_action, \
-       state = 'dead' AND dead_sent_at IS NULL \
+       state = 'dead' AND dead_sent_at IS NULL, xid \
 FROM postrider.parked, pg_catalog.statement_timestamp() AS now \
-WHERE pipeline = $1 AND (state NOT IN ('done', 'skipped') OR (commit_lsn, ordinal) >= ($2, $3)) \
+WHERE pipeline = $1 AND shard = $4 \
+  AND (state NOT IN ('done', 'skipped') OR (commit_lsn, ordinal) >= ($2, $3)) \
 ORDER BY commit_lsn, ordinal";
 
 /// Reads all that a start needs, in order: every unresolved event, and the tombstones from `from` on, where the WAL is
@@ -668,15 +677,15 @@ ORDER BY commit_lsn, ordinal";
 /// An error of the server or of the connection.
 pub async fn load(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     from: Position,
 ) -> Result<Vec<Loaded>, SourceError> {
     let failed = |e| {
-        SourceError::control(format!("load the parked events of pipeline {pipeline:?}"), e)
+        SourceError::control(format!("load the parked events of pipeline {key}"), e)
             .of(Statement::Parked)
     };
     let (commit_lsn, ordinal) = (pg_lsn(from.commit), from.ordinal.cast_signed());
-    let parameters: [&(dyn ToSql + Sync); 3] = [&pipeline, &commit_lsn, &ordinal];
+    let parameters: [&(dyn ToSql + Sync); 4] = [&key.pipeline, &commit_lsn, &ordinal, &key.shard];
     let rows = client.query_raw(LOAD, parameters).await.map_err(failed)?;
     let mut rows = pin!(rows);
     let mut loaded = Vec::new();
@@ -690,6 +699,7 @@ fn loaded_of(row: &Row) -> Result<Loaded, tokio_postgres::Error> {
     let aggregate = row.try_get::<_, Option<&str>>(5)?.zip(row.try_get::<_, Option<&str>>(6)?);
     let overtaken = row.try_get::<_, Option<PgLsn>>(7)?.zip(row.try_get::<_, Option<i64>>(8)?);
     let wait = row.try_get::<_, Option<i64>>(4)?.unwrap_or(0);
+    let xid: Option<i64> = row.try_get(11)?;
     Ok(Loaded {
         entry: Entry {
             position: position(row.try_get(0)?, row.try_get(1)?),
@@ -698,6 +708,7 @@ fn loaded_of(row: &Row) -> Result<Loaded, tokio_postgres::Error> {
             attempts: row.try_get::<_, i32>(3)?.unsigned_abs(),
             wait: Duration::from_micros(u64::try_from(wait).unwrap_or(0)),
             overtaken_by: overtaken.map(|(lsn, ordinal)| position(lsn, ordinal)),
+            xid: xid.and_then(|xid| u32::try_from(xid).ok()),
         },
         request: row.try_get::<_, Option<&str>>(9)?.and_then(Request::parse),
         dead_unsent: row.try_get(10)?,
@@ -725,35 +736,35 @@ pub struct Fetched {
 /// An error of the server or of the connection.
 pub async fn fetch(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     positions: &[Position],
     bytes: u32,
 ) -> Result<Vec<Fetched>, SourceError> {
     // An event without a topic is not published, and its payload may be larger than memory allows.
     let value = "CASE WHEN topic <> '' THEN value END";
     let unresolved = "p.state NOT IN ('done', 'skipped')";
-    fetch_where(client, pipeline, positions, (unresolved, value), bytes).await
+    fetch_where(client, key, positions, (unresolved, value), bytes).await
 }
 
 /// As [`fetch`], in any state. Of a resolved event only the topic is left.
 pub(super) async fn fetch_any(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     positions: &[Position],
 ) -> Result<Vec<(Position, OwnedRecord)>, SourceError> {
-    let fetched = fetch_where(client, pipeline, positions, ("true", "value"), u32::MAX).await?;
+    let fetched = fetch_where(client, key, positions, ("true", "value"), u32::MAX).await?;
     Ok(fetched.into_iter().map(|fetched| (fetched.position, fetched.record)).collect())
 }
 
 async fn fetch_where(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     positions: &[Position],
     (condition, value): (&str, &str),
     bytes: u32,
 ) -> Result<Vec<Fetched>, SourceError> {
     let failed = |e| {
-        SourceError::control(format!("fetch parked events of pipeline {pipeline:?}"), e)
+        SourceError::control(format!("fetch parked events of pipeline {key}"), e)
             .of(Statement::Parked)
     };
     let sql = format!(
@@ -765,12 +776,12 @@ async fn fetch_where(
              (ORDER BY p.commit_lsn, p.ordinal ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before \
            FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[]) AS w(commit_lsn, ordinal) \
            JOIN postrider.parked p USING (commit_lsn, ordinal) \
-           WHERE p.pipeline = $1 AND {condition}) AS wanted \
+           WHERE p.pipeline = $1 AND p.shard = $5 AND {condition}) AS wanted \
          WHERE coalesce(before, 0) < $4 ORDER BY commit_lsn, ordinal"
     );
     let (lsns, ordinals) = columns(positions);
     let rows = client
-        .query(&sql, &[&pipeline, &lsns, &ordinals, &i64::from(bytes)])
+        .query(&sql, &[&key.pipeline, &lsns, &ordinals, &i64::from(bytes), &key.shard])
         .await
         .map_err(failed)?;
     let fetched = |row: &Row| {
@@ -800,19 +811,20 @@ fn record_of(row: &Row) -> Result<(Position, OwnedRecord), tokio_postgres::Error
 /// An error of the server or of the connection.
 pub async fn missing(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     positions: &[Position],
 ) -> Result<Vec<Position>, SourceError> {
     let failed = |e| {
-        SourceError::control(format!("check which parked events of pipeline {pipeline:?} exist"), e)
+        SourceError::control(format!("check which parked events of pipeline {key} exist"), e)
             .of(Statement::Parked)
     };
     let sql = "SELECT w.commit_lsn, w.ordinal \
                FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[]) AS w(commit_lsn, ordinal) \
-               WHERE NOT EXISTS (SELECT FROM postrider.parked p WHERE p.pipeline = $1 \
+               WHERE NOT EXISTS (SELECT FROM postrider.parked p WHERE p.pipeline = $1 AND p.shard = $4 \
                  AND p.commit_lsn = w.commit_lsn AND p.ordinal = w.ordinal)";
     let (lsns, ordinals) = columns(positions);
-    let rows = client.query(sql, &[&pipeline, &lsns, &ordinals]).await.map_err(failed)?;
+    let rows =
+        client.query(sql, &[&key.pipeline, &lsns, &ordinals, &key.shard]).await.map_err(failed)?;
     let position_of = |row: &Row| Ok(position(row.try_get(0)?, row.try_get(1)?));
     rows.iter().map(position_of).collect::<Result<_, _>>().map_err(failed)
 }
@@ -823,15 +835,16 @@ pub async fn missing(
 /// An error of the server or of the connection.
 pub async fn requests(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
 ) -> Result<Vec<(Position, Request)>, SourceError> {
     let failed = |e| {
-        SourceError::control(format!("read the requests for pipeline {pipeline:?}"), e)
+        SourceError::control(format!("read the requests for pipeline {key}"), e)
             .of(Statement::Requests)
     };
     let sql = "SELECT commit_lsn, ordinal, requested_action FROM postrider.parked \
-               WHERE pipeline = $1 AND requested_action IS NOT NULL ORDER BY commit_lsn, ordinal";
-    let rows = client.query(sql, &[&pipeline]).await.map_err(failed)?;
+               WHERE pipeline = $1 AND shard = $2 AND requested_action IS NOT NULL \
+               ORDER BY commit_lsn, ordinal";
+    let rows = client.query(sql, &[&key.pipeline, &key.shard]).await.map_err(failed)?;
     let request = |row: &Row| {
         let request = Request::parse(row.try_get(2)?);
         Ok(request.map(|request| {
@@ -868,12 +881,12 @@ pub(super) fn columns(positions: &[Position]) -> (Vec<PgLsn>, Vec<i64>) {
 /// An error of the server or of the connection.
 pub async fn fetch_dead_letters(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     positions: &[Position],
     topic: &str,
 ) -> Result<Vec<(Position, OwnedRecord)>, SourceError> {
     let failed = |e| {
-        SourceError::control(format!("fetch dead events of pipeline {pipeline:?}"), e)
+        SourceError::control(format!("fetch dead events of pipeline {key}"), e)
             .of(Statement::Parked)
     };
     // A payload that was not read because of its size cannot be sent, whatever the event's code is; the error's text
@@ -886,10 +899,11 @@ pub async fn fetch_dead_letters(
            p.header_names, p.header_values, p.error_code, p.error, p.attempts \
          FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[]) AS w(commit_lsn, ordinal) \
          JOIN postrider.parked p USING (commit_lsn, ordinal) \
-         WHERE p.pipeline = $1 AND p.state = 'dead' ORDER BY p.commit_lsn, p.ordinal"
+         WHERE p.pipeline = $1 AND p.shard = $4 AND p.state = 'dead' ORDER BY p.commit_lsn, p.ordinal"
     );
     let (lsns, ordinals) = columns(positions);
-    let rows = client.query(&sql, &[&pipeline, &lsns, &ordinals]).await.map_err(failed)?;
+    let rows =
+        client.query(&sql, &[&key.pipeline, &lsns, &ordinals, &key.shard]).await.map_err(failed)?;
     rows.iter().map(|row| dead_letter_of(row, topic).map_err(failed)).collect()
 }
 

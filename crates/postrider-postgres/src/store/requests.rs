@@ -10,6 +10,7 @@ use pg_replication::error::SourceError;
 use postrider_core::event::Position;
 use postrider_core::parked::{Request, State};
 use postrider_core::record::OwnedRecord;
+use postrider_core::store::PipelineKey;
 use std::time::Duration;
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Row};
@@ -172,7 +173,7 @@ acted_declined";
 
 /// `{…}` is a column whose trailing blanks may not count.
 const MATCHES: &str = "\
-pipeline = $1 \
+pipeline = $1 AND shard = $11 \
 AND (pg_catalog.cardinality($2::pg_catalog.pg_lsn[]) + pg_catalog.cardinality($4::pg_catalog.text[]) = 0 \
   OR (commit_lsn, ordinal) IN (SELECT * FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[])) \
   OR {event_id} = ANY ($4)) \
@@ -189,13 +190,12 @@ AND (pg_catalog.cardinality($9::pg_catalog.text[]) = 0 OR state = ANY ($9))";
 /// An error of the server or of the connection.
 pub async fn list(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     filter: &Filter,
     padded: Padded,
     limit: i64,
 ) -> Result<Vec<ParkedEvent>, SourceError> {
-    let failed =
-        |e| SourceError::control(format!("list the parked events of pipeline {pipeline:?}"), e);
+    let failed = |e| SourceError::control(format!("list the parked events of pipeline {key}"), e);
     let columns_sql = COLUMNS
         .replace('{', "pg_catalog.to_char(")
         .replace('}', " AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')");
@@ -220,7 +220,7 @@ pub async fn list(
         .query(
             &sql,
             &[
-                &pipeline,
+                &key.pipeline,
                 &lsns,
                 &ordinals,
                 &event_ids,
@@ -230,6 +230,7 @@ pub async fn list(
                 &older,
                 &states,
                 &limit,
+                &key.shard,
             ],
         )
         .await
@@ -275,10 +276,10 @@ fn action(row: &Row, first: usize) -> Result<Option<OperatorAction>, tokio_postg
 /// An error of the server or of the connection.
 pub async fn record(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     position: Position,
 ) -> Result<Option<OwnedRecord>, SourceError> {
-    let mut found = fetch_any(client, pipeline, &[position]).await?;
+    let mut found = fetch_any(client, key, &[position]).await?;
     Ok(found.pop().map(|(_, record)| record))
 }
 
@@ -295,25 +296,25 @@ pub struct NewRequest<'a> {
     pub value: Option<&'a [u8]>,
 }
 
-/// Writes a request into these rows and notifies the relay. Returns the rows that it was written into, in order: rows
-/// that are resolved, deleted, or have a request already are left out.
+/// Writes a request into these rows and notifies the relays of the pipeline. Returns the rows that it was written into,
+/// in order: rows that are resolved, deleted, or have a request already are left out.
 ///
 /// # Errors
 /// An error of the server or of the connection.
 pub async fn write_requests(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     positions: &[Position],
     request: &NewRequest<'_>,
 ) -> Result<Vec<Position>, SourceError> {
-    let failed = |e| SourceError::control(format!("write requests for pipeline {pipeline:?}"), e);
+    let failed = |e| SourceError::control(format!("write requests for pipeline {key}"), e);
     let sql = format!(
         "WITH asked AS ( \
            UPDATE postrider.parked p SET requested_action = $4, \
              requested_by = session_user::pg_catalog.text || ' (' || $5::pg_catalog.text || ')', \
              requested_at = pg_catalog.now(), requested_reason = $6, requested_value = $7 \
            FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[]) AS w(commit_lsn, ordinal) \
-           WHERE p.pipeline = $1 AND p.commit_lsn = w.commit_lsn AND p.ordinal = w.ordinal \
+           WHERE p.pipeline = $1 AND p.shard = $8 AND p.commit_lsn = w.commit_lsn AND p.ordinal = w.ordinal \
              AND p.requested_action IS NULL AND p.state NOT IN ('done', 'skipped') \
            RETURNING p.commit_lsn, p.ordinal) \
          SELECT commit_lsn, ordinal, pg_catalog.pg_notify('{CHANNEL}', $1)::pg_catalog.text \
@@ -324,7 +325,16 @@ pub async fn write_requests(
     let rows = client
         .query(
             &sql,
-            &[&pipeline, &lsns, &ordinals, &action, &request.by, &request.reason, &request.value],
+            &[
+                &key.pipeline,
+                &lsns,
+                &ordinals,
+                &action,
+                &request.by,
+                &request.reason,
+                &request.value,
+                &key.shard,
+            ],
         )
         .await
         .map_err(failed)?;

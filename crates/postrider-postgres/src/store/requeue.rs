@@ -16,6 +16,7 @@ use postrider_core::outbox_rows::{
     AheadOfCursor, CandidateRow, CandidateState, FoundParked, RequeueCandidate, WithdrawnEvent,
 };
 use postrider_core::parked::{Lane, Parked};
+use postrider_core::store::PipelineKey;
 use std::collections::{HashMap, HashSet};
 use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{Client, Row};
@@ -31,25 +32,27 @@ use tokio_postgres::{Client, Row};
 /// An error of the server or of the connection.
 pub async fn listed(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     table: &OutboxTable,
 ) -> Result<Vec<RequeueCandidate>, SourceError> {
     // The subquery does not refer to `p`, so the ids of the list are hashed once.
     let on_list = format!(
-        "p.event_id IN (SELECT unnest(r.ids) FROM postrider.repair_page AS r WHERE r.pipeline = {})",
-        literal(pipeline)
+        "p.event_id IN (SELECT unnest(r.ids) FROM postrider.repair_page AS r \
+           WHERE r.pipeline = {} AND r.shard = {})",
+        literal(&key.pipeline),
+        key.shard
     );
     let once = format!(
         "({DECIDED} OR EXISTS (SELECT FROM postrider.repair AS r \
-           WHERE r.pipeline = p.pipeline AND r.selection IN ('unmarked', 'both')))"
+           WHERE r.pipeline = p.pipeline AND r.shard = p.shard AND r.selection IN ('unmarked', 'both')))"
     );
     let sql = format!(
         "{} AND (p.blocks AND p.state NOT IN ('done', 'skipped') OR {on_list})",
         candidates(&once)
     );
-    let cursor = watermark(client, pipeline).await?;
+    let cursor = watermark(client, key).await?;
     let of_this_repair = |at| crate::wire::is_claim_lsn(at) && at >= cursor;
-    let mut candidates = read(client, pipeline, &sql, of_this_repair).await?;
+    let mut candidates = read(client, key, &sql, of_this_repair).await?;
     add_rows(client, table, &mut candidates, &on_list).await?;
     Ok(candidates)
 }
@@ -68,7 +71,7 @@ pub async fn listed(
 /// An error of the server or of the connection.
 pub async fn unpublished(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     table: &OutboxTable,
 ) -> Result<Vec<RequeueCandidate>, SourceError> {
     // If the table records failures, an event that blocks no other is the dead letter of a row that has failed for
@@ -77,23 +80,23 @@ pub async fn unpublished(
     let sql = format!(
         "{} AND (p.blocks OR NOT {dead_letters}) \
            AND (p.state NOT IN ('done', 'skipped') OR EXISTS (SELECT FROM postrider.cursor AS c \
-             WHERE c.pipeline = $1 AND (p.commit_lsn >= c.watermark \
+             WHERE c.pipeline = $1 AND c.shard = $2 AND (p.commit_lsn >= c.watermark \
                OR c.polls_on AND (p.state = 'skipped' OR p.acted_action = 'replace'))))",
         candidates("true")
     );
-    let mut candidates = read(client, pipeline, &sql, crate::wire::is_claim_lsn).await?;
+    let mut candidates = read(client, key, &sql, crate::wire::is_claim_lsn).await?;
     add_rows(client, table, &mut candidates, &table.unpublished()).await?;
     Ok(candidates)
 }
 
 /// The position of the cursor row; zero if there is none.
-async fn watermark(client: &Client, pipeline: &str) -> Result<Offset, SourceError> {
+async fn watermark(client: &Client, key: &PipelineKey) -> Result<Offset, SourceError> {
     let failed = |e| {
-        let doing = format!("read the position of pipeline {pipeline:?}");
+        let doing = format!("read the position of pipeline {key}");
         SourceError::control(doing, e).of(Statement::Cursor)
     };
-    let sql = "SELECT watermark FROM postrider.cursor WHERE pipeline = $1";
-    let row = client.query_opt(sql, &[&pipeline]).await.map_err(failed)?;
+    let sql = "SELECT watermark FROM postrider.cursor WHERE pipeline = $1 AND shard = $2";
+    let row = client.query_opt(sql, &[&key.pipeline, &key.shard]).await.map_err(failed)?;
     let at = row.map(|row| row.try_get::<_, PgLsn>(0)).transpose().map_err(failed)?;
     Ok(at.map_or(Offset::ZERO, crate::catalog::lsn))
 }
@@ -104,7 +107,7 @@ fn candidates(once: &str) -> String {
     format!(
         "SELECT p.event_id, p.commit_lsn, p.ordinal, p.aggregate_type, p.aggregate_id, p.blocks, \
            p.state IN ('done', 'skipped'), {once} \
-         FROM postrider.parked AS p WHERE p.pipeline = $1 AND p.event_id IS NOT NULL"
+         FROM postrider.parked AS p WHERE p.pipeline = $1 AND p.shard = $2 AND p.event_id IS NOT NULL"
     )
 }
 
@@ -112,12 +115,12 @@ fn candidates(once: &str) -> String {
 /// every row that is still to be claimed.
 async fn read(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     sql: &str,
     precedes: impl Fn(Offset) -> bool,
 ) -> Result<Vec<RequeueCandidate>, SourceError> {
     let failed = |e| {
-        let doing = format!("find the parked events of pipeline {pipeline:?} that are requeued");
+        let doing = format!("find the parked events of pipeline {key} that are requeued");
         SourceError::control(doing, e).of(Statement::Parked)
     };
     let candidate = |row: &Row| {
@@ -133,7 +136,7 @@ async fn read(
             row: None,
         })
     };
-    let rows = client.query(sql, &[&pipeline]).await.map_err(failed)?;
+    let rows = client.query(sql, &[&key.pipeline, &key.shard]).await.map_err(failed)?;
     rows.iter().map(candidate).collect::<Result<_, _>>().map_err(failed)
 }
 
@@ -170,14 +173,15 @@ async fn add_rows(
 /// An error of the server or of the connection.
 pub async fn alike(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     rows: &[(Position, &Parked)],
 ) -> Result<HashSet<Position>, SourceError> {
     let failed = |e| {
-        SourceError::control(format!("compare parked events of pipeline {pipeline:?}"), e)
+        SourceError::control(format!("compare parked events of pipeline {key}"), e)
             .of(Statement::Parked)
     };
-    let sql = "SELECT FROM postrider.parked AS p WHERE p.pipeline = $1 AND p.commit_lsn = $2 AND p.ordinal = $3 \
+    let sql = "SELECT FROM postrider.parked AS p \
+               WHERE p.pipeline = $1 AND p.shard = $12 AND p.commit_lsn = $2 AND p.ordinal = $3 \
                  AND p.state NOT IN ('done', 'skipped') AND p.acted_action IS DISTINCT FROM 'replace' \
                  AND p.event_type IS NOT DISTINCT FROM $4 AND p.topic = $5 \
                  AND p.partition IS NOT DISTINCT FROM $6 AND p.key IS NOT DISTINCT FROM $7 \
@@ -198,8 +202,8 @@ pub async fn alike(
         let record = &row.record;
         let (names, values): (Vec<&str>, Vec<Option<&[u8]>>) =
             record.headers.iter().map(|(name, value)| (name.as_str(), value.as_deref())).unzip();
-        let parameters: [&(dyn ToSql + Sync); 11] = [
-            &pipeline,
+        let parameters: [&(dyn ToSql + Sync); 12] = [
+            &key.pipeline,
             &lsn,
             &ordinal,
             &row.event_type,
@@ -210,6 +214,7 @@ pub async fn alike(
             &record.timestamp_ms,
             &names,
             &values,
+            &key.shard,
         ];
         if client.query_opt(&statement, &parameters).await.map_err(failed)?.is_some() {
             alike.insert(row.entry.position);
@@ -225,14 +230,14 @@ pub async fn alike(
 /// An error of the server or of the connection.
 pub async fn move_rows(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     places: &[(Position, Position)],
 ) -> Result<(), SourceError> {
     if places.is_empty() {
         return Ok(());
     }
     let failed = |e| {
-        SourceError::control(format!("move parked events of pipeline {pipeline:?}"), e)
+        SourceError::control(format!("move parked events of pipeline {key}"), e)
             .of(Statement::Parked)
     };
     let (before, after): (Vec<Position>, Vec<Position>) = places.iter().copied().unzip();
@@ -240,9 +245,10 @@ pub async fn move_rows(
     let sql = "UPDATE postrider.parked AS p SET commit_lsn = m.to_lsn, ordinal = m.to_ordinal \
                FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[], $4::pg_catalog.pg_lsn[], \
                  $5::pg_catalog.int8[]) AS m(from_lsn, from_ordinal, to_lsn, to_ordinal) \
-               WHERE p.pipeline = $1 AND p.commit_lsn = m.from_lsn AND p.ordinal = m.from_ordinal";
+               WHERE p.pipeline = $1 AND p.shard = $6 \
+                 AND p.commit_lsn = m.from_lsn AND p.ordinal = m.from_ordinal";
     client
-        .execute(sql, &[&pipeline, &from_lsn, &from_ordinal, &to_lsn, &to_ordinal])
+        .execute(sql, &[&key.pipeline, &from_lsn, &from_ordinal, &to_lsn, &to_ordinal, &key.shard])
         .await
         .map(drop)
         .map_err(failed)
@@ -263,22 +269,23 @@ pub async fn move_rows(
 /// An error of the server or of the connection.
 pub async fn put_before_stream(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     epoch: i64,
 ) -> Result<u64, SourceError> {
     let failed = |e| {
-        let doing = format!("move parked events of pipeline {pipeline:?} before its stream");
+        let doing = format!("move parked events of pipeline {key} before its stream");
         SourceError::control(doing, e).of(Statement::Parked)
     };
     let odd = "(p.commit_lsn - '0/0'::pg_catalog.pg_lsn) % 2 = 1";
     let sql = format!(
         "WITH c AS (SELECT watermark AS at, watermark - '0/0'::pg_catalog.pg_lsn AS n \
            FROM postrider.cursor \
-           WHERE pipeline = $1 AND owner_epoch = $2 AND watermark > '0/10' FOR SHARE), \
+           WHERE pipeline = $1 AND shard = $3 AND owner_epoch = $2 AND watermark > '0/10' FOR SHARE), \
          parked AS (SELECT p.commit_lsn, p.ordinal, c.n, {odd} AS claimed, \
              max(p.commit_lsn) FILTER (WHERE NOT {odd}) OVER (PARTITION BY p.aggregate_type, p.aggregate_id \
                ORDER BY p.commit_lsn, p.ordinal ROWS UNBOUNDED PRECEDING) AS before \
-           FROM postrider.parked AS p, c WHERE p.pipeline = $1 AND p.commit_lsn >= c.at \
+           FROM postrider.parked AS p, c \
+           WHERE p.pipeline = $1 AND p.shard = $3 AND p.commit_lsn >= c.at \
              AND p.state NOT IN ('done', 'skipped')), \
          moved AS (SELECT commit_lsn, ordinal, \
              row_number() OVER (ORDER BY commit_lsn, ordinal) AS n, \
@@ -286,11 +293,11 @@ pub async fn put_before_stream(
            FROM parked WHERE claimed) \
          UPDATE postrider.parked AS p SET commit_lsn = m.at, \
            ordinal = m.n + coalesce((SELECT max(o.ordinal) FROM postrider.parked AS o \
-             WHERE o.pipeline = $1 AND o.commit_lsn = m.at), 0) \
-         FROM moved AS m WHERE p.pipeline = $1 AND p.commit_lsn = m.commit_lsn AND p.ordinal = m.ordinal \
-           AND p.commit_lsn <> m.at"
+             WHERE o.pipeline = $1 AND o.shard = $3 AND o.commit_lsn = m.at), 0) \
+         FROM moved AS m WHERE p.pipeline = $1 AND p.shard = $3 \
+           AND p.commit_lsn = m.commit_lsn AND p.ordinal = m.ordinal AND p.commit_lsn <> m.at"
     );
-    client.execute(&sql, &[&pipeline, &epoch]).await.map_err(failed)
+    client.execute(&sql, &[&key.pipeline, &epoch, &key.shard]).await.map_err(failed)
 }
 
 /// Undoes what the current transaction has parked at `from` and after it in the same claim: moved rows get their
@@ -300,28 +307,35 @@ pub async fn put_before_stream(
 /// An error of the server or of the connection.
 pub async fn undo_parking(
     client: &Client,
-    pipeline: &str,
+    key: &PipelineKey,
     from: Position,
     places: &[(Position, Position)],
 ) -> Result<(), SourceError> {
-    move_rows(client, pipeline, places).await?;
+    move_rows(client, key, places).await?;
     let failed = |e| {
-        SourceError::control(format!("undo the parking of events of pipeline {pipeline:?}"), e)
+        SourceError::control(format!("undo the parking of events of pipeline {key}"), e)
             .of(Statement::Parked)
     };
     let sql = "DELETE FROM postrider.parked AS p \
-               WHERE p.pipeline = $1 AND p.commit_lsn = $2 AND p.ordinal >= $3";
+               WHERE p.pipeline = $1 AND p.shard = $4 AND p.commit_lsn = $2 AND p.ordinal >= $3";
     let (commit_lsn, ordinal) = (pg_lsn(from.commit), from.ordinal.cast_signed());
-    client.execute(sql, &[&pipeline, &commit_lsn, &ordinal]).await.map(drop).map_err(failed)
+    client
+        .execute(sql, &[&key.pipeline, &commit_lsn, &ordinal, &key.shard])
+        .await
+        .map(drop)
+        .map_err(failed)
 }
 
 /// Reads the parked events that the cursor row has not passed, for a stream that begins.
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn ahead_of_cursor(client: &Client, pipeline: &str) -> Result<FoundParked, SourceError> {
+pub async fn ahead_of_cursor(
+    client: &Client,
+    key: &PipelineKey,
+) -> Result<FoundParked, SourceError> {
     let failed = |e| {
-        SourceError::control(format!("read parked events of pipeline {pipeline:?}"), e)
+        SourceError::control(format!("read parked events of pipeline {key}"), e)
             .of(Statement::Parked)
     };
     let sql = "SELECT p.commit_lsn, p.ordinal, p.event_id, \
@@ -329,9 +343,9 @@ pub async fn ahead_of_cursor(client: &Client, pipeline: &str) -> Result<FoundPar
                  p.timestamp_ms, p.aggregate_type, p.aggregate_id, \
                  p.state = 'skipped' OR p.state = 'done' AND p.acted_action IS NOT DISTINCT FROM 'replace' \
                FROM postrider.parked AS p \
-               WHERE p.pipeline = $1 AND p.event_id IS NOT NULL AND p.commit_lsn >= \
-                 (SELECT c.watermark FROM postrider.cursor AS c WHERE c.pipeline = $1)";
-    let rows = client.query(sql, &[&pipeline]).await.map_err(failed)?;
+               WHERE p.pipeline = $1 AND p.shard = $2 AND p.event_id IS NOT NULL AND p.commit_lsn >= \
+                 (SELECT c.watermark FROM postrider.cursor AS c WHERE c.pipeline = $1 AND c.shard = $2)";
+    let rows = client.query(sql, &[&key.pipeline, &key.shard]).await.map_err(failed)?;
     let ahead = |row: &Row| {
         let (lsn, ordinal): (PgLsn, i64) = (row.try_get(0)?, row.try_get(1)?);
         let (kind, id): (Option<&str>, Option<&str>) = (row.try_get(5)?, row.try_get(6)?);

@@ -320,6 +320,7 @@ fn claim_is_given_up_if_the_row_of_a_requeued_event_was_deleted() {
         attempts: 1,
         wait: Duration::ZERO,
         overtaken_by: None,
+        xid: None,
     };
     let mut session = Session::begun(UNTIL_SLOT, vec![requeued("0", at)], &[parked]);
     assert_eq!(session.engine.relay().parked().total(), 0, "its row comes again");
@@ -361,6 +362,7 @@ fn failures_are_kept_in_a_table_that_has_columns_for_them() {
             attempts: 0,
             wait: Duration::ZERO,
             overtaken_by: None,
+            xid: None,
         };
         let (error, error_code) = (Some("it is poison"), Some("poison"));
         let rows = [ParkedRow { entry, event_id: Some("0"), error, error_code, dies: None }];
@@ -426,6 +428,7 @@ fn stop_undoes_what_a_claim_has_parked_behind_an_open_row() {
         attempts: 0,
         wait: Duration::ZERO,
         overtaken_by: None,
+        xid: None,
     };
     let row = ParkedRow { entry, event_id: Some("1"), error: None, error_code: None, dies: None };
     let plan = session.claims.plan_parking(&[row], &HashSet::new(), &mut session.engine);

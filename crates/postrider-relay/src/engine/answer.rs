@@ -103,6 +103,15 @@ pub(super) enum RelayAnswer {
 }
 
 impl RelayAnswer {
+    /// The entry of a parked event gets the number of the transaction that wrote its row.
+    #[inline]
+    pub(super) fn written_by(self, xid: Option<u32>) -> Self {
+        match self {
+            Self::Park(entry, refused) => Self::Park(Entry { xid, ..entry }, refused),
+            answer @ (Self::Publish(_) | Self::Nothing) => answer,
+        }
+    }
+
     /// Takes the answer to the current event out of the effects from `first` on.
     pub(super) fn take(effects: &mut Vec<Effect>, first: usize) -> Self {
         let at_hand = |effect: &Effect| matches!(effect, Effect::Publish(_) | Effect::Park { .. });

@@ -424,13 +424,20 @@ impl Engine {
         }
     }
 
+    /// The transaction that wrote the row of the current event, if its number is known.
+    #[inline]
+    fn transaction(&self) -> Option<u32> {
+        let (_, xmin) = self.claimed;
+        if self.polling.is_some() { Some(xmin).filter(|xmin| *xmin != 0) } else { self.xid }
+    }
+
     /// Applies an input to the relay, and takes the answer for the current event out of the effects: only now its
     /// record is available.
     #[inline]
     fn answer_to(&mut self, now: Duration, input: Input<'_>) -> RelayAnswer {
         let first = self.effects.len();
         self.relay.apply(now, input, &mut self.effects);
-        RelayAnswer::take(&mut self.effects, first)
+        RelayAnswer::take(&mut self.effects, first).written_by(self.transaction())
     }
 }
 

@@ -338,6 +338,7 @@ mod tests {
             attempts: 0,
             wait: REQUEUED_WAIT,
             overtaken_by: None,
+            xid: None,
         };
         ParkedRow { entry, event_id, error: None, error_code: None, dies: None }
     }

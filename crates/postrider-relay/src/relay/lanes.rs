@@ -158,7 +158,7 @@ impl Lanes {
 
     /// Adds a row. `written`: it was read from the table.
     pub(super) fn insert(&mut self, now: Duration, entry: &Entry, written: bool) {
-        let Entry { position, lane, state, attempts, wait, overtaken_by: _ } = *entry;
+        let Entry { position, lane, state, attempts, wait, overtaken_by: _, xid: _ } = *entry;
         self.last = self.last.max(position);
         if state.resolved() {
             if !injected(Bug::ForgetsTombstones) {

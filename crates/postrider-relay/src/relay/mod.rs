@@ -497,8 +497,8 @@ impl Relay {
 
     /// Closes the sink's transaction and commits it, as soon as each is due.
     ///
-    /// A transaction is closed before its bounds are reached if the relay stops, if an event has to be sent with nothing
-    /// else in flight, and if a parked event can be attempted only behind the cursor row of this transaction. A
+    /// A transaction is closed before its bounds are reached if the relay stops, if an event has to be sent with
+    /// nothing else in flight, and if a parked event can be attempted only behind the cursor row of this transaction. A
     /// transaction without events is committed if the cursor row is due: the sink stores the progress first.
     fn commit_if_due(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         let (limit, unsendable) = match &self.phase {
@@ -770,7 +770,10 @@ impl Relay {
             (State::Due, wait)
         };
         let lane = Some(lane);
-        Some((Entry { position, lane, state, attempts: 0, wait, overtaken_by: None }, None))
+        Some((
+            Entry { position, lane, state, attempts: 0, wait, overtaken_by: None, xid: None },
+            None,
+        ))
     }
 
     fn poison(
@@ -827,7 +830,7 @@ impl Relay {
         self.flow.park_handed_over(ticket);
         let overtaken_by = self.flow.take_overtaken(slot.position);
         let (position, lane) = (slot.position, Some(slot.lane));
-        let entry = Entry { position, lane, state, attempts: 0, wait, overtaken_by };
+        let entry = Entry { position, lane, state, attempts: 0, wait, overtaken_by, xid: None };
         self.park(now, ticket, (entry, None), slot.size_bytes(), effects);
     }
 
@@ -1159,8 +1162,8 @@ fn progress_lost_halt(stored: Progress, row: Progress) -> Halt {
     Halt {
         reason: HaltReason::PipelineChanged,
         message: format!(
-            "the sink has stored progress up to {}, which is behind the cursor row at {}: this is another sink, or it has \
-             lost what it had stored",
+            "the sink has stored progress up to {}, which is behind the cursor row at {}: this is another sink, or \
+             it has lost what it had stored",
             stored.position(),
             row.position()
         ),

@@ -84,6 +84,7 @@ impl ParkingRules {
             attempts: 1,
             wait: self.wait(1),
             overtaken_by: None,
+            xid: None,
         }
     }
 

@@ -54,8 +54,8 @@ impl Stream {
         self.disconnected();
     }
 
-    /// Sets the first position that counts as new, while the source sends from an earlier one. `tracker` has adopted the
-    /// same progress, and no change of the transaction that is being received had a ticket.
+    /// Sets the first position that counts as new, while the source sends from an earlier one. `tracker` has adopted
+    /// the same progress, and no change of the transaction that is being received had a ticket.
     pub(super) fn pass(
         &mut self,
         tracker: &mut Tracker,

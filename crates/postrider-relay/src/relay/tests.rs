@@ -301,6 +301,7 @@ fn row(position: Position, id: &str, state: &str) -> Entry {
         attempts: 1,
         wait: Duration::ZERO,
         overtaken_by: None,
+        xid: None,
     }
 }
 

@@ -67,7 +67,7 @@ pub(super) enum Stored {
 
 /// What the relay waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stage {
+enum TransactionStage {
     /// Nothing was recovered from the producer yet: nothing is handed over to it.
     New,
     /// [`Effect::RecoverSink`](super::Effect::RecoverSink) is not answered yet.
@@ -87,7 +87,7 @@ enum Stage {
 pub(super) struct SinkTransaction {
     /// `None` for a sink that publishes without transactions: then nothing here has an effect.
     limits: Option<TransactionLimits>,
-    stage: Stage,
+    stage: TransactionStage,
     /// The last call of the sink.
     call: SinkCall,
     stored: Option<Progress>,
@@ -104,7 +104,7 @@ impl SinkTransaction {
     pub(super) fn new(limits: Option<TransactionLimits>) -> Self {
         Self {
             limits,
-            stage: Stage::New,
+            stage: TransactionStage::New,
             call: SinkCall::default(),
             stored: None,
             events: Vec::new(),
@@ -124,27 +124,31 @@ impl SinkTransaction {
     /// Whether an event may be handed over to the sink.
     #[inline]
     pub(super) fn admits(&self) -> bool {
-        self.limits.is_none() || self.stage == Stage::Open
+        self.limits.is_none() || self.stage == TransactionStage::Open
     }
 
     /// Whether the sink has said what it has, or is not asked.
     pub(super) fn is_recovered(&self) -> bool {
-        self.limits.is_none() || !matches!(self.stage, Stage::New | Stage::Recovering)
+        self.limits.is_none()
+            || !matches!(self.stage, TransactionStage::New | TransactionStage::Recovering)
     }
 
     /// Whether a recovery was begun on this producer.
     pub(super) fn is_used(&self) -> bool {
-        self.is_on() && self.stage != Stage::New
+        self.is_on() && self.stage != TransactionStage::New
     }
 
     /// Whether the cursor row has to be written before an event is handed over.
     pub(super) fn verifies(&self) -> bool {
-        self.stage == Stage::Verifying
+        self.stage == TransactionStage::Verifying
     }
 
     /// Whether a commit is in progress, or may be begun.
     pub(super) fn can_commit(&self) -> bool {
-        matches!(self.stage, Stage::Open | Stage::Closing | Stage::Committing(_))
+        matches!(
+            self.stage,
+            TransactionStage::Open | TransactionStage::Closing | TransactionStage::Committing(_)
+        )
     }
 
     /// The progress that the sink has stored.
@@ -159,13 +163,13 @@ impl SinkTransaction {
     /// What the next event waits for, as `status` and the log show it.
     pub(super) fn waits_for(&self) -> &'static str {
         match self.stage {
-            Stage::New | Stage::Recovering => {
+            TransactionStage::New | TransactionStage::Recovering => {
                 "the sink to end the transaction of its former producer"
             }
-            Stage::Verifying => "the source's database to commit the cursor row",
-            Stage::Open | Stage::Closing | Stage::Committing(_) => {
-                "the commit of the sink's transaction"
-            }
+            TransactionStage::Verifying => "the source's database to commit the cursor row",
+            TransactionStage::Open
+            | TransactionStage::Closing
+            | TransactionStage::Committing(_) => "the commit of the sink's transaction",
         }
     }
 
@@ -206,10 +210,10 @@ impl SinkTransaction {
 
     /// A stream starts. Returns the call if the sink has to recover first, because its producer is new.
     pub(super) fn recovers(&mut self) -> Option<SinkCall> {
-        if !self.is_on() || self.stage != Stage::New {
+        if !self.is_on() || self.stage != TransactionStage::New {
             return None;
         }
-        self.stage = Stage::Recovering;
+        self.stage = TransactionStage::Recovering;
         Some(self.next_call())
     }
 
@@ -218,32 +222,32 @@ impl SinkTransaction {
         self.requests.push((position, request));
     }
 
-    /// The sink has recovered, and has stored this progress. Returns the requests that have waited; `None` if the answer
-    /// is not awaited.
+    /// The sink has recovered, and has stored this progress. Returns the requests that have waited; `None` if the
+    /// answer is not awaited.
     pub(super) fn recovered(
         &mut self,
         call: SinkCall,
         stored: Progress,
     ) -> Option<Vec<(Position, Request)>> {
-        if self.stage != Stage::Recovering || !self.is_last(call) {
+        if self.stage != TransactionStage::Recovering || !self.is_last(call) {
             return None;
         }
         let trusts = injected(Bug::TrustsRecovery);
-        self.stage = if trusts { Stage::Open } else { Stage::Verifying };
+        self.stage = if trusts { TransactionStage::Open } else { TransactionStage::Verifying };
         self.stored = Some(stored);
         Some(std::mem::take(&mut self.requests))
     }
 
     /// The cursor row is written: this process is the owner, and no other producer can commit.
     pub(super) fn verified(&mut self) {
-        if self.stage == Stage::Verifying {
-            self.stage = Stage::Open;
+        if self.stage == TransactionStage::Verifying {
+            self.stage = TransactionStage::Open;
         }
     }
 
     /// The connection to the source is lost. A recovery that is not complete is repeated by the next stream.
     pub(super) fn disconnected(&mut self) {
-        if matches!(self.stage, Stage::Recovering | Stage::Verifying) {
+        if matches!(self.stage, TransactionStage::Recovering | TransactionStage::Verifying) {
             self.discard();
         }
     }
@@ -253,36 +257,36 @@ impl SinkTransaction {
         *self = Self { call: self.call, ..Self::new(self.limits) };
     }
 
-    /// Closes the transaction if it has an event and its interval is over or `at_once`, and if it is to be committed even
-    /// without an event (`anyway`).
+    /// Closes the transaction if it has an event and its interval is over or `at_once`, and if it is to be committed
+    /// even without an event (`anyway`).
     pub(super) fn close_if_due(&mut self, now: Duration, at_once: bool, anyway: bool) {
         let due = at_once || self.due_at().is_some_and(|due| due <= now);
-        if self.stage == Stage::Open && (!self.is_empty() && due || anyway) {
-            self.stage = Stage::Closing;
+        if self.stage == TransactionStage::Open && (!self.is_empty() && due || anyway) {
+            self.stage = TransactionStage::Closing;
         }
     }
 
     /// Whether the commit begins now. `settled`: every event that was handed over is reported, and every parked row is
     /// committed.
     pub(super) fn commits(&self, settled: bool) -> bool {
-        self.stage == Stage::Closing && (settled || injected(Bug::CommitsUnsettled))
+        self.stage == TransactionStage::Closing && (settled || injected(Bug::CommitsUnsettled))
     }
 
     /// Begins the commit, which stores this progress.
     pub(super) fn call_commit(&mut self, progress: Progress) -> SinkCall {
-        self.stage = Stage::Committing(progress);
+        self.stage = TransactionStage::Committing(progress);
         self.next_call()
     }
 
     /// A commit is done. Returns what it has resolved; `None` if the answer is not awaited.
     pub(super) fn committed(&mut self, call: SinkCall) -> Option<Committed> {
-        let Stage::Committing(progress) = self.stage else { return None };
+        let TransactionStage::Committing(progress) = self.stage else { return None };
         if !self.is_last(call) {
             return None;
         }
         let events = std::mem::take(&mut self.events);
         let attempts = std::mem::take(&mut self.attempts);
-        (self.stage, self.bytes, self.began) = (Stage::Open, 0, None);
+        (self.stage, self.bytes, self.began) = (TransactionStage::Open, 0, None);
         self.stored = Some(progress);
         Some(Committed { events, attempts })
     }
@@ -290,7 +294,7 @@ impl SinkTransaction {
     /// When the transaction is closed, if nothing else happens.
     #[inline]
     pub(super) fn deadline(&self) -> Option<Duration> {
-        self.due_at().filter(|_| self.stage == Stage::Open)
+        self.due_at().filter(|_| self.stage == TransactionStage::Open)
     }
 
     fn due_at(&self) -> Option<Duration> {

@@ -3,13 +3,12 @@
 //! A seed determines a [`Plan`](plan::Plan): transactions, faults and probabilities. A run drives
 //! [`Engine`](crate::engine::Engine) and [`Claims`](crate::claims::Claims) through a fake PostgreSQL ([`postgres`] for
 //! the WAL and the tables of the pipeline, [`outbox`] for the outbox table, [`ownership`] for the lock, the hand-over
-//! and the list of a repair), a fake broker ([`broker`], [`transactional_sink`]) and fake processes ([`process`]) that do
-//! what `pipeline` does,
-//! in the same order: [`streaming`] is the loop of a stream, [`polling`] that of polling and of a repair. Every step
-//! and the end are checked against what really happened ([`truth`]), not against the state of the engine. After the
-//! last fault every committed event must be published, parked, skipped or expired, and the next one published. A
-//! failing plan is reduced by [`shrink`]. The integration tests `model` run the same scripts on the fakes and on the
-//! real servers.
+//! and the list of a repair), a fake broker ([`broker`], [`transactional_sink`]) and fake processes ([`process`]) that
+//! do what `pipeline` does, in the same order: [`streaming`] is the loop of a stream, [`polling`] that of polling and
+//! of a repair. Every step and the end are checked against what really happened ([`truth`]), not against the state of
+//! the engine. After the last fault every committed event must be published, parked, skipped or expired, and the next
+//! one published. A failing plan is reduced by [`shrink`]. The integration tests `model` run the same scripts on the
+//! fakes and on the real servers.
 //!
 //! A plan is of the stream alone (`Plan::new`), or has an outbox table and a mode (`Plan::with_table`). With a table,
 //! slots are dropped and lost, and the pipeline repairs, polls, or polls and returns to the stream. In a share of the

@@ -637,6 +637,7 @@ fn load(
             row.next_at.saturating_sub(now)
         }),
         overtaken_by: row.overtaken_by,
+        xid: None,
     };
     let requests = rows.clone().filter_map(|(at, row)| Some((*at, row.request?))).collect();
     (rows.map(entry).collect(), requests)

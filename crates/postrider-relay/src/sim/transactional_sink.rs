@@ -35,7 +35,7 @@ pub(super) enum Request {
 
 /// The answer to a call.
 #[derive(Clone, Debug)]
-pub(super) enum Answer {
+pub(super) enum SinkAnswer {
     Recovered(SinkCall, Recovered),
     Committed(SinkCall),
     /// The call is refused, or this producer may not commit any more.
@@ -58,7 +58,7 @@ pub(super) struct TransactionalSink {
     stored: Option<(Progress, Vec<Position>)>,
     /// What is on its way, and when it arrives.
     calls: Vec<(u64, Caller, SinkCall, Request)>,
-    answers: Vec<(u64, Caller, Answer)>,
+    answers: Vec<(u64, Caller, SinkAnswer)>,
     /// Number of lives of processes so far.
     lives: u64,
 }
@@ -110,16 +110,16 @@ impl TransactionalSink {
         let refused = self.rng.chance(self.rules.refused);
         let fenced = self.owner != Some(caller);
         let (answer, what) = match request {
-            _ if refused => (Answer::Failed, "refuses a call".to_owned()),
+            _ if refused => (SinkAnswer::Failed, "refuses a call".to_owned()),
             Request::Recover => {
                 self.owner = Some(caller);
                 let (progress, attempts) = self.stored.clone().unzip();
                 let attempts = attempts.unwrap_or_default();
                 let what = format!("recovers {progress:?} {attempts:?} for {caller:?}");
-                (Answer::Recovered(call, Recovered { progress, attempts }), what)
+                (SinkAnswer::Recovered(call, Recovered { progress, attempts }), what)
             }
             Request::Commit { .. } if fenced => {
-                (Answer::Failed, format!("fences off a commit of {caller:?}"))
+                (SinkAnswer::Failed, format!("fences off a commit of {caller:?}"))
             }
             Request::Commit { records, progress, attempts } => {
                 let events: Vec<_> = records.iter().map(|record| record.event).collect();
@@ -136,17 +136,17 @@ impl TransactionalSink {
                 server.check_below(truth, upto, progress.partial)?;
                 let what = format!("commits {events:?} {progress:?} {attempts:?} for {caller:?}");
                 self.stored = Some((progress, attempts));
-                (Answer::Committed(call), what)
+                (SinkAnswer::Committed(call), what)
             }
         };
         let lost = self.rng.chance(self.rules.answer_lost);
         let at = self.arrives_at(now);
-        self.answers.push((at, caller, if lost { Answer::Lost } else { answer }));
+        self.answers.push((at, caller, if lost { SinkAnswer::Lost } else { answer }));
         Ok(Some(what))
     }
 
     /// One of the answers arrives.
-    pub(super) fn answer(&mut self, now: u64) -> Option<(Caller, Answer)> {
+    pub(super) fn answer(&mut self, now: u64) -> Option<(Caller, SinkAnswer)> {
         let times: Vec<u64> = self.answers.iter().map(|(at, ..)| *at).collect();
         let arrived = self.arrived(now, times.into_iter())?;
         let (_, caller, answer) = self.answers.remove(arrived);

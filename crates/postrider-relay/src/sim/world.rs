@@ -13,7 +13,7 @@ use super::process::{End, NextReading, Process, halt};
 use super::stage::Stage;
 use super::store::{ahead_of_cursor, withdrawn};
 use super::streaming::Session;
-use super::transactional_sink::Answer;
+use super::transactional_sink::SinkAnswer;
 use super::truth::RowFacts;
 use super::walsender::Walsender;
 use super::{Check, Run, Stop, wrong};
@@ -173,13 +173,13 @@ impl World {
         }
         self.ground.log(i, &format!("the sink answers {answer:?}"));
         match answer {
-            Answer::Recovered(call, recovered) => {
+            SinkAnswer::Recovered(call, recovered) => {
                 process.mailbox.push(Post::Recovered(call, recovered));
             }
-            Answer::Committed(call) => process.mailbox.push(Post::Committed(call)),
-            Answer::Failed if process.is_caller(caller) => process.producer.fatal(),
-            Answer::Lost if process.is_caller(caller) => process.producer.silent = true,
-            Answer::Failed | Answer::Lost => {}
+            SinkAnswer::Committed(call) => process.mailbox.push(Post::Committed(call)),
+            SinkAnswer::Failed if process.is_caller(caller) => process.producer.fatal(),
+            SinkAnswer::Lost if process.is_caller(caller) => process.producer.silent = true,
+            SinkAnswer::Failed | SinkAnswer::Lost => {}
         }
     }
 

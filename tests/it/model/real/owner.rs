@@ -1,6 +1,6 @@
 //! Who owns the pipeline: takeovers, writes of the cursor row under an epoch, and a write whose session is gone.
 
-use super::{PIPELINE, Real, conninfo, sessions};
+use super::{Real, conninfo, key, sessions};
 use crate::await_that::{SOON, await_that};
 use crate::model::script::{By, Step};
 use crate::server::Client;
@@ -13,7 +13,7 @@ impl Real {
     pub(super) async fn owning(&mut self, step: Step) {
         match step {
             Step::TakeOver => {
-                let epoch = cursor::take_over(self.control.client(), PIPELINE).await;
+                let epoch = cursor::take_over(self.control.client(), key()).await;
                 self.owned(epoch.expect("an epoch"));
             }
             Step::Cursor(letter, by) => {
@@ -26,7 +26,7 @@ impl Real {
                 self.notes.say(format!("the cursor row to {letter}: stored {stored}"));
             }
             Step::Row => {
-                let row = cursor::read(&self.client, PIPELINE).await.expect("a row").expect("one");
+                let row = cursor::read(&self.client, key()).await.expect("a row").expect("one");
                 let row = self.notes.name(row.watermark.offset().get());
                 self.notes.say(format!("the cursor row is {row}"));
             }
@@ -42,7 +42,7 @@ impl Real {
             }
             Step::TakeOverLocked => {
                 let client = self.locker.as_ref().expect("a lock");
-                let epoch = cursor::take_over(client, PIPELINE).await.expect("an epoch");
+                let epoch = cursor::take_over(client, key()).await.expect("an epoch");
                 self.owned(epoch);
             }
             Step::Unlock => {

@@ -2,7 +2,7 @@
 -- each step is a transaction of its own, and their order matters.
 -- There already: table "public"."outbox".
 -- There already: publication "postrider_orders".
--- There already: schema "postrider", version 8.
+-- There already: schema "postrider", version 9.
 -- There already: slot "postrider_orders", at position 0/5000.
 
 -- 1. adopt slot "postrider_orders": create its cursor
@@ -10,15 +10,15 @@
 BEGIN;
 SET LOCAL lock_timeout = '5s';
 SET LOCAL search_path = '';
-INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn,
+INSERT INTO postrider.cursor (pipeline, shard, system_identifier, timeline, slot, slot_created_lsn,
     publication, messages, watermark, flush_limit, resolved_snapshot, before_slot)
-SELECT 'orders', (SELECT system_identifier::pg_catalog.text FROM pg_catalog.pg_control_system()),
+SELECT 'orders', 0, (SELECT system_identifier::pg_catalog.text FROM pg_catalog.pg_control_system()),
     ('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::pg_catalog.bit(32)::pg_catalog.int4,
     s.slot_name, s.confirmed_flush_lsn, 'postrider_orders', false, s.confirmed_flush_lsn, s.confirmed_flush_lsn,
     NULL, pg_catalog.pg_current_snapshot()
 FROM pg_catalog.pg_replication_slots AS s
 WHERE s.slot_name = 'postrider_orders' AND s.confirmed_flush_lsn IS NOT NULL
-ON CONFLICT (pipeline) DO UPDATE SET system_identifier = excluded.system_identifier,
+ON CONFLICT (pipeline, shard) DO UPDATE SET system_identifier = excluded.system_identifier,
     timeline = excluded.timeline, slot = excluded.slot, slot_created_lsn = excluded.slot_created_lsn,
     publication = excluded.publication, messages = excluded.messages,
     watermark = excluded.watermark, flush_limit = excluded.flush_limit,

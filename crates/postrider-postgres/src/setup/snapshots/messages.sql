@@ -11,7 +11,7 @@ CREATE PUBLICATION "postrider_orders"
     WITH (publish = 'insert', publish_via_partition_root = true);
 COMMIT;
 
--- 2. create schema "postrider" (version 8)
+-- 2. create schema "postrider" (version 9)
 -- The relay's own tables. They are never part of the publication.
 BEGIN;
 SET LOCAL lock_timeout = '5s';
@@ -282,6 +282,106 @@ INSERT INTO postrider.migration (number, name) VALUES (7, 'belongs') ON CONFLICT
 ALTER TABLE postrider.cursor
     ADD COLUMN IF NOT EXISTS owner_left bigint;
 INSERT INTO postrider.migration (number, name) VALUES (8, 'owner_left') ON CONFLICT DO NOTHING;
+-- The key of everything that is stored is the pipeline and a shard of it.
+--
+-- A shard is a part of a pipeline with a slot, a cursor row, parked events, a repair, bookmarks and an owner of its
+-- own. Each pipeline has one shard, 0. A later version may split a pipeline over several slots, whose positions can't
+-- be compared; it needs no other change of keys.
+--
+-- A relay of the version before may run beside this schema until it is replaced. Its statements name no shard: the rows
+-- that it inserts get shard 0, which all rows have, and its ON CONFLICT needs unique indexes on its own keys. The
+-- indexes whose names end with "one_shard" serve it. They also keep a second shard out: no statement of such a relay
+-- may ever meet one. The version that adds a second shard drops them, and refuses to run beside such a relay.
+
+-- No row is written: xmin of a parked row tells which rows of the outbox are newer than it.
+--
+-- The number of rows decides how long the two indexes of postrider.parked take.
+SET LOCAL statement_timeout = 0;
+-- What exists already, where setup repeats this file because a table was dropped, is not worth a notice.
+SET LOCAL client_min_messages = 'warning';
+
+-- All locks first, so that a relay waits once.
+--
+-- - The session waits for one table for 1.5 s, and holds no other lock meanwhile. Each attempt waits for another table,
+--   because a server cancels an autovacuum only if a request has waited for it for deadlock_timeout (1 s).
+-- - Then it waits for the other tables for 0.3 s each. That is long enough for a statement of a relay, and shorter than
+--   deadlock_timeout: if the two wait for each other, this session gives up, and not the relay.
+-- - Statements of a relay queue behind a request that waits. They give up after 5 s, and are repeated.
+DO $postrider$
+DECLARE
+  tables CONSTANT pg_catalog.text[] := '{cursor,parked,repair,repair_page,bookmark,replay}';
+  attempt pg_catalog.int4 := 0;
+BEGIN
+  LOOP
+    BEGIN
+      PERFORM pg_catalog.set_config('lock_timeout', '1500ms', true);
+      EXECUTE pg_catalog.format('LOCK TABLE postrider.%I IN ACCESS EXCLUSIVE MODE', tables[1 + attempt % 6]);
+      PERFORM pg_catalog.set_config('lock_timeout', '300ms', true);
+      LOCK TABLE postrider.cursor, postrider.parked, postrider.repair, postrider.repair_page, postrider.bookmark,
+        postrider.replay IN ACCESS EXCLUSIVE MODE;
+      EXIT;
+    EXCEPTION WHEN lock_not_available THEN
+      attempt := attempt + 1;
+      IF attempt >= 60 THEN
+        RAISE;
+      END IF;
+    END;
+    PERFORM pg_catalog.pg_sleep(0.2);
+  END LOOP;
+END $postrider$;
+
+ALTER TABLE postrider.cursor
+    ADD COLUMN IF NOT EXISTS shard integer NOT NULL DEFAULT 0 CHECK (shard >= 0);
+ALTER TABLE postrider.cursor
+    DROP CONSTRAINT IF EXISTS cursor_pkey,
+    ADD PRIMARY KEY (pipeline, shard);
+CREATE UNIQUE INDEX IF NOT EXISTS cursor_one_shard ON postrider.cursor (pipeline);
+
+-- The other indexes of this table stay as they are. An aggregate and an event id belong to one shard, so a shard in
+-- these indexes would select nothing; and each index that is built prolongs the lock.
+ALTER TABLE postrider.parked
+    ADD COLUMN IF NOT EXISTS shard integer NOT NULL DEFAULT 0,
+    -- The transaction that wrote the event's row, as the stream or the claim knew it: 32 bits, without an epoch. NULL
+    -- for events that were parked before this version.
+    ADD COLUMN IF NOT EXISTS xid bigint;
+ALTER TABLE postrider.parked
+    DROP CONSTRAINT IF EXISTS parked_shard_check,
+    -- All rows have the default, so the table is not read to validate the constraint.
+    ADD CONSTRAINT parked_shard_check CHECK (shard >= 0) NOT VALID,
+    DROP CONSTRAINT IF EXISTS parked_pkey,
+    ADD PRIMARY KEY (pipeline, shard, commit_lsn, ordinal);
+CREATE UNIQUE INDEX IF NOT EXISTS parked_one_shard ON postrider.parked (pipeline, commit_lsn, ordinal);
+
+ALTER TABLE postrider.repair
+    ADD COLUMN IF NOT EXISTS shard integer NOT NULL DEFAULT 0 CHECK (shard >= 0);
+ALTER TABLE postrider.repair
+    DROP CONSTRAINT IF EXISTS repair_pkey,
+    ADD PRIMARY KEY (pipeline, shard);
+CREATE UNIQUE INDEX IF NOT EXISTS repair_one_shard ON postrider.repair (pipeline);
+
+-- A page of a repair is inserted without ON CONFLICT: no index for the version before.
+ALTER TABLE postrider.repair_page
+    ADD COLUMN IF NOT EXISTS shard integer NOT NULL DEFAULT 0 CHECK (shard >= 0);
+ALTER TABLE postrider.repair_page
+    DROP CONSTRAINT IF EXISTS repair_page_pkey,
+    ADD PRIMARY KEY (pipeline, shard, number);
+
+-- A bookmark of a pipeline with several slots is a row, and a copy of a slot, for each shard, under one name.
+ALTER TABLE postrider.bookmark
+    ADD COLUMN IF NOT EXISTS shard integer NOT NULL DEFAULT 0 CHECK (shard >= 0);
+ALTER TABLE postrider.bookmark
+    DROP CONSTRAINT IF EXISTS bookmark_pkey,
+    ADD PRIMARY KEY (pipeline, shard, name);
+CREATE UNIQUE INDEX IF NOT EXISTS bookmark_one_shard ON postrider.bookmark (pipeline, name);
+
+-- The progress of a replay is a position in the slot of one bookmark, so each shard has its own. A replay from the
+-- table reads no slot, and has shard 0.
+ALTER TABLE postrider.replay
+    ADD COLUMN IF NOT EXISTS shard integer NOT NULL DEFAULT 0 CHECK (shard >= 0);
+ALTER TABLE postrider.replay
+    DROP CONSTRAINT IF EXISTS replay_pkey,
+    ADD PRIMARY KEY (pipeline, shard, name);
+INSERT INTO postrider.migration (number, name) VALUES (9, 'shard') ON CONFLICT DO NOTHING;
 COMMIT;
 
 -- 3. give role "postrider" its rights
@@ -325,12 +425,14 @@ t AS (
   FROM pg_catalog.pg_class c JOIN n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p', 'f')),
 defaults(rel, col, expr) AS (VALUES
   ('bookmark', 'created_at', 'now()'),
+  ('bookmark', 'shard', '0'),
   ('cursor', 'histories', 'ARRAY[(floor(EXTRACT(epoch FROM now())))::bigint]'),
   -- Between two statements of one migration.
   ('cursor', 'histories', '''{0}''::bigint[]'),
   ('cursor', 'histories_from', '''{0/0}''::pg_lsn[]'),
   ('cursor', 'owner_epoch', '0'),
   ('cursor', 'polls_on', 'false'),
+  ('cursor', 'shard', '0'),
   ('cursor', 'updated_at', 'now()'),
   ('migration', 'applied_at', 'now()'),
   ('parked', 'acted_declined', 'false'),
@@ -338,23 +440,29 @@ defaults(rel, col, expr) AS (VALUES
   ('parked', 'header_names', '''{}''::text[]'),
   ('parked', 'header_values', '''{}''::bytea[]'),
   ('parked', 'parked_at', 'now()'),
+  ('parked', 'shard', '0'),
   ('repair', 'method', '''''::text'),
   ('repair', 'rows_gone', '0'),
   ('repair', 'rows_published', '0'),
   ('repair', 'rows_total', '0'),
   ('repair', 'rows_uncertain', '0'),
+  ('repair', 'shard', '0'),
   ('repair', 'started_at', 'now()'),
+  ('repair_page', 'shard', '0'),
   ('replay', 'found', '''{}''::text[]'),
   ('replay', 'published', '0'),
   ('replay', 'refused', '0'),
+  ('replay', 'shard', '0'),
   ('replay', 'started_at', 'now()'),
   ('replay', 'updated_at', 'now()')),
 checks(rel, def) AS (VALUES
   ('bookmark', '((dropped_at IS NULL) = (dropped_why IS NULL))'),
+  ('bookmark', '(shard >= 0)'),
   ('cursor', '(flush_limit >= watermark)'),
   ('cursor', '((partial_commit_lsn IS NULL) = (partial_ordinal IS NULL))'),
   ('cursor', '(of_mode = ANY (ARRAY[''wal''::text, ''poll''::text, ''auto''::text]))'),
   ('cursor', '((partial_commit_lsn >= watermark) AND (partial_ordinal >= 0))'),
+  ('cursor', '(shard >= 0)'),
   ('parked', '(attempts >= 0)'),
   ('parked', '((aggregate_type IS NULL) = (aggregate_id IS NULL))'),
   ('parked', '((aggregate_type IS NOT NULL) OR (NOT blocks))'),
@@ -363,12 +471,16 @@ checks(rel, def) AS (VALUES
   ('parked', '((requested_value IS NOT NULL) = (NOT (requested_action IS DISTINCT FROM ''replace''::text)))'),
   ('parked', '((resolved_at IS NOT NULL) = (state = ANY (ARRAY[''done''::text, ''skipped''::text])))'),
   ('parked', '(ordinal >= 0)'),
+  ('parked', '(shard >= 0)'),
   ('parked', '(requested_action = ANY (ARRAY[''retry''::text, ''skip''::text, ''replace''::text]))'),
   ('parked', '(state = ANY (ARRAY[''waiting''::text, ''behind''::text, ''due''::text, ''dead''::text, ''done''::text, '
              '''skipped''::text]))'),
+  ('repair', '(shard >= 0)'),
   ('repair', '(kind = ANY (ARRAY[''repair''::text, ''backfill''::text]))'),
   ('repair', '(state = ANY (ARRAY[''making''::text, ''publishing''::text, ''done''::text]))'),
+  ('repair_page', '(shard >= 0)'),
   ('replay', '(next_ordinal >= 0)'),
+  ('replay', '(shard >= 0)'),
   ('replay', '(source = ANY (ARRAY[''wal''::text, ''table''::text]))')),
 predicates(rel, def) AS (VALUES
   ('parked', '(state <> ALL (ARRAY[''done''::text, ''skipped''::text]))'),
@@ -405,7 +517,7 @@ f(rank, class, object, sub, named, line) AS (
   WHERE (c.contype IN ('c', 'f', 'x') AND t.oid IS NOT NULL
       OR c.contype = 'f' AND c.confrelid IN (SELECT o.oid FROM t AS o WHERE o.ours))
     AND NOT EXISTS (SELECT FROM checks k WHERE c.contype = 'c' AND k.rel = t.relname
-      AND pg_catalog.pg_get_constraintdef(c.oid) = 'CHECK (' || k.def || ')')
+      AND pg_catalog.pg_get_constraintdef(c.oid) IN ('CHECK (' || k.def || ')', 'CHECK (' || k.def || ') NOT VALID'))
   UNION ALL
   SELECT 6, 'pg_catalog.pg_class'::pg_catalog.regclass, i.indexrelid, 0, NULL, NULL
   FROM pg_catalog.pg_index i JOIN t ON t.oid = i.indrelid AND t.ours
@@ -533,15 +645,15 @@ END IF;
 END $postrider$;
 SELECT pg_catalog.set_config('postrider.before', pg_catalog.pg_current_snapshot()::pg_catalog.text, true);
 SELECT pg_catalog.pg_create_logical_replication_slot('postrider_orders', 'pgoutput', false, false);
-INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn,
+INSERT INTO postrider.cursor (pipeline, shard, system_identifier, timeline, slot, slot_created_lsn,
     publication, messages, watermark, flush_limit, resolved_snapshot, before_slot)
-SELECT 'orders', (SELECT system_identifier::pg_catalog.text FROM pg_catalog.pg_control_system()),
+SELECT 'orders', 0, (SELECT system_identifier::pg_catalog.text FROM pg_catalog.pg_control_system()),
     ('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::pg_catalog.bit(32)::pg_catalog.int4,
     s.slot_name, s.confirmed_flush_lsn, 'postrider_orders', true, s.confirmed_flush_lsn, s.confirmed_flush_lsn,
     pg_catalog.current_setting('postrider.before')::pg_catalog.pg_snapshot, pg_catalog.pg_current_snapshot()
 FROM pg_catalog.pg_replication_slots AS s
 WHERE s.slot_name = 'postrider_orders' AND s.confirmed_flush_lsn IS NOT NULL
-ON CONFLICT (pipeline) DO UPDATE SET system_identifier = excluded.system_identifier,
+ON CONFLICT (pipeline, shard) DO UPDATE SET system_identifier = excluded.system_identifier,
     timeline = excluded.timeline, slot = excluded.slot, slot_created_lsn = excluded.slot_created_lsn,
     publication = excluded.publication, messages = excluded.messages,
     watermark = excluded.watermark, flush_limit = excluded.flush_limit,
