@@ -21,18 +21,26 @@ pub(super) fn slot_step(
     step: SlotStep,
 ) -> StoreJob<SlotOutcome> {
     Box::pin(async move {
-        // Polling ends for a slot that can be used: not for a slot that exists while the role may not stream. The login
-        // comes first and ends before the next one: the role may be limited to as many sessions as there are otherwise.
-        if step == SlotStep::Create
-            && let Err(error) =
-                WalConnection::connect(&spec.conninfo, &application_name(&spec)).await
-        {
-            return Ok(SlotOutcome::NotYet(Chain(&error).to_string()));
-        }
+        // An existing slot is of no use while the role may not log in for replication, so that is tried first. The
+        // session ends before the next login: the role's connection limit may leave room for only one more.
+        let refused = match step {
+            SlotStep::Create => {
+                WalConnection::connect(&spec.conninfo, &application_name(&spec)).await.err()
+            }
+            SlotStep::Drop | SlotStep::ReadRetained => None,
+        };
         let control = Control::connect(&spec.conninfo, &application_name(&spec)).await?;
         // A slot of another server would not stream what this table lacks.
         if let Some(differs) = instance.differs(&catalog::instance(control.client()).await?) {
             return Ok(SlotOutcome::NotYet(differs));
+        }
+        if let Some(error) = refused {
+            // A slot that nobody reads retains WAL, also while it can't be dropped by this role.
+            let reason = Chain(&error).to_string();
+            return match setup::retained_wal(&control, &spec.names.slot).await? {
+                SlotOutcome::Retains(bytes) => Ok(SlotOutcome::Refused { reason, bytes }),
+                other => Ok(other),
+            };
         }
         match step {
             SlotStep::Drop => return setup::drop_slot(&control, &spec.names.slot).await,

@@ -834,6 +834,14 @@ impl<'a> PollSession<'a> {
                     && context.check_wal_retention(observer, bytes).is_some();
                 SlotAnswer::Retains { over_limit }
             }
+            Ok(SlotOutcome::Refused { reason, bytes }) => {
+                // Above the limit the slot is not dropped here: that needs the right that is missing.
+                observer.slot_held(Some(bytes));
+                let of = format!("slot {slot:?} retains {} MiB of WAL meanwhile", bytes >> 20);
+                let words = if bytes == 0 { reason } else { format!("{reason}; {of}") };
+                observer.source().slot_not_yet(&words);
+                SlotAnswer::NotYet
+            }
             Ok(SlotOutcome::NotYet(reason)) => {
                 observer.source().slot_not_yet(&reason);
                 SlotAnswer::NotYet

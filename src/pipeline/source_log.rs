@@ -318,9 +318,9 @@ impl SourceLog {
         if let Some(due) = Condition::note(condition, reason.to_owned(), None, now) {
             let DueReport { seconds, tries } = due;
             let words = if tries == 1 {
-                format!("no slot yet, polling continues: {reason}")
+                format!("no slot can be used yet, polling continues: {reason}")
             } else {
-                format!("still no slot, {}, last: {reason}", due.text())
+                format!("still no slot can be used, {}, last: {reason}", due.text())
             };
             let pipeline = &self.name;
             warn!(event = "slot_not_yet", pipeline, seconds, tries, reason, "{words}");

@@ -356,7 +356,7 @@ impl Supervisor {
             Failure::Unpolled => return Some(Box::new(halts::unpolled(self.context.spec.name()))),
             Failure::NothingToRepair => self.repaired = true,
             Failure::Source(error, phase) => {
-                let proven = self.ever_read && !self.may_poll_only(&error, polled);
+                let proven = self.ever_read && !self.may_poll_only(&error, phase, polled);
                 match error_policy::action(&error, phase, proven) {
                     Action::Reconnect(class) | Action::Later(class) => {
                         return self.reconnect(class, &error);
@@ -374,12 +374,14 @@ impl Supervisor {
         None
     }
 
-    /// Whether the server has refused the stream for lack of a right, in a mode that can poll. To read the table needs
-    /// another right, so the pipeline polls, although it may have streamed before.
-    fn may_poll_only(&self, error: &SourceError, polled: bool) -> bool {
+    /// Whether the server has refused the login for replication, or the stream, for lack of a right, in a mode that can
+    /// poll. To read the table needs another right, so the pipeline polls, although it may have streamed before.
+    fn may_poll_only(&self, error: &SourceError, phase: Phase, polled: bool) -> bool {
         let mode = self.context.spec.common.mode;
+        let of_stream =
+            error.statement().is_none() && matches!(phase, Phase::Connect | Phase::Start);
         let refused = error.sqlstate().is_some_and(|state| state.as_str() == "42501");
-        !polled && mode == Mode::Auto && refused
+        !polled && mode == Mode::Auto && of_stream && refused
     }
 
     fn explain(&self, reason: HaltReason, error: &SourceError) -> Halt {

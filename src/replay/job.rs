@@ -266,7 +266,8 @@ impl ReplayJob {
         if self.spec.common.sink.capabilities().transactions.is_some() {
             return Err(ReplayError::SinkUnfit {
                 reason: "a sink that publishes in transactions takes no replay".to_owned(),
-                hint: "replay into another sink".to_owned(),
+                hint: "insert the rows again as new events (docs/operations/upgrades.md)"
+                    .to_owned(),
             });
         }
         Ok(self.spec.common.sink.open(&self.needs(), mailbox.clone())?)

@@ -138,7 +138,7 @@ halt_reasons! {
     Protocol = "PR012" "protocol",
     /// The server can't be used as it is configured: `wal_level`, encoding, version, rights.
     ServerUnfit = "PR013" "server_unfit",
-    /// The server refused the login, TLS or a right before this process had ever streamed.
+    /// The server refused the login, TLS or a right before this process had ever streamed or polled.
     AccessDenied = "PR014" "access_denied",
     /// A setting of the sink is refused by librdkafka or by the broker.
     SinkUnfit = "PR015" "sink_unfit",
@@ -151,7 +151,7 @@ halt_reasons! {
     MarksUnfit = "PR018" "marks_unfit",
     /// Another process uses the pipeline or its slot; commands that would disturb it are refused.
     RelayRunning = "PR020" "relay_running",
-    /// The command does not apply to a pipeline of this mode or without a table.
+    /// The command, or the sink, does not apply to a pipeline of this mode or without a table.
     NotApplicable = "PR021" "not_applicable",
     /// A first start is requested, but the pipeline has a cursor row or a slot already.
     AlreadySetUp = "PR022" "already_set_up",

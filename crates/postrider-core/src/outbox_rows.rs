@@ -79,18 +79,21 @@ pub struct AheadOfCursor {
 pub struct FoundParked {
     /// Parked events that the cursor row has not passed.
     pub ahead: Vec<AheadOfCursor>,
-    /// Those that the stream may send again at a position at which they are not parked any more.
+    /// Events at positions of claims that the stream may send at their own positions, and must not publish then.
     pub withdrawn: Vec<WithdrawnEvent>,
 }
 
-/// An event that a stream had parked and a claim has moved to its own position, and that an operator has skipped since,
-/// or has replaced, and the replacement is published.
+/// An event that is parked at the position of a claim, and that an operator has skipped, has replaced, or wants to
+/// replace. The commit time or the transaction identifies it when the stream sends it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WithdrawnEvent {
     /// The event's id.
     pub id: String,
-    /// When the event's transaction was committed.
+    /// When the event's transaction was committed, if the stream had parked the event first. The time of the claim, if
+    /// a claim had.
     pub commit_time: Timestamp,
+    /// The transaction that wrote the row, if it is known.
+    pub xid: Option<u32>,
 }
 
 /// A parked event that may have a row in the table, as the database shows the event.

@@ -361,8 +361,15 @@ pub enum SlotOutcome {
     NotYet(String),
     /// The slot was dropped ([`super::drop_slot`]).
     Dropped,
-    /// The slot exists, and retains this many bytes of WAL ([`super::retained_wal`]).
+    /// The slot retains this many bytes of WAL ([`super::retained_wal`]); 0 if it does not exist.
     Retains(u64),
+    /// The login for replication was refused, and why. A slot that exists retains this many bytes of WAL.
+    Refused {
+        /// The error of the login.
+        reason: String,
+        /// Bytes of WAL.
+        bytes: u64,
+    },
 }
 
 /// Ensures that a usable slot exists for a pipeline that polls meanwhile (`mode = "auto"`): drops a lost slot of the

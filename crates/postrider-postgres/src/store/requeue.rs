@@ -326,7 +326,11 @@ pub async fn undo_parking(
         .map_err(failed)
 }
 
-/// Reads the parked events that the cursor row has not passed, for a stream that begins.
+/// Reads, for a stream that begins, the parked events that the cursor row has not passed, and those that the stream must
+/// not publish again.
+///
+/// The latter are at positions of claims, which say nothing of the positions at which the stream sends them: as many
+/// count as are in the table, up to `parking.rows_max` and those resolved in the last 7 days.
 ///
 /// # Errors
 /// An error of the server or of the connection.
@@ -341,10 +345,14 @@ pub async fn ahead_of_cursor(
     let sql = "SELECT p.commit_lsn, p.ordinal, p.event_id, \
                  (extract(epoch FROM p.commit_time - timestamptz '2000-01-01 00:00:00+00') * 1000000)::int8, \
                  p.timestamp_ms, p.aggregate_type, p.aggregate_id, \
-                 p.state = 'skipped' OR p.state = 'done' AND p.acted_action IS NOT DISTINCT FROM 'replace' \
+                 w.withdrawn, p.xid, p.commit_lsn >= c.watermark \
                FROM postrider.parked AS p \
-               WHERE p.pipeline = $1 AND p.shard = $2 AND p.event_id IS NOT NULL AND p.commit_lsn >= \
-                 (SELECT c.watermark FROM postrider.cursor AS c WHERE c.pipeline = $1 AND c.shard = $2)";
+               JOIN postrider.cursor AS c ON c.pipeline = p.pipeline AND c.shard = p.shard, \
+               LATERAL (SELECT (p.commit_lsn - '0/0'::pg_lsn) % 2 = 1 AND (p.state = 'skipped' \
+                 OR p.acted_action IS NOT DISTINCT FROM 'replace' \
+                 OR p.requested_action IS NOT DISTINCT FROM 'replace') AS withdrawn) AS w \
+               WHERE p.pipeline = $1 AND p.shard = $2 AND p.event_id IS NOT NULL \
+                 AND (p.commit_lsn >= c.watermark OR w.withdrawn)";
     let rows = client.query(sql, &[&key.pipeline, &key.shard]).await.map_err(failed)?;
     let ahead = |row: &Row| {
         let (lsn, ordinal): (PgLsn, i64) = (row.try_get(0)?, row.try_get(1)?);
@@ -360,13 +368,15 @@ pub async fn ahead_of_cursor(
     let mut found = FoundParked::default();
     for row in &rows {
         let event = ahead(row).map_err(failed)?;
-        // At the position at which the stream has parked it, the relay knows the event.
-        let moved = crate::wire::is_claim_lsn(event.position.commit);
-        if moved && row.try_get(7).map_err(failed)? {
+        if row.try_get(7).map_err(failed)? {
+            let xid: Option<i64> = row.try_get(8).map_err(failed)?;
             let (id, commit_time) = (event.id.clone(), event.commit_time);
-            found.withdrawn.push(WithdrawnEvent { id, commit_time });
+            let xid = xid.and_then(|xid| u32::try_from(xid).ok());
+            found.withdrawn.push(WithdrawnEvent { id, commit_time, xid });
         }
-        found.ahead.push(event);
+        if row.try_get(9).map_err(failed)? {
+            found.ahead.push(event);
+        }
     }
     Ok(found)
 }

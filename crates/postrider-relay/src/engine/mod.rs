@@ -18,7 +18,7 @@ use answer::RelayAnswer;
 use postrider_core::error::Halt;
 use postrider_core::event::{Aggregate, Position};
 use postrider_core::offset::Offset;
-use postrider_core::outbox_rows::{FoundParked, WritingTransaction};
+use postrider_core::outbox_rows::{FoundParked, WithdrawnEvent, WritingTransaction};
 use postrider_core::parked::Entry;
 use postrider_core::record::{Refusal, Ticket};
 use postrider_core::sink::NotTaken;
@@ -39,8 +39,8 @@ pub struct Engine {
     /// The transaction that is being streamed, and when it was committed.
     xid: Option<u32>,
     commit_time: Timestamp,
-    /// Events that the stream does not publish again, with the times of their commits.
-    withdrawn: HashMap<String, Timestamp>,
+    /// Events that the stream does not publish again, by their ids.
+    withdrawn: HashMap<String, WithdrawnEvent>,
     /// The claimed row that is fed next, and the transaction that wrote it.
     claimed: (usize, u32),
     /// `None` while the pipeline streams.
@@ -174,7 +174,7 @@ impl Engine {
     pub fn stream_begins(&mut self, found: FoundParked) {
         let FoundParked { ahead, withdrawn } = found;
         self.row_status.stream_begins(ahead);
-        self.withdrawn = withdrawn.into_iter().map(|event| (event.id, event.commit_time)).collect();
+        self.withdrawn = withdrawn.into_iter().map(|event| (event.id.clone(), event)).collect();
     }
 
     /// A stream begins under an owner epoch; `before` is the epoch of the previous owner.
@@ -290,12 +290,15 @@ impl Engine {
     }
 
     /// Whether an operator has skipped the event that the stream sends now, or has replaced it, at the position of a
-    /// claim. The time of the commit distinguishes it from another event that got its id.
+    /// claim. The time of the commit, or the transaction, distinguishes the event from another one that got its id.
     #[inline]
     fn is_withdrawn(&self, id: &str) -> bool {
         !self.withdrawn.is_empty()
             && self.polling.is_none()
-            && self.withdrawn.get(id) == Some(&self.commit_time)
+            && self.withdrawn.get(id).is_some_and(|event| {
+                event.commit_time == self.commit_time
+                    || event.xid.is_some() && event.xid == self.xid
+            })
             && !injected(Bug::PublishesWithdrawn)
     }
 

@@ -1167,7 +1167,9 @@ fn progress_lost_halt(stored: Progress, row: Progress) -> Halt {
             stored.position(),
             row.position()
         ),
-        meaning: "nothing is published; continuing could publish events twice".into(),
+        meaning: "nothing is published; the sink may lack events up to the cursor row, and the source may have removed \
+                  them"
+            .into(),
         hint: "point the pipeline at the sink that it published to before, or restore what that sink had stored".into(),
     }
 }

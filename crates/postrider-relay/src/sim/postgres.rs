@@ -103,6 +103,8 @@ pub(super) struct ParkedTableRow {
     pub(super) commit_time: u64,
     /// The payload: the number of times that the application had changed it.
     pub(super) content: u32,
+    /// The transaction that wrote the event's row, if it is known.
+    pub(super) xid: Option<u32>,
 }
 
 impl ParkedTableRow {
@@ -124,12 +126,18 @@ impl ParkedTableRow {
             xmin,
             commit_time,
             content,
+            xid: entry.xid,
         }
     }
 
     /// Whether a person has decided that the event is not published as its row in the outbox has it.
     pub(super) fn is_decided(&self) -> bool {
         self.state == State::Skipped || self.state == State::Done && self.version > 0
+    }
+
+    /// Whether a person has skipped or replaced the event, or wants to replace it.
+    pub(super) fn is_withdrawn(&self) -> bool {
+        self.state == State::Skipped || self.version > 0 || self.request == Some(Request::Replace)
     }
 }
 

@@ -221,17 +221,17 @@ impl Store {
     }
 }
 
-/// Events that an operator has skipped, or has replaced, at positions of claims from `cursor` on.
-pub(super) fn withdrawn(ground: &Ground, cursor: Offset) -> Vec<WithdrawnEvent> {
+/// Events at positions of claims that an operator has skipped, has replaced, or wants to replace.
+pub(super) fn withdrawn(ground: &Ground) -> Vec<WithdrawnEvent> {
     let found = |(at, row): (&Position, &ParkedTableRow)| {
-        if !is_of_claim(*at) || !row.is_decided() {
+        if !is_of_claim(*at) || !row.is_withdrawn() {
             return None;
         }
         let id = ground.truth.rows.get(row.event)?.id.to_string();
-        Some(WithdrawnEvent { id, commit_time: super::ground::wall(row.commit_time) })
+        let commit_time = super::ground::wall(row.commit_time);
+        Some(WithdrawnEvent { id, commit_time, xid: row.xid })
     };
-    let table = ground.server.table.iter().filter(|(at, _)| at.commit >= cursor);
-    table.filter_map(found).collect()
+    ground.server.table.iter().filter_map(found).collect()
 }
 
 /// A parked event whose row gets its status when the cursor row has passed it.

@@ -478,7 +478,7 @@ impl World {
             let rows = rows.filter(|(at, _)| at.commit >= row.watermark.offset());
             engine.row_status().prepared(true);
             let ahead = rows.filter_map(ahead).collect();
-            let withdrawn = withdrawn(ground, row.watermark.offset());
+            let withdrawn = withdrawn(ground);
             engine.stream_begins(FoundParked { ahead, withdrawn });
             engine.streams(signed(epoch - 1), signed(epoch));
         }
