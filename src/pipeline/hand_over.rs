@@ -37,15 +37,14 @@ pub(super) fn slot_step(
         if let Some(error) = refused {
             // A slot that nobody reads retains WAL, also while it can't be dropped by this role.
             let reason = Chain(&error).to_string();
-            return match setup::retained_wal(&control, &spec.names.slot).await? {
-                SlotOutcome::Retains(bytes) => Ok(SlotOutcome::Refused { reason, bytes }),
-                other => Ok(other),
-            };
+            let bytes = setup::retained_wal(&control, &spec.names.slot).await?;
+            return Ok(SlotOutcome::Refused { reason, bytes });
         }
         match step {
             SlotStep::Drop => return setup::drop_slot(&control, &spec.names.slot).await,
             SlotStep::ReadRetained => {
-                return setup::retained_wal(&control, &spec.names.slot).await;
+                let bytes = setup::retained_wal(&control, &spec.names.slot).await?;
+                return Ok(SlotOutcome::Retains(bytes));
             }
             SlotStep::Create => {}
         }

@@ -836,7 +836,7 @@ impl<'a> PollSession<'a> {
             }
             Ok(SlotOutcome::Refused { reason, bytes }) => {
                 // Above the limit the slot is not dropped here: that needs the right that is missing.
-                observer.slot_held(Some(bytes));
+                observer.slot_held((bytes > 0).then_some(bytes));
                 let of = format!("slot {slot:?} retains {} MiB of WAL meanwhile", bytes >> 20);
                 let words = if bytes == 0 { reason } else { format!("{reason}; {of}") };
                 observer.source().slot_not_yet(&words);

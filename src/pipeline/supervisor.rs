@@ -19,7 +19,7 @@ use crate::error::{Halt, HaltReason};
 use crate::maintenance::{Maintenance, MaintenanceSpec};
 use crate::metrics::{PipelineMetrics, Side};
 use crate::postgres::SourceError;
-use crate::postgres::error_policy::{self, Action, Class, Repeats};
+use crate::postgres::error_policy::{self, Action, Class, Phase, Repeats};
 use crate::postgres::store::cursor;
 use crate::postgres::store::parked::PruneRule;
 use crate::published::RowStatusRule;
@@ -378,8 +378,7 @@ impl Supervisor {
     /// poll. To read the table needs another right, so the pipeline polls, although it may have streamed before.
     fn may_poll_only(&self, error: &SourceError, phase: Phase, polled: bool) -> bool {
         let mode = self.context.spec.common.mode;
-        let of_stream =
-            error.statement().is_none() && matches!(phase, Phase::Connect | Phase::Start);
+        let of_stream = matches!(phase, Phase::Connect | Phase::Start);
         let refused = error.sqlstate().is_some_and(|state| state.as_str() == "42501");
         !polled && mode == Mode::Auto && of_stream && refused
     }

@@ -513,15 +513,15 @@ pub async fn drop_slot(control: &Control, slot: &str) -> Result<SlotOutcome, Sou
     }
 }
 
-/// Reads how much WAL the slot retains.
+/// Reads how many bytes of WAL the slot retains; 0 if there is no slot.
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn retained_wal(control: &Control, slot: &str) -> Result<SlotOutcome, SourceError> {
+pub async fn retained_wal(control: &Control, slot: &str) -> Result<u64, SourceError> {
     let sql = "SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_flush_lsn(), restart_lsn)::pg_catalog.int8 \
                FROM pg_catalog.pg_replication_slots WHERE slot_name = $1::pg_catalog.text";
     let failed = |error| SourceError::control("check how much WAL the slot retains", error);
     let row = control.client().query_opt(sql, &[&slot]).await.map_err(failed)?;
     let bytes: Option<i64> = row.map(|row| row.try_get(0)).transpose().map_err(failed)?.flatten();
-    Ok(SlotOutcome::Retains(bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0)))
+    Ok(bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0))
 }
