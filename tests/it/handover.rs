@@ -493,8 +493,8 @@ async fn skipped(scene: &Scene, wanted: &str) {
     assert_eq!(scene.pipeline.sql.text(states).await.as_deref(), Some(wanted));
 }
 
-/// The slot still has the events, one that the stream had parked and one that a claim has, and the topic takes them now.
-/// Nobody wants them any more.
+/// The slot still has the events, one that the stream had parked and one that a claim has, and the topic takes them
+/// now. Nobody wants them any more.
 #[tokio::test]
 async fn event_that_is_skipped_while_the_table_is_polled_is_not_published_by_the_stream() {
     for version in [Version::Pg15, Version::Pg18] {

@@ -127,12 +127,13 @@ const PLANTED: &[Planted] = &[
         restore: "drop table public.child",
     },
     Planted {
-        plant: "create table postrider.referring (pipeline text references postrider.cursor on delete cascade); \
-                insert into postrider.referring select pipeline from postrider.cursor; \
+        plant: "create table postrider.referring (pipeline text, shard integer, \
+                  foreign key (pipeline, shard) references postrider.cursor on delete cascade); \
+                insert into postrider.referring select pipeline, shard from postrider.cursor; \
                 create trigger evil after delete on postrider.referring \
                 for each row execute function postrider.evil_trigger()",
         touch: Some("delete from postrider.cursor"),
-        name: "table constraint referring_pipeline_fkey on postrider.referring",
+        name: "table constraint referring_pipeline_shard_fkey on postrider.referring",
         restore: "drop table public.referring",
     },
 ];

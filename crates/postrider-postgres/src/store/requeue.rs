@@ -326,8 +326,8 @@ pub async fn undo_parking(
         .map_err(failed)
 }
 
-/// Reads, for a stream that begins, the parked events that the cursor row has not passed, and those that the stream must
-/// not publish again.
+/// Reads, for a stream that begins, the parked events that the cursor row has not passed, and those that the stream
+/// must not publish again.
 ///
 /// The latter are at positions of claims, which say nothing of the positions at which the stream sends them: as many
 /// count as are in the table, up to `parking.rows_max` and those resolved in the last 7 days.

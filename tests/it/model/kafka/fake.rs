@@ -50,6 +50,8 @@ impl Fake {
         // Of its bad days, those that the scripts are about.
         (knobs.sink_full, knobs.destination_down, knobs.report_lost) = (0, 0, 0);
         (knobs.unknown, knobs.refused_wider) = (0, 0);
+        // Kafka is used without transactions.
+        knobs.settings.transactions = None;
         // It takes as much as the real one, or is full at times.
         knobs.queue_max = [5, 50, 10_000][usize::try_from(seed % 3).unwrap()];
         Self {
