@@ -46,7 +46,7 @@ fn case(series: &str, values: &str, alert: &str, after_1m: bool, after_6m: bool)
 
 /// While versions before the label `shard` are replaced: a process of this version stands by beside one that publishes,
 /// and the series of the replaced process end.
-fn beside_a_version_without_shards() -> [String; 2] {
+fn beside_a_version_without_shards() -> [String; 3] {
     let ours = r#"postrider_state{pipeline="orders",shard="0",state="standing_by"}"#;
     let before = r#"postrider_state{pipeline="orders",state="standing_by"}"#;
     let page = "{ severity: page, pipeline: orders, shard: 0 }";
@@ -56,20 +56,22 @@ fn beside_a_version_without_shards() -> [String; 2] {
             "      - {{ eval_time: {minutes}m, alertname: Postrider{alert}, exp_alerts: {list} }}\n"
         )
     };
-    let case = |values: &str, expects: String| {
+    let case = |values: [&str; 2], expects: String| {
+        let [of_ours, of_before] = values;
         format!(
-            "  - interval: 1m\n    input_series:\n      - {{ series: '{ours}', values: '1x30' }}\n      \
-               - {{ series: '{before}', values: '{values}' }}\n    alert_rule_test:\n{expects}"
+            "  - interval: 1m\n    input_series:\n      - {{ series: '{ours}', values: '{of_ours}' }}\n      \
+               - {{ series: '{before}', values: '{of_before}' }}\n    alert_rule_test:\n{expects}"
         )
     };
     [
         case(
-            "0x10 stale",
+            ["1x30", "0x10 stale"],
             expects("StandingBy", 9, false)
                 + &expects("StandingBy", 18, true)
                 + &expects("PipelineGone", 20, false),
         ),
-        case("0x30", expects("StandingBy", 29, false)),
+        case(["1x30", "0x30"], expects("StandingBy", 29, false)),
+        case(["0x10 stale", "_x10 0x20"], expects("PipelineGone", 20, false)),
     ]
 }
 
