@@ -89,7 +89,8 @@ pub struct Entry {
     /// A later event of the lane that was published before this event.
     pub overtaken_by: Option<Position>,
     /// The transaction that wrote the event's row, as the stream or the claim knows it: 32 bits, without an epoch.
-    /// `None` if it is not known. No decision of the relay uses it.
+    /// `None` if it is not known. The stream recognises by it an event that a claim has parked and an operator has
+    /// skipped ([`WithdrawnEvent`](crate::outbox_rows::WithdrawnEvent)).
     pub xid: Option<u32>,
 }
 

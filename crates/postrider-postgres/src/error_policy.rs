@@ -193,8 +193,9 @@ fn own_table(state: SqlState, proven: bool) -> Action {
         // In recovery there is no end of WAL to record.
         "55000" => Action::Reconnect(Class::NotPrimary),
         "42501" if !proven => Action::Halt(HaltReason::AccessDenied),
-        // A schema of another version: the start check reports which one.
-        "42P01" | "42703" | "3F000" => Action::Recheck(HaltReason::SchemaUnfit),
+        // A schema of another version: the start check reports which one. 23505 is met once if a statement of an ended
+        // session has just written the same row, and each time if a unique index is not Postrider's.
+        "42P01" | "42703" | "3F000" | "23505" => Action::Recheck(HaltReason::SchemaUnfit),
         // Values of an event that the database's encoding does not have: [`Repeats`] watches them.
         _ if state.class() == "22" => Action::Reconnect(Class::Server),
         _ => match at_work(state) {

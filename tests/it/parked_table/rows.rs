@@ -3,7 +3,7 @@
 use super::{PIPELINE, Table, at, key, row};
 use crate::server::Version;
 use postrider::event::Position;
-use postrider::parked::{ParkedOutcome, ParkedUpdate, State};
+use postrider::parked::{Parked, ParkedOutcome, ParkedUpdate, State};
 use postrider::postgres::store::parked;
 use postrider::record::OwnedRecord;
 use postrider::store::PipelineKey;
@@ -94,6 +94,19 @@ async fn an_event_that_is_parked_again_stays_as_it_was() {
         let states: Vec<State> = table.load().await.iter().map(|row| row.entry.state).collect();
         assert_eq!(states, [State::Done, State::Behind, State::Dead]);
     }
+}
+
+/// A row that is left out in silence would count as parked, and its event would be lost.
+#[tokio::test]
+async fn row_that_a_unique_index_of_somebody_else_refuses_is_an_error() {
+    let table = Table::new(Version::Pg17, "parked_index").await;
+    let sql = "create unique index on postrider.parked (event_id)";
+    table.client().batch_execute(sql).await.unwrap();
+    let one = row("0/100:0", "1", State::Dead);
+    let two = Parked { event_id: one.event_id.clone(), ..row("0/200:0", "2", State::Dead) };
+    table.write(&[one], &[]).await;
+    let written = parked::write(table.client(), key(), table.epoch, &[two], &[]).await;
+    assert_eq!(written.unwrap_err().sqlstate().unwrap().as_str(), "23505");
 }
 
 #[tokio::test]

@@ -513,7 +513,7 @@ pub async fn create_for_polling(client: &Client, key: &PipelineKey) -> Result<()
         "INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn, \
            publication, messages, watermark, flush_limit, shard) \
          VALUES ($1, {SYSTEM_IDENTIFIER_SQL}, {TIMELINE_SQL}, '', '0/0', '', false, '0/0', '0/0', $2) \
-         ON CONFLICT DO NOTHING"
+         ON CONFLICT (pipeline, shard) DO NOTHING"
     );
     client.execute(&sql, &[&key.pipeline, &key.shard]).await.map(drop).map_err(failed)
 }

@@ -239,7 +239,7 @@ LEFT JOIN ( \
     WITH ORDINALITY AS u(line, name, val, at) GROUP BY u.line) h ON h.line = n.line \
 WHERE NOT EXISTS (SELECT FROM postrider.parked s \
   WHERE s.pipeline = $1 AND s.shard = $36 AND s.commit_lsn = n.commit_lsn AND s.ordinal = n.ordinal) \
-ON CONFLICT DO NOTHING";
+ON CONFLICT (pipeline, shard, commit_lsn, ordinal) DO NOTHING";
 
 impl<'a> NewRows<'a> {
     fn push(&mut self, row: &'a Parked) {
