@@ -40,7 +40,7 @@ pub struct Engine {
     xid: Option<u32>,
     commit_time: Timestamp,
     /// Events that the stream does not publish again, by their ids.
-    withdrawn: HashMap<String, WithdrawnEvent>,
+    withdrawn: HashMap<String, Vec<WithdrawnEvent>>,
     /// The claimed row that is fed next, and the transaction that wrote it.
     claimed: (usize, u32),
     /// `None` while the pipeline streams.
@@ -174,7 +174,11 @@ impl Engine {
     pub fn stream_begins(&mut self, found: FoundParked) {
         let FoundParked { ahead, withdrawn } = found;
         self.row_status.stream_begins(ahead);
-        self.withdrawn = withdrawn.into_iter().map(|event| (event.id.clone(), event)).collect();
+        self.withdrawn.clear();
+        for event in withdrawn {
+            // An id may have been given to several events.
+            self.withdrawn.entry(event.id.clone()).or_default().push(event);
+        }
     }
 
     /// A stream begins under an owner epoch; `before` is the epoch of the previous owner.
@@ -295,9 +299,11 @@ impl Engine {
     fn is_withdrawn(&self, id: &str) -> bool {
         !self.withdrawn.is_empty()
             && self.polling.is_none()
-            && self.withdrawn.get(id).is_some_and(|event| {
-                event.commit_time == self.commit_time
-                    || event.xid.is_some() && event.xid == self.xid
+            && self.withdrawn.get(id).is_some_and(|events| {
+                events.iter().any(|event| {
+                    event.commit_time == self.commit_time
+                        || event.xid.is_some() && event.xid == self.xid
+                })
             })
             && !injected(Bug::PublishesWithdrawn)
     }

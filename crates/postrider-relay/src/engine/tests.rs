@@ -4,7 +4,9 @@ use super::*;
 use crate::relay::{HaltWords, Limits, ParkingRules};
 use postrider_core::error::HaltReason;
 use postrider_core::offset::Watermark;
-use postrider_core::outbox_rows::{CandidateRow, CandidateState, RequeueCandidate};
+use postrider_core::outbox_rows::{
+    CandidateRow, CandidateState, FoundParked, RequeueCandidate, WithdrawnEvent,
+};
 use postrider_core::parked::Lane;
 use postrider_core::sink::TransactionLimits;
 
@@ -99,6 +101,30 @@ fn event_expires_unless_it_is_parked_and_requeued() {
         let mut engine = engine(Some(PollingRules::default()), requeued());
         let answer = offer(&mut engine, id, expires_at);
         assert_eq!(answer == Answer::Expired, expired, "{id}: {answer:?}");
+    }
+}
+
+/// Two events have had one id, and an operator has skipped both; a third event has it now.
+#[test]
+fn stream_passes_over_skipped_events_and_over_no_other_with_their_id() {
+    let skipped = |xid, unix_micros| WithdrawnEvent {
+        id: "a".to_owned(),
+        commit_time: Timestamp { unix_micros },
+        xid,
+    };
+    let mut engine = engine(None, Vec::new());
+    let withdrawn = vec![skipped(Some(5), 70), skipped(None, 80)];
+    engine.stream_begins(FoundParked { ahead: Vec::new(), withdrawn });
+    assert_eq!(offer(&mut engine, "a", None), Answer::Repeated, "by its transaction");
+    for (commit, commit_time, published) in [(16, 80, false), (24, 90, true)] {
+        let time = Timestamp { unix_micros: commit_time };
+        engine.apply(
+            NOW,
+            Input::Commit { commit: Offset::new(commit - 8), end: Offset::new(commit) },
+        );
+        engine.begin(NOW, Offset::new(commit), time, Some(6));
+        let answer = offer(&mut engine, "a", None);
+        assert_eq!(matches!(answer, Answer::Publish(_)), published, "{answer:?}");
     }
 }
 
