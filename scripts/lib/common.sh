@@ -119,20 +119,60 @@ need_pgbouncer() {
   PATH="$PATH:/usr/sbin" command -v pgbouncer >/dev/null || RUNLEVEL=1 install_packages pgbouncer
 }
 
-# The tools that compile and run the programs of docs/consumers.md.
+# The tools that compile and run the programs of docs/consumers.md and docs/sql/consumers.md, and the drivers for
+# PostgreSQL of the latter. Drivers for Rust and Go are in Cargo.lock and tests/consumers/groups/go/go.sum.
 TYPESCRIPT_VERSION=5.9.3
+NODE_TYPES_VERSION=20.19.43
+NODE_PG_VERSION=8.23.1
+PSYCOPG_VERSION=3.3.9
+JDBC_VERSION=42.7.14
 need_languages() {
   local missing=() tools="$ROOT/target/tools"
   command -v python3 >/dev/null || missing+=(python3)
+  python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
   command -v javac >/dev/null && command -v java >/dev/null || missing+=(openjdk-17-jdk-headless)
+  command -v mvn >/dev/null || [ -e "$tools/java/postgresql.jar" ] || missing+=(maven)
   command -v go >/dev/null || missing+=(golang-go)
   command -v node >/dev/null && command -v npm >/dev/null || missing+=(nodejs npm)
   install_packages "${missing[@]}"
-  [ -e "$tools/node_modules/typescript/bin/tsc" ] && return 0
-  say "fetching TypeScript $TYPESCRIPT_VERSION"
   mkdir -p "$tools"
-  npm install --silent --no-audit --no-fund --no-save --prefix "$tools" "typescript@$TYPESCRIPT_VERSION" >&2 ||
-    die "npm could not fetch: typescript@$TYPESCRIPT_VERSION"
+  need_node_packages "$tools"
+  need_psycopg "$tools"
+  need_jdbc "$tools"
+  need_go_modules
+}
+
+# All in one call: npm removes what is installed and not named.
+need_node_packages() {
+  local packages=("typescript@$TYPESCRIPT_VERSION" "@types/node@$NODE_TYPES_VERSION" "pg@$NODE_PG_VERSION"
+    "@types/pg@$NODE_PG_VERSION") marker="$1/node_modules/.postrider"
+  [ "$(cat "$marker" 2>/dev/null)" = "${packages[*]}" ] && return 0
+  say "fetching ${packages[*]}"
+  npm install --silent --no-audit --no-fund --no-save --prefix "$1" "${packages[@]}" >&2 ||
+    die "npm could not fetch: ${packages[*]}"
+  echo "${packages[*]}" >"$marker"
+}
+
+need_psycopg() {
+  local package="psycopg[binary]==$PSYCOPG_VERSION" python="$1/python/bin/python3"
+  "$python" -c "import psycopg; assert psycopg.__version__ == '$PSYCOPG_VERSION'" 2>/dev/null && return 0
+  say "fetching $package"
+  { python3 -m venv --clear "$1/python" && "$python" -m pip install --quiet --disable-pip-version-check "$package"; } \
+    >&2 || die "pip could not fetch: $package"
+}
+
+need_jdbc() {
+  local artifact="org.postgresql:postgresql:$JDBC_VERSION"
+  [ -e "$1/java/postgresql.jar" ] && [ "$(cat "$1/java/version" 2>/dev/null)" = "$JDBC_VERSION" ] && return 0
+  say "fetching $artifact"
+  mvn -q -B dependency:copy "-Dartifact=$artifact" "-DoutputDirectory=$1/java" -Dmdep.stripVersion=true >&2 ||
+    die "Maven could not fetch: $artifact"
+  echo "$JDBC_VERSION" >"$1/java/version"
+}
+
+need_go_modules() {
+  (cd "$ROOT/tests/consumers/groups/go" && go mod download) >&2 ||
+    die "go could not fetch the modules of tests/consumers/groups/go/go.mod"
 }
 
 need_rust() {

@@ -4,10 +4,12 @@ use super::Output;
 use super::adopt::AdoptArgs;
 use super::bookmark::BookmarkArgs;
 use super::error::{CliError, Exit};
+use super::groups::GroupsArgs;
 use super::parked::ParkedArgs;
 use super::repair::RepairArgs;
 use super::replay::ReplayArgs;
 use super::setup::Backfill;
+use super::sql::SqlArgs;
 use crate::config::show::{Origin, Shown, is_masked, show as rows_of};
 use crate::config::{Config, Env, schema as config_schema};
 use crate::outbox::Layout;
@@ -130,8 +132,12 @@ pub enum Command {
     Adopt(AdoptArgs),
     /// Manage saved positions to replay from: create, list, drop
     Bookmark(BookmarkArgs),
+    /// Manage the consumer groups of event logs: list, create, drop, seek, lag, evict
+    Groups(GroupsArgs),
     /// Publish events again: from a bookmark, an LSN or a time, by id or by aggregate
     Replay(Box<ReplayArgs>),
+    /// Install the SQL toolkit in a database: event logs and consumer groups in plain SQL
+    Sql(SqlArgs),
     /// Print the configuration in effect, or its JSON Schema
     Config(ConfigArgs),
     /// Print the completion script of a shell

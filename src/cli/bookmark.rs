@@ -3,7 +3,7 @@
 //! Each bookmark is a replication slot that retains WAL. The list shows how much; `bookmarks.retain_max` limits it.
 //! Every subcommand first drops the bookmarks that have expired or that exceed the limit.
 
-use super::error::{CliError, Exit};
+use super::error::{CliError, Exit, printable};
 use super::{Output, check_schema};
 use crate::config::{self, Config};
 use crate::pipeline::PipelineSpec;
@@ -268,9 +268,4 @@ pub(super) fn size(bytes: u64) -> String {
         1_048_576..10_737_418_240 => format!("{} MiB", bytes >> 20),
         10_737_418_240.. => format!("{} GiB", bytes >> 30),
     }
-}
-
-/// Replaces control characters, which a terminal would interpret.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

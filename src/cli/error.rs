@@ -9,6 +9,7 @@ use crate::init::InitError;
 use crate::postgres::names::admin_url;
 use crate::postgres::setup::{PartialSetup, SetupError};
 use crate::postgres::store::bookmark::BookmarkError;
+use crate::postgres::toolkit::ToolkitError;
 use crate::postgres::{ConninfoError, SourceError, error_policy};
 use crate::replay::ReplayError;
 use std::fmt::Write as _;
@@ -59,6 +60,10 @@ pub(super) enum CliError {
     )]
     NotAgreed,
     #[error(
+        "--uninstall asks for confirmation, but standard input is not a terminal: nothing was changed"
+    )]
+    UninstallNotAgreed,
+    #[error(
         "parked {command} asks for confirmation, but standard input is not a terminal: nothing was changed"
     )]
     NeedsYes { command: &'static str },
@@ -68,6 +73,8 @@ pub(super) enum CliError {
     NotJson { column: String, table: String, type_name: String },
     #[error(transparent)]
     Setup(#[from] SetupError),
+    #[error(transparent)]
+    Toolkit(#[from] ToolkitError),
     #[error(transparent)]
     Source(#[from] SourceError),
     #[error("the configuration has several pipelines: {}", .known.join(", "))]
@@ -135,6 +142,16 @@ pub(super) enum CliError {
         "the tables in the database of pipeline \"{pipeline}\" are of a later version of postrider"
     )]
     NewSchema { pipeline: String },
+    #[error("there is no consumer group \"{name}\"; there are {}", listed(.known))]
+    NoGroup { name: String, known: Vec<String> },
+    #[error("the database has no consumer groups of this version")]
+    NoToolkit(#[source] SourceError),
+    #[error("the role of this login has no right to do this with consumer groups")]
+    NoGroupRight(#[source] SourceError),
+    #[error(
+        "groups {command} asks for confirmation, but standard input is not a terminal: nothing was changed"
+    )]
+    GroupNeedsYes { command: &'static str },
     #[error("could not write to standard output")]
     Output(#[source] io::Error),
 }
@@ -165,7 +182,9 @@ impl CliError {
             | Self::Occupied { .. }
             | Self::Url(_)
             | Self::NotAgreed
+            | Self::UninstallNotAgreed
             | Self::NeedsYes { .. }
+            | Self::GroupNeedsYes { .. }
             | Self::NotJson { .. }
             | Self::WhichPipeline { .. }
             | Self::NothingSelected
@@ -175,15 +194,17 @@ impl CliError {
             | Self::Read { .. }
             | Self::Write { .. }
             | Self::Init(_) => Exit::Usage,
-            Self::Setup(SetupError::Halt(_)) | Self::Repair { .. } | Self::Adopt { .. } => {
-                Exit::Halted
-            }
+            Self::Setup(SetupError::Halt(_))
+            | Self::Repair { .. }
+            | Self::Adopt { .. }
+            | Self::Toolkit(ToolkitError::Untrusted(_)) => Exit::Halted,
             Self::Runtime(_)
             | Self::Ask { .. }
             | Self::Stranger(_)
             | Self::OtherConfiguration { .. }
             | Self::Thread(_)
             | Self::Setup(_)
+            | Self::Toolkit(_)
             | Self::Source(_)
             | Self::NotParked { .. }
             | Self::Bookmark(_)
@@ -192,6 +213,9 @@ impl CliError {
             | Self::OldSchema { .. }
             | Self::NewSchema { .. }
             | Self::NoParkedTable { .. }
+            | Self::NoGroup { .. }
+            | Self::NoToolkit(_)
+            | Self::NoGroupRight(_)
             | Self::Input(_)
             | Self::Output(_) => Exit::Problems,
             #[cfg(feature = "demo")]
@@ -235,27 +259,21 @@ impl CliError {
             | Self::Bookmark(BookmarkError::Source(error))
             | Self::Init(InitError::Source(error)) => of_server(error),
             Self::Admin(error) => hint(error.hint()),
-            Self::Occupied { .. } => hint(
-                "if it runs the same pipelines, stop that process first, even if it has halted (systemctl restart \
-                 postrider stops and starts it). If it runs other pipelines, give admin.listen another port",
-            ),
+            Self::Occupied { .. } => hint(OCCUPIED),
             Self::Log { .. } => hint(A_FILTER),
             Self::AdminOff => hint("give admin.listen an address, and restart postrider run"),
-            Self::Ask { .. } => hint(
-                "postrider run is not running, or ended (its log says why), or admin.listen differs from the running \
-                 process's",
-            ),
-            Self::NotAgreed => hint("read above what is lost, and run it again with --yes"),
-            Self::NeedsYes { .. } => hint(
-                "check which events are affected (above, or with --dry-run), and run it again with --yes",
-            ),
+            Self::Ask { .. } => hint(NO_ANSWER),
+            Self::Toolkit(error) => of_toolkit(error),
+            Self::NotAgreed | Self::UninstallNotAgreed => hint(CONFIRM),
+            Self::NeedsYes { .. } => hint(CHECK_EVENTS),
+            Self::GroupNeedsYes { .. } => hint(CONFIRM_GROUP),
+            Self::NoGroup { .. } => hint("create it: postrider groups create NAME --event-log LOG"),
+            Self::NoToolkit(_) => hint(NO_TOOLKIT),
+            Self::NoGroupRight(_) => hint(NO_GROUP_RIGHT),
             Self::NotJson { .. } => hint(
                 "correct the file: consumers of this topic expect JSON. To publish it nevertheless: --not-json",
             ),
-            Self::OtherConfiguration { .. } => hint(
-                "if this is another Postrider, give admin.listen a port of its own, or name the configuration of the \
-                 running process with -c. If the configuration was changed since the start, restart the process",
-            ),
+            Self::OtherConfiguration { .. } => hint(OTHER_CONFIGURATION),
             Self::Stranger(_) => hint("give admin.listen a port of its own"),
             Self::Thread(_) => hint("raise the limit of threads (ulimit -u, pids.max)"),
             Self::WhichPipeline { .. } => hint("select one with -p"),
@@ -297,10 +315,55 @@ impl CliError {
     }
 }
 
+/// Names, or that there are none.
+fn listed(names: &[String]) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+/// Replaces control characters, which a terminal would interpret.
+pub(super) fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+const OCCUPIED: &str = "if it runs the same pipelines, stop that process first, even if it has halted (systemctl \
+    restart postrider stops and starts it). If it runs other pipelines, give admin.listen another port";
+
+const OTHER_CONFIGURATION: &str = "if this is another Postrider, give admin.listen a port of its own, or name the \
+    configuration of the running process with -c. If the configuration was changed since the start, restart the \
+    process";
+
+const CHECK_EVENTS: &str = "check which events are affected (above, or with --dry-run), and run it again with \
+    --yes";
+
+const NO_ANSWER: &str = "postrider run is not running, or ended (its log says why), or admin.listen differs from the \
+    running process's";
+
+const CONFIRM: &str = "read above what is lost, and run it again with --yes";
+
+const CONFIRM_GROUP: &str = "read above which events are affected, and run it again with --yes";
+
+const NO_TOOLKIT: &str = "name the database of the event logs with --url; or, if this is the database, install the SQL \
+    toolkit in it with the login of an administrator: postrider sql --install --url ADMIN_URL --relay ROLE";
+
+const NO_GROUP_RIGHT: &str = "give the role its rights, with the login of an administrator: postrider sql --install \
+    --url ADMIN_URL --administrator ROLE (for lag and list: --reader ROLE); or name another login with --url";
+
 const A_FILTER: &str = "write a level such as debug, or a filter such as info,postrider=debug";
 
 fn hint(text: &str) -> Vec<(&'static str, String)> {
     vec![("hint", text.to_owned())]
+}
+
+fn of_toolkit(problem: &ToolkitError) -> Vec<(&'static str, String)> {
+    match problem {
+        ToolkitError::Failed { error, .. } | ToolkitError::Source(error) => {
+            problem.hint().map_or_else(|| of_server(error), |text| hint(&text))
+        }
+        ToolkitError::Newer { .. }
+        | ToolkitError::Untrusted(_)
+        | ToolkitError::Denied { .. }
+        | ToolkitError::NoRole { .. } => problem.hint().map(|text| hint(&text)).unwrap_or_default(),
+    }
 }
 
 fn of_halt(halt: &Halt) -> Vec<(&'static str, String)> {

@@ -10,6 +10,7 @@ mod check;
 #[cfg(feature = "demo")]
 mod demo;
 mod error;
+mod groups;
 mod init;
 mod logging;
 mod parked;
@@ -17,6 +18,7 @@ mod repair;
 mod replay;
 mod run;
 mod setup;
+mod sql;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -30,6 +32,10 @@ pub use args::{
 };
 pub use bookmark::{BookmarkArgs, BookmarkCommand, CreateArgs, DropArgs, ListBookmarksArgs};
 pub use error::Exit;
+pub use groups::{
+    CreateGroupArgs, DropGroupArgs, EvictGroupArgs, GroupLagArgs, GroupStart, GroupsArgs,
+    GroupsCommand, ListGroupsArgs, SeekGroupArgs,
+};
 pub use parked::{
     ActArgs, FilterArgs, Id, ListArgs, ParkedArgs, ParkedCommand, ReplaceArgs, RetryArgs,
     SelectArgs, ShowArgs, SkipArgs,
@@ -37,6 +43,7 @@ pub use parked::{
 pub use repair::RepairArgs;
 pub use replay::{ReplayArgs, SourceArg};
 pub use setup::Backfill;
+pub use sql::SqlArgs;
 
 use crate::config::{self, Config, ConfigError, Env};
 use crate::pipeline::PipelineSpec;
@@ -107,12 +114,23 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             let config = load(&args.global, env)?;
             block_on(bookmark::run(&config, bookmark))?
         }
+        Command::Groups(groups) => {
+            let config = match groups.url {
+                Some(_) => None,
+                None => Some(load(&args.global, env)?),
+            };
+            block_on(groups::run(config.as_ref(), groups, env))?
+        }
         Command::Replay(replay) => {
             let config = load(&args.global, env)?;
             block_on(Box::pin(replay::run(&config, replay)))?
         }
         #[cfg(feature = "demo")]
         Command::Demo(demo) => demo::run(demo, &args.global, env),
+        Command::Sql(sql) => {
+            let config = sql.needs_config().then(|| load(&args.global, env)).transpose()?;
+            block_on(sql::run(sql, config.as_ref(), env))?
+        }
         Command::Config(config) => match &config.command {
             ConfigCommand::Show(show) => args::show(&load(&args.global, env)?, show, env),
             ConfigCommand::Schema => args::schema(),
@@ -212,4 +230,28 @@ impl Output {
     fn line_or_ignore(mut self, text: &str) {
         self.line(text).unwrap_or_default();
     }
+}
+
+/// Longest line. Unit: characters.
+const WIDTH: usize = 100;
+
+/// A text behind a label, folded, with its further lines indented by the width of the label.
+fn folded(mark: &str, text: &str) -> String {
+    let indent = " ".repeat(mark.chars().count());
+    let mut lines = Vec::new();
+    let mut line = mark.to_owned();
+    let mut is_empty = true;
+    for word in text.split_whitespace() {
+        if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            lines.push(std::mem::replace(&mut line, indent.clone()));
+            is_empty = true;
+        }
+        if !is_empty {
+            line.push(' ');
+        }
+        line.push_str(word);
+        is_empty = false;
+    }
+    lines.push(line);
+    lines.join("\n")
 }

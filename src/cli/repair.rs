@@ -4,11 +4,10 @@
 //! The command prints the reason and the method of selection before it changes anything. The rows are published by the
 //! pipeline, as in `postrider run`.
 
-use super::Output;
 use super::error::{CliError, Exit};
 use super::run::Signals;
-use super::setup::folded;
 use super::status::how_to_start;
+use super::{Output, folded};
 use crate::config::Config;
 use crate::error::{Halt, HaltReason};
 use crate::metrics::Metrics;

@@ -1,9 +1,9 @@
 //! `postrider setup`: creates what is missing in the database, or prints the SQL; `--undo` drops it.
 
-use super::Output;
 use super::args::SetupArgs;
 use super::error::{CliError, Exit};
 use super::status::how_to_start;
+use super::{Output, folded};
 use crate::config::{Config, Env, PipelineConfig};
 use crate::error::{Halt, HaltReason};
 use crate::finding::{Finding, Severity};
@@ -623,9 +623,6 @@ fn agreed(pipeline: &str) -> Result<bool, CliError> {
     Ok(answer.trim() == "yes")
 }
 
-/// Longest line. Unit: characters.
-const WIDTH: usize = 100;
-
 /// The plan as text, printed before anything is changed.
 fn of_plan(pipeline: &str, plan: &SetupPlan) -> String {
     let mut lines = vec![match plan.steps.len() {
@@ -661,27 +658,6 @@ fn steps(steps: &[Step]) -> impl Iterator<Item = String> {
     (1..).zip(steps).flat_map(|(number, step): (usize, &Step)| {
         [format!("  {number}. {}", step.title), folded("     ", step.why)]
     })
-}
-
-/// A text behind a label, folded, with its further lines indented by the width of the label.
-pub(super) fn folded(mark: &str, text: &str) -> String {
-    let indent = " ".repeat(mark.chars().count());
-    let mut lines = Vec::new();
-    let mut line = mark.to_owned();
-    let mut is_empty = true;
-    for word in text.split_whitespace() {
-        if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
-            lines.push(std::mem::replace(&mut line, indent.clone()));
-            is_empty = true;
-        }
-        if !is_empty {
-            line.push(' ');
-        }
-        line.push_str(word);
-        is_empty = false;
-    }
-    lines.push(line);
-    lines.join("\n")
 }
 
 #[cfg(test)]

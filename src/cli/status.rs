@@ -2,7 +2,7 @@
 
 use super::Output;
 use super::args::{Global, StatusArgs};
-use super::error::{CliError, Exit};
+use super::error::{CliError, Exit, printable};
 use crate::config::Config;
 use crate::health::grouped;
 use crate::pipeline::PipelineSpec;
@@ -260,6 +260,7 @@ fn render(pipelines: &[Value], color: bool) -> String {
     for pipeline in pipelines {
         text.push_str(&problem(pipeline));
         text.push_str(&maintenance(pipeline));
+        text.push_str(&event_logs(pipeline));
         text.push_str(&parked(pipeline));
         text.push_str(&skipped(pipeline));
     }
@@ -343,6 +344,70 @@ fn maintenance(pipeline: &Value) -> String {
     );
     if let Some(hint) = of("hint") {
         write!(text, "\n  {hint}").unwrap_or_default();
+    }
+    text
+}
+
+/// The event logs that the pipeline writes: a line for each log and each group, and why their maintenance fails.
+fn event_logs(pipeline: &Value) -> String {
+    let name = pipeline["pipeline"].as_str().unwrap_or("-");
+    let event_logs = &pipeline["maintenance"]["event_logs"];
+    let array = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let mut text = String::new();
+    for log in array(&event_logs["logs"]) {
+        let count = |key: &str| log[key].as_u64().unwrap_or(0);
+        let (last, first) = (count("last_seq"), count("first_seq"));
+        let log_name = log["log"].as_str().unwrap_or("-");
+        let kept = (last + 1).saturating_sub(first);
+        // Writing to a String does not fail.
+        write!(
+            text,
+            "\n\n{name}: log {log_name} ends with event {} and has {}",
+            grouped(last),
+            counted(kept, "event", "events")
+        )
+        .unwrap_or_default();
+        for group in array(&log["groups"]) {
+            text.push_str("\n  ");
+            text.push_str(&group_line(&group));
+        }
+    }
+    if let Some(more) = event_logs["unreported"].as_u64().filter(|more| *more > 0) {
+        write!(text, "\n  {} more: postrider groups list -p {name}", grouped(more))
+            .unwrap_or_default();
+    }
+    if let Some(reason) = event_logs["reason"].as_str() {
+        write!(
+            text,
+            "\n\n{name}: maintenance of event logs fails, and is repeated; publishing is not affected: {reason}"
+        )
+        .unwrap_or_default();
+        if let Some(hint) = event_logs["hint"].as_str() {
+            write!(text, "\n  {hint}").unwrap_or_default();
+        }
+    }
+    text
+}
+
+/// `group billing: 1,234 events to read, the oldest since 12 min; 3 consumers, 1 silent`
+fn group_line(group: &Value) -> String {
+    let count = |key: &str| group[key].as_u64().unwrap_or(0);
+    let name = printable(group["group"].as_str().unwrap_or("-"));
+    let lag = counted(count("lag_events"), "event", "events");
+    let mut text = format!("group {name}: {lag} to read");
+    if count("lag_events") > 0 {
+        let oldest = age(group["lag_seconds"].as_f64().unwrap_or(0.0));
+        write!(text, ", the oldest since {oldest}").unwrap_or_default();
+    }
+    let consumers = counted(count("consumers_alive"), "consumer", "consumers");
+    write!(text, "; {consumers}, {} silent", grouped(count("consumers_silent")))
+        .unwrap_or_default();
+    if group["evicted"].as_bool() == Some(true) {
+        text.push_str("; evicted (postrider groups resume)");
+    }
+    if count("held_events") > 0 {
+        write!(text, "; retains {}", counted(count("held_events"), "event", "events"))
+            .unwrap_or_default();
     }
     text
 }
@@ -489,6 +554,31 @@ mod tests {
             "{one}"
         );
         assert!(one.contains("the oldest event has been parked for 3 s"), "{one}");
+    }
+
+    #[test]
+    fn event_logs_have_a_line_for_each_group() {
+        assert_eq!(event_logs(&json!({"pipeline": "orders"})), "");
+        let some = event_logs(&json!({"pipeline": "orders", "maintenance": {"event_logs": {
+            "logs": [{"log": "shop", "first_seq": 1_001, "last_seq": 3_000, "groups": [
+                {"group": "billing", "lag_events": 1_234, "lag_seconds": 754.2, "consumers_alive": 3,
+                 "consumers_silent": 1, "evicted": false, "held_events": 0},
+                {"group": "search", "lag_events": 0, "lag_seconds": 0.0, "consumers_alive": 1, "consumers_silent": 0,
+                 "evicted": true, "held_events": 7},
+            ]}],
+            "unreported": 2, "reason": "permission denied", "hint": "GRANT one;",
+        }}}));
+        expect![[r#"
+
+
+            orders: log shop ends with event 3,000 and has 2,000 events
+              group billing: 1,234 events to read, the oldest since 12 min; 3 consumers, 1 silent
+              group search: 0 events to read; 1 consumer, 0 silent; evicted (postrider groups resume); retains 7 events
+              2 more: postrider groups list -p orders
+
+            orders: maintenance of event logs fails, and is repeated; publishing is not affected: permission denied
+              GRANT one;"#]]
+        .assert_eq(&some);
     }
 
     #[test]

@@ -43,7 +43,9 @@ fn help_is_short() {
           adopt        Continue from the stored position after mode, destination, table or layout was
                        changed
           bookmark     Manage saved positions to replay from: create, list, drop
+          groups       Manage the consumer groups of event logs: list, create, drop, seek, lag, evict
           replay       Publish events again: from a bookmark, an LSN or a time, by id or by aggregate
+          sql          Install the SQL toolkit in a database: event logs and consumer groups in plain SQL
           config       Print the configuration in effect, or its JSON Schema
           completions  Print the completion script of a shell
           help         Print this message or the help of the given subcommand(s)

@@ -6,8 +6,10 @@
 use super::section::{Context, quoted};
 use super::types::{Mark, Ordering, PipelineConfig, SizeMax};
 use crate::error::Chain;
-use crate::outbox::{Mapper, OnUpdate, OutboxSpec, Role, TimestampSource};
-use crate::pipeline::{CommonSpec, Mode, PipelineSpec, PollSettings, poll_spec};
+use crate::outbox::{Mapper, OnUpdate, OutboxSpec, Role, StandardHeaders, TimestampSource};
+use crate::pipeline::{
+    CommonSpec, MaintenanceSettings, Mode, OnSlotLost, PipelineSpec, PollSettings, poll_spec,
+};
 use crate::postgres::Conninfo;
 use crate::postgres::names::{DecidingColumn, Names, TableName, Times};
 use crate::postgres::poll::{Backoff, PollSpec};
@@ -25,6 +27,7 @@ pub(super) fn spec(
     context: &Context<'_>,
     pipeline: &PipelineConfig,
     shutdown_grace: Duration,
+    maintenance: &MaintenanceSettings,
 ) -> Option<PipelineSpec> {
     let path = format!("pipelines.{}", pipeline.name);
     let is_broken = |key: &str| context.has_error_under(&format!("{path}.{key}"));
@@ -42,6 +45,9 @@ pub(super) fn spec(
     // A value that was not read is not checked.
     let is_read = !context.has_unread_under(&format!("{path}.sink"));
     let found = if is_read { pipeline.sink.check(&needs(pipeline, &outbox)) } else { Vec::new() };
+    if let Some((key, why)) = without_stream(pipeline) {
+        context.error_at(&format!("{path}.{key}"), why);
+    }
     for error in found {
         let parts: Vec<_> = error.key().iter().map(|part| format!(".{}", quoted(part))).collect();
         let key = format!("{path}.sink{}", parts.concat());
@@ -50,6 +56,7 @@ pub(super) fn spec(
     let is_given = !pipeline.source.url.reveal().is_empty() && !is_broken("source.url");
     let conninfo = if is_given { conninfo(context, &path, pipeline) } else { None };
     let conninfo = conninfo.filter(|_| !context.has_error_under(&path))?;
+    let sink = pipeline.sink.for_source(&conninfo).unwrap_or_else(|| Arc::clone(&pipeline.sink));
     let poll = poll(pipeline, &outbox);
     if outbox.on_update == OnUpdate::Halt
         && let Some(why) = sees_no_update(pipeline, &poll)
@@ -70,7 +77,7 @@ pub(super) fn spec(
             name: pipeline.name.clone(),
             mode: pipeline.mode,
             outbox,
-            sink: Arc::clone(&pipeline.sink),
+            sink,
             size_max: size_max(pipeline),
             limits: limits(pipeline),
             parking: rules(pipeline),
@@ -88,7 +95,29 @@ pub(super) fn spec(
         poll,
         bookmarks_retain_max: pipeline.bookmarks.retain_max,
         confirm_interval: pipeline.flow.confirm_interval,
+        maintenance: maintenance.clone(),
     })
+}
+
+/// The key that does not go with a sink that publishes in transactions, and why; `None` if all do.
+fn without_stream(pipeline: &PipelineConfig) -> Option<(&'static str, String)> {
+    pipeline.sink.capabilities().transactions?;
+    let kind = pipeline.sink.kind();
+    if pipeline.mode != Mode::Wal {
+        let why = format!(
+            "a sink of kind \"{kind}\" publishes in transactions and needs mode = \"wal\": a row that is polled has no \
+             position that it could store; set mode = \"wal\""
+        );
+        Some(("mode", why))
+    } else if pipeline.source.on_slot_lost == OnSlotLost::Repair {
+        let why = format!(
+            "a sink of kind \"{kind}\" publishes in transactions, and a repair reads rows that have no position which \
+             it could store; set on_slot_lost = \"halt\""
+        );
+        Some(("source.on_slot_lost", why))
+    } else {
+        None
+    }
 }
 
 /// Why an UPDATE of an application cannot be seen, or not be distinguished from one of Postrider; `None` if it can.
@@ -210,7 +239,11 @@ fn outbox(pipeline: &PipelineConfig) -> OutboxSpec {
     let layout = OutboxSpec::for_layout(from.layout);
     let mut extra = layout.extra.clone();
     extra.extend(from.extra.iter().cloned());
-    OutboxSpec {
+    let needed = pipeline.sink.record_headers();
+    let headers = route.headers.iter().map(|(name, template)| (name.clone(), template.clone()));
+    let more = needed.templates.iter();
+    let more = more.map(|(name, template)| ((*name).to_owned(), (*template).to_owned()));
+    let mut spec = OutboxSpec {
         table: from.table.clone(),
         columns: from.columns.clone(),
         extra,
@@ -222,14 +255,19 @@ fn outbox(pipeline: &PipelineConfig) -> OutboxSpec {
         replace: route.replace.clone(),
         timestamp: route.timestamp,
         zone: Zone::named(&pipeline.source.time_zone),
-        headers: route.headers.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
+        headers: headers.chain(more).collect(),
         standard_headers: route.standard_headers.unwrap_or(layout.standard_headers),
         null_payload: pipeline.payload.null,
         blank_is_tombstone: pipeline.payload.blank_is_tombstone,
         expand_json: pipeline.payload.expand_json,
         envelope: pipeline.payload.envelope.clone(),
         ..layout
+    };
+    if needed.standard {
+        let event_type = spec.column(Role::EventType).is_some();
+        spec.standard_headers = StandardHeaders { event_type, position: true };
     }
+    spec
 }
 
 /// Checks rules across pipelines, even if they have other mistakes.

@@ -3,6 +3,7 @@
 use super::section::{Context, Excerpt, FilePosition, Lines, ReadOutcome, Section};
 use super::types::{AdminConfig, Config};
 use super::{build, pipeline};
+use crate::pipeline::MaintenanceSettings;
 use crate::postgres::conninfo;
 use crate::sink::{KINDS, SinkKind};
 use std::net::SocketAddr;
@@ -122,16 +123,18 @@ fn root(file: &str, section: Section<'_>) -> Config {
         Duration::from_secs(10),
         Duration::from_millis(100)..=Duration::from_hours(1),
     );
+    let maintenance = maintenance(section.section("maintenance"));
     let pipelines = pipeline::all(&section.section("pipelines"));
     let context = section.context;
     section.finish();
-    let built = |pipeline| build::spec(context, pipeline, shutdown_grace);
+    let built = |pipeline| build::spec(context, pipeline, shutdown_grace, &maintenance);
     let specs: Vec<_> = pipelines.iter().filter_map(built).collect();
     build::across(context, &pipelines);
     Config {
         file: file.to_owned(),
         admin,
         shutdown_grace,
+        maintenance,
         pipelines,
         specs,
         warnings: Vec::new(),
@@ -161,6 +164,36 @@ fn admin(section: Section<'_>) -> AdminConfig {
     );
     section.finish();
     AdminConfig { listen, ready_lag_max }
+}
+
+fn maintenance(section: Section<'_>) -> MaintenanceSettings {
+    let default = MaintenanceSettings::default();
+    let settings = MaintenanceSettings {
+        sweep_interval: section.duration(
+            "sweep_interval",
+            default.sweep_interval,
+            Duration::from_millis(100)..=Duration::from_hours(1),
+        ),
+        sweep_keep: section.small("sweep_keep", default.sweep_keep, 1..=1000),
+        sweep_max: section.small("sweep_max", default.sweep_max, 1..=1_000_000),
+        consumer_dead_after: section.duration(
+            "consumer_dead_after",
+            default.consumer_dead_after,
+            Duration::from_mins(1)..=Duration::from_hours(365 * 24),
+        ),
+        log_keep: section.duration_or_never(
+            "log_keep",
+            Duration::from_secs(1)..=Duration::from_hours(100 * 365 * 24),
+        ),
+        log_evict: section.boolean("log_evict", default.log_evict),
+        log_retain_interval: section.duration(
+            "log_retain_interval",
+            default.log_retain_interval,
+            Duration::from_secs(1)..=Duration::from_hours(24),
+        ),
+    };
+    section.finish();
+    settings
 }
 
 /// Why the variables of a string, `${NAME}` or `${NAME:-default}`, could not be replaced. The text names variables, and

@@ -486,7 +486,7 @@ fn quoted_identifier(text: &str) -> Option<(String, &str)> {
 // `[pipelines.NAME.sink]`: the broker and its settings.
 
 /// Kinds of sinks of versions to come.
-const LATER: [&str; 5] = ["nats", "redis", "rabbitmq", "http", "postgres"];
+const LATER: [&str; 4] = ["nats", "redis", "rabbitmq", "http"];
 
 /// The sink of the pipeline, and what the keys of the other kinds say that the table has beside its own.
 fn read_sink(section: Section<'_>) -> (Arc<dyn SinkConfig>, Vec<Arc<dyn SinkConfig>>) {

@@ -422,6 +422,29 @@ impl Keys for SinkKeys<'_> {
         if self.is_taken(key) { default } else { self.section.small(key, default, range) }
     }
 
+    fn duration(
+        &self,
+        key: &'static str,
+        default: Duration,
+        range: RangeInclusive<Duration>,
+    ) -> Duration {
+        if self.is_taken(key) { default } else { self.section.duration(key, default, range) }
+    }
+
+    fn size(&self, key: &'static str, default: u64, range: RangeInclusive<u64>) -> u64 {
+        if self.is_taken(key) { default } else { self.section.size(key, default, &range) }
+    }
+
+    fn secret(&self, key: &'static str) -> Option<(String, SecretFile)> {
+        let file = self.text(key)?;
+        let (secret, _) = self.section.context.secret_file(&self.section.path_of(key), &file)?;
+        Some((file, secret))
+    }
+
+    fn variable(&self, name: &str) -> Option<String> {
+        (self.section.context.env)(name)
+    }
+
     fn word(&self, key: &'static str, words: &[&str], later: &[&str]) -> usize {
         if self.is_taken(key) {
             return 0;
@@ -511,6 +534,8 @@ fn may_hold_a_secret(path: &str) -> bool {
     path.ends_with(".source.url")
         || path.ends_with(".source.password_file")
         || path.contains(".sink.properties.")
+        || path.ends_with(".sink.postgres.url")
+        || path.ends_with(".sink.postgres.password_file")
 }
 
 /// Reports a value of the wrong type, without the value.
@@ -820,6 +845,13 @@ const OPEN: &[&str] = &[
     "shutdown_grace",
     "listen",
     "ready_lag_max",
+    "sweep_interval",
+    "sweep_keep",
+    "sweep_max",
+    "consumer_dead_after",
+    "log_keep",
+    "log_evict",
+    "log_retain_interval",
     "mode",
     "slot",
     "publication",

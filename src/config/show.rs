@@ -49,6 +49,7 @@ pub fn show(config: &Config) -> Vec<Shown> {
     let listen = config.admin.listen.map_or_else(String::new, |address| address.to_string());
     rows.add("admin", "listen", json!(listen));
     rows.add("admin", "ready_lag_max", duration(config.admin.ready_lag_max));
+    rows.maintenance();
     for (pipeline, spec) in config.pipelines.iter().zip(&config.specs) {
         rows.pipeline(pipeline, &spec.common.outbox);
     }
@@ -74,6 +75,18 @@ impl Rows<'_> {
             Origin::File { place, variables }
         });
         self.rows.push(Shown { table: table.to_owned(), key: key.to_owned(), value, origin });
+    }
+
+    fn maintenance(&mut self) {
+        let settings = self.config.maintenance.clone();
+        let table = "maintenance";
+        self.add(table, "sweep_interval", duration(settings.sweep_interval));
+        self.add(table, "sweep_keep", json!(settings.sweep_keep));
+        self.add(table, "sweep_max", json!(settings.sweep_max));
+        self.add(table, "consumer_dead_after", duration(settings.consumer_dead_after));
+        self.add(table, "log_keep", settings.log_keep.map_or_else(|| json!("0"), duration));
+        self.add(table, "log_evict", json!(settings.log_evict));
+        self.add(table, "log_retain_interval", duration(settings.log_retain_interval));
     }
 
     fn pipeline(&mut self, pipeline: &PipelineConfig, spec: &OutboxSpec) {

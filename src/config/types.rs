@@ -6,7 +6,7 @@ use crate::outbox::{
     Extra, Layout, NullPayload, OnUpdate, Replace, Role, StandardHeaders, TableName,
     TimestampSource,
 };
-use crate::pipeline::{Mode, OnSlotLost, PipelineSpec};
+use crate::pipeline::{MaintenanceSettings, Mode, OnSlotLost, PipelineSpec};
 use crate::relay::OnPoison;
 use crate::secret_file::SecretFile;
 use crate::sink::SinkConfig;
@@ -24,6 +24,8 @@ pub struct Config {
     pub admin: AdminConfig,
     /// How long a shutdown waits for events in flight, and for the database to store the last position.
     pub shutdown_grace: Duration,
+    /// The maintenance of event logs and consumer groups.
+    pub maintenance: MaintenanceSettings,
     /// The pipelines, by name.
     pub pipelines: Vec<PipelineConfig>,
     /// The specifications of the same pipelines, in the same order.

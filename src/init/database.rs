@@ -32,7 +32,7 @@ JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.
 const WHERE_SQL: &str = "\
 JOIN pg_catalog.pg_type t ON t.oid = base.oid \
 WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition \
-  AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'postrider') \
+  AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'postrider', 'postrider_log') \
 GROUP BY n.nspname, c.relname ORDER BY n.nspname, c.relname LIMIT $1";
 
 /// A table of the database and its columns.

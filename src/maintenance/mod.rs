@@ -14,12 +14,22 @@
 //!   waits for (`postgres::store::parked::prune` has the rules), and an error never stops the stream.
 //! - *A session for each run.* A run takes a few milliseconds a minute, so a session that is kept would occupy one of
 //!   `max_connections` for nothing. The price is one login a minute and pipeline.
+//!
+//! A pipeline whose sink writes event logs has a second task (`event_logs_task`), for the logs and their consumer
+//! groups. It works on the logs' database, which may be another one, every few seconds, and so keeps its session. Its
+//! statements check no epoch: each of them is right whoever runs it, and however often.
 
 mod duty;
+mod event_logs;
+mod event_logs_report;
+mod event_logs_task;
+mod pace;
 mod report;
 mod run;
 mod task;
 
 pub(crate) use duty::OwnerEpoch;
+pub(crate) use event_logs::EventLogsSpec;
+pub use event_logs::MaintenanceSettings;
 pub(crate) use run::MaintenanceSpec;
 pub(crate) use task::Maintenance;

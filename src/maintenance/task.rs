@@ -1,51 +1,52 @@
 //! The task: when a run begins, what follows a failure, and how a run is cancelled.
 
 use super::duty::{Duty, OwnerEpoch, ownership_ends};
+use super::event_logs::EventLogsSpec;
+use super::event_logs_task::EventLogsTask;
+use super::pace::{FAILURE_BACKOFF, FIRST_PAUSE, cancel};
 use super::report::{MaintenanceReport, RunError};
 use super::run::{MaintenanceSpec, RunOutcome};
 use crate::backoff::Backoff;
-use crate::postgres::client::Canceller;
 use crate::status::StatusHandle;
-use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 /// Pause between two runs.
 const INTERVAL: Duration = Duration::from_mins(1);
 
-/// The first run begins so long after the pipeline has begun to stream or poll, so that a process that only reconnects
-/// again and again does not log in for maintenance too.
-const FIRST_PAUSE: Duration = Duration::from_secs(5);
-
-/// Pauses after failed runs.
-const FAILURE_BACKOFF: Backoff = Backoff::new(Duration::from_secs(5), Duration::from_mins(5));
-
-/// How long a cancelled statement may take to end; after that its connection is closed.
-const CANCEL_MAX: Duration = Duration::from_secs(1);
-
-/// Pause between two cancel requests: the first one may have arrived between two statements.
-const CANCEL_PAUSE: Duration = Duration::from_millis(300);
-
 /// The longest wait for the end of the task.
 const STOP_MAX: Duration = Duration::from_secs(2);
 
-/// The maintenance of one pipeline. Dropping it ends its session.
+/// The maintenance of one pipeline. Dropping it ends its sessions.
 #[derive(Debug)]
 pub(crate) struct Maintenance {
     owner: OwnerEpoch,
+    /// The task for the tables in the source's database.
     task: JoinHandle<()>,
+    /// The task for event logs, in another session and maybe another database.
+    event_logs: Option<JoinHandle<()>>,
 }
 
 impl Maintenance {
-    /// Starts the task on the runtime of the pipeline's thread. It works while `owner` has an epoch.
+    /// Starts the tasks on the runtime of the pipeline's thread. They work while `owner` has an epoch. `event_logs`:
+    /// the sink writes event logs.
     pub(crate) fn start(
         spec: MaintenanceSpec,
+        event_logs: Option<EventLogsSpec>,
         owner: &OwnerEpoch,
         status_handle: StatusHandle,
     ) -> Self {
+        let event_logs = event_logs.map(|spec| {
+            let task = EventLogsTask::new(spec, owner, status_handle.clone());
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "the handle is kept, and aborted on drop"
+            )]
+            tokio::spawn(task.serve())
+        });
         let report = MaintenanceReport::new(spec.key.pipeline.clone(), status_handle);
         let task = MaintenanceTask {
             spec,
@@ -56,20 +57,31 @@ impl Maintenance {
         };
         #[expect(clippy::disallowed_methods, reason = "the handle is kept, and aborted on drop")]
         let task = tokio::spawn(task.serve());
-        Self { owner: owner.clone(), task }
+        Self { owner: owner.clone(), task, event_logs }
     }
 
-    /// Cancels the statement that is running, and waits for the end of the session, but no longer than `grace`.
+    /// Cancels the statements that are running, and waits for the end of the sessions, but no longer than `grace`.
     pub(crate) async fn stop(mut self, grace: Duration) {
         self.owner.close();
+        let Self { task, event_logs, .. } = &mut self;
+        let ended = async {
+            // A task ends by itself, or has panicked, which is logged.
+            drop(task.await);
+            if let Some(event_logs) = event_logs {
+                drop(event_logs.await);
+            }
+        };
         // A task that does not end in time is aborted.
-        drop(tokio::time::timeout(grace.min(STOP_MAX), &mut self.task).await);
+        drop(tokio::time::timeout(grace.min(STOP_MAX), ended).await);
     }
 }
 
 impl Drop for Maintenance {
     fn drop(&mut self) {
         self.task.abort();
+        if let Some(event_logs) = &self.event_logs {
+            event_logs.abort();
+        }
     }
 }
 
@@ -158,24 +170,5 @@ impl MaintenanceTask {
                 None
             }
         }
-    }
-}
-
-/// Cancels statements until they have ended, so that the next owner of the pipeline does not wait for their locks.
-async fn cancel(canceller: Option<Canceller>, statements: impl Future) {
-    let cancelling = async {
-        loop {
-            // A request that can't be sent is sent again. The statement has its time-out anyway.
-            if let Some(canceller) = &canceller {
-                drop(canceller.cancel().await);
-            }
-            sleep(CANCEL_PAUSE).await;
-        }
-    };
-    tokio::select! {
-        biased;
-        _ = statements => {}
-        () = cancelling => {}
-        () = sleep(CANCEL_MAX) => {}
     }
 }

@@ -2,7 +2,7 @@
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them so")]
 
 use super::*;
-use crate::status::{Lag, PipelineState};
+use crate::status::{EventLogSummary, EventLogsSummary, GroupSummary, Lag, PipelineState};
 use expect_test::expect;
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,29 @@ fn metrics() -> Metrics {
         snapshot.maintenance.bookmarks_dropped_total = 1;
         snapshot.maintenance.failures_total = 2;
         snapshot.maintenance.ran_at = Some(at);
+        snapshot.maintenance.event_logs = Some(EventLogsSummary {
+            logs: vec![EventLogSummary {
+                log: "shop".to_owned(),
+                first_seq: 101,
+                last_seq: 300,
+                groups: vec![GroupSummary {
+                    group: "billing".to_owned(),
+                    lag_events: 17,
+                    lag_seconds: 4.5,
+                    consumers_alive: 3,
+                    consumers_silent: 1,
+                    leased_partitions: 4,
+                    deliveries_max: 2,
+                    evicted: true,
+                    held_events: 40,
+                }],
+            }],
+            unreported: 5,
+            dropped_total: 6,
+            failures_total: 7,
+            ran_at: Some(at),
+            ..EventLogsSummary::default()
+        });
     });
     counts.latency().observe(Duration::from_micros(500));
     counts.latency().observe_many(Duration::from_millis(3), 2);
@@ -149,6 +172,46 @@ fn a_scrape_shows_everything() {
         # HELP postrider_maintenance_last_run_seconds Time since the last run of maintenance that did all its work
         # TYPE postrider_maintenance_last_run_seconds gauge
         postrider_maintenance_last_run_seconds{pipeline="orders",shard="0"} 0.0
+        # HELP postrider_log_last_seq Number of the last event of an event log
+        # TYPE postrider_log_last_seq gauge
+        postrider_log_last_seq{pipeline="orders",shard="0",log="shop"} 300.0
+        # HELP postrider_log_retained_events Events that an event log has
+        # TYPE postrider_log_retained_events gauge
+        postrider_log_retained_events{pipeline="orders",shard="0",log="shop"} 200.0
+        # HELP postrider_log_children_dropped Tables of events dropped since the start
+        # TYPE postrider_log_children_dropped counter
+        postrider_log_children_dropped_total{pipeline="orders",shard="0"} 6
+        # HELP postrider_log_maintenance_failures Failed runs of log maintenance since the start
+        # TYPE postrider_log_maintenance_failures counter
+        postrider_log_maintenance_failures_total{pipeline="orders",shard="0"} 7
+        # HELP postrider_log_maintenance_last_run_seconds Time since the last run of log maintenance that did all its work
+        # TYPE postrider_log_maintenance_last_run_seconds gauge
+        postrider_log_maintenance_last_run_seconds{pipeline="orders",shard="0"} 0.0
+        # HELP postrider_groups_unreported Event logs and groups beyond the limits of this page
+        # TYPE postrider_groups_unreported gauge
+        postrider_groups_unreported{pipeline="orders",shard="0"} 5.0
+        # HELP postrider_group_lag_events Events that a consumer group has not done
+        # TYPE postrider_group_lag_events gauge
+        postrider_group_lag_events{pipeline="orders",shard="0",log="shop",group="billing"} 17.0
+        # HELP postrider_group_lag_seconds How long the oldest event not done has been in the log
+        # TYPE postrider_group_lag_seconds gauge
+        postrider_group_lag_seconds{pipeline="orders",shard="0",log="shop",group="billing"} 4.5
+        # HELP postrider_group_leased_partitions Hash partitions with a lease
+        # TYPE postrider_group_leased_partitions gauge
+        postrider_group_leased_partitions{pipeline="orders",shard="0",log="shop",group="billing"} 4.0
+        # HELP postrider_group_deliveries Highest number of times that events not done were given out
+        # TYPE postrider_group_deliveries gauge
+        postrider_group_deliveries{pipeline="orders",shard="0",log="shop",group="billing"} 2.0
+        # HELP postrider_group_evicted Whether a group is evicted
+        # TYPE postrider_group_evicted gauge
+        postrider_group_evicted{pipeline="orders",shard="0",log="shop",group="billing"} 1.0
+        # HELP postrider_group_held_events Events of tables old enough to be dropped that the group has not passed
+        # TYPE postrider_group_held_events gauge
+        postrider_group_held_events{pipeline="orders",shard="0",log="shop",group="billing"} 40.0
+        # HELP postrider_group_consumers Consumers of a group, by state
+        # TYPE postrider_group_consumers gauge
+        postrider_group_consumers{pipeline="orders",shard="0",log="shop",group="billing",state="alive"} 3.0
+        postrider_group_consumers{pipeline="orders",shard="0",log="shop",group="billing",state="silent"} 1.0
         # HELP postrider_reconnects Connections lost and recreated since the start
         # TYPE postrider_reconnects counter
         postrider_reconnects_total{pipeline="orders",shard="0",side="source",class="transient"} 1

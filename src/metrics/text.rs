@@ -1,7 +1,7 @@
 //! The names of the metrics, and their figures at the time of a scrape.
 
 use super::{Closed, EndpointMetrics, PipelineSource};
-use crate::status::{PipelineState, Snapshot};
+use crate::status::{EventLogSummary, EventLogsSummary, GroupSummary, PipelineState, Snapshot};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -37,6 +37,25 @@ pub const CATALOG: &[(&str, &str)] = &[
         "postrider_maintenance_last_run_seconds",
         "Time since the last run of maintenance that did all its work",
     ),
+    ("postrider_log_last_seq", "Number of the last event of an event log"),
+    ("postrider_log_retained_events", "Events that an event log has"),
+    ("postrider_log_children_dropped_total", "Tables of events dropped since the start"),
+    ("postrider_log_maintenance_failures_total", "Failed runs of log maintenance since the start"),
+    (
+        "postrider_log_maintenance_last_run_seconds",
+        "Time since the last run of log maintenance that did all its work",
+    ),
+    ("postrider_groups_unreported", "Event logs and groups beyond the limits of this page"),
+    ("postrider_group_lag_events", "Events that a consumer group has not done"),
+    ("postrider_group_lag_seconds", "How long the oldest event not done has been in the log"),
+    ("postrider_group_consumers", "Consumers of a group, by state"),
+    ("postrider_group_leased_partitions", "Hash partitions with a lease"),
+    ("postrider_group_deliveries", "Highest number of times that events not done were given out"),
+    ("postrider_group_evicted", "Whether a group is evicted"),
+    (
+        "postrider_group_held_events",
+        "Events of tables old enough to be dropped that the group has not passed",
+    ),
     ("postrider_reconnects_total", "Connections lost and recreated since the start"),
     (
         "postrider_admin_connections_closed_total",
@@ -47,6 +66,12 @@ pub const CATALOG: &[(&str, &str)] = &[
     ("outbox_failures", "Events that could not be published, a counter"),
     ("outbox_dlq_depth", "Dead events, which only a person can move"),
 ];
+
+/// A counter of the maintenance of event logs.
+type EventLogsCounter = (&'static str, fn(&EventLogsSummary) -> u64);
+
+/// A gauge of a consumer group.
+type GroupGauge = (&'static str, fn(&GroupSummary) -> f64);
 
 /// `pg_replication_slots.wal_status`, and `missing`.
 const SLOT_STATES: [&str; 5] = ["reserved", "extended", "unreserved", "lost", "missing"];
@@ -89,6 +114,22 @@ impl PipelineSample {
     fn shard(&self) -> (&'static str, &str) {
         ("shard", &self.shard)
     }
+
+    /// The event logs that the pipeline writes.
+    fn event_logs(&self) -> &[EventLogSummary] {
+        self.snapshot.maintenance.event_logs.as_ref().map_or(&[], |logs| logs.logs.as_slice())
+    }
+
+    /// The consumer groups of these logs, with their labels.
+    fn groups(&self) -> impl Iterator<Item = ([(&'static str, &str); 4], &GroupSummary)> {
+        self.event_logs().iter().flat_map(move |log| {
+            log.groups.iter().map(move |group| {
+                let names = [("log", log.log.as_str()), ("group", group.group.as_str())];
+                let [log, name] = names;
+                ([self.pipeline(), self.shard(), log, name], group)
+            })
+        })
+    }
 }
 
 impl Collector for Scrape {
@@ -100,6 +141,8 @@ impl Collector for Scrape {
         self.parked(&mut encoder)?;
         self.states(&mut encoder)?;
         self.maintenance(&mut encoder)?;
+        self.event_logs(&mut encoder)?;
+        self.groups(&mut encoder)?;
         self.reconnects(&mut encoder)?;
         self.common_names(&mut encoder)
     }
@@ -262,6 +305,76 @@ impl Scrape {
         self.gauge(encoder, "postrider_maintenance_last_run_seconds", |snapshot| {
             snapshot.maintenance.last_run_seconds
         })
+    }
+
+    fn event_logs(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        self.gauge_of_logs(encoder, "postrider_log_last_seq", |log| log.last_seq)?;
+        let retained = EventLogSummary::retained_events;
+        self.gauge_of_logs(encoder, "postrider_log_retained_events", retained)?;
+        let writes = |sample: &&PipelineSample| sample.snapshot.maintenance.event_logs.is_some();
+        let counters: [EventLogsCounter; 2] = [
+            ("postrider_log_children_dropped_total", |logs| logs.dropped_total),
+            ("postrider_log_maintenance_failures_total", |logs| logs.failures_total),
+        ];
+        for (name, value) in counters {
+            let mut family = describe(encoder, name, MetricType::Counter)?;
+            for sample in self.0.iter().filter(writes) {
+                let count = sample.snapshot.maintenance.event_logs.as_ref().map_or(0, value);
+                family
+                    .encode_family(&[sample.pipeline(), sample.shard()])?
+                    .encode_counter::<NoLabelSet, _, f64>(&count, None)?;
+            }
+        }
+        self.gauge(encoder, "postrider_log_maintenance_last_run_seconds", |snapshot| {
+            snapshot.maintenance.event_logs.as_ref()?.last_run_seconds
+        })?;
+        self.gauge(encoder, "postrider_groups_unreported", |snapshot| {
+            snapshot.maintenance.event_logs.as_ref().map(|logs| real(logs.unreported))
+        })
+    }
+
+    /// One gauge of each event log.
+    fn gauge_of_logs(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        name: &str,
+        value: impl Fn(&EventLogSummary) -> u64,
+    ) -> fmt::Result {
+        let mut family = describe(encoder, name, MetricType::Gauge)?;
+        for sample in &self.0 {
+            for log in sample.event_logs() {
+                let labels = [sample.pipeline(), sample.shard(), ("log", log.log.as_str())];
+                family.encode_family(&labels)?.encode_gauge(&real(value(log)))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn groups(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let gauges: [GroupGauge; 6] = [
+            ("postrider_group_lag_events", |group| real(group.lag_events)),
+            ("postrider_group_lag_seconds", |group| group.lag_seconds),
+            ("postrider_group_leased_partitions", |group| real(group.leased_partitions)),
+            ("postrider_group_deliveries", |group| real(group.deliveries_max)),
+            ("postrider_group_evicted", |group| f64::from(u8::from(group.evicted))),
+            ("postrider_group_held_events", |group| real(group.held_events)),
+        ];
+        for (name, value) in gauges {
+            let mut family = describe(encoder, name, MetricType::Gauge)?;
+            for (labels, group) in self.0.iter().flat_map(PipelineSample::groups) {
+                family.encode_family(&labels)?.encode_gauge(&value(group))?;
+            }
+        }
+        let mut family = describe(encoder, "postrider_group_consumers", MetricType::Gauge)?;
+        for ([pipeline, shard, log, name], group) in self.0.iter().flat_map(PipelineSample::groups)
+        {
+            let states = [("alive", group.consumers_alive), ("silent", group.consumers_silent)];
+            for (state, count) in states {
+                let labels = [pipeline, shard, log, name, ("state", state)];
+                family.encode_family(&labels)?.encode_gauge(&real(count))?;
+            }
+        }
+        Ok(())
     }
 
     /// One counter of each pipeline.

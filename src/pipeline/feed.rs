@@ -348,12 +348,12 @@ fn not_sent(
         // Parked before it is sent: behind another event, for later, or because a broker has refused it.
         Answer::Park(entry, None) => {
             observer.parked();
-            records.keep(entry, mapped, at);
+            records.keep(*entry, mapped, at);
         }
         Answer::Park(entry, refused) => {
             observer.parked();
             observer.failed(mapped.event_type);
-            let row = records.keep_refused(entry, mapped, at, refused);
+            let row = records.keep_refused(*entry, mapped, at, refused);
             observer.failure_parked(row);
         }
         Answer::Expired => observer.expired(at.position, mapped.event_id),
@@ -362,7 +362,7 @@ fn not_sent(
             observer.failed(mapped.event_type);
             if let Some(entry) = entry {
                 observer.parked();
-                let row = records.keep_doubted(entry, mapped, at);
+                let row = records.keep_doubted(*entry, mapped, at);
                 observer.failure_parked(row);
             }
         }

@@ -48,6 +48,7 @@ mod stream;
 mod supervisor;
 mod timer;
 
+pub use crate::maintenance::MaintenanceSettings;
 pub use embedded::Embedded;
 pub use history::identity;
 pub use mode::Mode;
@@ -56,5 +57,7 @@ pub use service::Service;
 pub use settings_change::{
     Change, ChangeNote, LeftBehind, Settings, compare as compare_settings, left_behind, polls_now,
 };
-pub use spec::{CommonSpec, OnSlotLost, PipelineSpec, PollSettings, poll_spec, repair_table};
+pub use spec::{
+    CommonSpec, OnSlotLost, PipelineSpec, PollSettings, log_database, poll_spec, repair_table,
+};
 pub use stop::{PipelineExit, Stop, StopHandle};

@@ -422,6 +422,9 @@ impl Pipeline {
             let halt = halts::other_history_of_sink(history, self.histories.current());
             return self.apply(now, Input::Halt(Box::new(halt)));
         }
+        if stored.is_none() {
+            self.observer.sink().without_progress();
+        }
         let progress = stored.map(|_| progress);
         let recovered = Recovered { progress, attempts: published };
         self.apply(now, Input::SinkRecovered { call, recovered });

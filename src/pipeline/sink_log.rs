@@ -24,6 +24,8 @@ pub(super) struct SinkLog {
     dead_letters: Option<Condition>,
     /// Resets of the sink since the start.
     resets_total: u64,
+    /// It was reported that the sink has no progress of the pipeline.
+    is_new: bool,
 }
 
 impl SinkLog {
@@ -34,6 +36,7 @@ impl SinkLog {
             destinations: BTreeMap::new(),
             dead_letters: None,
             resets_total: 0,
+            is_new: false,
         }
     }
 
@@ -103,6 +106,21 @@ impl SinkLog {
     pub(super) fn broken(&self, reason: &str) {
         let pipeline = &self.name;
         warn!(event = "producer_broken", pipeline, reason, "the producer's state can't be trusted");
+    }
+
+    /// A sink that publishes in transactions has never committed for this pipeline, as far as the sink knows.
+    pub(super) fn without_progress(&mut self) {
+        if !std::mem::replace(&mut self.is_new, true) {
+            warn!(
+                event = "sink_without_progress",
+                pipeline = self.name,
+                hint = "at the first start with this sink nothing has to be done. If the sink had events of this \
+                        pipeline before, its database was emptied, or was restored from an earlier backup: stop, and \
+                        see docs/sql/log.md, \"When the server of a log fails over\"",
+                "the sink has stored no progress of this pipeline: it gets the events behind the cursor row, and no \
+                 earlier ones"
+            );
+        }
     }
 
     /// The sink gives up what is in flight, and continues after `cursor`.

@@ -3,6 +3,7 @@
 use super::halts;
 use super::mode::Mode;
 use crate::error::Halt;
+use crate::maintenance::MaintenanceSettings;
 use crate::outbox::{
     DeclaredColumn, MapError, Mapper, OutboxSpec, Role, SpecError, TimestampSource, Unfit,
 };
@@ -13,8 +14,12 @@ use crate::postgres::schema_owner::SessionRights;
 use crate::postgres::start::Identity;
 use crate::postgres::{Conninfo, Encoding, EventObjects, Names, TableName};
 use crate::relay::{Limits, ParkingRules};
+#[cfg(feature = "postgres")]
+use crate::sink::postgres::PostgresConfig;
 use crate::sink::{Needs, Purpose, SinkConfig};
 use crate::store::PipelineKey;
+#[cfg(feature = "postgres")]
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,6 +71,8 @@ pub struct PipelineSpec {
     pub bookmarks_retain_max: u64,
     /// Pause between two status updates to the server while the watermark moves.
     pub confirm_interval: Duration,
+    /// The maintenance of event logs, if the sink writes them.
+    pub maintenance: MaintenanceSettings,
 }
 
 /// What a pipeline is configured with, whatever it reads from.
@@ -248,6 +255,20 @@ impl PipelineSpec {
     pub fn columns(&self) -> Vec<String> {
         self.common.outbox.required_columns().into_iter().map(str::to_owned).collect()
     }
+}
+
+/// The database in which a sink writes event logs; `None` for a sink of another kind.
+#[cfg(feature = "postgres")]
+pub fn log_database(sink: &dyn SinkConfig) -> Option<Conninfo> {
+    let sink: &dyn Any = sink;
+    let config: &PostgresConfig = sink.downcast_ref()?;
+    config.database.as_ref()?.as_ref().ok().cloned()
+}
+
+/// The database in which a sink writes event logs: there is no such sink in this build.
+#[cfg(not(feature = "postgres"))]
+pub fn log_database(_sink: &dyn SinkConfig) -> Option<Conninfo> {
+    None
 }
 
 /// How topics are made, as one line.

@@ -10,13 +10,13 @@ use super::poll::poll;
 use super::repair::{self, repairs_instead};
 use super::running::{Pipeline, RECONNECT_MAX, RECONNECT_MIN, Waited};
 use super::session_context::SessionContext;
-use super::spec::PipelineSpec;
+use super::spec::{PipelineSpec, log_database};
 use super::stop::{PipelineExit, Stop};
 use super::store_port::StorePort;
 use super::stream::stream;
 use crate::backoff::Backoff;
 use crate::error::{Halt, HaltReason};
-use crate::maintenance::{Maintenance, MaintenanceSpec};
+use crate::maintenance::{EventLogsSpec, Maintenance, MaintenanceSpec};
 use crate::metrics::{PipelineMetrics, Side};
 use crate::postgres::SourceError;
 use crate::postgres::error_policy::{self, Action, Class, Phase, Repeats};
@@ -138,7 +138,12 @@ impl Supervisor {
             },
             bookmarks_retain_max: spec.bookmarks_retain_max,
         };
-        Maintenance::start(maintenance_spec, ownership.announced(), status_handle)
+        let event_logs = log_database(&*spec.common.sink).map(|conninfo| EventLogsSpec {
+            pipeline: spec.name().to_owned(),
+            conninfo,
+            settings: spec.maintenance.clone(),
+        });
+        Maintenance::start(maintenance_spec, event_logs, ownership.announced(), status_handle)
     }
 
     async fn run(&mut self, stop: &Stop) -> PipelineExit {

@@ -27,7 +27,7 @@ fn said(output: &Output) -> String {
 fn rules_are_rules() {
     let output = promtool(&["check", "rules", "config/alerts.yml"]);
     assert!(output.status.success(), "{}", said(&output));
-    assert!(said(&output).contains("15 rules found"), "{}", said(&output));
+    assert!(said(&output).contains("19 rules found"), "{}", said(&output));
 }
 
 /// One series for half an hour, and which alert it is after six minutes and after one.
@@ -75,7 +75,28 @@ fn beside_a_version_without_shards() -> [String; 3] {
     ]
 }
 
+/// A group with events and no living consumer; one of both is no reason to call.
+fn groups_without_a_consumer() -> [String; 3] {
+    let labels = r#"pipeline="orders",shard="0",log="orders",group="billing""#;
+    let case = |lag: &str, alive: &str, fires: bool| {
+        let of_group = "severity: ticket, pipeline: orders, shard: 0, log: orders, group: billing";
+        let list =
+            if fires { format!("[ {{ exp_labels: {{ {of_group} }} }} ]") } else { "[]".to_owned() };
+        format!(
+            "  - interval: 1m\n    input_series:\n      \
+               - {{ series: 'postrider_group_lag_events{{{labels}}}', values: '{lag}' }}\n      \
+               - {{ series: 'postrider_group_consumers{{{labels},state=\"alive\"}}', values: '{alive}' }}\n      \
+               - {{ series: 'postrider_group_consumers{{{labels},state=\"silent\"}}', values: '0x30' }}\n    \
+             alert_rule_test:\n      \
+               - {{ eval_time: 4m, alertname: PostriderGroupUnhealthy, exp_alerts: [] }}\n      \
+               - {{ eval_time: 6m, alertname: PostriderGroupUnhealthy, exp_alerts: {list} }}\n"
+        )
+    };
+    [case("1x30", "0x30", true), case("0x30", "0x30", false), case("1x30", "1x30", false)]
+}
+
 #[test]
+#[expect(clippy::too_many_lines, reason = "the alerts, one after the other")]
 fn alerts_call_when_they_should_and_not_before() {
     let cases = [
         ("postrider_lag_seconds", "61x30", "PostriderLagging", false, true),
@@ -87,12 +108,30 @@ fn alerts_call_when_they_should_and_not_before() {
         ("postrider_halted{code=\"PR001\"}", "0 1x30", "PostriderHalted", true, true),
         ("postrider_slot_retained_bytes", "11e9x30", "PostriderRetainsWal", false, true),
         ("postrider_slot_retained_bytes", "9e9x30", "PostriderRetainsWal", false, false),
+        ("postrider_group_lag_seconds", "301x30", "PostriderGroupBehind", false, true),
+        ("postrider_group_lag_seconds", "300x30", "PostriderGroupBehind", false, false),
+        ("postrider_group_evicted", "0 1x30", "PostriderGroupEvicted", true, true),
+        (
+            "postrider_log_maintenance_last_run_seconds",
+            "61x30",
+            "PostriderLogMaintenance",
+            false,
+            true,
+        ),
+        (
+            "postrider_log_maintenance_last_run_seconds",
+            "60x30",
+            "PostriderLogMaintenance",
+            false,
+            false,
+        ),
     ];
     let rules = root().join("config/alerts.yml");
     let mut tests: Vec<String> = cases
         .map(|(series, values, alert, after_1m, after_6m)| {
-            let page =
-                ["Lagging", "SlotLosingWal", "Halted"].iter().any(|name| alert.ends_with(name));
+            let page = ["Lagging", "SlotLosingWal", "Halted", "Evicted"]
+                .iter()
+                .any(|name| alert.ends_with(name));
             let severity = if page { "page" } else { "ticket" };
             let code = if series.contains("code=") { ", code: PR001" } else { "" };
             let labels = format!("{{ severity: {severity}{code} }}");
@@ -117,6 +156,7 @@ fn alerts_call_when_they_should_and_not_before() {
         ));
     }
     tests.extend(beside_a_version_without_shards());
+    tests.extend(groups_without_a_consumer());
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tests.yml");
     // What is checked here is when, not in which words.

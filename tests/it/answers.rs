@@ -62,8 +62,10 @@ impl Answer {
         let line = found.next().unwrap_or_else(|| panic!("no line with {words:?}:\n{log}"));
         let field = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
         let said = [field("message"), field("reason"), field("error")];
-        let said: Vec<&str> =
-            said.iter().map(String::as_str).filter(|text| !text.is_empty()).collect();
+        let [message, ..] = &said;
+        let is_more =
+            |text: &&str| !text.is_empty() && (*text == message || !message.contains(text));
+        let said: Vec<&str> = said.iter().map(String::as_str).filter(is_more).collect();
         Self {
             says: said.join(": "),
             mends: field("hint"),

@@ -3,18 +3,19 @@
 use std::fmt::Display;
 use std::future::Future;
 use std::time::{Duration, Instant};
-use tokio::time::MissedTickBehavior;
 
 /// How long a state that is sure to come may take on a small machine that is busy with other tests. Nothing waits so
 /// long but a failure; where the time itself is the promise, the test names its own.
-pub(crate) const SOON: Duration = Duration::from_mins(3);
+pub(crate) const SOON: Duration = Duration::from_mins(5);
 
 /// How long one look may take; then it is made anew. A call of librdkafka's that waits for a broker which has just
 /// thawed was seen to hang for minutes.
 const LOOK_MAX: Duration = Duration::from_secs(75);
 
-/// Pause between two looks.
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Pause between two looks: a twentieth of what was waited already, between these two. A look may be a connection to a
+/// server, and the looks of eight tests that wait long would keep two processors busy.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// Asks `probe` until it answers `Ok`. Its `Err` says what was seen instead; the last one is printed at the deadline.
 pub(crate) async fn await_that<T, E, F, P>(what: &str, deadline: Duration, mut probe: P) -> T
@@ -40,13 +41,12 @@ where
     D: FnOnce() -> String,
 {
     let start = Instant::now();
-    let mut ticks = tokio::time::interval(POLL_INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = tokio::time::interval(PAUSE_MAX);
     let mut seen = String::from("nothing yet");
     loop {
         ticks.tick().await;
         // A probe that hangs is a state that did not come.
-        let left = deadline.saturating_sub(start.elapsed()).max(POLL_INTERVAL);
+        let left = deadline.saturating_sub(start.elapsed()).max(PAUSE_MIN);
         match tokio::time::timeout(left.min(LOOK_MAX), probe()).await {
             Ok(Ok(value)) => return value,
             Ok(Err(now)) => seen = now.to_string(),
@@ -57,5 +57,6 @@ where
             "waited {deadline:?} for: {what}\nlast seen: {seen}\n{}",
             dump()
         );
+        ticks.reset_after((start.elapsed() / 20).clamp(PAUSE_MIN, PAUSE_MAX));
     }
 }

@@ -57,8 +57,12 @@ fn every_finding_stands_in_the_operations_page() {
     let page = std::fs::read_to_string(root.join("docs/operations/check.md")).unwrap();
     let mut missing = BTreeSet::new();
     let mut known = 0;
-    let folders =
-        ["crates/postrider-postgres/src/preflight", "crates/postrider-sinks/src/kafka", "src/cli"];
+    let folders = [
+        "crates/postrider-postgres/src/preflight",
+        "crates/postrider-sinks/src/kafka",
+        "crates/postrider-sinks/src/postgres",
+        "src/cli",
+    ];
     let mut places: Vec<_> = folders.map(|folder| root.join(folder)).to_vec();
     while let Some(place) = places.pop() {
         if place.is_dir() {

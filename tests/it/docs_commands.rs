@@ -5,7 +5,7 @@
 //! instead; a block without an answer fails.
 
 mod answers;
-mod blocks;
+pub(crate) mod blocks;
 mod compose;
 mod world;
 
@@ -39,6 +39,9 @@ const OPERATIONS: [&str; 10] = [
     "docs/operations/halts.md",
     "docs/operations/removing.md",
 ];
+
+/// The folder of the SQL toolkit: each of its pages has a test of its own, since they begin with logs and groups.
+const SQL: &str = "docs/sql/";
 
 /// Pages whose blocks are excerpts of files: `tidy::names` holds them against the files.
 const EXCERPTS: [&str; 1] = ["docs/embedding.md"];
@@ -81,6 +84,11 @@ async fn security_page_runs() {
 }
 
 #[tokio::test]
+async fn sql_install_page_runs() {
+    follow("docs/sql/install.md", World::set_up().await).await;
+}
+
+#[tokio::test]
 async fn operations_page_runs() {
     follow_all("docs/operations", &OPERATIONS, World::set_up().await).await;
 }
@@ -97,7 +105,9 @@ async fn polling_page_runs() {
 #[tokio::test]
 async fn every_other_page_runs() {
     for document in documents() {
-        let own = OWN_TESTS.contains(&&*document) || OPERATIONS.contains(&&*document);
+        let own = OWN_TESTS.contains(&&*document)
+            || OPERATIONS.contains(&&*document)
+            || document.starts_with(SQL);
         let excerpts = EXCERPTS.contains(&&*document);
         if own || excerpts || blocks::of(&document).is_empty() {
             continue;
@@ -118,7 +128,7 @@ fn pages_in(folder: &str) -> Vec<String> {
 
 /// The pages whose commands are run. Those of `docs/decisions` and `docs/chaos` show none.
 fn documents() -> Vec<String> {
-    let folders = ["docs", "docs/operations", "docs/guarantees", "docs/bad-input"];
+    let folders = ["docs", "docs/operations", "docs/guarantees", "docs/bad-input", "docs/sql"];
     let pages = folders.into_iter().flat_map(pages_in);
     let mut all: Vec<String> = pages.chain(["README.md".to_owned()]).collect();
     all.sort();

@@ -40,6 +40,8 @@ mod relay;
 mod repair;
 /// The shared servers: a database of a test's own.
 mod server;
+/// The SQL toolkit in a test's own database, from its files.
+mod toolkit;
 /// Topics of a test's own, and an independent reader of them.
 mod topic;
 
@@ -82,6 +84,14 @@ mod demo;
 mod docs_commands;
 /// Domains: published as the type beneath, wherever their row is read.
 mod domains;
+/// Event logs: the sink `postgres`.
+mod event_log;
+/// Consumer groups of the SQL toolkit: the programs of docs/sql/consumers.md, killed, cut off and stopped.
+mod group_consumers;
+/// Consumer groups in SQL.
+mod groups;
+/// `postrider groups`: what each subcommand says and does.
+mod groups_cli;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
 /// Code that was planted in schema `postrider`, and the administrator whose rights it is after.
@@ -109,6 +119,8 @@ mod lag;
 mod large;
 /// Rows that are large in the table, in polling and repair.
 mod large_rows;
+/// The maintenance of event logs and consumer groups.
+mod log_maintenance;
 /// The log: which lines, with which fields.
 mod logs;
 /// Maintenance of our own tables, beside the stream and beside polling.
@@ -171,6 +183,10 @@ mod slow_broker;
 mod slow_claims;
 /// What must not grow under a steady load, with faults: `scripts/soak`.
 mod soak;
+/// The pages of docs/sql.
+mod sql_docs;
+/// `postrider sql`: installation, upgrade, rights and uninstallation of the SQL toolkit.
+mod sql_toolkit;
 /// A real standby: promotion, restored backups.
 mod standby;
 /// The way of an event: layouts, statements, sizes.

@@ -4,10 +4,12 @@
 
 mod copies;
 pub(crate) mod kafka;
+mod pooler;
 mod postgres;
 
 pub(crate) use copies::topic_that_lacks_a_copy;
 pub(crate) use kafka::PrivateKafka;
+pub(crate) use pooler::PrivatePooler;
 pub(crate) use postgres::PrivatePostgres;
 
 use crate::await_that::await_that;

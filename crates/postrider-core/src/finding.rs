@@ -4,6 +4,7 @@
 //! secret.
 
 use serde::Serialize;
+use std::borrow::Cow;
 
 /// The severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
@@ -86,6 +87,15 @@ pub struct Finding {
     pub fix: Vec<Fix>,
 }
 
+/// A word of a command line, for a POSIX shell: as it is if no character has a meaning there, else in single quotes.
+pub fn shell_word(text: &str) -> Cow<'_, str> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,@%+=".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(format!("'{}'", text.replace('\'', "'\\''")))
+}
+
 impl Finding {
     fn new(severity: Severity, id: &'static str, what: impl Into<String>) -> Self {
         Self { id, severity, what: what.into(), why: String::new(), fix: Vec::new() }
@@ -145,5 +155,25 @@ impl Finding {
     fn with(mut self, kind: FixKind, line: String, restart: bool) -> Self {
         self.fix.push(Fix { kind, line, restart, table: String::new(), edit: "" });
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_of_a_shell_is_quoted_if_it_has_to_be() {
+        for (text, word) in [
+            ("billing", "billing"),
+            ("user=postrider", "user=postrider"),
+            ("", "''"),
+            ("two words", "'two words'"),
+            ("$(id)", "'$(id)'"),
+            ("it's `x`; \"y\"", "'it'\\''s `x`; \"y\"'"),
+            ("grün\n", "'grün\n'"),
+        ] {
+            assert_eq!(shell_word(text), word);
+        }
     }
 }

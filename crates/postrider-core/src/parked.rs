@@ -25,6 +25,11 @@ impl Lane {
         hasher.write(aggregate.id.as_bytes());
         Self(hasher.finish())
     }
+
+    /// The hash as a number of SQL's type `bigint`.
+    pub const fn number(self) -> i64 {
+        self.0.cast_signed()
+    }
 }
 
 macro_rules! states {

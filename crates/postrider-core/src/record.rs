@@ -131,6 +131,8 @@ pub enum RefusalKind {
     Policy,
     /// The broker calls the record invalid.
     Invalid,
+    /// The destination can't store the record. With the sink's own words for that: a clause.
+    Content(&'static str),
     /// Anything else.
     Other,
 }
@@ -172,6 +174,11 @@ impl Refusal {
         Self::own(RefusalKind::Partition(number))
     }
 
+    /// The destination can't store the record. `words` is a clause that says why.
+    pub const fn content(words: &'static str) -> Self {
+        Self::own(RefusalKind::Content(words))
+    }
+
     /// A broker's answer to a batch, with its own number.
     pub const fn of_broker(kind: RefusalKind, native: i32) -> Self {
         Self { kind, native: Some(native), of_batch: true }
@@ -185,6 +192,7 @@ impl Refusal {
             | RefusalKind::Partition(_)
             | RefusalKind::Policy
             | RefusalKind::Invalid
+            | RefusalKind::Content(_)
             | RefusalKind::Other => None,
         }
     }
@@ -201,7 +209,7 @@ impl Refusal {
             RefusalKind::Destination(_) => "topic_name",
             RefusalKind::Partition(_) => "partition",
             RefusalKind::Policy => "policy_violation",
-            RefusalKind::Invalid => "invalid_record",
+            RefusalKind::Invalid | RefusalKind::Content(_) => "invalid_record",
             RefusalKind::Other => "refused_by_broker",
         }
     }
@@ -233,7 +241,7 @@ impl fmt::Display for Refusal {
             RefusalKind::TooLarge(None) => {
                 f.write_str("the record is larger than the destination takes")
             }
-            RefusalKind::Destination(words) => f.write_str(words),
+            RefusalKind::Destination(words) | RefusalKind::Content(words) => f.write_str(words),
             RefusalKind::Partition(number) => write!(f, "the topic has no partition {number}"),
             RefusalKind::Policy => f.write_str("a policy of the broker forbids it"),
             RefusalKind::Invalid => f.write_str("the broker calls it invalid"),

@@ -199,6 +199,24 @@ pub trait Keys {
     /// A whole number between two bounds; the default if it is absent or wrong.
     fn number(&self, key: &'static str, default: u32, range: RangeInclusive<u32>) -> u32;
 
+    /// A duration with its unit, between two bounds; the default if it is absent or wrong.
+    fn duration(
+        &self,
+        key: &'static str,
+        default: Duration,
+        range: RangeInclusive<Duration>,
+    ) -> Duration;
+
+    /// A size with its unit, between two bounds; the default if it is absent or wrong. Unit: bytes.
+    fn size(&self, key: &'static str, default: u64, range: RangeInclusive<u64>) -> u64;
+
+    /// The name of a file that contains a secret, and the file; `None` if it is absent or can't be read, which is
+    /// reported.
+    fn secret(&self, key: &'static str) -> Option<(String, SecretFile)>;
+
+    /// A variable of the environment that the client library of a kind reads by itself.
+    fn variable(&self, name: &str) -> Option<String>;
+
     /// One of a few words, as its index in `words`; 0 if it is absent or wrong. `later` are words that are reserved for
     /// later versions.
     fn word(&self, key: &'static str, words: &[&str], later: &[&str]) -> usize;
@@ -293,6 +311,17 @@ pub trait SinkConfig: Any + fmt::Debug + Send + Sync {
         None
     }
 
+    /// What the headers of each record must have for this kind.
+    fn record_headers(&self) -> RecordHeaders {
+        RecordHeaders::default()
+    }
+
+    /// The same settings for a pipeline that reads from `source`, if they depend on it; otherwise `None`. `source` is
+    /// what the crate of the source connects with: a `pg_replication::Conninfo` for PostgreSQL.
+    fn for_source(&self, _source: &dyn Any) -> Option<Arc<dyn SinkConfig>> {
+        None
+    }
+
     /// Whether missing destinations are created, by the settings.
     fn creates(&self) -> bool {
         false
@@ -313,6 +342,16 @@ pub trait SinkConfig: Any + fmt::Debug + Send + Sync {
     fn command(&self, _code: &str, _destination: &str, _size: usize) -> Option<String> {
         None
     }
+}
+
+/// What a kind of sink needs in the headers of each record, because it stores these values elsewhere than in headers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RecordHeaders {
+    /// All standard headers, whatever the layout and `route.standard_headers` say: `type`, if the outbox has a column
+    /// for it, and `position`.
+    pub standard: bool,
+    /// Names and templates of further headers. Parked events keep them.
+    pub templates: &'static [(&'static str, &'static str)],
 }
 
 /// The hint of a refusal for which no fix is known.

@@ -32,13 +32,17 @@ pub trait Transactional {
     ///
     /// How long it may take is up to the sink; the pipeline waits, and shows it in its status. After a loss of the
     /// connection, [`Post::Down`](crate::sink::Post::Down) tells the reason, and the sink tries again.
+    ///
+    /// The pipeline may call it again before the answer, for example after a loss of the source's connection. Later
+    /// commits then belong to the last call. If a server executes the earlier call later than that, behind the recovery
+    /// of another producer, this producer stays fenced off.
     fn recover(&mut self, call: SinkCall);
 
     /// Makes the records of the open transaction visible, and stores `progress` in place of what was stored before, in
     /// one step. Answered with [`Post::Committed`](crate::sink::Post::Committed), after both are durable. Also called
     /// without a record.
     ///
-    /// Must not take effect if another producer of this pipeline has recovered since this one did.
+    /// Must not take effect if any recovery of this pipeline was executed since the last one that this producer called.
     fn commit(&mut self, call: SinkCall, progress: &SinkProgress);
 }
 

@@ -153,9 +153,77 @@ pub struct MaintenanceSummary {
     pub reason: Option<String>,
     /// What fixes the problem, if there is one.
     pub hint: Option<String>,
+    /// The event logs that the pipeline writes; `None` if its sink is no database with event logs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub event_logs: Option<EventLogsSummary>,
     /// `last_run_seconds` is computed from this when the snapshot is read.
     #[serde(skip)]
     pub ran_at: Option<Instant>,
+}
+
+/// The event logs that a pipeline writes, and their consumer groups, as their maintenance last read them.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct EventLogsSummary {
+    /// The logs by name, as many as are reported.
+    pub logs: Vec<EventLogSummary>,
+    /// Logs and groups that are not reported, because there are more than the limits allow.
+    pub unreported: u64,
+    /// Tables of events that retention has dropped since the process started.
+    pub dropped_total: u64,
+    /// Failed steps of this maintenance since the process started.
+    pub failures_total: u64,
+    /// Seconds since no step has been failing, or since this process owns the pipeline; `None` while it does not.
+    pub last_run_seconds: Option<f64>,
+    /// Why a step fails, in one line; `None` if none does.
+    pub reason: Option<String>,
+    /// What fixes the problem, if there is one.
+    pub hint: Option<String>,
+    /// `last_run_seconds` is computed from this when the snapshot is read.
+    #[serde(skip)]
+    pub ran_at: Option<Instant>,
+}
+
+/// An event log.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct EventLogSummary {
+    /// The log's name.
+    pub log: String,
+    /// The lowest number that retention has kept.
+    pub first_seq: u64,
+    /// The number of the last event; 0 if there was none.
+    pub last_seq: u64,
+    /// Its consumer groups by name, as many as are reported.
+    pub groups: Vec<GroupSummary>,
+}
+
+impl EventLogSummary {
+    /// Events that the log has.
+    pub const fn retained_events(&self) -> u64 {
+        (self.last_seq + 1).saturating_sub(self.first_seq)
+    }
+}
+
+/// A consumer group.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct GroupSummary {
+    /// The group's name.
+    pub group: String,
+    /// Events that are not done.
+    pub lag_events: u64,
+    /// How long the oldest of them has been in the log; 0 if there is none. Unit: seconds.
+    pub lag_seconds: f64,
+    /// Consumers with a heartbeat in the last 60 seconds.
+    pub consumers_alive: u64,
+    /// Consumers without one, which are not reaped yet.
+    pub consumers_silent: u64,
+    /// Hash partitions with a lease.
+    pub leased_partitions: u64,
+    /// How often events were given out that are not done; the highest number.
+    pub deliveries_max: u64,
+    /// Whether the group is evicted: events that it had not done may be gone.
+    pub evicted: bool,
+    /// Events of tables that are old enough to be dropped, and that the group has not passed.
+    pub held_events: u64,
 }
 
 /// Moments from which durations are computed when a snapshot is read. They are not part of the JSON.
@@ -299,6 +367,9 @@ impl StatusHandle {
         snapshot.lag_seconds = snapshot.moments.lag.at(now).as_secs_f64();
         snapshot.source_contact_seconds = since(snapshot.moments.source_contact_at);
         snapshot.maintenance.last_run_seconds = since(snapshot.maintenance.ran_at);
+        if let Some(logs) = &mut snapshot.maintenance.event_logs {
+            logs.last_run_seconds = since(logs.ran_at);
+        }
         snapshot
     }
 }

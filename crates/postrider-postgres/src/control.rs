@@ -41,10 +41,11 @@ SET default_transaction_deferrable = off; SET idle_session_timeout = 0";
 /// `transaction_timeout` exists from 17 on. `session_replication_role` would skip triggers and foreign keys when rows
 /// are updated or deleted; it is left alone if an administrator has set it for a role that may not change it.
 const PINNED_IF_SUPPORTED: &str = "\
-SELECT pg_catalog.set_config(s.name, '0', false) FROM pg_catalog.pg_settings AS s WHERE s.name = 'transaction_timeout' \
-UNION ALL SELECT pg_catalog.set_config(s.name, 'origin', false) FROM pg_catalog.pg_settings AS s \
-WHERE s.name = 'session_replication_role' AND s.setting <> 'origin' \
-  AND pg_catalog.has_parameter_privilege(s.name, 'SET')";
+SELECT pg_catalog.set_config('transaction_timeout', '0', false) \
+WHERE pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL \
+UNION ALL SELECT pg_catalog.set_config('session_replication_role', 'origin', false) \
+WHERE pg_catalog.current_setting('session_replication_role') <> 'origin' \
+  AND pg_catalog.has_parameter_privilege('session_replication_role', 'SET')";
 
 /// A session whose client has disconnected ends its statement soon, and releases its locks; by default the statement
 /// runs to its end. In a transaction of its own, and optional: some platforms refuse it.

@@ -215,8 +215,9 @@ fn session_over(state: SqlState) -> Option<Class> {
         "25006" => Some(Class::NotPrimary),
         // idle_in_transaction_session_timeout, transaction_timeout.
         "25P03" | "25P04" => Some(Class::Busy),
-        // The prepared statement was deallocated: by a pooler in between, or by a DISCARD ALL.
-        "26000" => Some(Class::Unknown),
+        // A failed transaction that nobody ends: its COMMIT was cancelled. A prepared statement that was deallocated:
+        // by a pooler in between, or by a DISCARD ALL.
+        "25P02" | "26000" => Some(Class::Unknown),
         "3D000" | "57P04" => Some(Class::Access),
         _ if state.class() == "08" => Some(Class::Connection),
         _ if state.class() == "28" => Some(Class::Access),

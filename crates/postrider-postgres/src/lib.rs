@@ -32,5 +32,6 @@ pub mod start;
 pub mod statement;
 pub mod store;
 pub mod times;
+pub mod toolkit;
 pub mod value_types;
 pub mod wire;

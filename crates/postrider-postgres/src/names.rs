@@ -102,6 +102,16 @@ pub fn admin_url(database: &str) -> String {
     format!("postgresql://ADMIN@HOST/{database}")
 }
 
+/// Postrider's own tables in schema `postrider`, which may also have those of the SQL toolkit ([`crate::toolkit`]).
+pub const OWN_TABLES: [&str; 7] =
+    ["migration", "cursor", "parked", "repair", "repair_page", "bookmark", "replay"];
+
+/// Grants a role all rights on rows of these tables of schema `postrider`. `role` is quoted.
+pub(crate) fn grant_rows(tables: &[&str], role: &str) -> String {
+    let tables: Vec<String> = tables.iter().map(|table| format!("postrider.{table}")).collect();
+    format!("GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE {} TO {role};", tables.join(", "))
+}
+
 /// Longest name PostgreSQL keeps (`NAMEDATALEN` - 1). Unit: bytes.
 pub const NAME_BYTES_MAX: usize = 63;
 

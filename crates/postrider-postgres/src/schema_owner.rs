@@ -7,13 +7,15 @@
 //! this is read from the catalog, which runs no code of others.
 
 use super::error::SourceError;
-use super::names::ident;
+use super::names::{OWN_TABLES, grant_rows, ident};
 use super::setup::notify_function_sql;
+use super::toolkit::files;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use tokio_postgres::Client;
 
-const FOREIGN: &str = include_str!("schema_owner/foreign.sql");
+const FOREIGN: &str =
+    concat!(include_str!("toolkit/objects.sql"), include_str!("schema_owner/foreign.sql"));
 const HELD: &str = include_str!("schema_owner/held.sql");
 
 /// The SQLSTATE that the printed SQL raises if it refuses the schema: the halt's code.
@@ -80,6 +82,8 @@ pub struct UntrustedSchema {
     pub by_other_login: bool,
     held: Vec<ForeignRight>,
     owners: Vec<ObjectOwner>,
+    /// Those of Postrider's own tables that exist.
+    tables: Vec<&'static str>,
 }
 
 /// Reads why a session of this kind must not use the schema; `None` if it may, or if there is no schema.
@@ -91,10 +95,16 @@ pub async fn read(
     acting: SessionRights,
 ) -> Result<Option<UntrustedSchema>, SourceError> {
     let failed = |e| SourceError::control("read who owns schema \"postrider\"", e);
-    let sql = "SELECT r.rolsuper, r.rolname::pg_catalog.text FROM pg_catalog.pg_roles r WHERE r.rolname = current_user";
+    let sql = "SELECT r.rolsuper, r.rolname::pg_catalog.text, \
+                 EXISTS (SELECT FROM pg_catalog.pg_namespace n WHERE n.nspname = 'postrider') \
+               FROM pg_catalog.pg_roles r WHERE r.rolname = current_user";
     let row = client.query_one(sql, &[]).await.map_err(failed)?;
     let superuser: bool = row.try_get(0).map_err(failed)?;
     let me: String = row.try_get(1).map_err(failed)?;
+    let exists: bool = row.try_get(2).map_err(failed)?;
+    if !exists {
+        return Ok(None);
+    }
     if matches!(acting, SessionRights::Relay | SessionRights::OwnLogin) && !superuser {
         return Ok(None);
     }
@@ -130,7 +140,19 @@ pub async fn read(
         return Ok(None);
     }
     ownership.owners = owners(client, &ownership.roles()).await?;
+    ownership.tables = own_tables(client).await?;
     Ok(Some(ownership))
+}
+
+/// Those of Postrider's own tables that exist.
+async fn own_tables(client: &Client) -> Result<Vec<&'static str>, SourceError> {
+    let failed = |e| SourceError::control("list the tables of schema \"postrider\"", e);
+    let sql = "SELECT c.relname::pg_catalog.text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n \
+               ON n.oid = c.relnamespace WHERE n.nspname = 'postrider' AND c.relkind = 'r'";
+    let rows = client.query(sql, &[]).await.map_err(failed)?;
+    let names: Vec<String> =
+        rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(failed)?;
+    Ok(OWN_TABLES.into_iter().filter(|own| names.iter().any(|name| name == own)).collect())
 }
 
 /// A name without control characters for a terminal, and a statement only if it can be pasted.
@@ -211,7 +233,7 @@ impl UntrustedSchema {
     }
 
     /// The title of the step that takes ownership.
-    pub(super) fn title(&self) -> String {
+    pub(crate) fn title(&self) -> String {
         let roles: Vec<String> = self.roles().iter().map(|role| format!("role {role:?}")).collect();
         if roles.is_empty() {
             return "revoke rights to add code to schema \"postrider\"".to_owned();
@@ -224,7 +246,7 @@ impl UntrustedSchema {
 
     /// The statements of that step: objects of others become the session's, their rights to add code are revoked, and
     /// the previous owners and the relay's `role` keep their rights on rows. `version`: the server's.
-    pub(super) fn sql(&self, role: Option<&str>, version: u32) -> String {
+    pub(crate) fn sql(&self, role: Option<&str>, version: u32) -> String {
         let owners = self.roles();
         let lent: Vec<&ObjectOwner> = self.owners.iter().filter(|owner| owner.is_lent()).collect();
         let (options, by) = if version >= GRANTORS_SINCE {
@@ -237,25 +259,38 @@ impl UntrustedSchema {
         for owner in &lent {
             line(format!("GRANT {} TO CURRENT_USER{options};", ident(&owner.role)));
         }
-        for object in self.held.iter().filter_map(|held| held.alters.as_ref()) {
+        let (mut rewrites, mut kept) = (false, Vec::new());
+        for held in &self.held {
+            let Some(object) = &held.alters else { continue };
             line(format!("ALTER {object} OWNER TO CURRENT_USER;"));
             // The previous owner may have revoked its own rights, and the new owner would inherit that.
             line(format!("GRANT ALL ON {object} TO CURRENT_USER;"));
-            if object.starts_with("ROUTINE ") {
+            if object == NOTIFY_FUNCTION {
                 line(notify_function_sql());
+            } else if is_of_toolkit(object) {
+                rewrites = true;
+                kept.extend(kept_rights(object, &held.role));
             }
+        }
+        if rewrites {
+            // Functions and views of the SQL toolkit that another role has written do not keep their bodies.
+            line(files::objects_sql().trim_end().to_owned());
+        }
+        for right in kept {
+            line(right);
         }
         for held in &self.held {
             if let Some(right) = &held.revokes {
                 line(format!("REVOKE {right} FROM {} CASCADE;", grantee(&held.role)));
             }
         }
+        let tables = &self.tables;
         let keeps: BTreeSet<&str> = owners.iter().map(String::as_str).chain(role).collect();
         for role in keeps.iter().map(|role| ident(role)) {
             line(format!("GRANT USAGE ON SCHEMA postrider TO {role};"));
-            line(format!(
-                "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA postrider TO {role};"
-            ));
+            if !tables.is_empty() {
+                line(grant_rows(tables, &role));
+            }
         }
         for owner in &lent {
             line(format!("REVOKE {} FROM CURRENT_USER{by};", ident(&owner.role)));
@@ -265,7 +300,7 @@ impl UntrustedSchema {
     }
 
     /// What allows the session to take ownership, a line for each owner that it cannot act as.
-    pub(super) fn remedies(
+    pub(crate) fn remedies(
         &self,
         admin: &str,
         database: &str,
@@ -311,6 +346,27 @@ impl ObjectOwner {
     }
 }
 
+/// The function of `setup --notify`, as [`ForeignRight::alters`] names it.
+const NOTIFY_FUNCTION: &str = "ROUTINE postrider.notify_outbox()";
+
+/// Whether the object that [`ForeignRight::alters`] names is of the SQL toolkit. Foreign objects are refused before.
+fn is_of_toolkit(object: &str) -> bool {
+    let own = |table: &str| object.strip_prefix("TABLE postrider.") == Some(table);
+    object != "SCHEMA postrider" && object != NOTIFY_FUNCTION && !OWN_TABLES.into_iter().any(own)
+}
+
+/// The rights that the previous owner of an object of the SQL toolkit keeps, a statement for each.
+fn kept_rights(object: &str, role: &str) -> Vec<String> {
+    let role = ident(role);
+    if object.starts_with("ROUTINE ") {
+        return vec![
+            format!("GRANT EXECUTE ON {object} TO {role};"),
+            format!("REVOKE EXECUTE ON {object} FROM PUBLIC;"),
+        ];
+    }
+    vec![format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {object} TO {role};")]
+}
+
 fn grantee(role: &str) -> String {
     if role.is_empty() { "PUBLIC".to_owned() } else { ident(role) }
 }
@@ -336,7 +392,7 @@ fn guard_foreign() -> String {
 }
 
 /// As [`guard_foreign`], and also if objects belong to another role, or other roles may add code.
-pub(super) fn guard() -> String {
+pub(crate) fn guard() -> String {
     format!(
         "{}DO $postrider$ DECLARE found pg_catalog.text; BEGIN\n\
          SELECT pg_catalog.string_agg(DISTINCT nullif(o.role, ''), ', ') INTO found\n\

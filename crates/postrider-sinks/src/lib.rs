@@ -1,12 +1,15 @@
 //! The brokers that records can be sent to.
 //!
 //! A kind of broker is a folder with the same file names in each: `mod` (the kind), `config` (its keys, and what the
-//! product asks of them), `sink`, `preflight` where there is a server to ask, and tests. This crate depends on
-//! `postrider-core` alone: no PostgreSQL, no relay (held by `tests/it/tidy/layers.rs`).
+//! product asks of them), `sink`, `preflight` where there is a server to ask, and tests. This crate knows no relay and
+//! no source (held by `tests/it/tidy/layers.rs`). Of PostgreSQL it has the client alone, for the sink that writes event
+//! logs.
 
 mod discard;
 #[cfg(feature = "kafka")]
 pub mod kafka;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 mod stdout;
 pub mod topic;
 
@@ -22,6 +25,8 @@ pub use stdout::StdoutConfig;
 pub static KINDS: &[&dyn SinkKind] = &[
     #[cfg(feature = "kafka")]
     &kafka::Kafka,
+    #[cfg(feature = "postgres")]
+    &postgres::Postgres,
     &stdout::Stdout,
     &discard::Discard,
 ];
@@ -29,10 +34,10 @@ pub static KINDS: &[&dyn SinkKind] = &[
 /// The kind where `sink.kind` is not given. A build without Kafka requires `sink.kind`.
 pub const DEFAULT_KIND: &str = "kafka";
 
-/// The values of `delivery`.
+/// The values of `delivery` for kinds without transactions.
 const PROMISES: [&str; 1] = ["at-least-once"];
 
-/// Reads `delivery`, which is the same promise for every kind so far.
+/// Reads `delivery`, which is the same promise for every kind without transactions.
 fn read_delivery(keys: &dyn Keys) -> &'static str {
     PROMISES[keys.word("delivery", &PROMISES, &["exactly-once"])]
 }

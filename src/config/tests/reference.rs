@@ -11,7 +11,7 @@ fn the_reference_file_has_the_defaults() {
     let values = |text| {
         let config = parsed(text).unwrap();
         let pipelines = format!("{:#?}", config.pipelines);
-        (config.admin, config.shutdown_grace, pipelines)
+        (config.admin, config.shutdown_grace, config.maintenance, pipelines)
     };
     assert_eq!(values(REFERENCE), values(SMALL));
 }

@@ -5,6 +5,7 @@
 
 use super::root;
 use crate::await_that::{SOON, await_that};
+use crate::log_maintenance::Fixture;
 use crate::parking::Scene;
 use crate::pipeline::Pipeline;
 use crate::private::{PrivateKafka, PrivatePostgres, free_port};
@@ -242,6 +243,42 @@ async fn each_fault_fires_its_alert_and_clears_when_it_is_over() {
     prometheus.await_alert("PostriderGone", "", false).await;
     assert_eq!(again.terminate(SOON).await.code, Some(0));
     kafka.stop().await;
+}
+
+/// Event logs: a group that is behind and has no consumer, one that is evicted, and maintenance that fails.
+#[tokio::test]
+async fn groups_and_maintenance_of_event_logs_fire_and_clear() {
+    let fixture = Fixture::new(Version::Pg17, "al_groups", "").await;
+    let port = free_port();
+    let relay = Relay::spawn_at(&fixture.config, port, &[]);
+    relay.await_state("streaming", SOON).await;
+    let prometheus = Prometheus::start(&[port]);
+    let name = fixture.name.as_str();
+    fixture.publish(&relay, 20).await;
+    fixture.create_group("billing", "earliest", "null").await;
+    fixture.age(20).await;
+    prometheus.await_alert("PostriderGroupBehind", name, true).await;
+    prometheus.await_alert("PostriderGroupUnhealthy", name, true).await;
+    fixture.consume("billing").await;
+    prometheus.await_alert("PostriderGroupBehind", name, false).await;
+    prometheus.await_alert("PostriderGroupUnhealthy", name, false).await;
+    fixture.sql.batch("select postrider.evict_consumer_group('billing')").await;
+    prometheus.await_alert("PostriderGroupEvicted", name, true).await;
+    fixture.sql.batch("select postrider.seek_offset('billing', null, 20)").await;
+    prometheus.await_alert("PostriderGroupEvicted", name, false).await;
+    // Nothing is swept; events are published all the same.
+    fixture
+        .sql
+        .batch("alter function postrider.sweep_states(integer, integer) rename to gone")
+        .await;
+    fixture.publish(&relay, 20).await;
+    prometheus.await_alert("PostriderLogMaintenance", name, true).await;
+    fixture
+        .sql
+        .batch("alter function postrider.gone(integer, integer) rename to sweep_states")
+        .await;
+    prometheus.await_alert("PostriderLogMaintenance", name, false).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
 /// Bytes of a WAL segment, and segments that one statement fills.

@@ -14,6 +14,9 @@ static OF_A_RUN: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"(127\.0\.0\.1|localhost):\d+", "db.internal:5432"),
         (r"verification time \d+ .*? ago\)", "…"),
         (r"\b[0-9A-F]{1,8}/[0-9A-F]{3,8}\b", "0/1A2B3C8"),
+        // Of a sink and of a source.
+        (r"(a position of history )[0-9A-F]{8}\b", "${1}68F1A2B3"),
+        (r"(the source of history )[0-9A-F]{8}\b", "${1}68F1A2B4"),
         // A system identifier.
         (r"\b\d{17,20}\b", "7000000000000000000"),
         // What `unique` made.

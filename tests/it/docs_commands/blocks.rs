@@ -5,12 +5,12 @@ use std::path::Path;
 
 /// One fenced block.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Block {
+pub(crate) struct Block {
     /// `docs/polling.md:42`: of the opening fence.
-    pub(super) place: String,
+    pub(crate) place: String,
     /// The word behind the fence.
-    pub(super) language: String,
-    pub(super) text: String,
+    pub(crate) language: String,
+    pub(crate) text: String,
 }
 
 /// The repository.
@@ -19,7 +19,7 @@ pub(super) fn root() -> &'static Path {
 }
 
 /// All blocks of a document.
-pub(super) fn of(document: &str) -> Vec<Block> {
+pub(crate) fn of(document: &str) -> Vec<Block> {
     let text = fs::read_to_string(root().join(document));
     parse(document, &text.unwrap_or_else(|error| panic!("{document}: {error}")))
 }

@@ -126,68 +126,6 @@ async fn tombstones_are_loaded_from_where_the_log_is_read_again() {
 }
 
 #[tokio::test]
-async fn a_hundred_thousand_rows_are_loaded_in_seconds() {
-    const ROWS: usize = 100_000;
-    let table = Table::new(Version::Pg18, "parked_many").await;
-    let sql = format!(
-        "insert into postrider.parked (pipeline, commit_lsn, ordinal, commit_time, aggregate_type, \
-         aggregate_id, blocks, topic, key, value, header_names, header_values, state, attempts) \
-         select '{PIPELINE}', ('0/' || to_hex(n / 10 + 1))::pg_lsn, n % 10, now(), 'order', n::text, true, \
-         'orders', 'k', repeat('x', 1000)::bytea, '{{id}}', '{{x}}', 'waiting', 3 \
-         from generate_series(0, {ROWS} - 1) n"
-    );
-    table.person().await.batch(&sql).await;
-    let start = Instant::now();
-    let loaded = table.load().await;
-    crate::pipeline::show(&format!("{ROWS} parked events loaded in {:?}", start.elapsed()));
-    assert_eq!(loaded.len(), ROWS);
-    assert!(loaded.is_sorted_by_key(|row| row.entry.position));
-    let lanes: std::collections::HashSet<_> = loaded.iter().map(|row| row.entry.lane).collect();
-    assert_eq!(lanes.len(), ROWS);
-    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
-
-    let counts = parked::counts(table.client(), key()).await.unwrap();
-    assert_eq!(counts.of(State::Waiting), 100_000);
-    assert_eq!(counts.of(State::Dead), 0);
-    assert!(counts.oldest.is_some_and(|age| age < Duration::from_mins(10)), "{counts:?}");
-}
-
-/// More than one statement takes: 12,000 rows, then as many marks.
-#[tokio::test]
-async fn thousands_are_written_and_marked_in_seconds() {
-    const ROWS: u64 = 12_000;
-    let table = Table::new(Version::Pg15, "parked_thousands").await;
-    let place = |number: u64| format!("0/{:X}:{}", number / 100 + 1, number % 100);
-    let rows: Vec<_> = (0..ROWS).map(|number| row(&place(number), "1", State::Waiting)).collect();
-    let refused = ParkedOutcome::Refused {
-        state: State::Waiting,
-        attempts: 2,
-        wait: Duration::ZERO,
-        reason: postrider::record::Refusal::of_broker(
-            postrider::record::RefusalKind::TooLarge(None),
-            10,
-        ),
-    };
-    let start = Instant::now();
-    table.write(&rows, &[]).await;
-    let written = start.elapsed();
-    for became in [refused, ParkedOutcome::Done] {
-        let mark =
-            |row: &postrider::parked::Parked| ParkedUpdate { position: row.entry.position, became };
-        let marks: Vec<ParkedUpdate> = rows.iter().map(mark).collect();
-        table.write(&[], &marks).await;
-    }
-    let marked = start.elapsed().saturating_sub(written);
-    crate::pipeline::show(&format!(
-        "{ROWS} rows written in {written:?}, marked twice in {marked:?}"
-    ));
-    let loaded = table.load().await;
-    assert_eq!(loaded.len(), 12_000);
-    assert!(loaded.iter().all(|row| row.entry.state == State::Done && row.entry.attempts == 2));
-    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
-}
-
-#[tokio::test]
 async fn rows_edited_by_hand_are_still_read() {
     for version in VERSIONS {
         let table = Table::new(version, "parked_by_hand").await;
@@ -259,5 +197,75 @@ async fn what_claims_have_parked_goes_before_the_stream_and_behind_what_it_is_kn
         table.write(&[row("0/801:0", "1", State::Behind)], &[]).await;
         assert_eq!(moves(table.epoch).await.expect("a move"), 1);
         assert!(order("1").await.ends_with("0/4F9:3 id-0/701:0, 0/4F9:8 id-0/801:0"));
+    }
+}
+
+/// Run one at a time, because they measure.
+mod alone {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_hundred_thousand_rows_are_loaded_in_seconds() {
+        const ROWS: usize = 100_000;
+        let table = Table::new(Version::Pg18, "parked_many").await;
+        let sql = format!(
+            "insert into postrider.parked (pipeline, commit_lsn, ordinal, commit_time, aggregate_type, \
+             aggregate_id, blocks, topic, key, value, header_names, header_values, state, attempts) \
+             select '{PIPELINE}', ('0/' || to_hex(n / 10 + 1))::pg_lsn, n % 10, now(), 'order', n::text, true, \
+             'orders', 'k', repeat('x', 1000)::bytea, '{{id}}', '{{x}}', 'waiting', 3 \
+             from generate_series(0, {ROWS} - 1) n"
+        );
+        table.person().await.batch(&sql).await;
+        let start = Instant::now();
+        let loaded = table.load().await;
+        crate::pipeline::show(&format!("{ROWS} parked events loaded in {:?}", start.elapsed()));
+        assert_eq!(loaded.len(), ROWS);
+        assert!(loaded.is_sorted_by_key(|row| row.entry.position));
+        let lanes: std::collections::HashSet<_> = loaded.iter().map(|row| row.entry.lane).collect();
+        assert_eq!(lanes.len(), ROWS);
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+
+        let counts = parked::counts(table.client(), key()).await.unwrap();
+        assert_eq!(counts.of(State::Waiting), 100_000);
+        assert_eq!(counts.of(State::Dead), 0);
+        assert!(counts.oldest.is_some_and(|age| age < Duration::from_mins(10)), "{counts:?}");
+    }
+
+    /// More than one statement takes: 12,000 rows, then as many marks.
+    #[tokio::test]
+    async fn thousands_are_written_and_marked_in_seconds() {
+        const ROWS: u64 = 12_000;
+        let table = Table::new(Version::Pg15, "parked_thousands").await;
+        let place = |number: u64| format!("0/{:X}:{}", number / 100 + 1, number % 100);
+        let rows: Vec<_> =
+            (0..ROWS).map(|number| row(&place(number), "1", State::Waiting)).collect();
+        let refused = ParkedOutcome::Refused {
+            state: State::Waiting,
+            attempts: 2,
+            wait: Duration::ZERO,
+            reason: postrider::record::Refusal::of_broker(
+                postrider::record::RefusalKind::TooLarge(None),
+                10,
+            ),
+        };
+        let start = Instant::now();
+        table.write(&rows, &[]).await;
+        let written = start.elapsed();
+        for became in [refused, ParkedOutcome::Done] {
+            let mark = |row: &postrider::parked::Parked| ParkedUpdate {
+                position: row.entry.position,
+                became,
+            };
+            let marks: Vec<ParkedUpdate> = rows.iter().map(mark).collect();
+            table.write(&[], &marks).await;
+        }
+        let marked = start.elapsed().saturating_sub(written);
+        crate::pipeline::show(&format!(
+            "{ROWS} rows written in {written:?}, marked twice in {marked:?}"
+        ));
+        let loaded = table.load().await;
+        assert_eq!(loaded.len(), 12_000);
+        assert!(loaded.iter().all(|row| row.entry.state == State::Done && row.entry.attempts == 2));
+        assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     }
 }

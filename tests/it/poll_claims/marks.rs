@@ -9,7 +9,9 @@ use postrider::postgres::lock_holders::Holder;
 use postrider::postgres::poll::row_status::{PublishedRow, StatusWriter, WritingTransaction};
 use postrider::postgres::{Statement, StatementError};
 use postrider::store::PipelineKey;
+use postrider::timestamp::Timestamp;
 use std::collections::HashSet;
+use std::iter::once;
 
 /// A layout, rows of it, and what its own relay runs on row 1 (published) and row 2 (failed).
 struct Case {
@@ -334,11 +336,17 @@ const CHANGES: [&str; 3] = [
 
 /// The first row of the case is changed by a transaction that the mark's snapshot does not see. It gets its mark.
 async fn marked_behind_its_snapshot(outbox: &Outbox, table: &str, change: &str) {
+    marked_with(outbox, table, change, &[]).await;
+}
+
+/// As [`marked_behind_its_snapshot`], with further events of these ids.
+async fn marked_with(outbox: &Outbox, table: &str, change: &str, further: &[&str]) {
     let id = outbox.client.text(&format!("select min(id::text) from {table}")).await.unwrap();
     let (client, marker) = marker(outbox).await;
     let gate = outbox.database.connect().await;
     gate.batch("select pg_advisory_lock(4242)").await;
-    let rows = [event(1, Some("a"), &id)];
+    let further = further.iter().map(|id| event(2, Some("b"), id));
+    let rows: Vec<PublishedRow> = once(event(1, Some("a"), &id)).chain(further).collect();
     let none = HashSet::new();
     // Of this database alone: other tests wait on the same server.
     let waits = "select count(*)::text from pg_locks where locktype = 'advisory' and not granted \
@@ -536,6 +544,65 @@ async fn marks_pass_over_locked_rows_and_what_follows_them_in_their_aggregates()
                 assert_eq!(outbox.client.text(&ready).await.as_deref(), Some("0"));
             }
         }
+    }
+}
+
+/// A row was deleted, and its id inserted again for another aggregate. The first event of the id waits behind a locked
+/// row of its aggregate; the row is the second event's, and gets its status.
+#[tokio::test]
+async fn row_of_an_id_that_two_events_have_gets_the_status_of_its_own_event() {
+    for version in VERSIONS {
+        let spec = OutboxSpec::for_layout(Layout::Postrider);
+        let outbox = Outbox::with(version, spec, "poll_twice").await;
+        outbox
+            .client
+            .batch(
+                "create table outbox (id text primary key, aggregate_type text, aggregate_id text, \
+                   event_type text, payload json, headers json, created_at timestamptz default now()); \
+                 insert into outbox values ('w', 'order', 'a', 'T'), ('x', 'order', 'b', 'T')",
+            )
+            .await;
+        let (client, marker) = marker(&outbox).await;
+        let xid = "select xmin::text from outbox where id = 'x'";
+        let xid: u32 = outbox.client.text(xid).await.unwrap().parse().unwrap();
+        let other = WritingTransaction {
+            xid: Some(xid - 1),
+            committed: Some(Timestamp { unix_micros: 0 }),
+            time_ms: Some(1),
+        };
+        let mut rows =
+            [event(1, Some("a"), "w"), event(2, Some("a"), "x"), event(3, Some("b"), "x")];
+        rows[1].written = other;
+        rows[2].written = WritingTransaction { xid: Some(xid), ..other };
+        let holder = outbox.database.connect().await;
+        holder.batch("begin; select from outbox where id = 'w' for update").await;
+        let left = marker.mark(&client, &rows, &HashSet::new()).await.unwrap();
+        assert_eq!(left, [0, 1], "{version:?}");
+        let ids = "select coalesce(string_agg(id, ' '), '') from outbox";
+        assert_eq!(outbox.client.text(ids).await.as_deref(), Some("w"), "{version:?}");
+        holder.batch("rollback").await;
+        let waiting = HashSet::from_iter(rows[0].lane);
+        let left = marker.mark(&client, &rows[..2], &waiting).await.unwrap();
+        assert!(left.is_empty(), "{version:?} {left:?}");
+        assert_eq!(outbox.client.text(ids).await.as_deref(), Some(""), "{version:?}");
+    }
+}
+
+/// A row gets the id of another event's row behind the snapshot of the statement: no trigger has undone a status.
+#[tokio::test]
+async fn row_that_gets_another_id_behind_the_snapshot_is_no_error() {
+    for version in VERSIONS {
+        let case = &CASES[0];
+        let outbox = with_twin(version, case, "poll_renamed").await;
+        let table = case.table;
+        outbox.client.batch(GATE).await;
+        let gated = format!(
+            "alter table {table} alter id drop identity if exists; alter table {table} alter id drop default; \
+             alter table {table} alter id type gated using id::text::gated"
+        );
+        outbox.client.batch(&gated).await;
+        let change = "update {t} set id = gated_in('renamed') where id::text = '{id}'";
+        marked_with(&outbox, table, change, &["renamed"]).await;
     }
 }
 

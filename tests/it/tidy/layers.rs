@@ -16,7 +16,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("postrider-relay", &["postrider-core"]),
     ("postrider-outbox", &["postrider-core"]),
     ("postrider-postgres", &["pg-replication", "postrider-core"]),
-    ("postrider-sinks", &["postrider-core"]),
+    ("postrider-sinks", &["pg-replication", "postrider-core"]),
     ("fuzzing", &[]),
 ];
 
@@ -197,7 +197,7 @@ const NEVER: &[(&str, &[&str])] = &[
     ("postrider-relay", &["fastrand"]),
     ("postrider-outbox", &["fastrand"]),
     ("postrider-postgres", &["rdkafka"]),
-    ("postrider-sinks", &["tokio-postgres"]),
+    ("postrider-sinks", &["postrider-relay"]),
 ];
 
 /// Everything that a package is built with. `cargo tree -e normal -p CRATE` sees what a manifest does not: the

@@ -13,6 +13,7 @@ use crate::lock_holders::{self, Holder};
 use crate::names::{TableName, ident};
 use crate::statement::{Statement, StatementError};
 use pg_replication::error::{ServerReport, SourceError, SqlState};
+use postrider_core::event::Position;
 pub use postrider_core::outbox_rows::{PublishedRow, WritingTransaction};
 use postrider_core::parked::Lane;
 use std::collections::{HashMap, HashSet};
@@ -22,7 +23,7 @@ use tokio_postgres::types::ToSql;
 /// Most ids of one statement.
 pub const MARK_ROWS_MAX: usize = 10_000;
 
-/// Maximum number of attempts of one call, when rows are locked or changed by others meanwhile.
+/// Maximum number of attempts for the same rows in one call, when rows are locked or changed by others meanwhile.
 const ROUNDS_MAX: usize = 6;
 
 /// The prepared statement that sets the status of rows. It belongs to the session that prepared it.
@@ -61,7 +62,8 @@ impl StatusWriter {
 
     /// Sets the status of the rows of these events, [`MARK_ROWS_MAX`] per statement, and returns the indexes of the
     /// rows that have to wait, in order. All other rows have their status, had it before, or were deleted. `rows` are
-    /// in the order of the stream; `waiting` are the aggregates of which a row was locked in the last call.
+    /// in the order of the stream; `waiting` are the aggregates of which a row was locked in the last call. The session
+    /// must not be in a transaction.
     ///
     /// # Errors
     /// An error of the server or of the connection, as an error of [`Statement::Mark`]; SQLSTATE 09000 if rows did not
@@ -72,7 +74,31 @@ impl StatusWriter {
         rows: &[PublishedRow],
         waiting: &HashSet<Lane>,
     ) -> Result<Vec<usize>, SourceError> {
-        let mut marking = StatusPass { rows, done: vec![false; rows.len()], held: waiting.clone() };
+        self.mark_all(client, rows, waiting, Transaction::Own).await
+    }
+
+    /// As [`Self::mark`], in the transaction that the session is in. The transaction must be READ COMMITTED. Without
+    /// aggregates that wait.
+    ///
+    /// # Errors
+    /// As [`Self::mark`]. Then the transaction has failed.
+    pub async fn mark_within(
+        &self,
+        client: &Client,
+        rows: &[PublishedRow],
+    ) -> Result<Vec<usize>, SourceError> {
+        self.mark_all(client, rows, &HashSet::new(), Transaction::Callers).await
+    }
+
+    async fn mark_all(
+        &self,
+        client: &Client,
+        rows: &[PublishedRow],
+        waiting: &HashSet<Lane>,
+        transaction: Transaction,
+    ) -> Result<Vec<usize>, SourceError> {
+        let (done, held) = (vec![false; rows.len()], waiting.clone());
+        let mut marking = StatusPass { rows, transaction, done, held };
         // The first row of a waiting aggregate shows whether the aggregate still waits.
         let heads = marking.heads();
         self.mark_some(client, &mut marking, &heads).await?;
@@ -81,17 +107,16 @@ impl StatusWriter {
                 marking.held.remove(&lane);
             }
         }
-        let rest: Vec<usize> = (0..rows.len()).filter(|place| !marking.done[*place]).collect();
-        for chunk in rest.chunks(MARK_ROWS_MAX) {
+        for chunk in marking.chunks() {
             let chunk: Vec<usize> =
-                chunk.iter().copied().filter(|place| !marking.waits(*place)).collect();
+                chunk.into_iter().filter(|place| !marking.waits(*place)).collect();
             self.mark_some(client, &mut marking, &chunk).await?;
         }
         Ok((0..rows.len()).filter(|place| !marking.done[*place]).collect())
     }
 
     /// Updates the rows at these indexes as far as possible. A row that is locked, or that a transaction changed and
-    /// committed meanwhile, is tried once more with a new snapshot; a row that is still locked then waits, with the
+    /// committed meanwhile, is tried again, once, and again as long as any row is updated; then it waits, with the
     /// later rows of its aggregate.
     async fn mark_some(
         &self,
@@ -100,60 +125,103 @@ impl StatusWriter {
         places: &[usize],
     ) -> Result<(), SourceError> {
         let mut todo = places.to_vec();
-        for round in 0..ROUNDS_MAX {
+        for round in 1..=ROUNDS_MAX {
             if todo.is_empty() {
                 return Ok(());
             }
             let rows = todo.iter().map(|place| &marking.rows[*place]);
-            let left = match self.mark_all(client, &Columns::of(rows)).await {
+            let columns = Columns::of(rows);
+            let left = match marking.transaction {
+                Transaction::Own if round > 1 => self.mark_twice(client, &columns).await,
+                Transaction::Own | Transaction::Callers => self.mark_free(client, &columns).await,
+            };
+            let left = match left {
                 Ok(left) => left,
                 // The row moved to another partition meanwhile: a new snapshot finds it there.
                 Err(error) if error.sqlstate().is_some_and(|state| state.class() == "40") => {
-                    if round + 1 == ROUNDS_MAX {
+                    if round == ROUNDS_MAX {
                         return Err(error);
                     }
                     continue;
                 }
                 Err(error) => return Err(error),
             };
-            if left.is_empty() {
-                for place in todo {
-                    marking.done[place] = true;
-                }
+            let left: HashSet<&str> = left.iter().map(String::as_str).collect();
+            let rest = marking.settle(&todo, &left);
+            if round == ROUNDS_MAX || (round > 1 && rest.len() == todo.len()) {
+                marking.hold(&rest, &left);
                 return Ok(());
             }
-            if round > 0 {
-                let left: HashSet<&str> = left.iter().map(String::as_str).collect();
-                todo.retain(|place| marking.may_go_on(*place, &left));
-            }
+            todo = rest;
         }
         Ok(())
     }
 
-    /// Updates all of these rows, or none and returns the ids of the rows that could not be locked.
-    async fn mark_all(
+    /// Updates the rows that are free, except those behind a row of their aggregate that is not. Returns the ids of the
+    /// rows that are not free.
+    async fn mark_free(
         &self,
         client: &Client,
         columns: &Columns<'_>,
     ) -> Result<Vec<String>, SourceError> {
-        let failed = |error| failed(&self.table, error);
-        let alien = |error: &tokio_postgres::Error| {
-            error.code().is_some_and(|state| state.code().starts_with("22"))
-        };
-        let Columns { ids, xids, committed, times, visible } = columns;
-        let parameters: [&(dyn ToSql + Sync); 5] = [ids, xids, committed, times, visible];
+        let parameters = columns.parameters();
         let row = match client.query_one(&self.statement, &parameters).await {
-            Err(error) if alien(&error) => client.query_one(&self.by_text, &parameters).await,
+            Err(error) if is_alien(&error) => client.query_one(&self.by_text, &parameters).await,
             answer => answer,
         };
-        let row = row.map_err(failed)?;
-        let (locked, marked): (i64, i64) =
+        self.left(row, columns)
+    }
+
+    /// As [`Self::mark_free`], with the statement twice in a transaction. The first one locks rows. Some of
+    /// them another session has changed after that statement's snapshot. These are updated by the second one, whose
+    /// snapshot has them. Where rows are changed without a pause, a single statement hardly ever finds rows as its
+    /// snapshot has them.
+    ///
+    /// The four messages are sent at once: a call that is abandoned leaves no transaction open, and no statement of
+    /// the same task comes between them. A COMMIT that is cancelled leaves a transaction that has failed: the next
+    /// statement is refused with 25P02, and the session is given up.
+    async fn mark_twice(
+        &self,
+        client: &Client,
+        columns: &Columns<'_>,
+    ) -> Result<Vec<String>, SourceError> {
+        let parameters = columns.parameters();
+        let (begun, first, second, committed) = tokio::join!(
+            biased;
+            client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"),
+            client.query_one(&self.statement, &parameters),
+            client.query_one(&self.statement, &parameters),
+            client.batch_execute("COMMIT"),
+        );
+        begun.map_err(|error| failed(&self.table, error))?;
+        if first.as_ref().is_err_and(is_alien) {
+            return self.mark_free(client, columns).await;
+        }
+        self.left(first, columns)?;
+        let left = self.left(second, columns)?;
+        committed.map_err(|error| failed(&self.table, error))?;
+        Ok(left)
+    }
+
+    /// The ids of the rows that were not free, from the answer of the statement.
+    fn left(
+        &self,
+        answer: Result<tokio_postgres::Row, tokio_postgres::Error>,
+        columns: &Columns<'_>,
+    ) -> Result<Vec<String>, SourceError> {
+        let failed = |error| failed(&self.table, error);
+        let row = answer.map_err(failed)?;
+        let (free, marked): (i64, i64) =
             (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
         let left: Vec<String> = row.try_get(2).map_err(failed)?;
-        if left.is_empty() && marked < locked {
-            return Err(self.undone(marked, locked));
+        if marked == free {
+            return Ok(left);
         }
-        Ok(left)
+        if left.is_empty() {
+            return Err(self.undone(marked, free));
+        }
+        // Either a trigger has undone some, or a row got another one's id behind the snapshot. The next attempt shows.
+        Ok(columns.ids.iter().map(|id| (*id).to_owned()).collect())
     }
 
     fn undone(&self, marked: i64, of: i64) -> SourceError {
@@ -203,9 +271,16 @@ struct Columns<'a> {
     committed: Vec<Option<i64>>,
     times: Vec<Option<i64>>,
     visible: Vec<bool>,
+    /// One number for each aggregate.
+    lanes: Vec<Option<i64>>,
 }
 
 impl<'a> Columns<'a> {
+    fn parameters(&self) -> [&(dyn ToSql + Sync); 6] {
+        let Self { ids, xids, committed, times, visible, lanes } = self;
+        [ids, xids, committed, times, visible, lanes]
+    }
+
     fn of(rows: impl Iterator<Item = &'a PublishedRow>) -> Self {
         let mut columns = Self::default();
         for row in rows {
@@ -214,20 +289,49 @@ impl<'a> Columns<'a> {
             columns.committed.push(row.written.committed.map(crate::wire::to_pg_micros));
             columns.times.push(row.written.time_ms);
             columns.visible.push(row.visible);
+            columns.lanes.push(row.lane.map(Lane::number));
         }
         columns
     }
 }
 
+/// The transaction of a status update.
+#[derive(Clone, Copy)]
+enum Transaction {
+    /// Each attempt has one.
+    Own,
+    /// The session is in one.
+    Callers,
+}
+
 /// The state of one call of [`StatusWriter::mark`].
 struct StatusPass<'a> {
     rows: &'a [PublishedRow],
+    transaction: Transaction,
     done: Vec<bool>,
     /// Aggregates of which a row is locked.
     held: HashSet<Lane>,
 }
 
 impl StatusPass<'_> {
+    /// The indexes of the rows without a status, in order, in lists of at most [`MARK_ROWS_MAX`]. No list has two
+    /// events of one id (the row was deleted, and inserted again with the same id): the statement knows rows by their
+    /// ids alone. An event that the stream repeated is in a list twice, at one position.
+    fn chunks(&self) -> Vec<Vec<usize>> {
+        let (mut chunks, mut chunk, mut ids) = (Vec::new(), Vec::new(), HashMap::new());
+        for (place, row) in self.rows.iter().enumerate().filter(|(place, _)| !self.done[*place]) {
+            let is_other = |position: &Position| *position != row.position;
+            if chunk.len() == MARK_ROWS_MAX || ids.get(row.id.as_str()).is_some_and(is_other) {
+                chunks.push(std::mem::take(&mut chunk));
+                ids.clear();
+            }
+            ids.insert(row.id.as_str(), row.position);
+            chunk.push(place);
+        }
+        chunks.push(chunk);
+        chunks
+    }
+
     fn waits(&self, place: usize) -> bool {
         self.rows[place].lane.is_some_and(|lane| self.held.contains(&lane))
     }
@@ -245,20 +349,40 @@ impl StatusPass<'_> {
         heads
     }
 
-    /// Whether a row may be updated although the rows with the ids `left` could not be locked: it must not be one of
-    /// them, nor come after one of them in its aggregate. Must be called in the order of the rows.
-    fn may_go_on(&mut self, place: usize, left: &HashSet<&str>) -> bool {
-        let row = &self.rows[place];
-        if left.contains(row.id.as_str()) {
-            self.held.extend(row.lane);
-            return false;
+    /// The statement updated the rows at these indexes, except those with the ids `left` and the later rows of their
+    /// aggregates. Returns the indexes of the exceptions. `todo` is in the order of the rows.
+    fn settle(&mut self, todo: &[usize], left: &HashSet<&str>) -> Vec<usize> {
+        let (mut rest, mut blocked) = (Vec::new(), HashSet::new());
+        for place in todo.iter().copied() {
+            let row = &self.rows[place];
+            let is_left = left.contains(row.id.as_str());
+            if is_left {
+                blocked.extend(row.lane);
+            }
+            if is_left || row.lane.is_some_and(|lane| blocked.contains(&lane)) {
+                rest.push(place);
+            } else {
+                self.done[place] = true;
+            }
         }
-        row.lane.is_none_or(|lane| !self.held.contains(&lane))
+        rest
+    }
+
+    /// The rows at these indexes are not tried again in this call: those with the ids `left` could not be locked.
+    fn hold(&mut self, rest: &[usize], left: &HashSet<&str>) {
+        let rows = rest.iter().map(|place| &self.rows[*place]);
+        self.held
+            .extend(rows.filter(|row| left.contains(row.id.as_str())).filter_map(|row| row.lane));
     }
 }
 
 fn doing(table: &TableName) -> String {
     format!("mark published rows of table {table}")
+}
+
+/// Whether the id column cannot have one of the ids.
+fn is_alien(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|state| state.code().starts_with("22"))
 }
 
 fn failed(table: &TableName, error: tokio_postgres::Error) -> SourceError {
@@ -274,24 +398,28 @@ pub(super) fn sql(spec: &PollSpec, shape: &TableShape) -> Result<String, SourceE
 /// the number nearest to this one.
 const XMAX: &str = "(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8)";
 
-/// Updates all rows of `these`, or none. The answer has how many rows were locked, how many took the status, and the
-/// ids of those that could not be locked.
+/// Updates the rows of `these` that can be locked, except those behind a row of their aggregate that can not. The
+/// answer has how many rows were to be updated, how many took the status, and the ids of those that could not be
+/// locked.
 ///
 /// `k` locks rows in the order of the ids and waits for none. A row that another transaction changed and committed
 /// after the statement's snapshot is locked at its new place, which the snapshot does not see, so an update of it would
 /// change nothing: such a row is in `l`, like a locked one. So is a row whose transaction (`$2`, beside the ids of
 /// `$1`) the snapshot does not see yet: a walsender sends a commit as soon as its WAL is flushed, and other sessions
 /// see its rows a moment later, with a synchronous standby that is down much later. Such a row was not deleted, and
-/// gets its status later. Only if `l` is empty are all rows of the snapshot locked at their places. Rows that are not
-/// ready (failed, or with a status) are left alone, except that a delay does not matter any more.
+/// gets its status later. `b` has the first row of `l` in each aggregate (`$6`), and `u` the rows to be updated: those
+/// of `k` that are neither in `l` nor behind such a row. They are locked at the places that the snapshot sees, unless
+/// one got its id behind the snapshot. Rows that are not ready (failed, or with a status) are left alone, except that a
+/// delay does not matter any more. No two events in `$1` may have one id.
 fn sql_of(spec: &PollSpec, shape: &TableShape, id: &TableColumn, these: &str) -> String {
     let (table, order, text) = (&spec.table, id.sort_key("o"), id.text("o"));
     let ready = format!("{}\n    AND {}", unmarked(spec), is_the_events(spec, shape, &text));
     format!(
         "WITH e AS MATERIALIZED (\n  \
-           SELECT w.id, w.xid, w.at, w.ms, w.visible\n  \
-           FROM unnest($1::text[], $2::int8[], $3::int8[], $4::int8[], $5::bool[]) AS w(id, xid, at, ms, visible)\n\
-         ), k AS MATERIALIZED (\n  SELECT o.tableoid AS oid, o.ctid AS tid FROM {table} AS o\n  \
+           SELECT w.id, w.xid, w.at, w.ms, w.visible, w.lane, w.n\n  \
+           FROM unnest($1::text[], $2::int8[], $3::int8[], $4::int8[], $5::bool[], $6::int8[])\n    \
+             WITH ORDINALITY AS w(id, xid, at, ms, visible, lane, n)\n\
+         ), k AS MATERIALIZED (\n  SELECT o.tableoid AS oid, o.ctid AS tid, {text} AS id FROM {table} AS o\n  \
          WHERE {these} AND {ready}\n  ORDER BY {order} FOR UPDATE SKIP LOCKED\n\
          ), l AS MATERIALIZED (\n  SELECT {text} AS id FROM {table} AS o\n  \
          WHERE {these} AND {ready}\n    AND (o.tableoid, o.ctid) NOT IN (SELECT k.oid, k.tid FROM k)\n  \
@@ -299,9 +427,14 @@ fn sql_of(spec: &PollSpec, shape: &TableShape, id: &TableColumn, these: &str) ->
          WHERE NOT w.visible\n    \
            AND NOT pg_visible_in_snapshot(({XMAX} - ((({XMAX} - w.xid + 2147483648) & 4294967295) - 2147483648))\
          ::text::xid8, pg_current_snapshot())\n\
-         ), m AS (\n  {}\n  {} k WHERE o.tableoid = k.oid AND o.ctid = k.tid AND NOT EXISTS (SELECT FROM l)\n  \
+         ), b AS MATERIALIZED (\n  SELECT w.lane, min(w.n) AS n FROM e AS w\n  \
+         WHERE w.id IN (SELECT l.id FROM l) GROUP BY w.lane\n\
+         ), u AS MATERIALIZED (\n  SELECT k.oid, k.tid FROM k\n  \
+         WHERE k.id NOT IN (SELECT l.id FROM l\n    \
+           UNION ALL SELECT w.id FROM e AS w JOIN b ON b.lane = w.lane WHERE w.n > b.n)\n\
+         ), m AS (\n  {}\n  {} u WHERE o.tableoid = u.oid AND o.ctid = u.tid\n  \
          RETURNING 1\n)\n\
-         SELECT (SELECT count(*) FROM k), (SELECT count(*) FROM m), ARRAY(SELECT l.id FROM l)",
+         SELECT (SELECT count(*) FROM u), (SELECT count(*) FROM m), ARRAY(SELECT l.id FROM l)",
         success(spec, shape, "statement_timestamp()"),
         if spec.deletes_published() { "USING" } else { "FROM" },
     )

@@ -234,10 +234,11 @@ fn rows_of_the_stream_are_marked_by_their_id() {
     let spec = PollSpec { delete: true, ..spec(Layout::Sqlgarden) };
     expect![[r#"
         WITH e AS MATERIALIZED (
-          SELECT w.id, w.xid, w.at, w.ms, w.visible
-          FROM unnest($1::text[], $2::int8[], $3::int8[], $4::int8[], $5::bool[]) AS w(id, xid, at, ms, visible)
+          SELECT w.id, w.xid, w.at, w.ms, w.visible, w.lane, w.n
+          FROM unnest($1::text[], $2::int8[], $3::int8[], $4::int8[], $5::bool[], $6::int8[])
+            WITH ORDINALITY AS w(id, xid, at, ms, visible, lane, n)
         ), k AS MATERIALIZED (
-          SELECT o.tableoid AS oid, o.ctid AS tid FROM "public"."outbox" AS o
+          SELECT o.tableoid AS oid, o.ctid AS tid, concat(o."id") AS id FROM "public"."outbox" AS o
           WHERE o."id" OPERATOR(pg_catalog.=) ANY (($1::text[])::bigint[]) AND o."status" <> 'PUBLISHED'
             AND ((concat(o."id"), o.xmin::text::int8) IN (SELECT e.id, e.xid FROM e WHERE e.xid IS NOT NULL)
               OR concat(o."id") IN (SELECT e.id FROM e WHERE e.at IS NULL)
@@ -257,12 +258,19 @@ fn rows_of_the_stream_are_marked_by_their_id() {
           UNION ALL SELECT w.id FROM e AS w
           WHERE NOT w.visible
             AND NOT pg_visible_in_snapshot(((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - ((((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - w.xid + 2147483648) & 4294967295) - 2147483648))::text::xid8, pg_current_snapshot())
+        ), b AS MATERIALIZED (
+          SELECT w.lane, min(w.n) AS n FROM e AS w
+          WHERE w.id IN (SELECT l.id FROM l) GROUP BY w.lane
+        ), u AS MATERIALIZED (
+          SELECT k.oid, k.tid FROM k
+          WHERE k.id NOT IN (SELECT l.id FROM l
+            UNION ALL SELECT w.id FROM e AS w JOIN b ON b.lane = w.lane WHERE w.n > b.n)
         ), m AS (
           DELETE FROM "public"."outbox" AS o
-          USING k WHERE o.tableoid = k.oid AND o.ctid = k.tid AND NOT EXISTS (SELECT FROM l)
+          USING u WHERE o.tableoid = u.oid AND o.ctid = u.tid
           RETURNING 1
         )
-        SELECT (SELECT count(*) FROM k), (SELECT count(*) FROM m), ARRAY(SELECT l.id FROM l)"#]]
+        SELECT (SELECT count(*) FROM u), (SELECT count(*) FROM m), ARRAY(SELECT l.id FROM l)"#]]
     .assert_eq(&row_status::sql(&spec, &shape("bigint")).unwrap());
 }
 

@@ -3,7 +3,7 @@
 //! Every statement is a read-only transaction of its own, so that one that is refused does not affect the others. The
 //! rules in the other files of this module interpret the facts.
 
-use crate::names::TableName;
+use crate::names::{OWN_TABLES, TableName};
 use pg_replication::error::SourceError;
 use std::collections::BTreeMap;
 use tokio_postgres::{Client, Row};
@@ -320,16 +320,18 @@ pub(super) async fn owns_schema(client: &Client, role: &str) -> Read<bool> {
     row.try_get(0).map_err(failed)
 }
 
-/// Whether `role` (which exists) can use the tables of schema `postrider` (which exist).
+/// Whether `role` (which exists) can use Postrider's own tables (which exist).
 pub(super) async fn cursor_usable(client: &Client, role: &str) -> Read<bool> {
     let failed = |e| SourceError::control("read the rights on schema \"postrider\"", e);
     let sql = "SELECT has_schema_privilege($1::name, n.oid, 'USAGE') AND \
                  (SELECT bool_and(has_table_privilege($1::name, c.oid, 'SELECT') AND (c.relname = 'migration' \
                     OR has_table_privilege($1::name, c.oid, 'INSERT') \
                     AND has_table_privilege($1::name, c.oid, 'UPDATE'))) \
-                  FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relkind = 'r') \
+                  FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relkind = 'r' \
+                    AND c.relname = ANY ($2::text[])) \
                FROM pg_catalog.pg_namespace n WHERE n.nspname = 'postrider'";
-    let row = client.query_opt(sql, &[&role]).await.map_err(failed)?;
+    let own = OWN_TABLES.as_slice();
+    let row = client.query_opt(sql, &[&role, &own]).await.map_err(failed)?;
     let usable = row.map(|row| row.try_get::<_, Option<bool>>(0)).transpose().map_err(failed)?;
     Ok(usable.flatten().unwrap_or(true))
 }

@@ -4,7 +4,7 @@
 use super::facts::RoleFacts;
 use super::remediation::{ADMIN, is_local, password_note, uri};
 use super::{FactSnapshot, replication_refused, senders_full};
-use crate::names::{ident, literal};
+use crate::names::{OWN_TABLES, grant_rows, ident, literal};
 use crate::schema::SchemaState;
 use crate::start;
 use pg_replication::conninfo::Conninfo;
@@ -506,9 +506,7 @@ pub(super) fn rights(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
             )
             .why("Postrider cannot store its position: nothing is ever confirmed")
             .sql(format!("GRANT USAGE ON SCHEMA postrider TO {name};"))
-            .sql(format!(
-                "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA postrider TO {name};"
-            )),
+            .sql(grant_rows(&OWN_TABLES, &name)),
         );
     }
 }

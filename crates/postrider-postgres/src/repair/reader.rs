@@ -19,7 +19,7 @@ use pg_replication::conninfo::Conninfo;
 use pg_replication::error::SourceError;
 use postrider_core::event::Position;
 use postrider_core::store::PipelineKey;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
@@ -378,7 +378,7 @@ impl RepairReader {
     ) -> Result<(), SourceError> {
         let since = Instant::now();
         loop {
-            let left = marker.mark(self.client(), &rows, &HashSet::new()).await?;
+            let left = marker.mark_within(self.client(), &rows).await?;
             rows = left.into_iter().filter_map(|place| rows.get(place).cloned()).collect();
             if rows.is_empty() {
                 return Ok(());

@@ -134,8 +134,8 @@ impl OutboxRows {
         // Sorting a large table takes long and blocks no other session; reading the answer may take long too
         // (PostgreSQL 17 has a time-out for that).
         let pinned = "SET statement_timeout = 0; SET default_transaction_read_only = on; \
-                      SELECT set_config(name, '0', false) FROM pg_settings \
-                      WHERE name = 'transaction_timeout'";
+                      SELECT set_config('transaction_timeout', '0', false) \
+                      WHERE current_setting('transaction_timeout', true) IS NOT NULL";
         client.batch_execute(pinned).await.map_err(failed)?;
         let is_number = shape.column(&spec.id).is_some_and(|column| column.number);
         client.batch_execute(&declare(spec, &shape, select, is_number)).await.map_err(failed)?;

@@ -1,13 +1,19 @@
 -- Objects in schema "postrider", and on its tables, that are not Postrider's. Only the catalog is read. Expressions are
 -- compared as pg_get_expr prints them under search_path = '', where only names of pg_catalog are unqualified: the same
--- on PostgreSQL 15 to 18. A migration that adds a default, a CHECK, a partial index or a function adds it here.
-WITH n AS (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = 'postrider'),
-own(name) AS (VALUES ('migration'), ('cursor'), ('parked'), ('repair'), ('repair_page'), ('bookmark'), ('replay')),
+-- on PostgreSQL 15 to 18. A migration that adds a default, a CHECK, a partial index or a function adds it here. What
+-- the SQL toolkit has in the schema is listed in toolkit/objects.sql, whose text stands before this one.
+n AS (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = 'postrider'),
+own(kind, name) AS (
+  VALUES ('r', 'migration'), ('r', 'cursor'), ('r', 'parked'), ('r', 'repair'), ('r', 'repair_page'), ('r', 'bookmark'),
+    ('r', 'replay')
+  UNION ALL SELECT k.kind, k.name FROM toolkit_relations k),
+c AS (
+  SELECT r.oid, r.relname, r.relkind, r.relrowsecurity OR r.relforcerowsecurity AS secured,
+    (r.relkind::pg_catalog.text, r.relname::pg_catalog.text) IN (SELECT own.kind, own.name FROM own) AS ours
+  FROM pg_catalog.pg_class r JOIN n ON n.oid = r.relnamespace),
 t AS (
-  SELECT c.oid, c.relname, pg_catalog.format('postrider.%I', c.relname) AS named,
-    c.relrowsecurity OR c.relforcerowsecurity AS secured,
-    c.relkind = 'r' AND c.relname IN (SELECT own.name FROM own) AS ours
-  FROM pg_catalog.pg_class c JOIN n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p', 'f')),
+  SELECT c.oid, c.relname, c.relkind, c.secured, c.ours, pg_catalog.format('postrider.%I', c.relname) AS named
+  FROM c WHERE c.relkind IN ('r', 'p', 'f') OR c.relkind = 'v' AND c.ours),
 defaults(rel, col, expr) AS (VALUES
   ('bookmark', 'created_at', 'now()'),
   ('bookmark', 'shard', '0'),
@@ -39,7 +45,8 @@ defaults(rel, col, expr) AS (VALUES
   ('replay', 'refused', '0'),
   ('replay', 'shard', '0'),
   ('replay', 'started_at', 'now()'),
-  ('replay', 'updated_at', 'now()')),
+  ('replay', 'updated_at', 'now()')
+  UNION ALL SELECT k.rel, k.col, k.expr FROM toolkit_defaults k),
 checks(rel, def) AS (VALUES
   ('bookmark', '((dropped_at IS NULL) = (dropped_why IS NULL))'),
   ('bookmark', '(shard >= 0)'),
@@ -66,11 +73,13 @@ checks(rel, def) AS (VALUES
   ('repair_page', '(shard >= 0)'),
   ('replay', '(next_ordinal >= 0)'),
   ('replay', '(shard >= 0)'),
-  ('replay', '(source = ANY (ARRAY[''wal''::text, ''table''::text]))')),
+  ('replay', '(source = ANY (ARRAY[''wal''::text, ''table''::text]))')
+  UNION ALL SELECT k.rel, k.def FROM toolkit_checks k),
 predicates(rel, def) AS (VALUES
   ('parked', '(state <> ALL (ARRAY[''done''::text, ''skipped''::text]))'),
   ('parked', '(state = ANY (ARRAY[''done''::text, ''skipped''::text]))'),
-  ('parked', '(requested_action IS NOT NULL)')),
+  ('parked', '(requested_action IS NOT NULL)')
+  UNION ALL SELECT k.rel, k.def FROM toolkit_predicates k),
 -- In the order in which the lines can be executed. Without a line: as the object's own DROP.
 f(rank, class, object, sub, named, line) AS (
   SELECT 1, 'pg_catalog.pg_policy'::pg_catalog.regclass::pg_catalog.oid, p.oid, 0, NULL::pg_catalog.text,
@@ -83,6 +92,8 @@ f(rank, class, object, sub, named, line) AS (
   UNION ALL
   SELECT 2, 'pg_catalog.pg_rewrite'::pg_catalog.regclass, r.oid, 0, NULL, NULL
   FROM pg_catalog.pg_rewrite r JOIN t ON t.oid = r.ev_class
+  -- The query of a view is a rule of this name.
+  WHERE NOT (t.relkind = 'v' AND r.rulename = '_RETURN')
   UNION ALL
   SELECT 3, 'pg_catalog.pg_trigger'::pg_catalog.regclass, g.oid, 0, NULL, NULL
   FROM pg_catalog.pg_trigger g JOIN t ON t.oid = g.tgrelid
@@ -103,6 +114,8 @@ f(rank, class, object, sub, named, line) AS (
       OR c.contype = 'f' AND c.confrelid IN (SELECT o.oid FROM t AS o WHERE o.ours))
     AND NOT EXISTS (SELECT FROM checks k WHERE c.contype = 'c' AND k.rel = t.relname
       AND pg_catalog.pg_get_constraintdef(c.oid) IN ('CHECK (' || k.def || ')', 'CHECK (' || k.def || ') NOT VALID'))
+    AND NOT EXISTS (SELECT FROM toolkit_keys k WHERE c.contype = 'f' AND k.rel = t.relname
+      AND k.def = pg_catalog.pg_get_constraintdef(c.oid))
   UNION ALL
   SELECT 6, 'pg_catalog.pg_class'::pg_catalog.regclass, i.indexrelid, 0, NULL, NULL
   FROM pg_catalog.pg_index i JOIN t ON t.oid = i.indrelid AND t.ours
@@ -138,9 +151,7 @@ f(rank, class, object, sub, named, line) AS (
     NULL,
     CASE WHEN c.relkind IN ('r', 'p') THEN pg_catalog.format('ALTER TABLE postrider.%I SET SCHEMA public;', c.relname)
       WHEN c.relkind = 'c' THEN pg_catalog.format('DROP TYPE postrider.%I;', c.relname) END
-  FROM pg_catalog.pg_class c JOIN n ON n.oid = c.relnamespace
-  WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S', 'c')
-    AND NOT (c.relkind = 'r' AND c.relname IN (SELECT own.name FROM own))
+  FROM c WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S', 'c') AND NOT c.ours
   UNION ALL
   SELECT 11, 'pg_catalog.pg_cast'::pg_catalog.regclass, c.oid, 0, NULL, NULL
   FROM pg_catalog.pg_cast c JOIN pg_catalog.pg_type y ON y.oid IN (c.castsource, c.casttarget)
@@ -156,7 +167,13 @@ f(rank, class, object, sub, named, line) AS (
     -- The function of `setup --notify`. An administrator never calls it, and its body is written again with its owner.
     AND NOT (d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND EXISTS (
       SELECT FROM pg_catalog.pg_proc p WHERE p.oid = d.objid AND p.proname = 'notify_outbox' AND p.pronargs = 0
-        AND p.prokind = 'f' AND p.prorettype = 'pg_catalog.trigger'::pg_catalog.regtype)))
+        AND p.prokind = 'f' AND p.prorettype = 'pg_catalog.trigger'::pg_catalog.regtype))
+    -- The functions of the SQL toolkit. Where one of them belongs to another role, its body is written again too.
+    AND NOT (d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND EXISTS (
+      SELECT FROM pg_catalog.pg_proc p JOIN toolkit_routines k ON k.name = p.proname
+        AND k.arguments = pg_catalog.pg_get_function_arguments(p.oid)
+        AND k.result = pg_catalog.pg_get_function_result(p.oid)
+      WHERE p.oid = d.objid AND p.prokind = 'f')))
 SELECT f.rank, coalesce(f.named, o.type || ' ' || o.identity) AS named,
   coalesce(f.line, 'DROP ' || pg_catalog.upper(o.type) || ' ' || o.identity || ';') AS line
 FROM f LEFT JOIN LATERAL pg_catalog.pg_identify_object(nullif(f.class, 0), f.object, f.sub) o ON true

@@ -5,7 +5,7 @@
 
 use super::{Options, SetupCommand, StepKind};
 use crate::control::Control;
-use crate::names::{TableName, ident, literal};
+use crate::names::{OWN_TABLES, TableName, grant_rows, ident, literal};
 use crate::poll::PollSpec;
 use crate::start::Facts;
 use pg_replication::error::SourceError;
@@ -120,7 +120,7 @@ SELECT a.rolname::text, a.rolsuper, \
     AND coalesce(has_schema_privilege(r.oid, p.oid, 'USAGE') \
     AND (SELECT bool_and(has_table_privilege(r.oid, c.oid, 'SELECT') AND has_table_privilege(r.oid, c.oid, 'INSERT') \
            AND has_table_privilege(r.oid, c.oid, 'UPDATE') AND has_table_privilege(r.oid, c.oid, 'DELETE')) \
-         FROM pg_class c WHERE c.relnamespace = p.oid AND c.relkind = 'r'), false), \
+         FROM pg_class c WHERE c.relnamespace = p.oid AND c.relkind = 'r' AND c.relname = ANY ($5::text[])), false), \
   po.rolname::text, pg_has_role(a.oid, po.oid, 'USAGE'), po.rolsuper, \
   a.rolsuper OR pg_has_role(a.oid, po.oid, 'MEMBER WITH ADMIN OPTION') \
     OR a.rolcreaterole AND NOT po.rolsuper AND current_setting('server_version_num')::int4 < 160000, \
@@ -155,7 +155,8 @@ pub async fn read_rights(
     let failed = |e| SourceError::control(format!("read the rights of role {role:?}"), e);
     let (schema, name) = table.map_or(("", ""), |table| (&*table.schema, &*table.name));
     let dlq = marks.and_then(PollSpec::dlq).map_or_else(String::new, |dlq| dlq.name);
-    let row = control.client().query_one(SQL, &[&role, &schema, &name, &dlq]).await;
+    let own = OWN_TABLES.as_slice();
+    let row = control.client().query_one(SQL, &[&role, &schema, &name, &dlq, &own]).await;
     let row = row.map_err(failed)?;
     let read = || {
         let held =
@@ -240,8 +241,8 @@ pub(super) fn wanted(facts: &Facts, role: &str, options: &Options<'_>) -> Vec<Ri
         step: StepKind::Rights,
         what: "the tables of schema \"postrider\"".to_owned(),
         sql: format!(
-            "GRANT CONNECT ON DATABASE {database} TO {to};\nGRANT USAGE ON SCHEMA postrider TO {to};\n\
-             GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA postrider TO {to};"
+            "GRANT CONNECT ON DATABASE {database} TO {to};\nGRANT USAGE ON SCHEMA postrider TO {to};\n{}",
+            grant_rows(&OWN_TABLES, &to)
         ),
         held: have.is_some_and(|have| have.ours),
     }];

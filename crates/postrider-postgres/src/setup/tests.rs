@@ -157,13 +157,28 @@ fn rights_of_the_role_are_filled_in_whole() {
 fn holdings(others: bool) -> undo::StoredRows {
     let rows = vec![("cursor".to_owned(), 1), ("parked".to_owned(), 3)];
     let bookmark_slots = vec!["postrider_bm_before_fix_000abc".to_owned()];
-    undo::StoredRows { rows, bookmark_slots, others }
+    undo::StoredRows { rows, bookmark_slots, others, ..undo::StoredRows::default() }
 }
 
 #[test]
 fn undoing_the_last_pipeline_says_what_is_lost_and_drops_the_schema() {
     let plan = undo::plan(&good(), &holdings(false), false).unwrap();
     expect_file!["snapshots/undo.sql"].assert_eq(&plan.to_string());
+}
+
+/// The tables of logs and groups have rows that no command of a pipeline may delete.
+#[test]
+fn undoing_the_last_pipeline_leaves_the_sql_toolkit() {
+    let tables = crate::names::OWN_TABLES.map(str::to_owned).to_vec();
+    let holdings = undo::StoredRows { toolkit: true, tables, ..holdings(false) };
+    let plan = undo::plan(&good(), &holdings, false).unwrap();
+    let text = plan.to_string();
+    assert!(!text.contains("DROP SCHEMA"), "{text}");
+    assert!(text.contains("DROP TABLE postrider.\"migration\", postrider.\"cursor\","), "{text}");
+    assert!(plan.stays.iter().any(|line| line.contains("postrider sql --uninstall")), "{text}");
+    let holdings = undo::StoredRows { tables: Vec::new(), ..holdings };
+    let text = undo::plan(&good(), &holdings, false).unwrap().to_string();
+    assert!(!text.contains("DROP TABLE"), "nothing of Postrider's own is there: {text}");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Removes a pipeline from the database: slot, rows, publication; with the last pipeline also the schema.
+//! Removes a pipeline from the database: slot, rows, publication; with the last pipeline also the schema, or only
+//! Postrider's own tables in it if the SQL toolkit is installed there.
 //!
 //! [`plan`] is pure, lists what will be lost before anything is, and prints as SQL like the plan of a setup. Never
 //! dropped: the outbox table, a role and its rights, a slot or a publication that is also used by others.
@@ -7,10 +8,11 @@ use super::apply::{SetupError, run};
 use super::{Step, StepKind, TRIGGER, notify_undo_sql, transaction};
 use crate::catalog::SlotRow;
 use crate::control::{Control, FactsQuery};
-use crate::names::{admin_url, ident, literal};
+use crate::names::{OWN_TABLES, admin_url, ident, literal};
 use crate::schema::SchemaState;
 use crate::schema_owner::{self, SessionRights};
 use crate::start::{self, Facts};
+use crate::toolkit::files::PRESENT_SQL;
 use pg_replication::error::SourceError;
 use postrider_core::error::{Halt, HaltReason};
 
@@ -34,6 +36,10 @@ pub struct StoredRows {
     pub bookmark_slots: Vec<String>,
     /// Whether other pipelines have rows.
     pub others: bool,
+    /// Those of Postrider's own tables that exist, by name.
+    pub tables: Vec<String>,
+    /// The SQL toolkit is installed in the same schema.
+    pub toolkit: bool,
 }
 
 /// Reads what is to be undone, and plans it.
@@ -92,16 +98,24 @@ fn not_ours(role: &str, object: &str, facts: &Facts) -> Halt {
     }
 }
 
-/// Counts the rows of every table of the schema that has a column `pipeline`.
+/// Reads which of Postrider's own tables exist, and counts the rows of those that have a column `pipeline`.
 async fn holdings(control: &Control, facts: &Facts) -> Result<StoredRows, SourceError> {
     let failed = |e| SourceError::control("count the rows of schema \"postrider\"", e);
-    let mut holdings = StoredRows::default();
-    let sql = "SELECT c.relname::pg_catalog.text FROM pg_catalog.pg_class c \
+    let row = control.client().query_one(PRESENT_SQL, &[]).await.map_err(failed)?;
+    let toolkit = row.try_get(0).map_err(failed)?;
+    let mut holdings = StoredRows { toolkit, ..StoredRows::default() };
+    let sql = "SELECT c.relname::pg_catalog.text, a.attname IS NOT NULL FROM pg_catalog.pg_class c \
                JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-               JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = 'pipeline' \
-               WHERE n.nspname = 'postrider' AND c.relkind = 'r' ORDER BY c.relname";
-    for row in control.client().query(sql, &[]).await.map_err(failed)? {
+               LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = 'pipeline' \
+               WHERE n.nspname = 'postrider' AND c.relkind = 'r' \
+                 AND c.relname = ANY ($1::pg_catalog.text[]) ORDER BY c.relname";
+    let own = OWN_TABLES.as_slice();
+    for row in control.client().query(sql, &[&own]).await.map_err(failed)? {
         let table: String = row.try_get(0).map_err(failed)?;
+        holdings.tables.push(table.clone());
+        if !row.try_get::<_, bool>(1).map_err(failed)? {
+            continue;
+        }
         let sql = format!(
             "SELECT pg_catalog.count(*) FILTER (WHERE pipeline = $1), \
              pg_catalog.count(*) FILTER (WHERE pipeline <> $1) FROM postrider.{}",
@@ -259,11 +273,33 @@ fn rows(facts: &Facts, holdings: &StoredRows, is_guarded: bool, plan: &mut UndoP
         }
         return;
     }
+    if !holdings.toolkit {
+        plan.steps.push(Step {
+            kind: StepKind::Schema,
+            title: "drop schema \"postrider\"".to_owned(),
+            why: "No other pipeline has rows in it.",
+            sql: transaction(&format!("{guard}DROP SCHEMA postrider CASCADE;")),
+        });
+        return;
+    }
+    plan.stays.push(format!(
+        "schema \"postrider\": the SQL toolkit is installed in it, with its logs and consumer groups. To remove these: \
+         postrider sql --uninstall --url {}",
+        admin_url(&facts.server.database)
+    ));
+    if holdings.tables.is_empty() {
+        return;
+    }
+    let tables: Vec<String> =
+        holdings.tables.iter().map(|table| format!("postrider.{}", ident(table))).collect();
     plan.steps.push(Step {
         kind: StepKind::Schema,
-        title: "drop schema \"postrider\"".to_owned(),
-        why: "No other pipeline has rows in it.",
-        sql: transaction(&format!("{guard}DROP SCHEMA postrider CASCADE;")),
+        title: "drop Postrider's own tables in schema \"postrider\"".to_owned(),
+        why: "No other pipeline has rows in them. The SQL toolkit is installed in the same schema, and stays.",
+        sql: transaction(&format!(
+            "{guard}DROP TABLE {} CASCADE;\nDROP FUNCTION IF EXISTS postrider.notify_outbox() CASCADE;",
+            tables.join(", ")
+        )),
     });
 }
 

@@ -2,6 +2,8 @@
 
 pub mod bookmark;
 pub mod cursor;
+pub mod groups;
+pub mod log_maintenance;
 pub mod maintenance;
 pub mod parked;
 pub mod requests;

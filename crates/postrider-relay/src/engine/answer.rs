@@ -36,8 +36,8 @@ pub struct Offered<'a> {
     pub wall: Timestamp,
 }
 
-/// What becomes of an offered event.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// What becomes of an offered event. Entries are boxed, because an answer is moved for each event, and few are parked.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answer {
     /// It is passed to the sink under this ticket. The answer is [`Engine::taken`](super::Engine::taken) or
     /// [`Engine::not_taken`](super::Engine::not_taken).
@@ -46,14 +46,14 @@ pub enum Answer {
     Wait,
     /// It is parked before it is sent: behind another event, for later, or because a broker has refused it before, for
     /// this reason. The driver keeps its record.
-    Park(Entry, Option<Refusal>),
+    Park(Box<Entry>, Option<Refusal>),
     /// It was skipped, because it has expired.
     Expired,
     /// It was skipped, because polling or a repair has published it, or will publish it.
     Repeated,
     /// It has the id of a parked event, and may be another one: it is parked for a person to decide, or the relay
     /// halts.
-    Doubted(Option<Entry>),
+    Doubted(Option<Box<Entry>>),
     /// Nothing: the relay knows its position as that of a parked event, or has ended.
     Nothing,
 }
@@ -95,21 +95,21 @@ pub struct PollingRules {
 }
 
 /// What to do with the current record.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(PartialEq, Eq, Debug)]
 pub(super) enum RelayAnswer {
     Publish(Ticket),
-    Park(Entry, Option<Refusal>),
+    Park(Box<Entry>, Option<Refusal>),
     Nothing,
 }
 
 impl RelayAnswer {
     /// The entry of a parked event gets the number of the transaction that wrote its row.
     #[inline]
-    pub(super) fn written_by(self, xid: Option<u32>) -> Self {
-        match self {
-            Self::Park(entry, refused) => Self::Park(Entry { xid, ..entry }, refused),
-            answer @ (Self::Publish(_) | Self::Nothing) => answer,
+    pub(super) fn written_by(mut self, xid: Option<u32>) -> Self {
+        if let Self::Park(entry, _) = &mut self {
+            entry.xid = xid;
         }
+        self
     }
 
     /// Takes the answer to the current event out of the effects from `first` on.

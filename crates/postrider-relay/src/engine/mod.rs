@@ -262,7 +262,7 @@ impl Engine {
         }
         let (_, xmin) = self.claimed;
         if self.requeued.doubts(event.id, xmin) {
-            return Answer::Doubted(self.park_doubted(now, event, doubted()));
+            return Answer::Doubted(self.park_doubted(now, event, doubted()).map(Box::new));
         }
         let wait = event.available_at.map_or(Duration::ZERO, |at| until(at, event.wall));
         let wait = self.requeued.wait(event.id, xmin, wait);
@@ -428,7 +428,7 @@ impl Engine {
 
     fn parked_by(&mut self, now: Duration, input: Input<'_>) -> Option<Entry> {
         match self.answer_to(now, input) {
-            RelayAnswer::Park(entry, _) => Some(entry),
+            RelayAnswer::Park(entry, _) => Some(*entry),
             RelayAnswer::Publish(_) | RelayAnswer::Nothing => None,
         }
     }

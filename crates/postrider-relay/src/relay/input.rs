@@ -215,8 +215,9 @@ pub enum Effect {
     Park {
         /// The ticket of the event. It is resolved when the row is committed.
         ticket: Ticket,
-        /// The content of the row.
-        entry: Entry,
+        /// The content of the row. Boxed, because every effect has the size of the largest one, and is moved for each
+        /// event, while few events are parked.
+        entry: Box<Entry>,
         /// Why the broker refused the event before the stream repeated it. If `None`, the pipeline knows the reason.
         reason: Option<Refusal>,
     },

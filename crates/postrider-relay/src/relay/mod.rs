@@ -43,7 +43,7 @@ use postrider_core::sink::{SinkCall, TransactionLimits};
 use postrider_core::timestamp::Timestamp;
 use std::time::Duration;
 use stream::Stream;
-use transaction::{Committed, SentEvent, SinkTransaction, Stored};
+use transaction::{Committed, LostProgress, SentEvent, SinkTransaction, Stored};
 
 /// The settings of a relay.
 #[derive(Clone, Copy, Debug)]
@@ -426,8 +426,10 @@ impl Relay {
     /// Restores the invariants after an input: parked rows are written, heads are attempted, the cursor row follows the
     /// watermark, the confirmation follows the cursor row, and a phase that waits for nothing more ends.
     fn settle(&mut self, now: Duration, effects: &mut Vec<Effect>) {
-        let nothing_in_flight = self.flow.in_flight().0 == 0 && self.attempts_unreported() == 0;
-        if let Some(reason) = self.refused.filter(|_| nothing_in_flight) {
+        if let Some(reason) = self.refused
+            && self.flow.in_flight().0 == 0
+            && self.attempts_unreported() == 0
+        {
             self.restart(Restart::Refused(reason), effects);
         }
         // The only cost for an event while nothing is parked, or nothing parked is due.
@@ -443,7 +445,7 @@ impl Relay {
             self.commit_if_due(now, effects);
         }
         let progress = self.tracker.progress();
-        let row_content = self.row_content();
+        let row_content = if self.transaction.is_on() { self.row_content() } else { progress };
         let settled = self.flow.in_flight().0 == 0 && self.parking.is_settled();
         let last = match &self.phase {
             Phase::Running => false,
@@ -452,8 +454,8 @@ impl Relay {
             Phase::Halting { until: Until::Now, .. } => true,
             Phase::Ended => return,
         };
-        let is_stored = row_content == progress && self.transaction.is_empty();
-        let last = last && (is_stored || !self.commits_at_end());
+        let is_stored = || row_content == progress && self.transaction.is_empty();
+        let last = last && (!self.transaction.is_on() || is_stored() || !self.commits_at_end());
         let wanted =
             parking_is_active && self.parking.waits_for_cursor(self.durable(), progress.position());
         let content = (row_content, self.unresolved());
@@ -567,14 +569,14 @@ impl Relay {
         recovered: &Recovered,
     ) -> Result<(), OrderViolation> {
         let row = self.feedback.row();
-        let is_behind = |stored: &Progress| {
-            stored.position() < row.position() || stored.watermark < row.watermark
-        };
-        let behind = recovered.progress.filter(is_behind);
-        let stored = recovered.progress.filter(|_| behind.is_none()).unwrap_or(row);
+        let lost = self.transaction.lost(recovered.progress, row);
+        let stored = recovered.progress.filter(|_| lost.is_none()).unwrap_or(row);
         let Some(requests) = self.transaction.recovered(call, stored) else { return Ok(()) };
-        if let Some(behind) = behind {
-            let halt = Box::new(progress_lost_halt(behind, row));
+        if let Some(lost) = lost {
+            // The source must not be confirmed above what the sink has: this process may know more to be committed.
+            self.tracker.adopt(lost.stored.max(row));
+            self.flow.clear();
+            let halt = Box::new(progress_lost_halt(lost));
             self.phase = Phase::Halting { halt, until: Until::Now };
             return Ok(());
         }
@@ -846,7 +848,7 @@ impl Relay {
         if injected(Bug::ParkedBeforeCommit) {
             self.resolve(ticket);
         }
-        effects.push(Effect::Park { ticket, entry, reason });
+        effects.push(Effect::Park { ticket, entry: Box::new(entry), reason });
     }
 
     fn parking_written(&mut self, now: Duration, locked: &[Position]) {
@@ -1034,7 +1036,7 @@ impl Relay {
             let unsettled = self.flow.in_flight().0 > 0
                 || !self.parking.is_settled()
                 || self.transaction.is_used();
-            self.transaction.discard();
+            self.transaction.forget();
             self.tracker.adopt(cursor);
             self.flow.clear();
             self.refused = None;
@@ -1158,19 +1160,32 @@ fn poison_halt(words: HaltWords, position: Position, reason: Refusal) -> Halt {
     }
 }
 
-fn progress_lost_halt(stored: Progress, row: Progress) -> Halt {
+fn progress_lost_halt(lost: LostProgress) -> Halt {
+    let (stored, known) = (lost.stored.position(), lost.known.position());
+    let (what, meaning, hint) = if lost.confirmed {
+        (
+            "the cursor row at",
+            "nothing is published; the sink may lack events up to the cursor row, and the source may have removed them",
+            "point the pipeline at the sink that it published to before, or restore what that sink had stored; an \
+             event log in PostgreSQL is filled as docs/sql/log.md describes (\"When the server of a log fails over\")",
+        )
+    } else {
+        (
+            "the last commit at",
+            "nothing is lost: the sink has every event that the source was confirmed for, and the source has the \
+             events that the sink lacks",
+            "if the server of the sink has failed over to one that lacks its last commits, start again: the pipeline \
+             continues behind what the sink has. Otherwise point it at the sink that it published to before",
+        )
+    };
     Halt {
         reason: HaltReason::PipelineChanged,
         message: format!(
-            "the sink has stored progress up to {}, which is behind the cursor row at {}: this is another sink, or \
-             it has lost what it had stored",
-            stored.position(),
-            row.position()
+            "the sink has stored progress up to {stored}, which is behind {what} {known}: this is another sink, or it \
+             has lost what it had stored"
         ),
-        meaning: "nothing is published; the sink may lack events up to the cursor row, and the source may have removed \
-                  them"
-            .into(),
-        hint: "point the pipeline at the sink that it published to before, or restore what that sink had stored".into(),
+        meaning: meaning.into(),
+        hint: hint.into(),
     }
 }
 

@@ -92,10 +92,13 @@ fn check_stopping_transactions(script: &str, expected: &Expect) {
 }
 
 fn run_transactions(on_poison: OnPoison, script: &str, expected: &Expect) {
+    expected.assert_eq(&transcript_of_transactions(on_poison, script));
+}
+
+fn transcript_of_transactions(on_poison: OnPoison, script: &str) -> String {
     let transactions =
         TransactionLimits { records_max: 3, bytes_max: 500, interval: Duration::from_millis(20) };
-    let run = Script::new(rules(on_poison), Some(transactions));
-    expected.assert_eq(&run.play(script));
+    Script::new(rules(on_poison), Some(transactions)).play(script)
 }
 
 fn run(rules: ParkingRules, script: &str, expected: &Expect) {

@@ -65,6 +65,17 @@ pub(super) enum Stored {
     At(Progress),
 }
 
+/// The sink has stored less than it had stored before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct LostProgress {
+    /// What it has stored.
+    pub(super) stored: Progress,
+    /// What it must have stored at least.
+    pub(super) known: Progress,
+    /// The source was confirmed up to `known`, and may lack events that the sink has lost. Else it has all of them.
+    pub(super) confirmed: bool,
+}
+
 /// What the relay waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum TransactionStage {
@@ -91,6 +102,8 @@ pub(super) struct SinkTransaction {
     /// The last call of the sink.
     call: SinkCall,
     stored: Option<Progress>,
+    /// The last progress that this process knows to be stored; kept when the producer is discarded.
+    committed: Option<Progress>,
     events: Vec<SentEvent>,
     attempts: Vec<Ticket>,
     bytes: u64,
@@ -107,6 +120,7 @@ impl SinkTransaction {
             stage: TransactionStage::New,
             call: SinkCall::default(),
             stored: None,
+            committed: None,
             events: Vec::new(),
             attempts: Vec::new(),
             bytes: 0,
@@ -254,7 +268,37 @@ impl SinkTransaction {
 
     /// The producer is discarded, and its transaction with it.
     pub(super) fn discard(&mut self) {
-        *self = Self { call: self.call, ..Self::new(self.limits) };
+        let (call, committed) = (self.call, self.committed);
+        *self = Self { call, committed, ..Self::new(self.limits) };
+    }
+
+    /// The cursor row counts, and not what this process has seen: another process may have continued.
+    pub(super) fn forget(&mut self) {
+        self.discard();
+        self.committed = None;
+    }
+
+    /// What the sink has lost, if it has stored less than before: less than the cursor row has, which is written after
+    /// a commit, or less than this process has seen to be committed. The server of the sink may have failed over to
+    /// one that lacks the last commits.
+    pub(super) fn lost(&self, stored: Option<Progress>, row: Progress) -> Option<LostProgress> {
+        let is_below = |stored: Progress, known: Progress| {
+            stored.position() < known.position() || stored.watermark < known.watermark
+        };
+        match (stored, self.committed) {
+            // What the sink had was confirmed up to the cursor row.
+            (None, Some(_)) => {
+                Some(LostProgress { stored: Progress::default(), known: row, confirmed: true })
+            }
+            (Some(stored), _) if is_below(stored, row) => {
+                Some(LostProgress { stored, known: row, confirmed: true })
+            }
+            (Some(stored), Some(committed)) if is_below(stored, committed) => {
+                Some(LostProgress { stored, known: committed, confirmed: false })
+            }
+            // A sink without any progress is a new one, unless this process has committed to it.
+            (None, None) | (Some(_), _) => None,
+        }
     }
 
     /// Closes the transaction if it has an event and its interval is over or `at_once`, and if it is to be committed
@@ -288,6 +332,7 @@ impl SinkTransaction {
         let attempts = std::mem::take(&mut self.attempts);
         (self.stage, self.bytes, self.began) = (TransactionStage::Open, 0, None);
         self.stored = Some(progress);
+        self.committed = Some(progress);
         Some(Committed { events, attempts })
     }
 

@@ -43,6 +43,14 @@ pub(super) enum NotTaken {
     Refused(Refusal),
 }
 
+/// What a sink with transactions has of one that is not committed.
+#[derive(Debug, Default)]
+struct OpenTransaction {
+    /// The last recovery that the producer has called.
+    recovery: SinkCall,
+    records: Vec<Record>,
+}
+
 /// One producer of a process, and the broker's end of it.
 #[derive(Debug)]
 pub(super) struct Producer {
@@ -59,8 +67,8 @@ pub(super) struct Producer {
     /// A report was lost, and is never received.
     pub(super) silent: bool,
     ready_from: u64,
-    /// The records of the open transaction, if the sink publishes in transactions.
-    open: Option<Vec<Record>>,
+    /// The open transaction, if the sink publishes in transactions.
+    open: Option<OpenTransaction>,
     /// The number of the life of its process, and the events of tickets, if the sink publishes in transactions.
     pub(super) life: u64,
     pub(super) tickets: HashMap<Ticket, usize>,
@@ -78,22 +86,31 @@ impl Producer {
             broken_due: false,
             silent: false,
             ready_from,
-            open: knobs.settings.transactions.is_some().then(Vec::new),
+            open: knobs.settings.transactions.is_some().then(OpenTransaction::default),
             life: 0,
             tickets: HashMap::new(),
         }
     }
 
-    /// Takes the records of the open transaction for a commit. `None` if the client can't commit any more.
-    pub(super) fn take_open(&mut self) -> Option<Vec<Record>> {
-        if self.failed { None } else { self.open.as_mut().map(std::mem::take) }
+    /// A recovery is called: the open transaction is discarded.
+    pub(super) fn recover(&mut self, recovery: SinkCall) {
+        if let Some(open) = &mut self.open {
+            *open = OpenTransaction { recovery, records: Vec::new() };
+        }
+    }
+
+    /// Takes the records of the open transaction for a commit, and the last recovery. `None` if the client can't commit
+    /// any more.
+    pub(super) fn take_open(&mut self) -> Option<(SinkCall, Vec<Record>)> {
+        let open = self.open.as_mut().filter(|_| !self.failed)?;
+        Some((open.recovery, std::mem::take(&mut open.records)))
     }
 
     /// The broker takes a record: it is visible, or is in the open transaction.
     fn put(&mut self, truth: &mut Truth, record: Record) -> Check {
         match &mut self.open {
             Some(open) => {
-                open.push(record);
+                open.records.push(record);
                 Ok(())
             }
             None => truth.write(record.event, record.version, &self.refused),
@@ -266,7 +283,7 @@ impl Producer {
         let mut late = Vec::new();
         if let Some(open) = &mut self.open {
             // Nobody commits this transaction.
-            open.clear();
+            open.records.clear();
             self.partitions.iter_mut().for_each(VecDeque::clear);
             return Ok(late);
         }

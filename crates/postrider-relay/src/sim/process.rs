@@ -380,7 +380,7 @@ impl Process {
 
     /// The sink fences former producers off.
     pub(super) fn recover_sink(&mut self, ground: &mut Ground, call: SinkCall) {
-        self.producer.take_open();
+        self.producer.recover(call);
         ground.call_sink(self.caller(), call, Request::Recover);
     }
 
@@ -391,8 +391,8 @@ impl Process {
         call: SinkCall,
         (progress, attempts): (Progress, Vec<Position>),
     ) {
-        if let Some(records) = self.producer.take_open() {
-            let request = Request::Commit { records, progress, attempts };
+        if let Some((recovery, records)) = self.producer.take_open() {
+            let request = Request::Commit { recovery, records, progress, attempts };
             ground.call_sink(self.caller(), call, request);
         }
     }
@@ -538,13 +538,13 @@ impl Process {
             }
             Answer::Wait => Ok(false),
             Answer::Park(entry, _) => {
-                self.buffer_record(ground, entry, event)?;
+                self.buffer_record(ground, *entry, event)?;
                 Ok(true)
             }
             Answer::Doubted(entry) => {
                 ground.truth.events[event].refused += 1;
                 if let Some(entry) = entry {
-                    self.buffer_record(ground, entry, event)?;
+                    self.buffer_record(ground, *entry, event)?;
                 }
                 Ok(true)
             }

@@ -142,6 +142,11 @@ fn seeds_that_failed_once_pass() {
 }
 
 #[test]
+fn seeds_with_a_transactional_sink_that_failed_once_pass() {
+    check_seeds(include_str!("seeds_sink.txt"), Plan::new);
+}
+
+#[test]
 fn seeds_with_a_table_that_failed_once_pass() {
     check_seeds(include_str!("seeds_table.txt"), Plan::plain_with_table);
 }

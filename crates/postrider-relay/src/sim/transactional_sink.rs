@@ -2,8 +2,8 @@
 //!
 //! A producer keeps the records of its open transaction ([`Producer`](super::broker::Producer)). They become visible
 //! together with the progress of the relay, when the sink executes the commit: at once, or after the process that has
-//! called it is dead. A recovery makes its producer the only one whose commits are executed. A commit may be refused,
-//! and the answer to a call may be lost or late.
+//! called it is dead. A recovery makes its producer the only one whose commits are executed; a commit belongs to the
+//! last recovery that its producer has called. A commit may be refused, and the answer to a call may be lost or late.
 
 use super::broker::Record;
 use super::plan::SinkRules;
@@ -30,7 +30,13 @@ pub(super) struct Caller {
 #[derive(Debug)]
 pub(super) enum Request {
     Recover,
-    Commit { records: Vec<Record>, progress: Progress, attempts: Vec<Position> },
+    Commit {
+        /// The last recovery that its producer had called.
+        recovery: SinkCall,
+        records: Vec<Record>,
+        progress: Progress,
+        attempts: Vec<Position>,
+    },
 }
 
 /// The answer to a call.
@@ -52,8 +58,8 @@ const LATE_MAX: u64 = 400;
 pub(super) struct TransactionalSink {
     pub(super) rules: SinkRules,
     rng: Rng,
-    /// The only producer that may commit.
-    owner: Option<Caller>,
+    /// The only producer that may commit, and its recovery.
+    owner: Option<(Caller, SinkCall)>,
     /// What the last commit has stored.
     stored: Option<(Progress, Vec<Position>)>,
     /// What is on its way, and when it arrives.
@@ -108,20 +114,19 @@ impl TransactionalSink {
         let Some(arrived) = self.arrived(now, times.into_iter()) else { return Ok(None) };
         let (_, caller, call, request) = self.calls.remove(arrived);
         let refused = self.rng.chance(self.rules.refused);
-        let fenced = self.owner != Some(caller);
         let (answer, what) = match request {
             _ if refused => (SinkAnswer::Failed, "refuses a call".to_owned()),
             Request::Recover => {
-                self.owner = Some(caller);
+                self.owner = Some((caller, call));
                 let (progress, attempts) = self.stored.clone().unzip();
                 let attempts = attempts.unwrap_or_default();
                 let what = format!("recovers {progress:?} {attempts:?} for {caller:?}");
                 (SinkAnswer::Recovered(call, Recovered { progress, attempts }), what)
             }
-            Request::Commit { .. } if fenced => {
+            Request::Commit { recovery, .. } if self.owner != Some((caller, recovery)) => {
                 (SinkAnswer::Failed, format!("fences off a commit of {caller:?}"))
             }
-            Request::Commit { records, progress, attempts } => {
+            Request::Commit { records, progress, attempts, .. } => {
                 let events: Vec<_> = records.iter().map(|record| record.event).collect();
                 for record in records {
                     truth.show(record.event, record.version)?;

@@ -226,6 +226,7 @@ impl SinkConfig for KafkaConfig {
             RefusalKind::TooLarge(None)
             | RefusalKind::Policy
             | RefusalKind::Invalid
+            | RefusalKind::Content(_)
             | RefusalKind::Other => GENERAL_HINT.to_owned(),
         }
     }

@@ -65,10 +65,11 @@ INSERT INTO "my schema"."out""box_dlq" ("Id\", "Versüche", "select") OVERRIDING
 
 
 WITH e AS MATERIALIZED (
-  SELECT w.id, w.xid, w.at, w.ms, w.visible
-  FROM unnest($1::text[], $2::int8[], $3::int8[], $4::int8[], $5::bool[]) AS w(id, xid, at, ms, visible)
+  SELECT w.id, w.xid, w.at, w.ms, w.visible, w.lane, w.n
+  FROM unnest($1::text[], $2::int8[], $3::int8[], $4::int8[], $5::bool[], $6::int8[])
+    WITH ORDINALITY AS w(id, xid, at, ms, visible, lane, n)
 ), k AS MATERIALIZED (
-  SELECT o.tableoid AS oid, o.ctid AS tid FROM "my schema"."out""box" AS o
+  SELECT o.tableoid AS oid, o.ctid AS tid, concat(o."Id\") AS id FROM "my schema"."out""box" AS o
   WHERE o."Id\" OPERATOR(pg_catalog.=) ANY (($1::text[])::bigint[]) AND o."Done ""at""" IS NULL
     AND ((concat(o."Id\"), o.xmin::text::int8) IN (SELECT e.id, e.xid FROM e WHERE e.xid IS NOT NULL)
       OR concat(o."Id\") IN (SELECT e.id FROM e WHERE e.at IS NULL)
@@ -88,9 +89,16 @@ WITH e AS MATERIALIZED (
   UNION ALL SELECT w.id FROM e AS w
   WHERE NOT w.visible
     AND NOT pg_visible_in_snapshot(((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - ((((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - w.xid + 2147483648) & 4294967295) - 2147483648))::text::xid8, pg_current_snapshot())
+), b AS MATERIALIZED (
+  SELECT w.lane, min(w.n) AS n FROM e AS w
+  WHERE w.id IN (SELECT l.id FROM l) GROUP BY w.lane
+), u AS MATERIALIZED (
+  SELECT k.oid, k.tid FROM k
+  WHERE k.id NOT IN (SELECT l.id FROM l
+    UNION ALL SELECT w.id FROM e AS w JOIN b ON b.lane = w.lane WHERE w.n > b.n)
 ), m AS (
   UPDATE "my schema"."out""box" AS o SET "Done ""at""" = statement_timestamp()
-  FROM k WHERE o.tableoid = k.oid AND o.ctid = k.tid AND NOT EXISTS (SELECT FROM l)
+  FROM u WHERE o.tableoid = u.oid AND o.ctid = u.tid
   RETURNING 1
 )
-SELECT (SELECT count(*) FROM k), (SELECT count(*) FROM m), ARRAY(SELECT l.id FROM l)
+SELECT (SELECT count(*) FROM u), (SELECT count(*) FROM m), ARRAY(SELECT l.id FROM l)

@@ -402,7 +402,7 @@ SET LOCAL lock_timeout = '5s';
 SET LOCAL search_path = '';
 GRANT CONNECT ON DATABASE "shop" TO "postrider";
 GRANT USAGE ON SCHEMA postrider TO "postrider";
-GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA postrider TO "postrider";
+GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE postrider.migration, postrider.cursor, postrider.parked, postrider.repair, postrider.repair_page, postrider.bookmark, postrider.replay TO "postrider";
 COMMIT;
 
 -- 5. give role "postrider" its rights on table "public"."outbox"
@@ -433,16 +433,153 @@ SET LOCAL statement_timeout = 0;
 SET LOCAL search_path = '';
 DO $postrider$ DECLARE found pg_catalog.text; BEGIN
 SELECT pg_catalog.string_agg(o.named, ', ') INTO found FROM (
+-- What the SQL toolkit has in schema "postrider", as PostgreSQL 15 to 18 prints it with search_path = ''. The check of
+-- the schema (schema_owner/foreign.sql) continues this text, and an uninstallation reads it. It is generated from an
+-- installed toolkit: POSTRIDER_BLESS=1 scripts/test it objects_of_the_toolkit_are_listed
+WITH toolkit_relations(kind, name) AS (VALUES
+  ('S', 'lease_token'),
+  ('r', 'consumer_group'),
+  ('r', 'consumer_group_partition'),
+  ('r', 'consumer_group_state'),
+  ('r', 'consumer_seen'),
+  ('r', 'event_log'),
+  ('r', 'event_log_head'),
+  ('r', 'event_log_progress'),
+  ('r', 'event_log_sweep'),
+  ('r', 'event_log_writer'),
+  ('r', 'toolkit_migration'),
+  ('v', 'consumer'),
+  ('v', 'consumer_group_lag'),
+  ('v', 'consumer_offsets')),
+toolkit_defaults(rel, col, expr) AS (VALUES
+  ('consumer_group', 'created_at', 'now()'),
+  ('consumer_group_state', 'deliveries', '0'),
+  ('consumer_group_state', 'lease', '0'),
+  ('event_log', 'created_at', 'now()'),
+  ('event_log', 'first_seq', '1'),
+  ('toolkit_migration', 'applied_at', 'now()')),
+toolkit_checks(rel, def) AS (VALUES
+  ('consumer_group', '((name <> ''''::text) AND (octet_length(name) <= 200))'),
+  ('consumer_group', '(auto_offset_reset = ANY (ARRAY[''earliest''::text, ''latest''::text]))'),
+  ('consumer_group', '(retain_max > 0)'),
+  ('consumer_seen', '((consumer <> ''''::text) AND (octet_length(consumer) <= 200))'),
+  ('event_log', '((name <> ''''::text) AND (octet_length(name) <= 200))'),
+  ('event_log', '((partitions >= 1) AND (partitions <= 1024))'),
+  ('event_log', '(first_seq >= 1)'),
+  ('event_log', '(kind = ANY (ARRAY[''value''::text, ''reference''::text]))'),
+  ('event_log', '(rows_per_child >= 1)')),
+toolkit_predicates(rel, def) AS (SELECT ''::pg_catalog.text, ''::pg_catalog.text WHERE false),
+toolkit_keys(rel, def) AS (VALUES
+  ('consumer_group', 'FOREIGN KEY (log) REFERENCES postrider.event_log(name)'),
+  ('consumer_group_partition', 'FOREIGN KEY (group_name) REFERENCES postrider.consumer_group(name) ON DELETE CASCADE'),
+  ('event_log_head', 'FOREIGN KEY (log) REFERENCES postrider.event_log(name) ON DELETE CASCADE'),
+  ('event_log_progress', 'FOREIGN KEY (writer) REFERENCES postrider.event_log_writer(writer) ON DELETE CASCADE'),
+  ('event_log_sweep', 'FOREIGN KEY (log) REFERENCES postrider.event_log(name) ON DELETE CASCADE')),
+toolkit_routines(name, arguments, result) AS (VALUES
+  ('check_name', 'p_argument text, p_value text', 'void'),
+  ('check_number', 'p_argument text, p_value bigint, p_from bigint, p_to bigint', 'void'),
+  ('check_read_committed', 'p_function text', 'void'),
+  ('commit_offset', 'p_group text, p_consumer text, p_last_offset bigint', 'boolean'),
+  ('commit_offset', 'p_group text, p_consumer text, p_last_offset bigint, p_lease bigint', 'bigint'),
+  ('consumer_heartbeat', 'p_group text, p_consumer text', 'void'),
+  ('consumer_lag',
+    'p_group text',
+    'TABLE(part smallint, consumer text, last_offset bigint, head bigint, lag bigint, leased boolean, lea'
+      'se_until timestamp with time zone, healthy boolean, heartbeat_age_sec numeric, deliveries integer)'),
+  ('create_consumer_group',
+    'p_name text, p_outbox text, p_auto_offset_reset text DEFAULT ''latest''::text, p_retain_max bigint DEF'
+      'AULT NULL::bigint, p_if_not_exists boolean DEFAULT false',
+    'boolean'),
+  ('create_log',
+    'p_log text, p_partitions integer DEFAULT 16, p_rows_per_child bigint DEFAULT 1000000, p_kind text DE'
+      'FAULT ''value''::text',
+    'name'),
+  ('drop_consumer_group', 'p_name text, p_if_exists boolean DEFAULT false', 'boolean'),
+  ('drop_log', 'p_log text', 'void'),
+  ('evict_consumer_group', 'p_group text', 'boolean'),
+  ('extend_lease',
+    'p_group text, p_consumer text, p_extension_seconds integer DEFAULT 30, p_lease bigint DEFAULT NULL::'
+      'bigint',
+    'timestamp with time zone'),
+  ('group_append', 'p_states postrider.consumer_group_state[]', 'void'),
+  ('group_done_to', 'p_group text', 'bigint'),
+  ('group_lock', 'p_group text, p_consumer text, p_lease bigint', 'postrider.consumer_group_state[]'),
+  ('group_state', 'p_group text', 'SETOF postrider.consumer_group_state'),
+  ('group_status',
+    'p_log text DEFAULT NULL::text, p_max integer DEFAULT NULL::integer',
+    'TABLE(group_name text, log text, lag bigint, lag_seconds double precision, done_to bigint, last_seq '
+      'bigint, alive bigint, silent bigint, leased bigint, partitions integer, max_deliveries integer, reta'
+      'in_max bigint, evicted_at timestamp with time zone, created_at timestamp with time zone)'),
+  ('groups_hold', 'p_log text, OUT done_to bigint, OUT held_by text', 'record'),
+  ('hash_partition', 'p_key text, p_partitions integer', 'integer'),
+  ('lease_lost', 'p_group text, p_consumer text, p_lease bigint', 'void'),
+  ('lease_over', 'p_from timestamp with time zone, p_until timestamp with time zone', 'boolean'),
+  ('log_append',
+    'p_writer text, p_epoch bigint, p_n bigint, p_progress text, p_logs text[], p_last_seqs bigint[], p_s'
+      'izes integer[], p_partitions integer[], p_heads bigint[], p_counts bigint[], p_part smallint[], p_hi'
+      'story bigint[], p_commit_lsn pg_lsn[], p_ordinal bigint[], p_occurred_at timestamp with time zone[],'
+      ' p_event_id text[], p_event_type text[], p_aggregate_type text[], p_aggregate_id text[], p_payload t'
+      'ext[], p_headers text[]',
+    'void'),
+  ('log_begin', 'p_writer text, p_epoch bigint', 'void'),
+  ('log_blockers',
+    'p_log text, p_keep interval',
+    'TABLE(group_name text, held_events bigint, done_to bigint, lag bigint, retain_max bigint)'),
+  ('log_children', 'p_log text', 'TABLE(child name, from_seq bigint, to_seq bigint, state text)'),
+  ('log_evict', 'p_log text, p_keep interval, p_group text', 'bigint'),
+  ('log_evictable', 'p_log text, p_keep interval', 'TABLE(group_name text, done_to bigint)'),
+  ('log_expired_to', 'p_log text, p_keep interval', 'bigint'),
+  ('log_extend', 'p_log text, p_ahead integer DEFAULT 2', 'bigint'),
+  ('log_feed', 'p_log text, p_outbox regclass, p_max integer DEFAULT 1000', 'integer'),
+  ('log_gap', 'p_log text, p_after bigint, p_upto bigint', 'bigint'),
+  ('log_grant', 'p_log text', 'integer'),
+  ('log_head', 'p_log text', 'SETOF postrider.event_log_head'),
+  ('log_move', 'p_log text, p_last_seq bigint, p_n bigint, p_heads bigint[], p_counts bigint[]', 'void'),
+  ('log_offset_at', 'p_log text, p_time timestamp with time zone', 'bigint'),
+  ('log_open',
+    'p_log text, p_writer text',
+    'TABLE(table_name name, kind text, partitions integer, last_seq bigint, heads bigint[], counts bigint'
+      '[])'),
+  ('log_progress', 'p_writer text, p_progress text', 'void'),
+  ('log_read',
+    'p_log text, p_after bigint, p_max integer DEFAULT 1000',
+    'TABLE(seq bigint, part smallint, "position" text, occurred_at timestamp with time zone, appended_at '
+      'timestamp with time zone, event_id text, event_type text, aggregate_type text, aggregate_id text, pa'
+      'yload text, headers json)'),
+  ('log_retain', 'p_log text, p_keep interval', 'TABLE(child name, state text, from_seq bigint, to_seq bigint)'),
+  ('log_table_name', 'p_name text', 'name'),
+  ('log_take_over', 'p_writer text, OUT epoch bigint, OUT progress text, OUT n bigint', 'record'),
+  ('no_group', 'p_group text', 'void'),
+  ('part_heads', 'p_log text', 'TABLE(part smallint, head bigint, events bigint, last_seq bigint)'),
+  ('part_state', 'p_group text, p_parts smallint[]', 'SETOF postrider.consumer_group_state'),
+  ('poll_outbox',
+    'p_group text, p_consumer text, p_max integer DEFAULT 100, p_visibility_seconds integer DEFAULT 30',
+    'TABLE(lease bigint, seq bigint, part smallint, "position" text, occurred_at timestamp with time zone'
+      ', appended_at timestamp with time zone, event_id text, event_type text, aggregate_type text, aggrega'
+      'te_id text, payload text, headers json, deliveries integer)'),
+  ('position_text', 'p_history bigint, p_commit_lsn pg_lsn, p_ordinal bigint', 'text'),
+  ('reap_consumers', 'p_dead_after interval DEFAULT ''24:00:00''::interval', 'TABLE(group_name text, consumer text)'),
+  ('release_lease', 'p_group text, p_consumer text, p_lease bigint DEFAULT NULL::bigint', 'integer'),
+  ('resume_consumer_group', 'p_group text', 'bigint'),
+  ('seek_offset', 'p_group text, p_consumer text, p_new_offset bigint', 'void'),
+  ('state_closed', 'p_state postrider.consumer_group_state', 'postrider.consumer_group_state'),
+  ('sweep_states', 'p_keep integer DEFAULT 4, p_max integer DEFAULT 10000', 'bigint')),
 -- Objects in schema "postrider", and on its tables, that are not Postrider's. Only the catalog is read. Expressions are
 -- compared as pg_get_expr prints them under search_path = '', where only names of pg_catalog are unqualified: the same
--- on PostgreSQL 15 to 18. A migration that adds a default, a CHECK, a partial index or a function adds it here.
-WITH n AS (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = 'postrider'),
-own(name) AS (VALUES ('migration'), ('cursor'), ('parked'), ('repair'), ('repair_page'), ('bookmark'), ('replay')),
+-- on PostgreSQL 15 to 18. A migration that adds a default, a CHECK, a partial index or a function adds it here. What
+-- the SQL toolkit has in the schema is listed in toolkit/objects.sql, whose text stands before this one.
+n AS (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = 'postrider'),
+own(kind, name) AS (
+  VALUES ('r', 'migration'), ('r', 'cursor'), ('r', 'parked'), ('r', 'repair'), ('r', 'repair_page'), ('r', 'bookmark'),
+    ('r', 'replay')
+  UNION ALL SELECT k.kind, k.name FROM toolkit_relations k),
+c AS (
+  SELECT r.oid, r.relname, r.relkind, r.relrowsecurity OR r.relforcerowsecurity AS secured,
+    (r.relkind::pg_catalog.text, r.relname::pg_catalog.text) IN (SELECT own.kind, own.name FROM own) AS ours
+  FROM pg_catalog.pg_class r JOIN n ON n.oid = r.relnamespace),
 t AS (
-  SELECT c.oid, c.relname, pg_catalog.format('postrider.%I', c.relname) AS named,
-    c.relrowsecurity OR c.relforcerowsecurity AS secured,
-    c.relkind = 'r' AND c.relname IN (SELECT own.name FROM own) AS ours
-  FROM pg_catalog.pg_class c JOIN n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p', 'f')),
+  SELECT c.oid, c.relname, c.relkind, c.secured, c.ours, pg_catalog.format('postrider.%I', c.relname) AS named
+  FROM c WHERE c.relkind IN ('r', 'p', 'f') OR c.relkind = 'v' AND c.ours),
 defaults(rel, col, expr) AS (VALUES
   ('bookmark', 'created_at', 'now()'),
   ('bookmark', 'shard', '0'),
@@ -474,7 +611,8 @@ defaults(rel, col, expr) AS (VALUES
   ('replay', 'refused', '0'),
   ('replay', 'shard', '0'),
   ('replay', 'started_at', 'now()'),
-  ('replay', 'updated_at', 'now()')),
+  ('replay', 'updated_at', 'now()')
+  UNION ALL SELECT k.rel, k.col, k.expr FROM toolkit_defaults k),
 checks(rel, def) AS (VALUES
   ('bookmark', '((dropped_at IS NULL) = (dropped_why IS NULL))'),
   ('bookmark', '(shard >= 0)'),
@@ -501,11 +639,13 @@ checks(rel, def) AS (VALUES
   ('repair_page', '(shard >= 0)'),
   ('replay', '(next_ordinal >= 0)'),
   ('replay', '(shard >= 0)'),
-  ('replay', '(source = ANY (ARRAY[''wal''::text, ''table''::text]))')),
+  ('replay', '(source = ANY (ARRAY[''wal''::text, ''table''::text]))')
+  UNION ALL SELECT k.rel, k.def FROM toolkit_checks k),
 predicates(rel, def) AS (VALUES
   ('parked', '(state <> ALL (ARRAY[''done''::text, ''skipped''::text]))'),
   ('parked', '(state = ANY (ARRAY[''done''::text, ''skipped''::text]))'),
-  ('parked', '(requested_action IS NOT NULL)')),
+  ('parked', '(requested_action IS NOT NULL)')
+  UNION ALL SELECT k.rel, k.def FROM toolkit_predicates k),
 -- In the order in which the lines can be executed. Without a line: as the object's own DROP.
 f(rank, class, object, sub, named, line) AS (
   SELECT 1, 'pg_catalog.pg_policy'::pg_catalog.regclass::pg_catalog.oid, p.oid, 0, NULL::pg_catalog.text,
@@ -518,6 +658,8 @@ f(rank, class, object, sub, named, line) AS (
   UNION ALL
   SELECT 2, 'pg_catalog.pg_rewrite'::pg_catalog.regclass, r.oid, 0, NULL, NULL
   FROM pg_catalog.pg_rewrite r JOIN t ON t.oid = r.ev_class
+  -- The query of a view is a rule of this name.
+  WHERE NOT (t.relkind = 'v' AND r.rulename = '_RETURN')
   UNION ALL
   SELECT 3, 'pg_catalog.pg_trigger'::pg_catalog.regclass, g.oid, 0, NULL, NULL
   FROM pg_catalog.pg_trigger g JOIN t ON t.oid = g.tgrelid
@@ -538,6 +680,8 @@ f(rank, class, object, sub, named, line) AS (
       OR c.contype = 'f' AND c.confrelid IN (SELECT o.oid FROM t AS o WHERE o.ours))
     AND NOT EXISTS (SELECT FROM checks k WHERE c.contype = 'c' AND k.rel = t.relname
       AND pg_catalog.pg_get_constraintdef(c.oid) IN ('CHECK (' || k.def || ')', 'CHECK (' || k.def || ') NOT VALID'))
+    AND NOT EXISTS (SELECT FROM toolkit_keys k WHERE c.contype = 'f' AND k.rel = t.relname
+      AND k.def = pg_catalog.pg_get_constraintdef(c.oid))
   UNION ALL
   SELECT 6, 'pg_catalog.pg_class'::pg_catalog.regclass, i.indexrelid, 0, NULL, NULL
   FROM pg_catalog.pg_index i JOIN t ON t.oid = i.indrelid AND t.ours
@@ -573,9 +717,7 @@ f(rank, class, object, sub, named, line) AS (
     NULL,
     CASE WHEN c.relkind IN ('r', 'p') THEN pg_catalog.format('ALTER TABLE postrider.%I SET SCHEMA public;', c.relname)
       WHEN c.relkind = 'c' THEN pg_catalog.format('DROP TYPE postrider.%I;', c.relname) END
-  FROM pg_catalog.pg_class c JOIN n ON n.oid = c.relnamespace
-  WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S', 'c')
-    AND NOT (c.relkind = 'r' AND c.relname IN (SELECT own.name FROM own))
+  FROM c WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S', 'c') AND NOT c.ours
   UNION ALL
   SELECT 11, 'pg_catalog.pg_cast'::pg_catalog.regclass, c.oid, 0, NULL, NULL
   FROM pg_catalog.pg_cast c JOIN pg_catalog.pg_type y ON y.oid IN (c.castsource, c.casttarget)
@@ -591,7 +733,13 @@ f(rank, class, object, sub, named, line) AS (
     -- The function of `setup --notify`. An administrator never calls it, and its body is written again with its owner.
     AND NOT (d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND EXISTS (
       SELECT FROM pg_catalog.pg_proc p WHERE p.oid = d.objid AND p.proname = 'notify_outbox' AND p.pronargs = 0
-        AND p.prokind = 'f' AND p.prorettype = 'pg_catalog.trigger'::pg_catalog.regtype)))
+        AND p.prokind = 'f' AND p.prorettype = 'pg_catalog.trigger'::pg_catalog.regtype))
+    -- The functions of the SQL toolkit. Where one of them belongs to another role, its body is written again too.
+    AND NOT (d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND EXISTS (
+      SELECT FROM pg_catalog.pg_proc p JOIN toolkit_routines k ON k.name = p.proname
+        AND k.arguments = pg_catalog.pg_get_function_arguments(p.oid)
+        AND k.result = pg_catalog.pg_get_function_result(p.oid)
+      WHERE p.oid = d.objid AND p.prokind = 'f')))
 SELECT f.rank, coalesce(f.named, o.type || ' ' || o.identity) AS named,
   coalesce(f.line, 'DROP ' || pg_catalog.upper(o.type) || ' ' || o.identity || ';') AS line
 FROM f LEFT JOIN LATERAL pg_catalog.pg_identify_object(nullif(f.class, 0), f.object, f.sub) o ON true

@@ -1,6 +1,8 @@
 //! A sink that publishes in transactions: what its commit resolves, and what a start recovers.
 
-use super::{check_stopping_transactions, check_transactions};
+use super::{
+    OnPoison, check_stopping_transactions, check_transactions, transcript_of_transactions,
+};
 use expect_test::expect;
 
 /// Neither the report nor the time resolves an event.
@@ -595,6 +597,43 @@ fn sink_that_is_behind_the_cursor_row_halts() {
             written           │ halt: the sink has stored progress up to 0/30:0, which is behind the cursor row at 0/40:0: this is another sink, or it has lost what it had stored (closed)
         "#]],
     );
+}
+
+/// The server of the sink has failed over to one that lacks the last commit. If the sink has all that the source was
+/// confirmed for, the source still has the rest, and only this process must not continue behind it. Otherwise events
+/// may be gone, and a restart does not bring them back.
+#[test]
+fn sink_that_has_lost_a_commit_of_this_process_halts() {
+    for (recovered, halt) in [
+        ("recovered 24", "up to 0/18:0, which is behind the last commit at 0/30:0"),
+        ("recovered 20", "up to 0/14:0, which is behind the cursor row at 0/18:0"),
+        ("recovered", "up to 0/0:0, which is behind the cursor row at 0/18:0"),
+    ] {
+        let script = format!(
+            "start 16
+             recovered 24
+             written
+             begin 32
+             event a
+             commit 32 48
+             acked 0
+             wait 20
+             committed
+             broken
+             lost
+             start 16
+             {recovered}
+             written"
+        );
+        let transcript = transcript_of_transactions(OnPoison::BlockKey, &script);
+        let line = |nth: usize| transcript.lines().rev().nth(nth).unwrap_or_default();
+        assert!(line(0).contains("halt: ") && line(0).contains(halt), "{transcript}");
+        // Nothing above what the source was confirmed for before is confirmed on the way.
+        assert!(
+            line(1).contains("write cursor 0/18") && !transcript.contains("confirm 0/30"),
+            "{transcript}"
+        );
+    }
 }
 
 /// An answer to a call that was made before the last reset.

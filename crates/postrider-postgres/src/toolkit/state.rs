@@ -1,0 +1,184 @@
+//! What a database has of the SQL toolkit: the version, the roles, the logs with their numbers of events, and the
+//! consumer groups with their lag.
+
+use super::files::VERSION;
+use super::roles::{self, ToolkitRole};
+use pg_replication::error::SourceError;
+use tokio_postgres::{Client, Row};
+
+/// Which version of the toolkit a database has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ToolkitVersion {
+    /// None: there is no table of versions.
+    Missing,
+    /// All migrations up to this number; 0 for none.
+    Version(u32),
+}
+
+impl ToolkitVersion {
+    /// The number; 0 without the toolkit.
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Missing => 0,
+            Self::Version(number) => number,
+        }
+    }
+
+    /// A later version than this program's.
+    pub const fn is_newer(self) -> bool {
+        self.number() > VERSION
+    }
+}
+
+/// A log.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct InstalledLog {
+    /// The log's name.
+    pub name: String,
+    /// The table of its events, in schema `postrider_log`.
+    pub table: String,
+    /// The owner of that table; `None` if there is no such table.
+    pub owner: Option<String>,
+    /// Events that the log has.
+    pub events: i64,
+    /// Some role that may read the state of groups may not read the table, and the session may not grant it.
+    pub is_closed: bool,
+}
+
+/// A consumer group.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct InstalledGroup {
+    /// The group's name.
+    pub name: String,
+    /// The log that it reads.
+    pub log: String,
+    /// Events of the log that the group has not done.
+    pub lag: i64,
+}
+
+/// What a database has of the toolkit.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ToolkitFacts {
+    /// The database.
+    pub database: String,
+    /// The role of the session.
+    pub role: String,
+    /// The session's role may create schemas.
+    pub creates: bool,
+    /// Schema `postrider` exists.
+    pub has_schema: bool,
+    /// The version.
+    pub version: ToolkitVersion,
+    /// The roles that have rights of a kind.
+    pub roles: Vec<ToolkitRole>,
+}
+
+/// Reads the version from the table of versions, whose name is looked up in the catalog.
+///
+/// # Errors
+/// An error of the server or of the connection.
+pub async fn read_version(client: &Client) -> Result<ToolkitVersion, SourceError> {
+    let failed = |e| SourceError::control("read the version of the SQL toolkit", e);
+    if !exists(client, "toolkit_migration").await? {
+        return Ok(ToolkitVersion::Missing);
+    }
+    let sql = "SELECT coalesce(pg_catalog.max(number), 0) FROM postrider.toolkit_migration";
+    let row = client.query_one(sql, &[]).await.map_err(failed)?;
+    let number: i32 = row.try_get(0).map_err(failed)?;
+    Ok(ToolkitVersion::Version(u32::try_from(number).unwrap_or(0)))
+}
+
+/// Reads what can be read without counting events.
+///
+/// # Errors
+/// An error of the server or of the connection.
+pub async fn read(client: &Client) -> Result<ToolkitFacts, SourceError> {
+    let failed = |e| SourceError::control("read what the database has of the SQL toolkit", e);
+    let sql = "SELECT pg_catalog.current_database()::pg_catalog.text, current_user::pg_catalog.text, \
+                 pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'), \
+                 EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'postrider')";
+    let row = client.query_one(sql, &[]).await.map_err(failed)?;
+    let version = read_version(client).await?;
+    let roles = roles::read(client).await?;
+    let read = || {
+        Ok(ToolkitFacts {
+            database: row.try_get(0)?,
+            role: row.try_get(1)?,
+            creates: row.try_get(2)?,
+            has_schema: row.try_get(3)?,
+            version,
+            roles,
+        })
+    };
+    read().map_err(failed)
+}
+
+/// The logs, by name.
+///
+/// # Errors
+/// An error of the server or of the connection.
+pub async fn logs(client: &Client) -> Result<Vec<InstalledLog>, SourceError> {
+    let failed = |e| SourceError::control("list the event logs", e);
+    if !(exists(client, "event_log").await? && exists(client, "event_log_head").await?) {
+        return Ok(Vec::new());
+    }
+    let log = |row: &Row| {
+        Ok(InstalledLog {
+            name: row.try_get(0)?,
+            table: row.try_get(1)?,
+            owner: row.try_get(2)?,
+            events: row.try_get(3)?,
+            is_closed: row.try_get(4)?,
+        })
+    };
+    let rows = client.query(LOGS_SQL, &[]).await.map_err(failed)?;
+    rows.iter().map(log).collect::<Result<_, _>>().map_err(failed)
+}
+
+const LOGS_SQL: &str = "\
+SELECT e.name, e.table_name::pg_catalog.text, pg_catalog.pg_get_userbyid(t.relowner)::pg_catalog.text, \
+  greatest(coalesce((SELECT pg_catalog.max(h.last_seq) FROM postrider.event_log_head h WHERE h.log = e.name), 0) \
+    - e.first_seq + 1, 0), \
+  t.oid IS NOT NULL AND NOT pg_catalog.pg_has_role(t.relowner, 'USAGE') AND EXISTS ( \
+    SELECT FROM pg_catalog.pg_class c CROSS JOIN LATERAL pg_catalog.aclexplode(c.relacl) a \
+    WHERE c.oid = pg_catalog.to_regclass('postrider.event_log') AND a.privilege_type = 'SELECT' \
+      AND NOT CASE WHEN a.grantee = 0 THEN pg_catalog.has_table_privilege('public', t.oid, 'SELECT') \
+        ELSE pg_catalog.has_table_privilege(a.grantee, t.oid, 'SELECT') END) \
+FROM postrider.event_log e LEFT JOIN (pg_catalog.pg_class t JOIN pg_catalog.pg_namespace n \
+  ON n.oid = t.relnamespace AND n.nspname = 'postrider_log') ON t.relname = e.table_name ORDER BY e.name";
+
+/// The consumer groups with their lag, by name. The lag is counted as the view `consumer_group_lag` counts it: the
+/// events that a hash partition ever had, without those that the group has passed.
+///
+/// # Errors
+/// An error of the server or of the connection.
+pub async fn groups(client: &Client) -> Result<Vec<InstalledGroup>, SourceError> {
+    let failed = |e| SourceError::control("list the consumer groups", e);
+    if !exists(client, "consumer_group_state").await? {
+        return Ok(Vec::new());
+    }
+    let group = |row: &Row| {
+        Ok(InstalledGroup { name: row.try_get(0)?, log: row.try_get(1)?, lag: row.try_get(2)? })
+    };
+    let rows = client.query(GROUPS_SQL, &[]).await.map_err(failed)?;
+    rows.iter().map(group).collect::<Result<_, _>>().map_err(failed)
+}
+
+const GROUPS_SQL: &str = "\
+SELECT g.name, g.log, coalesce((SELECT pg_catalog.sum(h.counts[p.part + 1] - s.passed) \
+    FROM postrider.consumer_group_partition p \
+    CROSS JOIN LATERAL (SELECT x.passed FROM postrider.consumer_group_state x WHERE x.group_name = p.group_name \
+      AND x.part = p.part ORDER BY x.n DESC LIMIT 1) s \
+    WHERE p.group_name = g.name), 0)::pg_catalog.int8 \
+FROM postrider.consumer_group g CROSS JOIN LATERAL (SELECT x.counts FROM postrider.event_log_head x \
+  WHERE x.log = g.log ORDER BY x.last_seq DESC LIMIT 1) h ORDER BY g.name";
+
+/// Whether schema `postrider` has a table of this name.
+async fn exists(client: &Client, table: &str) -> Result<bool, SourceError> {
+    let failed = |e| SourceError::control("look for the tables of the SQL toolkit", e);
+    let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n \
+               ON n.oid = c.relnamespace WHERE n.nspname = 'postrider' AND c.relkind = 'r' \
+                 AND c.relname = $1::pg_catalog.text)";
+    let row = client.query_one(sql, &[&table]).await.map_err(failed)?;
+    row.try_get(0).map_err(failed)
+}

@@ -1,0 +1,151 @@
+//! The PostgreSQL sink: the open transaction, and calls for the writer thread.
+
+use super::batch::Batch;
+use super::link::{Call, LogAnswer, WriterLink};
+use super::spec::{NAMES, PostgresSpec};
+use super::writer::Writer;
+use postrider_core::record::{Outcome, Record, Refusal, Ticket};
+use postrider_core::sink::{
+    Mailbox, NotTaken, Sink, SinkCall, SinkError, SinkProgress, Transactional,
+};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long the answer counts that a log does not exist, if its event may be parked for that.
+const FRESH: Duration = Duration::from_secs(5);
+
+/// The open transaction, and the way to the writer.
+pub(super) struct PostgresSink {
+    shared: Arc<WriterLink>,
+    open: Batch,
+    size_max: Option<usize>,
+}
+
+impl PostgresSink {
+    /// Starts the writer thread, which connects when the pipeline recovers.
+    pub(super) fn open(spec: PostgresSpec, mailbox: Mailbox) -> Result<Self, SinkError> {
+        let shared = Arc::new(WriterLink::new(mailbox));
+        let size_max = spec.size_max;
+        let writer = Writer::new(Arc::clone(&shared), spec);
+        let failed = |error| {
+            let hint =
+                "raise the limits of threads and of open files (ulimit -u, ulimit -n, pids.max)";
+            SinkError::new("could not start the thread of the event logs", hint).caused_by(error)
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(failed)?;
+        // Not joined: it may wait for a server that does not answer, and holds nothing that must be kept.
+        std::thread::Builder::new()
+            .name("log-writer".to_owned())
+            .spawn(move || runtime.block_on(writer.run()))
+            .map_err(failed)?;
+        Ok(Self { shared, open: Batch::default(), size_max })
+    }
+
+    fn offer(
+        &mut self,
+        ticket: Ticket,
+        record: &Record<'_>,
+        since: Option<Instant>,
+    ) -> Result<(), NotTaken> {
+        if !self.open.selects(record.topic) {
+            self.select(record.topic, since)?;
+        }
+        if self.open.is_full() {
+            // The commit makes room, and its answer wakes the pipeline.
+            return Err(NotTaken::Full);
+        }
+        self.open.push(record, self.size_max).map_err(NotTaken::Refused)?;
+        // Nothing can keep the server from storing it, so the open transaction is sure to have it.
+        self.shared.mailbox.report(ticket, Outcome::Acked);
+        Ok(())
+    }
+
+    /// Lets the open transaction take events of another log.
+    fn select(&mut self, log: &str, since: Option<Instant>) -> Result<(), NotTaken> {
+        let facts = self.known(log, since)?;
+        self.open.add(log, facts);
+        Ok(())
+    }
+
+    /// What is known of a log. An answer from before `since` does not count.
+    fn known(&self, log: &str, since: Option<Instant>) -> Result<super::batch::LogFacts, NotTaken> {
+        if !(NAMES.allows)(log.as_bytes()) {
+            let words = "the topic is no name of an event log: 1 to 200 bytes without a zero byte";
+            return Err(NotTaken::Refused(Refusal::destination(words)));
+        }
+        if !self.shared.is_recovered() {
+            return Err(NotTaken::Full);
+        }
+        let (missing, at) = match self.shared.ask(log) {
+            LogAnswer::Open(facts) => return Ok(facts),
+            LogAnswer::Asked => return Err(NotTaken::Destination),
+            LogAnswer::Closed { missing, at } => (missing, at),
+        };
+        let counts = match since {
+            Some(since) => at > since,
+            // The log is asked for again. If the event may be parked on the answer, an old answer is not enough.
+            None => !missing || at.elapsed() < FRESH,
+        };
+        Err(match (counts, missing) {
+            (false, _) => NotTaken::Destination,
+            (true, true) => NotTaken::Missing,
+            (true, false) => NotTaken::Unavailable,
+        })
+    }
+}
+
+impl Sink for PostgresSink {
+    fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), NotTaken> {
+        self.offer(ticket, record, None)
+    }
+
+    fn enqueue_again(
+        &mut self,
+        ticket: Ticket,
+        record: &Record<'_>,
+        since: Instant,
+    ) -> Result<(), NotTaken> {
+        self.offer(ticket, record, Some(since))
+    }
+
+    fn probe(&mut self, log: &str, since: Instant) -> Result<(), NotTaken> {
+        self.known(log, Some(since)).map(drop)
+    }
+
+    fn transactional(&mut self) -> Option<&mut dyn Transactional> {
+        Some(self)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.open.is_empty() && !self.shared.is_committing()
+    }
+
+    fn reset(&mut self) {
+        self.open = Batch::default();
+        self.shared.reset();
+    }
+
+    fn close(&mut self, _grace: Duration) {
+        self.open = Batch::default();
+        self.shared.close();
+    }
+}
+
+impl Transactional for PostgresSink {
+    fn recover(&mut self, call: SinkCall) {
+        self.reset();
+        self.shared.call(Call::Recover(call));
+    }
+
+    fn commit(&mut self, call: SinkCall, progress: &SinkProgress) {
+        let batch = std::mem::replace(&mut self.open, self.shared.spare());
+        self.shared.call(Call::Commit { call, progress: progress.to_string(), batch });
+    }
+}
+
+impl Drop for PostgresSink {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}

@@ -1,0 +1,24 @@
+-- A worker reads, polls, commits, extends and releases. It can neither create, drop nor move a group.
+GRANT USAGE ON SCHEMA postrider, postrider_log TO :"role";
+GRANT SELECT ON TABLE postrider.toolkit_migration, postrider.event_log, postrider.event_log_head,
+    postrider.consumer_group, postrider.consumer_group_partition, postrider.consumer_group_state,
+    postrider.consumer_seen, postrider.consumer, postrider.consumer_group_lag, postrider.consumer_offsets TO :"role";
+GRANT INSERT ON TABLE postrider.consumer_group_state, postrider.consumer_seen TO :"role";
+-- For row locks. No row of these tables is updated.
+GRANT UPDATE (part) ON TABLE postrider.consumer_group_partition, postrider.consumer_group_state TO :"role";
+GRANT USAGE ON SEQUENCE postrider.lease_token TO :"role";
+GRANT EXECUTE ON FUNCTION postrider.hash_partition(text, integer), postrider.position_text(bigint, pg_lsn, bigint),
+    postrider.log_head(text), postrider.log_read(text, bigint, integer), postrider.consumer_lag(text),
+    postrider.check_name(text, text), postrider.check_number(text, bigint, bigint, bigint),
+    postrider.check_read_committed(text), postrider.no_group(text), postrider.lease_over(timestamptz, timestamptz),
+    postrider.group_state(text), postrider.part_heads(text), postrider.part_state(text, smallint[]),
+    postrider.group_done_to(text),
+    postrider.log_children(text), postrider.log_expired_to(text, interval), postrider.log_blockers(text, interval),
+    postrider.group_status(text, integer), postrider.log_offset_at(text, timestamptz) TO :"role";
+-- What a worker calls, and the functions that these call.
+GRANT EXECUTE ON FUNCTION postrider.poll_outbox(text, text, integer, integer),
+    postrider.commit_offset(text, text, bigint, bigint), postrider.commit_offset(text, text, bigint),
+    postrider.extend_lease(text, text, integer, bigint), postrider.release_lease(text, text, bigint),
+    postrider.consumer_heartbeat(text, text), postrider.group_append(postrider.consumer_group_state[]),
+    postrider.group_lock(text, text, bigint), postrider.state_closed(postrider.consumer_group_state),
+    postrider.lease_lost(text, text, bigint), postrider.log_gap(text, bigint, bigint) TO :"role";
