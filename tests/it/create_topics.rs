@@ -7,7 +7,7 @@ use crate::private::PrivateKafka;
 use crate::relay::{Relay, postrider, postrider_ok};
 use crate::server::{Version, brokers};
 use crate::topic::{Topic, admin, create_topic};
-use rdkafka::admin::{AdminOptions, ResourceSpecifier};
+use rdkafka::admin::AdminOptions;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use std::time::Duration;
@@ -29,14 +29,6 @@ async fn partitions(brokers: &str, name: &str) -> usize {
         found.map_or(0, |topic| topic.partitions().len())
     });
     asked.await.expect("an answer")
-}
-
-async fn setting(topic: &Topic, name: &str) -> String {
-    let resource = ResourceSpecifier::Topic(&topic.name);
-    let asked = admin(&topic.brokers).describe_configs(&[resource], &AdminOptions::new()).await;
-    let resource = asked.expect("an answer").remove(0).expect("a topic");
-    let entry = resource.entries.into_iter().find(|entry| entry.name == name);
-    entry.and_then(|entry| entry.value).unwrap_or_default()
 }
 
 fn insert(kind: &str, id: &str, number: u32) -> String {
@@ -75,8 +67,8 @@ async fn missing_topics_are_made_with_their_first_event() {
     }
     for kind in ["order", "invoice"] {
         assert_eq!(partitions(&brokers, &topic(kind).name).await, 3, "{kind}");
-        assert_eq!(setting(&topic(kind), "retention.ms").await, "-1", "{kind}");
-        assert_eq!(setting(&topic(kind), "max.message.bytes").await, "2000000", "{kind}");
+        assert_eq!(topic(kind).setting("retention.ms").await, "-1", "{kind}");
+        assert_eq!(topic(kind).setting("max.message.bytes").await, "2000000", "{kind}");
     }
     assert!([3, 5].contains(&partitions(&brokers, &raced.name).await));
     assert_eq!(partitions(&brokers, &topic("").name).await, 0, "an empty part makes no topic");

@@ -1,6 +1,7 @@
 //! A caller of the Kafka sink for tests: it offers again what was refused as busy, and keeps what came to the mailbox.
 
 pub(crate) use crate::await_that::SOON;
+use crate::await_that::await_that;
 use crate::topic::{ReadRecord, Topic, admin};
 use postrider::record::{Outcome, Record, Scope, Ticket};
 use postrider::sink::kafka::{self, KafkaSpec};
@@ -215,11 +216,29 @@ pub(crate) fn noise() -> String {
     std::iter::repeat_with(fastrand::alphanumeric).take(1_000).collect()
 }
 
+/// A setting of topics that no test looks at.
+const MARKER: &str = "file.delete.delay.ms";
+
+/// Changes a setting of the topic, and returns when it is in force. The broker answers before: a record that comes at
+/// once can still be judged by the former setting. It puts one change into force after the other, and shows each
+/// before it is in force: so a second change that is shown comes behind a first one that is in force.
 pub(crate) async fn alter(topic: &Topic, setting: &str, value: &str) {
-    let resource = ResourceSpecifier::Topic(&topic.name);
-    let change = AlterConfig::new(resource).set(setting, value);
-    let results = admin(&topic.brokers).alter_configs([&change], &AdminOptions::new()).await;
-    for result in results.expect("an answer") {
-        result.expect("a change");
+    let marker = fastrand::u32(60_000..600_000).to_string();
+    let both = [(setting, value), (MARKER, marker.as_str())];
+    for settings in [&both[..1], &both[..]] {
+        let resource = ResourceSpecifier::Topic(&topic.name);
+        let change = settings
+            .iter()
+            .fold(AlterConfig::new(resource), |change, (name, value)| change.set(name, value));
+        let results = admin(&topic.brokers).alter_configs([&change], &AdminOptions::new()).await;
+        for result in results.expect("an answer") {
+            result.expect("a change");
+        }
+        let (name, value) = settings[settings.len() - 1];
+        await_that(&format!("{name} of {}", topic.name), SOON, || async {
+            let shown = topic.setting(name).await;
+            if shown == value { Ok(()) } else { Err(shown) }
+        })
+        .await;
     }
 }

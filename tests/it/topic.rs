@@ -1,8 +1,8 @@
 //! Topics of a test's own, and a reader that shares no code with the sink.
 
-use crate::await_that::await_that;
+use crate::await_that::{SOON, await_that};
 use crate::server::unique;
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -131,7 +131,7 @@ pub(crate) async fn create_topic(
         result.unwrap_or_else(|(topic, code)| panic!("topic {topic} is refused: {code}"));
     }
     let topic = Topic { brokers: brokers.to_owned(), name: name.to_owned() };
-    await_that(&format!("leaders of {name}"), CALL_DEADLINE, || {
+    await_that(&format!("leaders of {name}"), SOON, || {
         let topic = topic.clone();
         async move {
             let ends = blocking(move || topic.ends(&topic.consumer())).await?;
@@ -163,6 +163,15 @@ pub(crate) struct Topic {
 }
 
 impl Topic {
+    /// A setting of the topic as the broker shows it; empty if there is none.
+    pub(crate) async fn setting(&self, name: &str) -> String {
+        let resource = ResourceSpecifier::Topic(&self.name);
+        let asked = admin(&self.brokers).describe_configs(&[resource], &AdminOptions::new()).await;
+        let resource = asked.expect("an answer").remove(0).expect("a topic");
+        let entry = resource.entries.into_iter().find(|entry| entry.name == name);
+        entry.and_then(|entry| entry.value).unwrap_or_default()
+    }
+
     /// Everything that is in the topic now, in order of partition and offset.
     pub(crate) async fn read_all(&self) -> Vec<ReadRecord> {
         let topic = self.clone();
@@ -209,7 +218,7 @@ impl Topic {
         for result in answer.expect("an answer") {
             result.expect("a topic that was there");
         }
-        await_that(&format!("no topic {}", self.name), CALL_DEADLINE, || {
+        await_that(&format!("no topic {}", self.name), SOON, || {
             let topic = self.clone();
             blocking(move || match topic.ends(&topic.consumer()) {
                 Ok(ends) if ends.is_empty() => Ok(()),
