@@ -136,7 +136,7 @@ pub enum Command {
     Groups(GroupsArgs),
     /// Publish events again: from a bookmark, an LSN or a time, by id or by aggregate
     Replay(Box<ReplayArgs>),
-    /// Install the SQL toolkit in a database: event logs and consumer groups in plain SQL
+    /// Install the SQL toolkit in a database: event logs, consumer groups and inboxes in SQL
     Sql(SqlArgs),
     /// Print the configuration in effect, or its JSON Schema
     Config(ConfigArgs),

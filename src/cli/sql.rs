@@ -1,4 +1,4 @@
-//! `postrider sql`: prints, installs and removes the SQL toolkit: event logs and consumer groups in a database.
+//! `postrider sql`: prints, installs and removes the SQL toolkit: event logs, consumer groups and inboxes.
 //!
 //! The database is that of `--url`, or that of the pipeline's event logs, or its source. `--print` needs neither a
 //! database nor a configuration.
@@ -23,9 +23,10 @@ const APPLICATION_NAME: &str = "postrider sql";
 #[derive(clap::Args, Debug)]
 #[command(group = ArgGroup::new("action").required(true))]
 #[command(
-    after_help = "The tables and functions are in schema postrider, the events of logs in schema postrider_log. An \
-                  installation is one transaction, and can be repeated at any time: it creates what is missing and \
-                  writes all functions again. It needs CREATE on the database, and no superuser."
+    after_help = "The tables and functions are in schema postrider, the events of logs in schema postrider_log, the \
+                  messages of inboxes in schema postrider_inbox. An installation is one transaction, and can be \
+                  repeated at any time: it creates what is missing and writes all functions again. It needs CREATE on \
+                  the database, and no superuser."
 )]
 #[expect(clippy::struct_excessive_bools, reason = "options of the command line")]
 pub struct SqlArgs {
@@ -35,7 +36,7 @@ pub struct SqlArgs {
     /// Install the toolkit, or update it
     #[arg(long, group = "action")]
     pub install: bool,
-    /// Remove the toolkit with all its logs and consumer groups, after printing what will be lost
+    /// Remove the toolkit with all its logs, consumer groups and inboxes, after printing what will be lost
     #[arg(long, group = "action")]
     pub uninstall: bool,
     /// Show which version this program installs, which one the database has, and the roles that use it
@@ -44,16 +45,16 @@ pub struct SqlArgs {
     /// Log in with this URL [default: the database of the pipeline's sink, else its source]
     #[arg(long, value_name = "URL", conflicts_with = "print")]
     pub url: Option<String>,
-    /// A role that writes logs and does their maintenance; repeatable
+    /// A role that writes logs, and does the maintenance of logs and inboxes; repeatable
     #[arg(long, value_name = "ROLE", conflicts_with_all = ["uninstall", "version"])]
     pub relay: Vec<String>,
-    /// A role that creates, drops and moves consumer groups; repeatable
+    /// A role that creates, drops and moves consumer groups, and creates inboxes; repeatable
     #[arg(long, value_name = "ROLE", conflicts_with_all = ["uninstall", "version"])]
     pub administrator: Vec<String>,
-    /// A role that polls and commits in consumer groups; repeatable
+    /// A role that polls and commits in consumer groups, and uses the inbox; repeatable
     #[arg(long, value_name = "ROLE", conflicts_with_all = ["uninstall", "version"])]
     pub worker: Vec<String>,
-    /// A role that reads logs and the state of consumer groups; repeatable
+    /// A role that reads logs and the state of consumer groups and inboxes; repeatable
     #[arg(long, value_name = "ROLE", conflicts_with_all = ["uninstall", "version"])]
     pub reader: Vec<String>,
     /// With --uninstall: do not ask for confirmation
@@ -148,6 +149,15 @@ fn of_installed(done: &Installed) -> String {
             "  log {:?} belongs to role {owner:?}. That role lets the others read it:\n    sql  SELECT \
              postrider.log_grant({call});",
             log.name
+        ));
+    }
+    for inbox in &done.closed_inboxes {
+        let owner = inbox.owner.as_deref().unwrap_or_default();
+        let call = crate::postgres::names::literal(&inbox.name);
+        line(&format!(
+            "  inbox {:?} belongs to role {owner:?}. That role lets the others use it:\n    sql  SELECT \
+             postrider.inbox_grant({call});",
+            inbox.name
         ));
     }
     text

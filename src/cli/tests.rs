@@ -45,7 +45,7 @@ fn help_is_short() {
           bookmark     Manage saved positions to replay from: create, list, drop
           groups       Manage the consumer groups of event logs: list, create, drop, seek, lag, evict
           replay       Publish events again: from a bookmark, an LSN or a time, by id or by aggregate
-          sql          Install the SQL toolkit in a database: event logs and consumer groups in plain SQL
+          sql          Install the SQL toolkit in a database: event logs, consumer groups and inboxes in SQL
           config       Print the configuration in effect, or its JSON Schema
           completions  Print the completion script of a shell
           help         Print this message or the help of the given subcommand(s)

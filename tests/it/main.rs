@@ -98,6 +98,8 @@ mod harness;
 mod hostile;
 /// Ids of every type, wherever a row is found again by its id.
 mod ids;
+/// The inbox in SQL: what a consumer has done is done once.
+mod inbox;
 /// `postrider init`: what it writes runs as it is, also from a Debezium connector's configuration.
 mod init;
 mod insertion_order;

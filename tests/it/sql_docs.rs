@@ -70,6 +70,77 @@ async fn the_statements_of_the_log_page_run_and_do_what_they_say() {
     }
 }
 
+/// What there is when the statements of the inbox page have run.
+const AFTER_THE_INBOX_PAGE: [(&str, &str); 10] = [
+    // The effect of a record that came twice, and was repaired; that of a failed message was rolled back.
+    ("select string_agg(order_id || ' ' || event_id, ', ') from public.invoice", "42 1"),
+    (
+        "select string_agg(consumer || ' ' || right(position, 1), ', ' order by consumer)
+         from postrider.inbox_position",
+        "billing 0, mail 0, search 1",
+    ),
+    (
+        "select string_agg(consumer || ' ' || message_id, ', ' order by consumer, message_id)
+         from postrider.inbox_seen_undated",
+        "billing 68F1A2B3/1, billing 68F1A2B3/2, billing msg-2, mail 68F1A2B3/9",
+    ),
+    ("select count(*) || ' of ' || count(distinct event_id) from public.sent", "3 of 3"),
+    ("select count(processed_at) || ' of ' || count(*) from postrider_inbox.mail", "4 of 4"),
+    (
+        "select string_agg(event_id || ' ' || coalesce(error, 'waits'), ', ' order by event_id)
+         from postrider_inbox.payment",
+        "p-1 skipped: account closed, p-2 waits",
+    ),
+    (
+        "select string_agg(aggregate_id || ' ' || last_seq, ', ' order by aggregate_id)
+         from postrider.inbox_order",
+        "item/1 3, item/2 1",
+    ),
+    ("select count(*) from public.webhook where attempts = 0 and processed_at is null", "2"),
+    ("select string_agg(name, ' ' order by name) from postrider.inbox", "mail payment stock"),
+    ("select coalesce(to_regclass('postrider_inbox.job')::text, 'dropped')", "dropped"),
+];
+
+/// Effects happen once, and stored messages are processed, in a database that has nothing but the toolkit.
+#[tokio::test]
+async fn the_statements_of_the_inbox_page_run_and_do_what_they_say() {
+    for version in Version::ALL {
+        let database = Database::create(version, "sql_docs_inbox").await;
+        let sql = database.connect().await;
+        install_toolkit(&sql, "postgres").await;
+        for block in blocks::of("docs/sql/inbox.md") {
+            if block.language == "sql" {
+                let result = sql.simple_query(&block.text).await;
+                result.unwrap_or_else(|error| panic!("{}: {error:?}", block.place));
+            } else {
+                assert!(
+                    matches!(block.language.as_str(), "text" | "sh" | "toml"),
+                    "{}",
+                    block.place
+                );
+            }
+        }
+        for (query, expected) in AFTER_THE_INBOX_PAGE {
+            let found = sql.text(query).await;
+            assert_eq!(found.as_deref(), Some(expected), "{query} on {}", version.major());
+        }
+    }
+}
+
+/// The functions that a file of the toolkit defines.
+fn defined_in(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| {
+        line.strip_prefix("CREATE OR REPLACE FUNCTION postrider.")?.split('(').next()
+    })
+}
+
+/// The functions that have a row of their own on a page.
+fn rows_of(page: &str) -> impl Iterator<Item = &str> {
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('('));
+    let names = rows.map(|(name, _)| name);
+    names.filter(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+}
+
 /// Every function of the page exists, and every function for users is on the page.
 #[tokio::test]
 async fn the_page_lists_the_functions_that_there_are() {
@@ -93,18 +164,41 @@ async fn the_page_lists_the_functions_that_there_are() {
         "group_done_to",
         "groups_hold",
     ];
-    let defined = text.lines().filter_map(|line| {
-        line.strip_prefix("CREATE OR REPLACE FUNCTION postrider.")?.split('(').next()
-    });
-    for name in defined {
+    for name in defined_in(text) {
         let listed = page.contains(&format!("| `{name}("));
         assert_ne!(listed, inner.contains(&name), "{name}");
     }
-    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('('));
-    for (name, _) in
-        rows.filter(|(name, _)| name.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
-    {
+    for name in rows_of(page) {
         let exists = format!("select count(*) from pg_proc where proname = '{name}'");
         assert!(world.number(&exists).await > 0, "{name}");
+    }
+}
+
+/// The page of the inbox has a row for each function for users, and its last table names each of the others; every
+/// function of both exists.
+#[tokio::test]
+async fn the_inbox_page_names_the_functions_that_there_are() {
+    let database = Database::create(Version::Pg15, "sql_docs_inbox_names").await;
+    let sql = database.connect().await;
+    install_toolkit(&sql, "postgres").await;
+    let page = include_str!("../../docs/sql/inbox.md");
+    let (users, others) = page.rsplit_once("\n\nThese are for the functions above").expect("both");
+    // The names in the first column.
+    let cells: String = others.lines().filter_map(|line| line.split(" | ").next()).collect();
+    let inner: Vec<&str> = cells.split('`').skip(1).step_by(2).collect();
+    let files = [
+        include_str!("../../sql/toolkit/functions/inbox.sql"),
+        include_str!("../../sql/toolkit/functions/inbox_store.sql"),
+    ];
+    for name in files.into_iter().flat_map(defined_in) {
+        let listed = users.contains(&format!("| `{name}("));
+        assert_ne!(listed, inner.contains(&name), "{name} is in one of the two tables");
+    }
+    for name in rows_of(users).chain(inner.iter().copied()) {
+        let exists = format!(
+            "select count(*) from pg_proc
+             where pronamespace = 'postrider'::regnamespace and proname = '{name}'"
+        );
+        assert_ne!(sql.text(&exists).await.as_deref(), Some("0"), "{name}");
     }
 }

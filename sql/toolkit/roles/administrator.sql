@@ -1,6 +1,6 @@
 -- An administrator of consumer groups reads, and creates, drops, moves and evicts groups. It neither writes logs nor
 -- polls.
-GRANT USAGE ON SCHEMA postrider, postrider_log TO :"role";
+GRANT USAGE ON SCHEMA postrider, postrider_log, postrider_inbox TO :"role";
 GRANT SELECT ON TABLE postrider.toolkit_migration, postrider.event_log, postrider.event_log_head,
     postrider.consumer_group, postrider.consumer_group_partition, postrider.consumer_group_state,
     postrider.consumer_seen, postrider.consumer, postrider.consumer_group_lag, postrider.consumer_offsets TO :"role";
@@ -21,3 +21,27 @@ GRANT EXECUTE ON FUNCTION postrider.create_consumer_group(text, text, text, bigi
     postrider.evict_consumer_group(text), postrider.resume_consumer_group(text),
     postrider.group_append(postrider.consumer_group_state[]),
     postrider.group_lock(text, text, bigint), postrider.state_closed(postrider.consumer_group_state) TO :"role";
+-- Inboxes: reading.
+GRANT SELECT ON TABLE postrider.inbox, postrider.inbox_delta, postrider.inbox_order,
+    postrider.inbox_wake, postrider.inbox_position TO :"role";
+GRANT EXECUTE ON FUNCTION postrider.inbox_get(text, boolean), postrider.inbox_table(postrider.inbox),
+    postrider.inbox_object(text, text), postrider.inbox_number(postrider.inbox), postrider.inbox_stats(text),
+    postrider.inbox_health(text), postrider.inbox_status(text), postrider.inbox_ordering_gaps(text),
+    postrider.inbox_all_gaps(text), postrider.inbox_is_my_partition(text, integer, integer),
+    postrider.inbox_day(timestamptz) TO :"role";
+-- Inboxes: creating, changing and dropping them; the tables belong to the role that creates them.
+GRANT CREATE ON SCHEMA postrider_inbox TO :"role";
+GRANT INSERT, UPDATE, DELETE ON TABLE postrider.inbox, postrider.inbox_delta, postrider.inbox_order,
+    postrider.inbox_wake TO :"role";
+GRANT EXECUTE ON FUNCTION postrider.create_inbox(text, text, integer, integer, boolean),
+    postrider.drop_inbox(text, boolean, boolean), postrider.enable_inbox_tracking(text, regclass, text, text, text,
+    text, text, text, integer, integer), postrider.enable_inbox_ordering(text, text, bigint),
+    postrider.disable_inbox_ordering(text, boolean), postrider.enable_inbox_priority(text, jsonb, integer),
+    postrider.disable_inbox_priority(text, boolean), postrider.inbox_grant(text), postrider.inbox_views(text),
+    postrider.inbox_check_name(text), postrider.inbox_has_rule(postrider.inbox), postrider.inbox_inserted(),
+    postrider.inbox_updated(), postrider.inbox_deleted(), postrider.inbox_truncated(), postrider.inbox_arrived(),
+    postrider.inbox_settle(postrider.inbox, text[]), postrider.inbox_lock(postrider.inbox, text[]),
+    postrider.inbox_passed(postrider.inbox, text[]), postrider.inbox_is_next(postrider.inbox),
+    postrider.inbox_claim_lost(text, text[]), postrider.replay_inbox_messages(text, text[]),
+    postrider.skip_inbox_messages(text, text[], text), postrider.skip_inbox_gap(text, text),
+    postrider.inbox_recount(text), postrider.inbox_drain(text, integer), postrider.inbox_fold(text, integer) TO :"role";

@@ -1,5 +1,5 @@
 -- A reader reads logs and the state of groups, and changes nothing.
-GRANT USAGE ON SCHEMA postrider, postrider_log TO :"role";
+GRANT USAGE ON SCHEMA postrider, postrider_log, postrider_inbox TO :"role";
 GRANT SELECT ON TABLE postrider.toolkit_migration, postrider.event_log, postrider.event_log_head,
     postrider.consumer_group, postrider.consumer_group_partition, postrider.consumer_group_state,
     postrider.consumer_seen, postrider.consumer, postrider.consumer_group_lag, postrider.consumer_offsets TO :"role";
@@ -11,3 +11,11 @@ GRANT EXECUTE ON FUNCTION postrider.hash_partition(text, integer), postrider.pos
     postrider.group_done_to(text),
     postrider.log_children(text), postrider.log_expired_to(text, interval), postrider.log_blockers(text, interval),
     postrider.group_status(text, integer), postrider.log_offset_at(text, timestamptz) TO :"role";
+-- Inboxes: reading.
+GRANT SELECT ON TABLE postrider.inbox, postrider.inbox_delta, postrider.inbox_order,
+    postrider.inbox_wake, postrider.inbox_position TO :"role";
+GRANT EXECUTE ON FUNCTION postrider.inbox_get(text, boolean), postrider.inbox_table(postrider.inbox),
+    postrider.inbox_object(text, text), postrider.inbox_number(postrider.inbox), postrider.inbox_stats(text),
+    postrider.inbox_health(text), postrider.inbox_status(text), postrider.inbox_ordering_gaps(text),
+    postrider.inbox_all_gaps(text), postrider.inbox_is_my_partition(text, integer, integer),
+    postrider.inbox_day(timestamptz) TO :"role";

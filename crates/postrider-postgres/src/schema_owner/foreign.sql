@@ -144,7 +144,10 @@ f(rank, class, object, sub, named, line) AS (
     pg_catalog.format(CASE WHEN c.relispartition THEN 'ALTER TABLE %2$s DETACH PARTITION %1$s;'
       ELSE 'ALTER TABLE %1$s NO INHERIT %2$s;' END, i.inhrelid::pg_catalog.regclass, i.inhparent::pg_catalog.regclass)
   FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relkind IN ('r', 'p', 'f')
-  WHERE i.inhrelid IN (SELECT t.oid FROM t WHERE t.ours) OR i.inhparent IN (SELECT t.oid FROM t WHERE t.ours)
+  WHERE (i.inhrelid IN (SELECT t.oid FROM t WHERE t.ours) OR i.inhparent IN (SELECT t.oid FROM t WHERE t.ours))
+    -- The partitions of the SQL toolkit.
+    AND NOT (c.relispartition AND i.inhrelid IN (SELECT t.oid FROM t WHERE t.ours)
+      AND i.inhparent IN (SELECT t.oid FROM t WHERE t.ours))
   UNION ALL
   -- A table may hold rows that somebody needs.
   SELECT CASE WHEN c.relkind IN ('r', 'p') THEN 10 ELSE 9 END, 'pg_catalog.pg_class'::pg_catalog.regclass, c.oid, 0,

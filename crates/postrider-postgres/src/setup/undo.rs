@@ -283,8 +283,8 @@ fn rows(facts: &Facts, holdings: &StoredRows, is_guarded: bool, plan: &mut UndoP
         return;
     }
     plan.stays.push(format!(
-        "schema \"postrider\": the SQL toolkit is installed in it, with its logs and consumer groups. To remove these: \
-         postrider sql --uninstall --url {}",
+        "schema \"postrider\": the SQL toolkit is installed in it, with its logs, consumer groups and inboxes. To \
+         remove these: postrider sql --uninstall --url {}",
         admin_url(&facts.server.database)
     ));
     if holdings.tables.is_empty() {

@@ -26,16 +26,23 @@ pub const MIGRATIONS: &[ToolkitMigration] = &[
         name: "consumer_groups",
         sql: include_str!("../../../../sql/toolkit/0002_consumer_groups.sql"),
     },
+    ToolkitMigration {
+        number: 3,
+        name: "inbox",
+        sql: include_str!("../../../../sql/toolkit/0003_inbox.sql"),
+    },
 ];
 
 /// The version that this program installs: the number of the last migration.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The files of functions and views, in the order in which each installation runs them.
 pub const FUNCTIONS: &[&str] = &[
     include_str!("../../../../sql/toolkit/functions/log.sql"),
     include_str!("../../../../sql/toolkit/functions/groups.sql"),
     include_str!("../../../../sql/toolkit/functions/retention.sql"),
+    include_str!("../../../../sql/toolkit/functions/inbox.sql"),
+    include_str!("../../../../sql/toolkit/functions/inbox_store.sql"),
 ];
 
 /// Creates the table of versions.

@@ -3,7 +3,7 @@
 use super::error::ToolkitError;
 use super::roles::ToolkitRole;
 use super::script::{NEWER, script};
-use super::state::{self, InstalledLog, ToolkitFacts, ToolkitVersion};
+use super::state::{self, InstalledInbox, InstalledLog, ToolkitFacts, ToolkitVersion};
 use crate::control::Control;
 use crate::names::ident;
 use crate::schema_owner::{self, SessionRights, UNTRUSTED, UntrustedSchema};
@@ -33,6 +33,8 @@ pub struct Installed {
     pub roles: Vec<ToolkitRole>,
     /// Logs whose tables some of the roles may not read yet: only the table's owner can grant that.
     pub closed: Vec<InstalledLog>,
+    /// Inboxes, the same.
+    pub closed_inboxes: Vec<InstalledInbox>,
 }
 
 /// Installs or updates the toolkit.
@@ -65,7 +67,10 @@ pub async fn install(
         return Err(refused(control, &facts, error).await);
     }
     let closed = state::logs(client).await?.into_iter().filter(|log| log.is_closed).collect();
-    Ok(Installed { database: facts.database, before: facts.version, taken, roles, closed })
+    let closed_inboxes =
+        state::inboxes(client).await?.into_iter().filter(|inbox| inbox.is_closed).collect();
+    let (database, before) = (facts.database, facts.version);
+    Ok(Installed { database, before, taken, roles, closed, closed_inboxes })
 }
 
 /// Takes the schema from the roles that own it, and returns what was done.

@@ -47,7 +47,8 @@ pub fn script(roles: &[ToolkitRole]) -> String {
     for role in roles {
         part(&format!("The rights of a role, as {}:", role.kind), &role.sql());
     }
-    part("The roles with these rights may read the logs that exist.", LOGS);
+    part("The roles with these rights may read the logs and use the inboxes that exist.", LOGS);
+    sql.push_str(INBOXES);
     sql.push_str("\nCOMMIT;\n");
     sql
 }
@@ -55,14 +56,15 @@ pub fn script(roles: &[ToolkitRole]) -> String {
 fn header() -> String {
     format!(
         "\
--- The SQL toolkit of Postrider, version {VERSION} (postrider {}): event logs and consumer groups in plain SQL.
+-- The SQL toolkit of Postrider, version {VERSION} (postrider {}): event logs, consumer groups and inboxes in plain SQL.
 -- PostgreSQL 15 or later; no extension, no superuser.
 --
 -- Run it in the database that is to have the logs: psql -X -v ON_ERROR_STOP=1 -f FILE URL
 -- It is one transaction, and can be run any number of times. Rows and tables that exist stay as they are.
 --
 --   1. It stops (SQLSTATE {UNTRUSTED}) if schema postrider has objects of others, or another owner than this role.
---   2. It creates schema postrider for tables and functions, and schema postrider_log for the events.
+--   2. It creates schema postrider for tables and functions, schema postrider_log for the events of logs, and schema
+--      postrider_inbox for the messages of inboxes.
 --      It stops (SQLSTATE {NEWER}) if the database has a later version of the toolkit.
 --   3. It creates the tables that are missing, and writes all functions again.
 --   4. It revokes EXECUTE on the functions from PUBLIC, and grants rights to the roles that are named at the end.
@@ -84,6 +86,9 @@ DO $postrider$ BEGIN
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'postrider_log') THEN
         CREATE SCHEMA postrider_log;
     END IF;
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'postrider_inbox') THEN
+        CREATE SCHEMA postrider_inbox;
+    END IF;
 END $postrider$;
 ";
 
@@ -101,7 +106,7 @@ fn newer() -> String {
 
 /// No other role adds objects to the schemas or code to the tables, and no function can be called without a grant.
 const PUBLIC: &str = "\
-REVOKE CREATE ON SCHEMA postrider, postrider_log FROM PUBLIC;
+REVOKE CREATE ON SCHEMA postrider, postrider_log, postrider_inbox FROM PUBLIC;
 REVOKE TRIGGER, REFERENCES, TRUNCATE ON ALL TABLES IN SCHEMA postrider FROM PUBLIC;
 REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA postrider FROM PUBLIC;
 ";
@@ -130,6 +135,33 @@ BEGIN
         ELSE
             RAISE WARNING 'the table of log \"%\" belongs to role \"%\"; as that role: SELECT postrider.log_grant(%);',
                 l.name, l.owner, pg_catalog.quote_literal(l.name);
+        END IF;
+    END LOOP;
+END $postrider$;
+";
+
+/// The same for inboxes, whose tables belong to the roles that created them.
+const INBOXES: &str = "\
+DO $postrider$
+DECLARE
+    i record;
+BEGIN
+    FOR i IN
+        SELECT x.name, pg_catalog.pg_has_role(c.relowner, 'USAGE') AS mine,
+            pg_catalog.pg_get_userbyid(c.relowner) AS owner, x.is_managed AND EXISTS (
+                SELECT FROM pg_catalog.pg_class l CROSS JOIN LATERAL pg_catalog.aclexplode(l.relacl) a
+                WHERE l.oid = 'postrider.inbox'::pg_catalog.regclass AND a.privilege_type = 'SELECT'
+                  AND NOT CASE WHEN a.grantee = 0 THEN pg_catalog.has_table_privilege('public', c.oid, 'SELECT')
+                    ELSE pg_catalog.has_table_privilege(a.grantee, c.oid, 'SELECT') END) AS is_closed
+        FROM postrider.inbox x JOIN pg_catalog.pg_namespace n ON n.nspname = x.table_schema
+        JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = x.table_name
+        ORDER BY x.name
+    LOOP
+        IF i.mine THEN
+            PERFORM postrider.inbox_grant(i.name);
+        ELSIF i.is_closed THEN
+            RAISE WARNING 'inbox \"%\" belongs to role \"%\"; as that role: SELECT postrider.inbox_grant(%);',
+                i.name, i.owner, pg_catalog.quote_literal(i.name);
         END IF;
     END LOOP;
 END $postrider$;

@@ -56,6 +56,29 @@ pub struct InstalledGroup {
     pub lag: i64,
 }
 
+/// An inbox.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct InstalledInbox {
+    /// The inbox's name.
+    pub name: String,
+    /// The schema of its table.
+    pub schema: String,
+    /// The table of its messages.
+    pub table: String,
+    /// The owner of that table; `None` if there is no such table.
+    pub owner: Option<String>,
+    /// The table was created by the toolkit.
+    pub is_managed: bool,
+    /// Some role that may read the list of inboxes may not read the table, and the session may not grant it.
+    pub is_closed: bool,
+    /// Messages that the toolkit has counted; 0 for a table that is not the toolkit's.
+    pub messages: i64,
+    /// Those of them that are not processed.
+    pub open: i64,
+    /// The views, in schema `postrider_inbox`.
+    pub views: Vec<String>,
+}
+
 /// What a database has of the toolkit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ToolkitFacts {
@@ -172,6 +195,50 @@ SELECT g.name, g.log, coalesce((SELECT pg_catalog.sum(h.counts[p.part + 1] - s.p
     WHERE p.group_name = g.name), 0)::pg_catalog.int8 \
 FROM postrider.consumer_group g CROSS JOIN LATERAL (SELECT x.counts FROM postrider.event_log_head x \
   WHERE x.log = g.log ORDER BY x.last_seq DESC LIMIT 1) h ORDER BY g.name";
+
+/// The inboxes, by name.
+///
+/// # Errors
+/// An error of the server or of the connection.
+pub async fn inboxes(client: &Client) -> Result<Vec<InstalledInbox>, SourceError> {
+    let failed = |e| SourceError::control("list the inboxes", e);
+    if !(exists(client, "inbox").await? && exists(client, "inbox_delta").await?) {
+        return Ok(Vec::new());
+    }
+    let inbox = |row: &Row| {
+        Ok(InstalledInbox {
+            name: row.try_get(0)?,
+            schema: row.try_get(1)?,
+            table: row.try_get(2)?,
+            owner: row.try_get(3)?,
+            is_managed: row.try_get(4)?,
+            is_closed: row.try_get(5)?,
+            messages: row.try_get(6)?,
+            open: row.try_get(7)?,
+            views: row.try_get(8)?,
+        })
+    };
+    let rows = client.query(INBOXES_SQL, &[]).await.map_err(failed)?;
+    rows.iter().map(inbox).collect::<Result<_, _>>().map_err(failed)
+}
+
+const INBOXES_SQL: &str = "\
+SELECT i.name, i.table_schema::pg_catalog.text, i.table_name::pg_catalog.text, \
+  pg_catalog.pg_get_userbyid(t.relowner)::pg_catalog.text, i.is_managed, \
+  i.is_managed AND t.oid IS NOT NULL AND NOT pg_catalog.pg_has_role(t.relowner, 'USAGE') AND EXISTS ( \
+    SELECT FROM pg_catalog.pg_class c CROSS JOIN LATERAL pg_catalog.aclexplode(c.relacl) a \
+    WHERE c.oid = pg_catalog.to_regclass('postrider.inbox') AND a.privilege_type = 'SELECT' \
+      AND NOT CASE WHEN a.grantee = 0 THEN pg_catalog.has_table_privilege('public', t.oid, 'SELECT') \
+        ELSE pg_catalog.has_table_privilege(a.grantee, t.oid, 'SELECT') END), \
+  d.messages, d.open, \
+  ARRAY['pending_' || i.name, 'dlq_' || i.name, 'stats_' || i.name] || ARRAY( \
+    SELECT 'tier_' || i.name || '_' || k.tier FROM pg_catalog.jsonb_object_keys(i.tiers) k(tier)) \
+FROM postrider.inbox i LEFT JOIN (pg_catalog.pg_class t JOIN pg_catalog.pg_namespace n ON n.oid = t.relnamespace) \
+  ON n.nspname = i.table_schema AND t.relname = i.table_name \
+CROSS JOIN LATERAL ( \
+  SELECT coalesce(pg_catalog.sum(x.pending + x.dead + x.processed), 0)::pg_catalog.int8 AS messages, \
+    coalesce(pg_catalog.sum(x.pending + x.dead), 0)::pg_catalog.int8 AS open \
+  FROM postrider.inbox_delta x WHERE x.inbox = i.name) d ORDER BY i.name";
 
 /// Whether schema `postrider` has a table of this name.
 async fn exists(client: &Client, table: &str) -> Result<bool, SourceError> {

@@ -4,9 +4,9 @@
 use super::error::ToolkitError;
 use super::install::run;
 use super::script::guarded;
-use super::state::{self, InstalledLog, ToolkitVersion};
+use super::state::{self, InstalledInbox, InstalledLog, ToolkitVersion};
 use crate::control::Control;
-use crate::names::ident;
+use crate::names::{ident, literal};
 use crate::schema_owner::{self, SessionRights};
 use pg_replication::error::{SourceError, SqlState};
 
@@ -71,6 +71,7 @@ pub async fn plan(control: &Control) -> Result<RemovalPlan, ToolkitError> {
             events(group.lag)
         ));
     }
+    drops_inboxes(control, &state::inboxes(client).await?, &mut plan).await?;
     drops_logs(control, &logs, &mut plan).await?;
     drops_objects(&objects, facts.has_schema, &mut plan);
     if !plan.sql.is_empty() {
@@ -95,42 +96,85 @@ fn lost_log(log: &InstalledLog) -> String {
     }
 }
 
+/// Drops the inboxes, with the tables that the toolkit created, and their schema if nothing else is in it.
+async fn drops_inboxes(
+    control: &Control,
+    inboxes: &[InstalledInbox],
+    plan: &mut RemovalPlan,
+) -> Result<(), SourceError> {
+    let mut ours = Vec::new();
+    for inbox in inboxes {
+        let table = format!("{}.{}", ident(&inbox.schema), ident(&inbox.table));
+        plan.lost.push(if inbox.is_managed {
+            format!(
+                "inbox {:?}: messages in table {table}: {}, of them not processed: {}",
+                inbox.name, inbox.messages, inbox.open
+            )
+        } else {
+            format!("inbox {:?}: its views; table {table} stays", inbox.name)
+        });
+        if inbox.is_managed {
+            ours.push(inbox.table.as_str());
+        }
+        ours.extend(inbox.views.iter().map(String::as_str));
+        plan.sql.push_str(&format_drop_inbox(&inbox.name));
+    }
+    drops_schema(control, "postrider_inbox", "inbox", &ours, plan).await
+}
+
 /// Drops the tables of the logs, and their schema if nothing else is in it.
 async fn drops_logs(
     control: &Control,
     logs: &[InstalledLog],
     plan: &mut RemovalPlan,
 ) -> Result<(), SourceError> {
-    let failed = |e| SourceError::control("list the tables of schema \"postrider_log\"", e);
     let tables: Vec<&str> =
         logs.iter().filter(|log| log.owner.is_some()).map(|log| log.table.as_str()).collect();
-    // An index goes with its table, and a partition with its root.
-    let sql = "SELECT pg_catalog.format('postrider_log.%I', c.relname) FROM pg_catalog.pg_class c \
-               JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace AND n.nspname = 'postrider_log' \
+    for table in &tables {
+        plan.sql.push_str(&format_drop("TABLE", &format!("postrider_log.{}", ident(table))));
+    }
+    drops_schema(control, "postrider_log", "log", &tables, plan).await
+}
+
+/// Drops a schema if it has nothing but these tables and views, each of which belongs to an `owner`; else says what it
+/// has.
+async fn drops_schema(
+    control: &Control,
+    schema: &str,
+    owner: &str,
+    ours: &[&str],
+    plan: &mut RemovalPlan,
+) -> Result<(), SourceError> {
+    let failed = |e| SourceError::control("list the objects of the SQL toolkit's schemas", e);
+    // An index and a sequence of a column go with their table, and a partition with its root.
+    let sql = "SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) FROM pg_catalog.pg_class c \
+               JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace AND n.nspname = $2::pg_catalog.text \
                WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S', 'c') \
                  AND c.relname::pg_catalog.text <> ALL ($1::pg_catalog.text[]) AND NOT EXISTS ( \
                    SELECT FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class p ON p.oid = i.inhparent \
                    WHERE i.inhrelid = c.oid AND p.relnamespace = n.oid \
-                     AND p.relname::pg_catalog.text = ANY ($1::pg_catalog.text[])) \
+                     AND p.relname::pg_catalog.text = ANY ($1::pg_catalog.text[])) AND NOT EXISTS ( \
+                   SELECT FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_class t ON t.oid = d.refobjid \
+                   WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid \
+                     AND d.refclassid = d.classid AND d.deptype = 'i' AND t.relnamespace = n.oid \
+                     AND t.relname::pg_catalog.text = ANY ($1::pg_catalog.text[])) \
                UNION ALL SELECT o.type || ' ' || o.identity FROM pg_catalog.pg_depend d \
-               JOIN pg_catalog.pg_namespace n ON n.oid = d.refobjid AND n.nspname = 'postrider_log' \
+               JOIN pg_catalog.pg_namespace n ON n.oid = d.refobjid AND n.nspname = $2::pg_catalog.text \
                CROSS JOIN LATERAL pg_catalog.pg_identify_object(d.classid, d.objid, 0) o \
                WHERE d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass AND d.deptype = 'n' \
                  AND d.classid <> 'pg_catalog.pg_class'::pg_catalog.regclass ORDER BY 1";
-    let rows = control.client().query(sql, &[&tables]).await.map_err(failed)?;
+    let rows = control.client().query(sql, &[&ours, &schema]).await.map_err(failed)?;
     let others: Vec<String> =
         rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(failed)?;
-    let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'postrider_log')";
-    let row = control.client().query_one(sql, &[]).await.map_err(failed)?;
+    let sql =
+        "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1::pg_catalog.text)";
+    let row = control.client().query_one(sql, &[&schema]).await.map_err(failed)?;
     let has_schema: bool = row.try_get(0).map_err(failed)?;
-    for table in &tables {
-        plan.sql.push_str(&format_drop("TABLE", &format!("postrider_log.{}", ident(table))));
-    }
     if has_schema && others.is_empty() {
-        plan.sql.push_str("DROP SCHEMA postrider_log;\n");
+        plan.sql.push_str(&format_drop("SCHEMA", schema));
     } else if has_schema {
         plan.stays.push(format!(
-            "schema \"postrider_log\", which has objects that belong to no log: {}",
+            "schema \"{schema}\", which has objects that belong to no {owner}: {}",
             others.join(", ")
         ));
     }
@@ -154,6 +198,10 @@ fn drops_objects(objects: &[SchemaObject], has_schema: bool, plan: &mut RemovalP
     } else if has_schema && !plan.sql.is_empty() {
         plan.sql.push_str("DROP SCHEMA postrider;\n");
     }
+}
+
+fn format_drop_inbox(name: &str) -> String {
+    format!("SELECT postrider.drop_inbox({}, p_cascade => true);\n", literal(name))
 }
 
 fn format_drop(kind: &str, names: &str) -> String {
