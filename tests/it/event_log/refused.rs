@@ -306,7 +306,8 @@ async fn a_log_that_is_older_than_the_cursor_halts_and_is_filled_from_a_bookmark
     pipeline.await_count("orders", 150).await;
     pipeline.resolved().await;
     relay.terminate(SOON).await;
-    let drop = "drop schema postrider cascade; drop schema postrider_log cascade";
+    let drop = "drop schema postrider cascade; drop schema postrider_log cascade; \
+                drop schema postrider_inbox cascade";
     pipeline.log.batch(drop).await;
     ran(Command::new(bin.join("pg_restore")).args(["-d", &pipeline.log_url]).arg(&file));
     std::fs::remove_file(&file).expect("the dump");
