@@ -24,7 +24,7 @@ const LOGS_MAX: usize = 100;
 /// Groups of a pipeline that are reported by name.
 const GROUPS_MAX: usize = 200;
 
-/// Silent consumers that are told apart from one reading to the next.
+/// Silent consumers that are compared from one reading to the next.
 const SILENT_MAX: usize = 1000;
 
 /// `[maintenance]` of the configuration: the maintenance of event logs and consumer groups.

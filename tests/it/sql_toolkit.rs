@@ -698,6 +698,11 @@ async fn role_that_is_added_later_uses_inboxes_that_exist() {
         assert_eq!(as_worker.text(done).await.as_deref(), Some("1"));
         let text = place.by_admin(&["--install"]);
         assert!(!text.contains("inbox_grant"), "{text}");
+        // The views of tiers come later.
+        as_leader.batch("select postrider.enable_inbox_priority('mail')").await;
+        for view in ["pending_mail", "dlq_mail", "stats_mail", "tier_mail_critical"] {
+            as_worker.batch(&format!("select count(*) from postrider_inbox.{view}")).await;
+        }
         // What the worker may not do.
         for call in ["drop_inbox('mail')", "inbox_drain('mail')", "skip_inbox_gap('mail', 'a')"] {
             let refused = as_worker.simple_query(&format!("select postrider.{call}")).await;

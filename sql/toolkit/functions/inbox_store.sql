@@ -31,14 +31,13 @@ LANGUAGE sql IMMUTABLE RETURN format('%I.%I', p_inbox.table_schema, p_inbox.tabl
 CREATE OR REPLACE FUNCTION postrider.inbox_object(p_kind text, p_name text) RETURNS text
 LANGUAGE sql IMMUTABLE RETURN format('postrider_inbox.%I', p_kind || '_' || p_name);
 
--- Lets the roles that may read the list of inboxes read an inbox, and those that may insert into inbox_delta (kind
--- consumer, and relays) insert and process messages. Run by the owner of the inbox.
+-- Lets the roles that may read the list of inboxes read an inbox, and those that may insert into inbox_delta (workers,
+-- administrators and relays) insert and process messages. Run by the owner of the inbox.
 CREATE OR REPLACE FUNCTION postrider.inbox_grant(p_name text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     i      postrider.inbox := postrider.inbox_get(p_name);
-    v_all  text[] := ARRAY['pending', 'dlq', 'stats'];
-    v_kind text;
+    v_view text;
     r      record;
 BEGIN
     FOR r IN
@@ -49,10 +48,12 @@ BEGIN
             OR c.oid = 'postrider.inbox_delta'::regclass AND a.privilege_type = 'INSERT')
           AND (a.grantee = 0 OR o.oid IS NOT NULL)
     LOOP
-        FOREACH v_kind IN ARRAY v_all LOOP
-            IF to_regclass(postrider.inbox_object(v_kind, p_name)) IS NOT NULL THEN
-                EXECUTE format('GRANT SELECT ON TABLE %s TO %s', postrider.inbox_object(v_kind, p_name), r.role);
-            END IF;
+        FOR v_view IN
+            SELECT postrider.inbox_object(v.kind, p_name) FROM (VALUES ('pending'), ('dlq'), ('stats')) v(kind)
+            UNION ALL SELECT postrider.inbox_object('tier', p_name || '_' || t.tier)
+            FROM jsonb_object_keys(i.tiers) t(tier)
+        LOOP
+            EXECUTE format('GRANT SELECT ON TABLE %s TO %s', v_view, r.role);
         END LOOP;
         CONTINUE WHEN NOT i.is_managed;
         EXECUTE format('GRANT %s ON TABLE %s TO %s',

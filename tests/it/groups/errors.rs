@@ -15,8 +15,8 @@ async fn raised(sql: &Client, statement: &str) -> Answer {
     // PostgreSQL itself raises 40001 too, without one.
     let hint = error.hint().filter(|hint| !hint.is_empty());
     assert!(hint.is_some() || error.code().code() == "40001", "no hint: {statement}: {error:?}");
-    let (means, mends) = (error.detail().unwrap_or_default(), hint.unwrap_or_default());
-    Answer::said(&says, means, mends).then("raises")
+    let (means, remedy) = (error.detail().unwrap_or_default(), hint.unwrap_or_default());
+    Answer::said(&says, means, remedy).then("raises")
 }
 
 /// A log of 300 events in children of 100, and three groups that read it.

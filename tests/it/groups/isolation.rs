@@ -133,7 +133,7 @@ async fn administration_needs_read_committed_and_says_so() {
     }
 }
 
-/// Two transactions that both believe that they have the state: one is told to run again, and runs through.
+/// Two transactions that have read the same state: one gets 40001, runs again, and succeeds.
 #[tokio::test]
 async fn serializable_consumers_get_through_by_repeating() {
     let world = GroupDatabase::create(Version::Pg16, "group_retries").await;

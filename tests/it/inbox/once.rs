@@ -462,7 +462,7 @@ async fn a_streamed_record_and_its_repetition_without_a_position_act_once() {
         assert!(!world.yes(&is_new("2", Some(&second), Some(history))).await);
         let third = position(0x68F1_A2B3, 30, 0);
         assert!(world.yes(&is_new("3", Some(&third), Some(history))).await);
-        // Another history has other events, also with the same ids: a database that began anew.
+        // Another history has other events, also with the same ids: those of a restored database.
         assert!(world.yes(&is_new("1", None, Some(other))).await);
         let fourth = position(0x68F1_A2B4, 1, 0);
         assert!(world.yes(&is_new("2", Some(&fourth), None)).await);

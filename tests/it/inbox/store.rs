@@ -10,13 +10,14 @@ use tokio_postgres::{AsyncMessage, NoTls};
 
 /// How many rows the view of the statistics, and a count of all messages, do not have in common.
 const WRONG_NUMBERS: &str = "with
-    told as (select event_type, pending, dead, processed from postrider_inbox.stats_jobs
+    shown as (select event_type, pending, dead, processed from postrider_inbox.stats_jobs
         where (pending, dead, processed) <> (0, 0, 0)),
-    so as (select coalesce(event_type, '') as event_type,
+    counted as (select coalesce(event_type, '') as event_type,
         count(*) filter (where processed_at is null and dead_at is null) as pending,
         count(*) filter (where processed_at is null and dead_at is not null) as dead,
         count(processed_at) as processed from postrider_inbox.jobs group by 1)
-    select count(*) from ((table told except table so) union all (table so except table told)) x";
+    select count(*) from ((table shown except table counted)
+        union all (table counted except table shown)) x";
 
 const LEASE: Option<&str> = Some("30 seconds");
 
@@ -412,13 +413,13 @@ async fn listen(url: &str) -> (tokio_postgres::Client, Arc<Mutex<Vec<String>>>, 
     let (client, mut connection) = tokio_postgres::connect(url, NoTls).await.expect("a session");
     let heard = Arc::new(Mutex::new(Vec::new()));
     let mut task = JoinSet::new();
-    let told = Arc::clone(&heard);
+    let notices = Arc::clone(&heard);
     task.spawn(async move {
         while let Some(Ok(message)) =
             std::future::poll_fn(|context| connection.poll_message(context)).await
         {
             if let AsyncMessage::Notification(note) = message {
-                told.lock().expect("no panic").push(format!(
+                notices.lock().expect("no panic").push(format!(
                     "{} {}",
                     note.channel(),
                     note.payload()
