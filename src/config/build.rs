@@ -257,6 +257,7 @@ fn outbox(pipeline: &PipelineConfig) -> OutboxSpec {
         zone: Zone::named(&pipeline.source.time_zone),
         headers: headers.chain(more).collect(),
         standard_headers: route.standard_headers.unwrap_or(layout.standard_headers),
+        source: pipeline.name.clone(),
         null_payload: pipeline.payload.null,
         blank_is_tombstone: pipeline.payload.blank_is_tombstone,
         expand_json: pipeline.payload.expand_json,
@@ -265,7 +266,7 @@ fn outbox(pipeline: &PipelineConfig) -> OutboxSpec {
     };
     if needed.standard {
         let event_type = spec.column(Role::EventType).is_some();
-        spec.standard_headers = StandardHeaders { event_type, position: true };
+        spec.standard_headers = StandardHeaders { event_type, position: true, source: false };
     }
     spec
 }

@@ -173,12 +173,15 @@ fn standard_headers(section: &Section<'_>) -> Option<StandardHeaders> {
     enum Header {
         Type,
         Position,
+        Source,
     }
-    let words = [("type", Header::Type), ("position", Header::Position)];
+    let words =
+        [("type", Header::Type), ("position", Header::Position), ("source", Header::Source)];
     let headers = section.some_of("standard_headers", &words)?;
     Some(StandardHeaders {
         event_type: headers.contains(&Header::Type),
         position: headers.contains(&Header::Position),
+        source: headers.contains(&Header::Source),
     })
 }
 

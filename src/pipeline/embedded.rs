@@ -137,8 +137,11 @@ impl Embedded {
 }
 
 /// The specification of an embedded pipeline.
-fn spec(name: &str, outbox: OutboxSpec, sink: Arc<dyn SinkConfig>) -> CommonSpec {
+fn spec(name: &str, mut outbox: OutboxSpec, sink: Arc<dyn SinkConfig>) -> CommonSpec {
     let interval = Duration::from_secs(1);
+    if outbox.source.is_empty() {
+        name.clone_into(&mut outbox.source);
+    }
     CommonSpec {
         name: name.to_owned(),
         mode: Mode::Embedded,

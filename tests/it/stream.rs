@@ -126,10 +126,12 @@ fn record_is_right(layout: &str, record: &ReadRecord, committed_ms: i64) {
     let wanted: &[&str] = match layout {
         "postrider" => &["id", "type", "position", "source", "n"],
         "debezium" => &["id"],
-        "commerce" => &["id", "type", "position", "tenant_id", "event_version", "traceparent"],
+        "commerce" => {
+            &["id", "type", "position", "tenant_id", "event_version", "traceparent", "source"]
+        }
         "gcx" => &["id", "type", "position", "source"],
-        "sqlgarden" => &["id", "type", "position"],
-        "adr30" => &["id", "type", "position", "userId"],
+        "sqlgarden" => &["id", "type", "position", "source"],
+        "adr30" => &["id", "type", "position", "userId", "source"],
         other => panic!("no such layout: {other}"),
     };
     let sorted = |names: &[&str]| {

@@ -53,6 +53,9 @@ pub(super) const POSITION: &str = "position";
 /// The header with only the history, of records whose position is unknown or must not be compared.
 pub(super) const HISTORY: &str = "history";
 
+/// The header with the name of the pipeline.
+pub(super) const SOURCE: &str = "source";
+
 /// The largest ordinal of a position that sorts as bytes. No transaction has that many changes. Unit: changes.
 const ORDINAL_MAX: u64 = u32::MAX as u64;
 

@@ -3,7 +3,7 @@
 use crate::cells::{Buffers, CellRange, ColumnSource, EventRow, FieldId};
 use crate::debezium::{self, Place};
 use crate::error::{MapError, PartialEvent, Poison, Problem, SpecError, Unfit};
-use crate::headers::{self, Headers, Positions, is_traceparent};
+use crate::headers::{self, Headers, Positions, SOURCE, is_traceparent};
 use crate::json;
 use crate::layout::Role;
 use crate::route::{Field, HeaderRule, Route, Template};
@@ -632,6 +632,11 @@ impl RecordMapper<'_> {
                     headers.truncate(first);
                     problem = Err(wrong(label(self.route, self.message, *field)));
                 }
+                HeaderRule::Source { name, value } => {
+                    if !headers.iter().any(|(other, _)| is_source(*other, scratch)) {
+                        headers.push((CellRange::Fixed(*name), CellRange::Fixed(*value)));
+                    }
+                }
                 HeaderRule::Trace { w3c, other, field } => {
                     if let Some(extent) = self.row.extent(*field) {
                         let name = if is_traceparent(self.row.at(extent)) { w3c } else { other };
@@ -678,6 +683,14 @@ fn object(
 fn has_zero_byte(name: CellRange, scratch: &[u8]) -> bool {
     match name {
         CellRange::Scratch(extent) => extent.of(scratch).contains(&0),
+        CellRange::Null | CellRange::Row(_) | CellRange::Fixed(_) => false,
+    }
+}
+
+/// Whether a member of the row's headers has the name `source`. The names of the configuration are compared before.
+fn is_source(name: CellRange, scratch: &[u8]) -> bool {
+    match name {
+        CellRange::Scratch(extent) => extent.of(scratch) == SOURCE.as_bytes(),
         CellRange::Null | CellRange::Row(_) | CellRange::Fixed(_) => false,
     }
 }

@@ -3,7 +3,7 @@
 use crate::cells::{CellRange, EventRow, FieldId};
 use crate::debezium::{self, Place};
 use crate::error::{Problem, SpecError};
-use crate::headers::{HISTORY, POSITION};
+use crate::headers::{HISTORY, POSITION, SOURCE};
 use crate::layout::{Layout, Role};
 use crate::spec::{NullPayload, OutboxSpec, Placement, Replace, TimestampSource};
 use postrider_core::row::ByteRange;
@@ -39,6 +39,8 @@ pub(super) enum HeaderRule {
     Position { name: ByteRange, history: ByteRange },
     /// Each member of a JSON object.
     Object { field: FieldId },
+    /// The name of the pipeline, unless the row has a header of this name.
+    Source { name: ByteRange, value: ByteRange },
     /// A trace, with one of two names.
     Trace { w3c: ByteRange, other: ByteRange, field: FieldId },
 }
@@ -303,7 +305,19 @@ impl<'s> Compiler<'s> {
             let template = self.written(&key, text, Place::Header);
             rules.push(HeaderRule::Template { name, template });
         }
+        if spec.standard_headers.source && !spec.source.is_empty() && !self.places(SOURCE) {
+            let (name, value) = (self.constant(SOURCE), self.constant(&spec.source));
+            rules.push(HeaderRule::Source { name, value });
+        }
         rules
+    }
+
+    /// Whether the configuration places a header of this name.
+    fn places(&self, name: &str) -> bool {
+        self.spec.headers.iter().any(|(header, _)| header == name)
+            || self.spec.extras().any(
+                |extra| matches!(&extra.placement, Placement::Header(header) if header == name),
+            )
     }
 
     fn field(&self, name: ByteRange, field: FieldId) -> HeaderRule {

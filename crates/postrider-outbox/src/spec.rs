@@ -60,6 +60,9 @@ pub struct OutboxSpec {
     pub headers: Vec<(String, String)>,
     /// Which of the standard headers are sent.
     pub standard_headers: StandardHeaders,
+    /// The value of header `source`, which tells consumers whose events these are: the name of the pipeline. If it is
+    /// empty, the header is not sent.
+    pub source: String,
     /// What a NULL payload becomes.
     pub null_payload: NullPayload,
     /// A payload of only white space is a null value, as with Debezium's `route.tombstone.on.empty.payload`.
@@ -129,6 +132,8 @@ pub struct StandardHeaders {
     pub event_type: bool,
     /// `position`: commit offset and ordinal.
     pub position: bool,
+    /// `source`: [`OutboxSpec::source`], unless the row or the configuration has a header of this name.
+    pub source: bool,
 }
 
 /// What a NULL payload becomes.
@@ -166,7 +171,8 @@ impl OutboxSpec {
             timestamp: TimestampSource::Event,
             zone: None,
             headers: Vec::new(),
-            standard_headers: StandardHeaders { event_type: ours, position: ours },
+            standard_headers: StandardHeaders { event_type: ours, position: ours, source: ours },
+            source: String::new(),
             null_payload: NullPayload::Tombstone,
             blank_is_tombstone: false,
             envelope: None,

@@ -212,6 +212,36 @@ fn a_members_name_that_is_a_header_of_ours_is_marked_as_the_rows() {
 }
 
 #[test]
+fn a_record_has_its_pipeline_as_source_unless_row_or_configuration_has_a_source() {
+    let named = |change: &dyn Fn(&mut OutboxSpec)| {
+        let mut spec = spec();
+        spec.source = "orders".to_owned();
+        change(&mut spec);
+        spec
+    };
+    let sent = |spec, json| headers(spec, &columns(json, None));
+    let ours = "source = Some(\"orders\")\n";
+    assert_eq!(sent(named(&|_| ()), None), ours);
+    assert_eq!(sent(named(&|_| ()), Some("{}")), ours);
+    assert_eq!(sent(named(&|_| ()), Some(r#"{"source": "web"}"#)), "source = Some(\"web\")\n");
+    let other = r#"{"Source": "web"}"#;
+    assert_eq!(sent(named(&|_| ()), Some(other)), format!("Source = Some(\"web\")\n{ours}"));
+    assert_eq!(sent(named(&|spec| spec.standard_headers.source = false), None), "");
+    assert_eq!(sent(named(&|spec| spec.source.clear()), None), "");
+    let constant = |spec: &mut OutboxSpec| {
+        spec.headers = vec![("source".to_owned(), "shop".to_owned())];
+    };
+    assert_eq!(sent(named(&constant), None), "source = Some(\"shop\")\n");
+    let column = |spec: &mut OutboxSpec| {
+        let placement = Placement::Header("source".to_owned());
+        spec.extra.push(Extra { column: "tenant".to_owned(), placement, may_lack: false });
+    };
+    assert_eq!(sent(named(&column), None), "source = Some(\"acme\")\n");
+    let debezium = OutboxSpec::for_layout(Layout::Debezium).standard_headers;
+    assert!(!debezium.source, "Debezium sends no such header");
+}
+
+#[test]
 fn a_second_header_of_one_name_is_refused_with_its_key() {
     for layout in Layout::ALL.iter().copied() {
         for name in ["id", "replay"] {

@@ -49,7 +49,7 @@ fn spec(layout: Layout, envelope: bool) -> OutboxSpec {
     spec.columns.push((Role::Trace, "first".to_owned()));
     spec.topic = format!("a.{}", spec.topic);
     spec.replace = Some(Replace { pattern: "(.)(.*)".to_owned(), with: "x$2".to_owned() });
-    spec.standard_headers = StandardHeaders { event_type: true, position: true };
+    spec.standard_headers = StandardHeaders { event_type: true, position: true, source: true };
     spec
 }
 
