@@ -4,9 +4,10 @@
 //! test that fails on any other dependency.
 
 pub use postrider_core::{
-    backoff, error, event, finding, offset, outbox_rows, parked, record, row, row_buffer, source,
-    status, store, timestamp, zone,
+    backoff, error, event, finding, intake_status, offset, outbox_rows, parked, record, row,
+    row_buffer, source, status, store, timestamp, zone,
 };
+pub use postrider_inbox as inbox;
 pub use postrider_outbox as outbox;
 pub use postrider_postgres as postgres;
 pub use postrider_relay::{ack, claims, engine, published, relay};
@@ -27,3 +28,4 @@ pub mod config;
 #[cfg(feature = "demo")]
 pub mod demo;
 pub mod init;
+pub mod intake;

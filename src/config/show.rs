@@ -185,7 +185,8 @@ impl Rows<'_> {
         };
         self.add(table, "timestamp", json!(timestamp));
         let sent = spec.standard_headers;
-        let headers = [("type", sent.event_type), ("position", sent.position), ("source", sent.source)];
+        let headers =
+            [("type", sent.event_type), ("position", sent.position), ("source", sent.source)];
         let headers: Vec<_> =
             headers.iter().filter(|(_, sent)| *sent).map(|(name, _)| name).collect();
         self.add_or(table, "standard_headers", json!(headers), layout);

@@ -4,6 +4,7 @@ pub mod backoff;
 pub mod error;
 pub mod event;
 pub mod finding;
+pub mod intake_status;
 pub mod mailbox;
 pub mod offset;
 pub mod outbox_rows;

@@ -19,3 +19,4 @@ GRANT EXECUTE ON FUNCTION postrider.inbox_get(text, boolean), postrider.inbox_ta
     postrider.inbox_health(text), postrider.inbox_status(text), postrider.inbox_ordering_gaps(text),
     postrider.inbox_all_gaps(text), postrider.inbox_is_my_partition(text, integer, integer),
     postrider.inbox_day(timestamptz) TO :"role";
+GRANT SELECT ON TABLE postrider.inbox_offset TO :"role";

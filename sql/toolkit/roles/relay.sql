@@ -25,3 +25,4 @@ GRANT SELECT, DELETE, TRUNCATE ON TABLE
     postrider.inbox_seen_24, postrider.inbox_seen_25, postrider.inbox_seen_26, postrider.inbox_seen_27,
     postrider.inbox_seen_28, postrider.inbox_seen_29, postrider.inbox_seen_30, postrider.inbox_seen_31 TO :"role";
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA postrider TO :"role";
+GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE postrider.inbox_offset TO :"role";

@@ -48,3 +48,5 @@ GRANT EXECUTE ON FUNCTION postrider.inbox_next(text, text, integer, interval),
     postrider.inbox_settle(postrider.inbox, text[]), postrider.inbox_lock(postrider.inbox, text[]),
     postrider.inbox_passed(postrider.inbox, text[]), postrider.inbox_is_next(postrider.inbox),
     postrider.inbox_claim_lost(text, text[]), postrider.replay_inbox_messages(text, text[]) TO :"role";
+-- Storing messages from Kafka.
+GRANT SELECT, INSERT, UPDATE ON TABLE postrider.inbox_offset TO :"role";

@@ -31,10 +31,15 @@ pub const MIGRATIONS: &[ToolkitMigration] = &[
         name: "inbox",
         sql: include_str!("../../../../sql/toolkit/0003_inbox.sql"),
     },
+    ToolkitMigration {
+        number: 4,
+        name: "inbox_intake",
+        sql: include_str!("../../../../sql/toolkit/0004_inbox_intake.sql"),
+    },
 ];
 
 /// The version that this program installs: the number of the last migration.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// The files of functions and views, in the order in which each installation runs them.
 pub const FUNCTIONS: &[&str] = &[

@@ -247,7 +247,8 @@ impl SinkConfig for KafkaConfig {
     }
 }
 
-fn is_address(broker: &str) -> bool {
+/// Whether a text is the address of a broker, `host:port`.
+pub fn is_address(broker: &str) -> bool {
     let broker = broker.trim();
     let address = broker.rsplit_once("://").map_or(broker, |(_, address)| address);
     let port = address.rsplit_once(':').map(|(_, port)| port);
@@ -272,7 +273,7 @@ fn read_create_topics(keys: &dyn Keys) -> Option<CreateTopics> {
 /// librdkafka's names have dots: `"linger.ms"` in quotes is meant, a bare `linger.ms` is taken as the same.
 ///
 /// Those that come from a file are given beside their value with the file, which is read again when producers are made.
-fn read_properties(keys: &dyn Keys) -> (Properties, BTreeMap<String, SecretFile>) {
+pub fn read_properties(keys: &dyn Keys) -> (Properties, BTreeMap<String, SecretFile>) {
     let (mut properties, mut files) = (BTreeMap::new(), BTreeMap::new());
     for KeyValue { name, value, path } in keys.entries() {
         let (name, value) = if let Some(name) = name.strip_suffix(FILE_SUFFIX) {

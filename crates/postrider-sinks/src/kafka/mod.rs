@@ -14,7 +14,10 @@ mod shared;
 mod sink;
 mod topics;
 
-pub use config::{CreateTopics, KafkaConfig, KafkaSpec, OpenError, Properties};
+pub use config::{
+    CreateTopics, KafkaConfig, KafkaSpec, OpenError, Properties, is_address, read_properties,
+};
+pub use properties::{canonical_name, check_login, check_property};
 
 use postrider_core::sink::{FirstFile, FirstFileTable, Keys, Mailbox, Sink, SinkConfig, SinkKind};
 use std::sync::Arc;

@@ -9,6 +9,7 @@ use super::producer::SizeLimits;
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaConfRes;
+use std::collections::BTreeMap;
 
 /// The values that an operator may give a property.
 enum Rule {
@@ -142,6 +143,32 @@ pub(super) fn mistakes(spec: &KafkaSpec) -> Vec<OpenError> {
 fn of_property(build: Build, name: &str, value: &str) -> Result<(), OpenError> {
     build.allows(name, value)?;
     allowed(name, value)?;
+    probe(name, value)
+}
+
+/// The error of a property that this build's logins or librdkafka refuse, for another client than the sink's producers.
+///
+/// # Errors
+/// A login that this build can't make; a name that librdkafka does not know; a value that it does not take.
+pub fn check_property(name: &str, value: &str) -> Result<(), OpenError> {
+    Build::here().allows(name, value)?;
+    probe(name, value)
+}
+
+/// The error of properties that ask for SASL without a mechanism that this build has.
+///
+/// # Errors
+/// The default mechanism is not in this build.
+pub fn check_login(properties: &BTreeMap<String, String>) -> Result<(), OpenError> {
+    Build::here().allows_login(properties)
+}
+
+/// The name of librdkafka that another name of a property stands for.
+pub fn canonical_name(name: &str) -> &str {
+    our_name(name)
+}
+
+fn probe(name: &str, value: &str) -> Result<(), OpenError> {
     // Each property is tried alone, so that our error names it. librdkafka's own text repeats the value, which may be a
     // secret.
     let mut probe = ClientConfig::new();
@@ -438,10 +465,14 @@ impl Build {
     /// Refuses properties that request SASL without a mechanism if this build does not support librdkafka's default
     /// mechanism, GSSAPI.
     pub(super) fn allows_all(self, spec: &KafkaSpec) -> Result<(), OpenError> {
-        let protocol = spec.properties.get("security.protocol");
+        self.allows_login(&spec.properties)
+    }
+
+    fn allows_login(self, properties: &BTreeMap<String, String>) -> Result<(), OpenError> {
+        let protocol = properties.get("security.protocol");
         let sasl =
             protocol.is_some_and(|text| text.trim().to_ascii_lowercase().starts_with("sasl"));
-        let named = MECHANISM.iter().any(|name| spec.properties.contains_key(*name));
+        let named = MECHANISM.iter().any(|name| properties.contains_key(*name));
         if sasl && !named && !self.kerberos {
             return Err(OpenError::NoMechanism);
         }

@@ -1,0 +1,179 @@
+//! Messages that are stored in one transaction, and how far that takes each partition.
+
+use crate::message::{Body, Message, Remembered};
+use std::collections::BTreeMap;
+
+/// A partition of a topic.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Partition {
+    /// The topic.
+    pub topic: String,
+    /// Its number.
+    pub number: i32,
+}
+
+/// The records of a partition that a batch has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// The stored offset that the batch begins at.
+    pub from: i64,
+    /// The offset behind its last record.
+    pub next: i64,
+    /// The epoch of the leader that the last record came from; `None` if it is not known.
+    pub leader_epoch: Option<i32>,
+}
+
+/// Messages in the order in which they arrived, and the partitions that they came from.
+#[derive(Default)]
+pub struct Batch {
+    messages: Vec<Message>,
+    spans: BTreeMap<Partition, Span>,
+    bytes: usize,
+}
+
+impl Batch {
+    /// Adds a message that did not come from a partition.
+    pub fn push(&mut self, message: Message) {
+        self.bytes += message.size_bytes();
+        self.messages.push(message);
+    }
+
+    /// Adds the message of a record. `stored` is the offset at which the partition continues if nothing of this batch
+    /// is stored.
+    pub fn push_record(
+        &mut self,
+        message: Message,
+        (topic, partition): (&str, i32),
+        (stored, offset): (i64, i64),
+        leader_epoch: Option<i32>,
+    ) {
+        let partition = Partition { topic: topic.to_owned(), number: partition };
+        let span = self.spans.entry(partition).or_insert(Span {
+            from: stored,
+            next: stored,
+            leader_epoch,
+        });
+        span.next = offset + 1;
+        span.leader_epoch = leader_epoch;
+        self.push(message);
+    }
+
+    /// The messages.
+    pub fn messages(&self) -> &[Message] {
+        &self.messages
+    }
+
+    /// The partitions.
+    pub const fn spans(&self) -> &BTreeMap<Partition, Span> {
+        &self.spans
+    }
+
+    /// Number of messages.
+    pub const fn len(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// Whether there is no message.
+    pub const fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    /// Approximate size of all messages. Unit: bytes.
+    pub const fn size_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Removes everything.
+    pub fn clear(&mut self) {
+        self.messages.clear();
+        self.spans.clear();
+        self.bytes = 0;
+    }
+}
+
+/// The columns of some messages, one array for each parameter of the statement that inserts them.
+#[derive(Default)]
+pub(crate) struct Columns<'a> {
+    pub(crate) event_ids: Vec<&'a str>,
+    pub(crate) event_types: Vec<Option<&'a str>>,
+    pub(crate) sources: Vec<&'a str>,
+    pub(crate) aggregates: Vec<Option<&'a str>>,
+    pub(crate) payloads: Vec<Option<&'a str>>,
+    pub(crate) payload_bytes: Vec<Option<&'a [u8]>>,
+    pub(crate) headers: Vec<&'a str>,
+    pub(crate) traces: Vec<Option<&'a str>>,
+    pub(crate) sequences: Vec<Option<i64>>,
+    pub(crate) priorities: Vec<Option<i16>>,
+    pub(crate) errors: Vec<Option<&'a str>>,
+    /// What is remembered by id alone.
+    pub(crate) remembered: Vec<Option<&'a str>>,
+    /// Aggregate, id and position of what is remembered by position.
+    pub(crate) positioned: [Vec<Option<&'a str>>; 3],
+}
+
+impl<'a> Columns<'a> {
+    pub(crate) fn of(messages: impl IntoIterator<Item = &'a Message>) -> Self {
+        let mut columns = Self::default();
+        for message in messages {
+            columns.push(message);
+        }
+        columns
+    }
+
+    fn push(&mut self, message: &'a Message) {
+        self.event_ids.push(&message.event_id);
+        self.event_types.push(message.event_type.as_deref());
+        self.sources.push(&message.source);
+        self.aggregates.push(message.aggregate_id.as_deref());
+        let (json, bytes) = match &message.body {
+            Body::Absent => (None, None),
+            Body::Json(text) => (Some(text.as_str()), None),
+            Body::Bytes(bytes) => (None, Some(bytes.as_slice())),
+        };
+        self.payloads.push(json);
+        self.payload_bytes.push(bytes);
+        self.headers.push(&message.headers);
+        self.traces.push(message.trace_id.as_deref());
+        self.sequences.push(message.sequence_num);
+        self.priorities.push(message.priority);
+        self.errors.push(message.dead.as_deref());
+        let (id, positioned) = match &message.remembered {
+            None => (None, [None; 3]),
+            Some(Remembered::Id(id)) => (Some(id.as_str()), [None; 3]),
+            Some(Remembered::Position { aggregate, id, position }) => {
+                (None, [Some(aggregate.as_str()), Some(id.as_str()), Some(position.as_str())])
+            }
+        };
+        self.remembered.push(id);
+        for (column, value) in self.positioned.iter_mut().zip(positioned) {
+            column.push(value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_knows_where_each_partition_begins_and_ends() {
+        let mut batch = Batch::default();
+        let message = || Message { event_id: "x".to_owned(), ..Message::default() };
+        // Offset 5 is stored; the record at 5 was removed by compaction, or is a mark of a transaction.
+        batch.push_record(message(), ("orders", 0), (5, 6), Some(1));
+        batch.push_record(message(), ("orders", 1), (0, 0), None);
+        batch.push_record(message(), ("orders", 0), (5, 9), Some(2));
+        let spans: Vec<_> = batch.spans().values().copied().collect();
+        assert_eq!(
+            spans,
+            [
+                Span { from: 5, next: 10, leader_epoch: Some(2) },
+                Span { from: 0, next: 1, leader_epoch: None }
+            ]
+        );
+        assert_eq!((batch.len(), batch.is_empty()), (3, false));
+        assert!(batch.size_bytes() > 600);
+        batch.clear();
+        assert!(batch.is_empty() && batch.spans().is_empty() && batch.size_bytes() == 0);
+    }
+}

@@ -1,0 +1,12 @@
+//! Kafka as the source of messages.
+
+mod config;
+mod native;
+mod positions;
+mod source;
+
+pub use config::KafkaSourceConfig;
+pub use positions::{Block, Decision, StartAt};
+pub use rdkafka::error::KafkaError;
+pub use rdkafka::types::RDKafkaErrorCode as KafkaErrorCode;
+pub use source::{KafkaSource, Polled};

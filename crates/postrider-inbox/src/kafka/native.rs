@@ -1,0 +1,311 @@
+//! The calls of librdkafka that the crate `rdkafka` does not have, or not as they are needed: ids of topics, epochs of
+//! leaders, partitions of errors, and headers whose names are no UTF-8, at which that crate panics. This is the only file with `unsafe`.
+#![expect(unsafe_code, reason = "librdkafka's C functions, on handles that the crate keeps alive")]
+
+use super::source::Polled;
+use crate::batch::Partition;
+use crate::mapping::KafkaRecord;
+use rdkafka::TopicPartitionList;
+use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::types::{RDKafkaErrorCode, RDKafkaRespErr};
+use rdkafka_sys as sys;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr::{self, NonNull};
+use std::time::Duration;
+
+// The function returns a number here, and not the enum of the bindings: a broker may send an error number that the enum
+// does not have.
+unsafe extern "C" {
+    #[link_name = "rd_kafka_event_error"]
+    fn event_error(event: *mut sys::rd_kafka_event_t) -> c_int;
+}
+
+/// Name and value of a header.
+type Header<'a> = (&'a [u8], Option<&'a [u8]>);
+
+/// A consumer, and the queue of its events. The events are taken here and not by the crate, whose loop drops the
+/// partition of an error.
+pub(super) struct Poller<C: ConsumerContext> {
+    queue: NonNull<sys::rd_kafka_queue_t>,
+    consumer: BaseConsumer<C>,
+}
+
+impl<C: ConsumerContext> Poller<C> {
+    /// Takes the events of a consumer.
+    ///
+    /// # Errors
+    /// The consumer has no queue, which a consumer with a group always has.
+    pub(super) fn of(consumer: BaseConsumer<C>) -> KafkaResult<Self> {
+        // SAFETY: the handle lives as long as `consumer`; the reference to its queue is released on drop.
+        let queue = unsafe { sys::rd_kafka_queue_get_consumer(consumer.client().native_ptr()) };
+        let none = || KafkaError::ClientCreation("it has no queue".to_owned());
+        Ok(Self { queue: NonNull::new(queue).ok_or_else(none)?, consumer })
+    }
+
+    pub(super) const fn consumer(&self) -> &BaseConsumer<C> {
+        &self.consumer
+    }
+
+    /// Takes the next event, and waits for it at most `timeout`. A record is passed to `receive`, with the epoch of its
+    /// leader, if the broker says it.
+    pub(super) fn poll(
+        &self,
+        timeout: Duration,
+        receive: &mut dyn FnMut(&KafkaRecord<'_>, Option<i32>),
+    ) -> Polled {
+        let millis = c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX);
+        // SAFETY: the queue is alive; the event is destroyed below, after its last use. Everything that is read of it is
+        // alive until then.
+        unsafe {
+            let event = sys::rd_kafka_queue_poll(self.queue.as_ptr(), millis);
+            if event.is_null() {
+                return Polled::Nothing;
+            }
+            let polled = match sys::rd_kafka_event_type(event) {
+                sys::RD_KAFKA_EVENT_FETCH => {
+                    let message = sys::rd_kafka_event_message_next(event);
+                    if !message.is_null() {
+                        pass(message, receive);
+                    }
+                    Polled::Record
+                }
+                sys::RD_KAFKA_EVENT_ERROR => error(event),
+                sys::RD_KAFKA_EVENT_REBALANCE => self.rebalance(event),
+                // Answers to commits of offsets, which nobody waits for. Statistics and log lines are not subscribed to.
+                _ => Polled::Record,
+            };
+            sys::rd_kafka_event_destroy(event);
+            polled
+        }
+    }
+
+    /// # Safety
+    /// `event` is a live event of a rebalance.
+    unsafe fn rebalance(&self, event: *mut sys::rd_kafka_event_t) -> Polled {
+        // SAFETY: what the caller promises; the event owns the list.
+        unsafe {
+            let assign = sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS as c_int;
+            if event_error(event) != assign {
+                // With no list, everything is unassigned. The only error is that of a client that is closed.
+                sys::rd_kafka_assign(self.consumer.client().native_ptr(), ptr::null());
+                return Polled::Revoked;
+            }
+            let list = sys::rd_kafka_event_topic_partition_list(event);
+            if list.is_null() {
+                return Polled::Assigned(Vec::new());
+            }
+            let count = usize::try_from((*list).cnt).unwrap_or(0);
+            let partitions = (0..count).map(|index| {
+                let element = (*list).elems.add(index);
+                Partition { topic: text((*element).topic), number: (*element).partition }
+            });
+            Polled::Assigned(partitions.collect())
+        }
+    }
+}
+
+impl<C: ConsumerContext> Drop for Poller<C> {
+    fn drop(&mut self) {
+        // SAFETY: the reference that `of` took; the consumer is dropped after it.
+        unsafe { sys::rd_kafka_queue_destroy(self.queue.as_ptr()) };
+    }
+}
+
+/// # Safety
+/// `message` is a live message of a fetch.
+unsafe fn pass(
+    message: *const sys::rd_kafka_message_t,
+    receive: &mut dyn FnMut(&KafkaRecord<'_>, Option<i32>),
+) {
+    // SAFETY: what the caller promises; the message owns its topic, key, value and headers.
+    unsafe {
+        let name = CStr::from_ptr(sys::rd_kafka_topic_name((*message).rkt));
+        let mut headers = Vec::new();
+        read_headers(message, &mut headers);
+        let mut kind = sys::rd_kafka_timestamp_type_t::RD_KAFKA_TIMESTAMP_NOT_AVAILABLE;
+        let timestamp = sys::rd_kafka_message_timestamp(message, &raw mut kind);
+        let record = KafkaRecord {
+            // Names of topics are ASCII.
+            topic: name.to_str().unwrap_or_default(),
+            partition: (*message).partition,
+            offset: (*message).offset,
+            timestamp_ms: (timestamp >= 0).then_some(timestamp),
+            key: slice((*message).key, (*message).key_len),
+            value: slice((*message).payload, (*message).len),
+            headers: &headers,
+        };
+        // The epoch of the leader; -1 if the broker does not say it.
+        let epoch = sys::rd_kafka_message_leader_epoch(message);
+        receive(&record, (epoch >= 0).then_some(epoch));
+    }
+}
+
+/// # Safety
+/// `bytes` is null, or points to `len` bytes that live as long as `'a`.
+unsafe fn slice<'a>(bytes: *const c_void, len: usize) -> Option<&'a [u8]> {
+    // SAFETY: what the caller promises.
+    (!bytes.is_null()).then(|| unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), len) })
+}
+
+/// # Safety
+/// `message` is a live message; the headers live as long as it.
+unsafe fn read_headers<'a>(message: *const sys::rd_kafka_message_t, into: &mut Vec<Header<'a>>) {
+    let mut list = ptr::null_mut();
+    // SAFETY: names end with a zero byte, and each value has the length that is returned with it.
+    unsafe {
+        if sys::rd_kafka_message_headers(message, &raw mut list) != NO_ERROR {
+            return;
+        }
+        for index in 0.. {
+            let (mut name, mut value, mut len) = (ptr::null::<c_char>(), ptr::null::<c_void>(), 0);
+            let got = sys::rd_kafka_header_get_all(
+                list,
+                index,
+                &raw mut name,
+                &raw mut value,
+                &raw mut len,
+            );
+            if got != NO_ERROR {
+                return;
+            }
+            into.push((CStr::from_ptr(name).to_bytes(), slice(value, len)));
+        }
+    }
+}
+
+/// # Safety
+/// `event` is a live event of an error.
+unsafe fn error(event: *mut sys::rd_kafka_event_t) -> Polled {
+    // SAFETY: what the caller promises; the partition is a copy, which is destroyed here.
+    unsafe {
+        let number = event_error(event);
+        let code = RDKafkaRespErr::try_from(number)
+            .map_or(RDKafkaErrorCode::Unknown, RDKafkaErrorCode::from);
+        let element = sys::rd_kafka_event_topic_partition(event);
+        let partition = (!element.is_null()).then(|| {
+            let topic = text((*element).topic);
+            let partition = Partition { topic, number: (*element).partition };
+            sys::rd_kafka_topic_partition_destroy(element);
+            partition
+        });
+        Polled::Error { code, partition, reason: text(sys::rd_kafka_event_error_string(event)) }
+    }
+}
+
+const NO_ERROR: sys::rd_kafka_resp_err_t = sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR;
+
+/// The offset behind the newest record of a partition, as the last fetch has shown it.
+pub(super) fn high(client: *mut sys::rd_kafka_t, partition: &Partition) -> Option<i64> {
+    let topic = CString::new(partition.topic.as_str()).ok()?;
+    let (mut low, mut high) = (-1, -1);
+    // SAFETY: `client` is a live handle; the call reads a cache and does not wait.
+    let got = unsafe {
+        sys::rd_kafka_get_watermark_offsets(
+            client,
+            topic.as_ptr(),
+            partition.number,
+            &raw mut low,
+            &raw mut high,
+        )
+    };
+    (got == NO_ERROR && high >= 0).then_some(high)
+}
+
+/// Sets the epoch of the leader that the record before the offset of a partition came from. The client then finds a log
+/// that was truncated, when it begins to fetch.
+pub(super) fn set_leader_epoch(list: &TopicPartitionList, topic: &str, partition: i32, epoch: i32) {
+    let Ok(topic) = CString::new(topic) else { return };
+    // SAFETY: the list is alive, and the element that is found belongs to it.
+    unsafe {
+        let element =
+            sys::rd_kafka_topic_partition_list_find(list.ptr(), topic.as_ptr(), partition);
+        if !element.is_null() {
+            sys::rd_kafka_topic_partition_set_leader_epoch(element, epoch);
+        }
+    }
+}
+
+/// The ids of topics; a topic that the broker does not know, or has no id for, is not in the result. Waits at most
+/// `timeout`.
+///
+/// # Errors
+/// The broker did not answer, or refused the request.
+pub(super) fn topic_ids(
+    client: *mut sys::rd_kafka_t,
+    topics: &[&str],
+    timeout: Duration,
+) -> Result<BTreeMap<String, String>, String> {
+    let names: Vec<CString> = topics.iter().filter_map(|name| CString::new(*name).ok()).collect();
+    let mut pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
+    let millis = c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX);
+    let mut text: [c_char; 128] = [0; 128];
+    // SAFETY: `client` is a live handle; every object that is created here is destroyed here, after its last use, and
+    // the event owns the result.
+    unsafe {
+        let queue = sys::rd_kafka_queue_new(client);
+        let op = sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS;
+        let options = sys::rd_kafka_AdminOptions_new(client, op);
+        sys::rd_kafka_AdminOptions_set_request_timeout(
+            options,
+            millis,
+            text.as_mut_ptr(),
+            text.len(),
+        );
+        let collection =
+            sys::rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
+        sys::rd_kafka_DescribeTopics(client, collection, options, queue);
+        sys::rd_kafka_TopicCollection_destroy(collection);
+        sys::rd_kafka_AdminOptions_destroy(options);
+        let event = sys::rd_kafka_queue_poll(queue, millis);
+        let answer = if event.is_null() {
+            Err("no answer within the time".to_owned())
+        } else {
+            let answer = ids(event);
+            sys::rd_kafka_event_destroy(event);
+            answer
+        };
+        sys::rd_kafka_queue_destroy(queue);
+        answer
+    }
+}
+
+/// # Safety
+/// `event` is a live event of a `DescribeTopics` queue.
+unsafe fn ids(event: *mut sys::rd_kafka_event_t) -> Result<BTreeMap<String, String>, String> {
+    // SAFETY: what the caller promises; the array is as long as its count says.
+    unsafe {
+        let result = sys::rd_kafka_event_DescribeTopics_result(event);
+        if result.is_null() {
+            return Err(text(sys::rd_kafka_event_error_string(event)));
+        }
+        let mut count = 0;
+        let topics = sys::rd_kafka_DescribeTopics_result_topics(result, &raw mut count);
+        let mut found = BTreeMap::new();
+        for index in 0..count {
+            let topic = *topics.add(index);
+            let id = sys::rd_kafka_TopicDescription_topic_id(topic);
+            let error = sys::rd_kafka_TopicDescription_error(topic);
+            let is_known = error.is_null() || sys::rd_kafka_error_code(error) == NO_ERROR;
+            if is_known && !id.is_null() {
+                let id = text(sys::rd_kafka_Uuid_base64str(id));
+                // Brokers before 2.8 have no ids: all zeros.
+                if !id.is_empty() && id.bytes().any(|byte| byte != b'A') {
+                    found.insert(text(sys::rd_kafka_TopicDescription_name(topic)), id);
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// # Safety
+/// `text` is null or a C string.
+unsafe fn text(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: what the caller promises.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}

@@ -1,0 +1,170 @@
+//! The consumer: what is assigned to it, where each partition continues, and the next records.
+
+use super::config::KafkaSourceConfig;
+use super::native::{self, Poller};
+use super::positions::{Decision, PartitionFacts};
+use crate::batch::Partition;
+use crate::mapping::KafkaRecord;
+use crate::store::StoredOffset;
+use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _, ConsumerContext};
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::types::RDKafkaErrorCode;
+use rdkafka::{Offset, TopicPartitionList};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// How long a question to a broker may take.
+const ASK_MAX: Duration = Duration::from_secs(10);
+
+/// What a poll has returned.
+#[derive(Debug)]
+pub enum Polled {
+    /// Nothing within the time.
+    Nothing,
+    /// A record was passed to the closure, or there was nothing to do for an event.
+    Record,
+    /// The group gives these partitions to this consumer. They are fetched after [`KafkaSource::assign`].
+    Assigned(Vec<Partition>),
+    /// The group has taken all partitions away. They are not fetched any more.
+    Revoked,
+    /// An error of the client, of a broker or of a partition.
+    Error {
+        /// Its code.
+        code: RDKafkaErrorCode,
+        /// The partition, if the error is of one.
+        partition: Option<Partition>,
+        /// What librdkafka says, without content of records.
+        reason: String,
+    },
+}
+
+/// A consumer of a group. Dropping it leaves the group.
+pub struct KafkaSource {
+    poller: Poller<Quiet>,
+    start: super::StartAt,
+}
+
+/// librdkafka's log lines go to the log of the process.
+struct Quiet;
+
+impl ClientContext for Quiet {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        // Errors are events too, and are reported from there.
+        tracing::debug!(target: "postrider::kafka", ?level, facility, "{line}");
+    }
+
+    fn error(&self, _error: KafkaError, _reason: &str) {}
+}
+
+impl ConsumerContext for Quiet {}
+
+impl KafkaSource {
+    /// Makes a client and joins the group. Connects in the background: a broker that can't be reached is no error.
+    ///
+    /// # Errors
+    /// librdkafka makes no client of the settings.
+    pub fn open(config: &KafkaSourceConfig, client_id: &str) -> KafkaResult<Self> {
+        let consumer: BaseConsumer<Quiet> =
+            config.client_config(client_id).create_with_context(Quiet)?;
+        let topics: Vec<&str> = config.topics.iter().map(String::as_str).collect();
+        consumer.subscribe(&topics)?;
+        Ok(Self { poller: Poller::of(consumer)?, start: config.start })
+    }
+
+    /// Takes the next event, and waits for it at most `timeout`. A record is passed to `receive`, with the epoch of the
+    /// leader that it came from.
+    pub fn poll(
+        &self,
+        timeout: Duration,
+        receive: &mut dyn FnMut(&KafkaRecord<'_>, Option<i32>),
+    ) -> Polled {
+        self.poller.poll(timeout, receive)
+    }
+
+    /// Where assigned partitions continue. `stored` has their stored offsets, and `known` the topics of which the inbox
+    /// has any offset.
+    ///
+    /// # Errors
+    /// A broker does not answer, or a partition does not exist.
+    pub fn decide(
+        &self,
+        partitions: &BTreeSet<Partition>,
+        stored: &BTreeMap<Partition, StoredOffset>,
+        known: &[String],
+    ) -> Result<BTreeMap<Partition, (Decision, Option<String>)>, KafkaError> {
+        let topics: BTreeSet<&str> = partitions.iter().map(|it| it.topic.as_str()).collect();
+        let topics: Vec<&str> = topics.into_iter().collect();
+        let consumer = self.poller.consumer();
+        let ids = native::topic_ids(consumer.client().native_ptr(), &topics, ASK_MAX)
+            .map_err(KafkaError::Subscription)?;
+        let mut decisions = BTreeMap::new();
+        for partition in partitions {
+            let (low, high) =
+                consumer.fetch_watermarks(&partition.topic, partition.number, ASK_MAX)?;
+            let topic_id = ids.get(&partition.topic).cloned();
+            let facts = PartitionFacts {
+                stored: stored.get(partition).cloned(),
+                low,
+                high,
+                topic_id: topic_id.clone(),
+                topic_is_known: known.contains(&partition.topic),
+            };
+            decisions.insert(partition.clone(), (facts.decide(self.start), topic_id));
+        }
+        Ok(decisions)
+    }
+
+    /// Whether a broker answers, within a second.
+    pub fn answers(&self) -> bool {
+        // Of one topic that does not exist: the answer is short.
+        let (consumer, timeout) = (self.poller.consumer(), Duration::from_secs(1));
+        consumer.fetch_metadata(Some("."), timeout).is_ok()
+    }
+
+    /// Fetches these partitions, each from its offset on, and no others.
+    ///
+    /// # Errors
+    /// librdkafka refuses the assignment, because the client is closed.
+    pub fn assign(&self, partitions: &BTreeMap<Partition, (i64, Option<i32>)>) -> KafkaResult<()> {
+        let mut list = TopicPartitionList::with_capacity(partitions.len());
+        for (partition, (at, _)) in partitions {
+            let offset = Offset::Offset(*at);
+            list.add_partition_offset(&partition.topic, partition.number, offset)?;
+        }
+        for (partition, (_, epoch)) in partitions {
+            if let Some(epoch) = epoch {
+                native::set_leader_epoch(&list, &partition.topic, partition.number, *epoch);
+            }
+        }
+        self.poller.consumer().assign(&list)
+    }
+
+    /// Fetches nothing until the next [`assign`](Self::assign). The group keeps its partitions assigned.
+    ///
+    /// # Errors
+    /// librdkafka refuses, because the client is closed.
+    pub fn hold(&self) -> KafkaResult<()> {
+        self.poller.consumer().assign(&TopicPartitionList::new())
+    }
+
+    /// The offset behind the newest record of a partition, as the last fetch has shown it; `None` before the first one.
+    pub fn high(&self, partition: &Partition) -> Option<i64> {
+        native::high(self.poller.consumer().client().native_ptr(), partition)
+    }
+
+    /// Commits offsets to Kafka, for tools that show how far a group is behind. Nothing depends on them, and nothing
+    /// waits for the answer.
+    pub fn show_offsets(&self, partitions: &BTreeMap<Partition, i64>) {
+        let mut list = TopicPartitionList::with_capacity(partitions.len());
+        for (partition, at) in partitions {
+            let offset = Offset::Offset(*at);
+            if list.add_partition_offset(&partition.topic, partition.number, offset).is_err() {
+                return;
+            }
+        }
+        // An error is of tools only.
+        drop(self.poller.consumer().commit(&list, CommitMode::Async));
+    }
+}

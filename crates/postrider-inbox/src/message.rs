@@ -1,0 +1,228 @@
+//! A message as an inbox stores it.
+
+use std::fmt;
+
+/// The largest id of a message. Unit: bytes.
+pub const ID_BYTES_MAX: usize = 1000;
+
+/// The largest name of a source. Unit: bytes.
+pub const SOURCE_BYTES_MAX: usize = 200;
+
+/// A message, as it becomes a row of an inbox.
+#[derive(Clone, PartialEq, Default)]
+pub struct Message {
+    /// The key by which the inbox recognises a repetition: that of [`Identity::event_id`].
+    pub event_id: String,
+    /// What is remembered of the message beyond its row; `None` if the row alone is.
+    pub remembered: Option<Remembered>,
+    /// The type of the event.
+    pub event_type: Option<String>,
+    /// Whose message this is: the name of a pipeline, of a topic, or of a receiver of webhooks.
+    pub source: String,
+    /// The aggregate whose messages are processed in order.
+    pub aggregate_id: Option<String>,
+    /// The content.
+    pub body: Body,
+    /// The headers, as a JSON object.
+    pub headers: String,
+    /// The trace that the message belongs to.
+    pub trace_id: Option<String>,
+    /// The number of the message among those of its aggregate.
+    pub sequence_num: Option<i64>,
+    /// The priority; a lower number is processed first.
+    pub priority: Option<i16>,
+    /// Why the message is stored as a dead one: it does not have what the inbox requires. `None` for other messages.
+    pub dead: Option<String>,
+}
+
+/// What is remembered of a message beyond its row.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Remembered {
+    /// An id, for some days.
+    Id(String),
+    /// The position of an event of Postrider, for ever, and its id for some days.
+    Position {
+        /// The aggregate whose positions rise.
+        aggregate: String,
+        /// Header `id`.
+        id: String,
+        /// Header `position`.
+        position: String,
+    },
+}
+
+/// The content of a message.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub enum Body {
+    /// The record has no value.
+    #[default]
+    Absent,
+    /// A text that is JSON.
+    Json(String),
+    /// Other bytes.
+    Bytes(Vec<u8>),
+}
+
+impl Body {
+    /// JSON where `bytes` are JSON, otherwise the bytes. A text that is JSON may still be one that `jsonb` can't store:
+    /// [`Body::as_bytes`] is what becomes of it then.
+    pub fn of(bytes: &[u8]) -> Self {
+        let is_json = serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok();
+        match std::str::from_utf8(bytes) {
+            Ok(text) if is_json => Self::Json(text.to_owned()),
+            Ok(_) | Err(_) => Self::Bytes(bytes.to_vec()),
+        }
+    }
+
+    /// The same content as bytes.
+    #[must_use]
+    pub fn as_bytes(self) -> Self {
+        match self {
+            Self::Json(text) => Self::Bytes(text.into_bytes()),
+            Self::Absent | Self::Bytes(_) => self,
+        }
+    }
+
+    /// Size of the content. Unit: bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Absent => 0,
+            Self::Json(text) => text.len(),
+            Self::Bytes(bytes) => bytes.len(),
+        }
+    }
+
+    /// Whether there is no content.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Message {
+    /// Approximate size of the message in memory and in a statement. Unit: bytes.
+    pub fn size_bytes(&self) -> usize {
+        let known = match &self.remembered {
+            None => 0,
+            Some(Remembered::Id(id)) => id.len(),
+            Some(Remembered::Position { aggregate, id, position }) => {
+                aggregate.len() + id.len() + position.len()
+            }
+        };
+        self.body.len() + self.headers.len() + self.event_id.len() + known + 200
+    }
+}
+
+/// What makes a message the same whenever it arrives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Identity<'a> {
+    /// An event of Postrider: ids of an outbox are unique within a history of its database.
+    Event {
+        /// The source.
+        source: &'a str,
+        /// Eight digits in base 16.
+        history: &'a str,
+        /// Header `id`.
+        id: &'a str,
+    },
+    /// A message with an id that its producer never gives twice.
+    Id {
+        /// The source.
+        source: &'a str,
+        /// The id.
+        id: &'a str,
+    },
+    /// A record without an id: its place in Kafka.
+    Record {
+        /// The topic.
+        topic: &'a str,
+        /// The partition.
+        partition: i32,
+        /// The offset.
+        offset: i64,
+    },
+}
+
+impl Identity<'_> {
+    /// The key of the message in the inbox. Two identities have the same key only if they are equal: the source ends at
+    /// the first slash, and a place has an @ instead.
+    pub fn event_id(&self) -> String {
+        match self {
+            Self::Event { source, history, id } => format!("{}/{history}/{id}", escaped(source)),
+            Self::Id { source, id } => format!("{}//{id}", escaped(source)),
+            Self::Record { topic, partition, offset } => format!("{topic}@{partition}/{offset}"),
+        }
+    }
+}
+
+/// The source with %, / and @ as in a URL.
+fn escaped(source: &str) -> String {
+    if !source.contains(['%', '/', '@']) {
+        return source.to_owned();
+    }
+    source.replace('%', "%25").replace('/', "%2F").replace('@', "%40")
+}
+
+impl fmt::Debug for Message {
+    /// Without content, headers and ids.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message")
+            .field("source", &self.source)
+            .field("bytes", &self.body.len())
+            .field("dead", &self.dead)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_that_differ_have_different_keys() {
+        let event = |source, history, id| Identity::Event { source, history, id }.event_id();
+        let id = |source, id| Identity::Id { source, id }.event_id();
+        let record =
+            |topic, partition, offset| Identity::Record { topic, partition, offset }.event_id();
+        let all = [
+            event("orders", "68F1A2B3", "7"),
+            event("orders", "68F1A2B4", "7"),
+            event("orders/68F1A2B3", "68F1A2B3", "7"),
+            event("orders%2F68F1A2B3", "68F1A2B3", "7"),
+            event("shop", "68F1A2B3", "7"),
+            id("orders", "68F1A2B3/7"),
+            id("orders/68F1A2B3", "7"),
+            id("orders/", "7"),
+            id("orders@3", "7"),
+            id("orders", "@3/7"),
+            record("orders", 3, 7),
+            record("orders", 37, 7),
+        ];
+        let mut unique = all.to_vec();
+        unique.sort();
+        unique.dedup();
+        assert_eq!(unique.len(), all.len(), "{all:?}");
+        assert_eq!(all[0], "orders/68F1A2B3/7");
+        assert_eq!(all[10], "orders@3/7");
+    }
+
+    #[test]
+    fn only_json_is_stored_as_json() {
+        for text in ["{}", "[1, 2]", " \"a\" ", "null", "1e400", "{\"a\": \"\\u0000\"}"] {
+            assert!(Body::of(text.as_bytes()) == Body::Json(text.to_owned()), "{text}");
+        }
+        for bytes in [&b""[..], b"{", b"abc", b"{} {}", b"\xff", b"\"\xff\"", b"\0", b"NaN"] {
+            assert!(Body::of(bytes) == Body::Bytes(bytes.to_vec()), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn debug_output_has_no_content() {
+        let message = Message {
+            body: Body::Json("\"secret\"".to_owned()),
+            headers: "{\"h\": \"secret\"}".to_owned(),
+            event_id: "orders//secret".to_owned(),
+            ..Message::default()
+        };
+        assert!(!format!("{message:?}").contains("secret"));
+    }
+}

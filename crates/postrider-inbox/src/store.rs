@@ -1,0 +1,563 @@
+//! The session that stores messages in an inbox.
+//!
+//! Messages and the offsets of their partitions are written in one transaction. An offset is written only if it is
+//! still the one that the batch begins at, so a process that has lost a partition without knowing it commits nothing,
+//! and neither does one that repeats a transaction whose commit was not answered.
+
+use crate::batch::{Batch, Columns, Partition, Span};
+use crate::mapping::Requirements;
+use crate::message::{Body, Message};
+use postrider_postgres::control::Control;
+use postrider_postgres::names::ident;
+use postrider_postgres::{Conninfo, SourceError, SourceErrorKind};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio_postgres::Statement;
+
+/// The longest time for a login.
+const CONNECT_MAX: Duration = Duration::from_secs(30);
+
+/// The channel on which the SQL toolkit announces a message that has become dead.
+const DEAD_CHANNEL: &str = "postrider_inbox_dead";
+
+/// Bytes of an error text that are stored with a dead message.
+const ERROR_BYTES_MAX: usize = 500;
+
+/// Where the messages go.
+#[derive(Clone, Debug)]
+pub struct InboxSpec {
+    /// The name of the inbox in the database.
+    pub inbox: String,
+    /// The database.
+    pub conninfo: Conninfo,
+}
+
+/// What became of a batch.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Stored {
+    /// It is committed.
+    Committed(Counts),
+    /// Another process, or an operator, has changed the offset of a partition: nothing is stored, and each partition
+    /// continues at its stored offset.
+    Moved,
+}
+
+/// Numbers of messages.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Counts {
+    /// Stored as pending.
+    pub stored: u64,
+    /// Known before, and not stored.
+    pub repeated: u64,
+    /// Stored as dead, each with its reason.
+    pub dead: Vec<DeadMessage>,
+}
+
+/// A message that was stored as dead.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DeadMessage {
+    /// Its key in the inbox.
+    pub event_id: String,
+    /// Why, without its content.
+    pub reason: String,
+}
+
+/// A stored offset.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StoredOffset {
+    /// The offset of the next record.
+    pub next: i64,
+    /// The epoch of the leader that the record before it came from.
+    pub leader_epoch: Option<i32>,
+    /// The id of the topic that the offset is of.
+    pub topic_id: Option<String>,
+}
+
+/// Why a batch could not be stored.
+#[derive(Debug)]
+pub enum StoreError {
+    /// The server refused a value of a message. [`InboxStore::store_each`] finds which.
+    Value(SourceError),
+    /// Another transaction was in the way: the batch can be stored again at once.
+    Conflict(SourceError),
+    /// The statement took too long: the batch may be too large.
+    TooLong(SourceError),
+    /// The database, or the way to it.
+    Database(SourceError),
+}
+
+impl StoreError {
+    /// The error of the server or of the connection.
+    pub const fn error(&self) -> &SourceError {
+        match self {
+            Self::Value(error)
+            | Self::Conflict(error)
+            | Self::TooLong(error)
+            | Self::Database(error) => error,
+        }
+    }
+
+    /// Classifies an error by its SQLSTATE. `of_messages`: the statement has messages as its parameters.
+    fn of(error: SourceError, of_messages: bool) -> Self {
+        let Some(state) = error.sqlstate() else { return Self::Database(error) };
+        match (state.as_str(), state.class()) {
+            // Serialization failure, deadlock, a lock that was not free in time.
+            ("40001" | "40P01" | "55P03", _) => Self::Conflict(error),
+            ("57014", _) => Self::TooLong(error),
+            // Values: no such text, number or JSON; a constraint of the table; too large for the server.
+            (_, "22" | "23" | "54") if of_messages => Self::Value(error),
+            _ => Self::Database(error),
+        }
+    }
+}
+
+/// A session in the database of an inbox. Dropping it ends the session.
+#[derive(Debug)]
+pub struct InboxStore {
+    control: Control,
+    inbox: String,
+    /// What is remembered is remembered for this consumer.
+    consumer: String,
+    requirements: Requirements,
+    statements: Statements,
+}
+
+/// Prepared statements.
+#[derive(Debug)]
+struct Statements {
+    advance: Statement,
+    insert: Statement,
+}
+
+impl InboxStore {
+    /// Opens a session. `label` is for `application_name`.
+    ///
+    /// # Errors
+    /// The database can't be reached, the SQL toolkit is not installed in this version, there is no such inbox
+    /// (SQLSTATE PR121), it is an adopted table (PR124), or a right is missing.
+    pub async fn connect(spec: &InboxSpec, label: &str) -> Result<Self, SourceError> {
+        let opening = Self::open(spec, label);
+        let opened = tokio::time::timeout(CONNECT_MAX, opening).await;
+        opened.unwrap_or_else(|elapsed| {
+            let kind = SourceErrorKind::Timeout(CONNECT_MAX);
+            Err(SourceError::new(kind, "open a session in the database of the inbox")
+                .caused_by(elapsed))
+        })
+    }
+
+    async fn open(spec: &InboxSpec, label: &str) -> Result<Self, SourceError> {
+        let control = Control::connect(&spec.conninfo, label).await?;
+        let (table, requirements) = facts(&control, &spec.inbox).await?;
+        let consumer = format!("inbox {}", spec.inbox);
+        let statements = Statements::prepare(&control, &table).await?;
+        Ok(Self { control, inbox: spec.inbox.clone(), consumer, requirements, statements })
+    }
+
+    /// What the inbox requires of its messages.
+    pub const fn requirements(&self) -> &Requirements {
+        &self.requirements
+    }
+
+    /// Reads again what the inbox requires; returns whether it has changed.
+    ///
+    /// # Errors
+    /// Those of [`connect`](Self::connect).
+    pub async fn requirements_changed(&mut self) -> Result<bool, SourceError> {
+        let (_, now) = facts(&self.control, &self.inbox).await?;
+        let changed = now != self.requirements;
+        self.requirements = now;
+        Ok(changed)
+    }
+
+    /// Stores a batch in one transaction.
+    ///
+    /// # Errors
+    /// Nothing is stored; but after [`StoreError::Database`] without an SQLSTATE it is not known whether the
+    /// transaction was committed. The stored offsets tell.
+    pub async fn store(&mut self, batch: &Batch) -> Result<Stored, StoreError> {
+        self.begin().await?;
+        let result = self.write(batch).await;
+        self.end(result).await
+    }
+
+    /// Stores a batch in one transaction, message by message. A message that the server refuses is stored with its
+    /// content as bytes, and if it is refused again, as a dead one.
+    ///
+    /// # Errors
+    /// Those of [`store`](Self::store). [`StoreError::Value`]: not even as a dead message could it be stored.
+    pub async fn store_each(&mut self, batch: &Batch) -> Result<Stored, StoreError> {
+        self.begin().await?;
+        let result = self.write_each(batch).await;
+        self.end(result).await
+    }
+
+    async fn begin(&self) -> Result<(), StoreError> {
+        let sql = "BEGIN TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE";
+        self.run(sql, "begin a transaction in the inbox's database").await
+    }
+
+    async fn end(&self, result: Result<Stored, StoreError>) -> Result<Stored, StoreError> {
+        match result {
+            Ok(Stored::Committed(counts)) => {
+                self.run("COMMIT", "commit messages to the inbox").await?;
+                Ok(Stored::Committed(counts))
+            }
+            Ok(Stored::Moved) => {
+                self.run("ROLLBACK", "roll back a transaction in the inbox's database").await?;
+                Ok(Stored::Moved)
+            }
+            Err(error) => {
+                // The next statement finds out if the session is gone.
+                drop(self.control.client().batch_execute("ROLLBACK").await);
+                Err(error)
+            }
+        }
+    }
+
+    async fn run(&self, sql: &str, doing: &str) -> Result<(), StoreError> {
+        let failed = |error| StoreError::of(SourceError::control(doing, error), false);
+        self.control.client().batch_execute(sql).await.map_err(failed)
+    }
+
+    async fn write(&self, batch: &Batch) -> Result<Stored, StoreError> {
+        if !self.advance(batch.spans()).await? {
+            return Ok(Stored::Moved);
+        }
+        let stored = self.insert(batch.messages()).await?;
+        let counts = Counts::of(batch.messages(), &stored);
+        self.announce(&counts).await?;
+        Ok(Stored::Committed(counts))
+    }
+
+    async fn write_each(&self, batch: &Batch) -> Result<Stored, StoreError> {
+        if !self.advance(batch.spans()).await? {
+            return Ok(Stored::Moved);
+        }
+        let mut counts = Counts::default();
+        for message in batch.messages() {
+            counts.add(self.write_one(message).await?);
+        }
+        self.announce(&counts).await?;
+        Ok(Stored::Committed(counts))
+    }
+
+    /// Stores one message as it is, else with its content as bytes, else as a dead one.
+    async fn write_one(&self, message: &Message) -> Result<Counts, StoreError> {
+        let mut message = message.clone();
+        loop {
+            self.run("SAVEPOINT message", "store a message").await?;
+            let error = match self.insert(std::slice::from_ref(&message)).await {
+                Ok(stored) => return Ok(Counts::of(std::slice::from_ref(&message), &stored)),
+                Err(StoreError::Value(error)) => error,
+                Err(other) => return Err(other),
+            };
+            self.run("ROLLBACK TO SAVEPOINT message", "store a message").await?;
+            if let Body::Json(_) = &message.body {
+                message.body = std::mem::take(&mut message.body).as_bytes();
+            } else if message.dead.is_none() {
+                message = self.dead(message, &error);
+            } else {
+                return Err(StoreError::Value(error));
+            }
+        }
+    }
+
+    /// The message as a dead one, with what the server said.
+    fn dead(&self, mut message: Message, error: &SourceError) -> Message {
+        let mut reason = error.to_string();
+        if reason.len() > ERROR_BYTES_MAX {
+            let end = (0..=ERROR_BYTES_MAX).rev().find(|end| reason.is_char_boundary(*end));
+            reason.truncate(end.unwrap_or(0));
+        }
+        message.dead = Some(reason);
+        // What the server may have refused, and a dead message can do without.
+        message.sequence_num = message.sequence_num.or(self.requirements.first_sequence);
+        message
+    }
+
+    /// Moves the offsets of the partitions; false if one is not where the batch begins.
+    async fn advance(&self, spans: &BTreeMap<Partition, Span>) -> Result<bool, StoreError> {
+        if spans.is_empty() {
+            return Ok(true);
+        }
+        let failed = |error| {
+            StoreError::of(SourceError::control("write the offsets of the inbox", error), false)
+        };
+        let topics: Vec<&str> = spans.keys().map(|partition| partition.topic.as_str()).collect();
+        let parts: Vec<i32> = spans.keys().map(|partition| partition.number).collect();
+        let from: Vec<i64> = spans.values().map(|span| span.from).collect();
+        let next: Vec<i64> = spans.values().map(|span| span.next).collect();
+        let epochs: Vec<Option<i32>> = spans.values().map(|span| span.leader_epoch).collect();
+        let client = self.control.client();
+        let moved = client
+            .execute(
+                &self.statements.advance,
+                &[&self.inbox, &topics, &parts, &from, &next, &epochs],
+            )
+            .await
+            .map_err(failed)?;
+        Ok(usize::try_from(moved).is_ok_and(|moved| moved == spans.len()))
+    }
+
+    /// Inserts messages; returns the keys of those that were new.
+    async fn insert(&self, messages: &[Message]) -> Result<Vec<String>, StoreError> {
+        let failed = |error| {
+            StoreError::of(SourceError::control("store messages in the inbox", error), true)
+        };
+        let columns = Columns::of(messages);
+        let [aggregates, ids, positions] = &columns.positioned;
+        let rows = self
+            .control
+            .client()
+            .query(
+                &self.statements.insert,
+                &[
+                    &self.consumer,
+                    &columns.event_ids,
+                    &columns.event_types,
+                    &columns.sources,
+                    &columns.aggregates,
+                    &columns.payloads,
+                    &columns.payload_bytes,
+                    &columns.headers,
+                    &columns.traces,
+                    &columns.sequences,
+                    &columns.priorities,
+                    &columns.errors,
+                    &columns.remembered,
+                    aggregates,
+                    ids,
+                    positions,
+                ],
+            )
+            .await
+            .map_err(failed)?;
+        rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(failed)
+    }
+
+    /// Announces dead messages as the toolkit does.
+    async fn announce(&self, counts: &Counts) -> Result<(), StoreError> {
+        if counts.dead.is_empty() {
+            return Ok(());
+        }
+        let failed =
+            |error| StoreError::of(SourceError::control("announce a dead message", error), false);
+        let client = self.control.client();
+        let sql = "SELECT pg_catalog.pg_notify($1, $2)";
+        client.query(sql, &[&DEAD_CHANNEL, &self.inbox]).await.map_err(failed)?;
+        Ok(())
+    }
+
+    /// The stored offsets of partitions. A partition that has none is not in the result.
+    ///
+    /// # Errors
+    /// An error of the server or of the connection.
+    pub async fn offsets(
+        &self,
+        partitions: &[Partition],
+    ) -> Result<BTreeMap<Partition, StoredOffset>, SourceError> {
+        let failed = |error| SourceError::control("read the offsets of the inbox", error);
+        let topics: Vec<&str> = partitions.iter().map(|it| it.topic.as_str()).collect();
+        let parts: Vec<i32> = partitions.iter().map(|it| it.number).collect();
+        let sql = "SELECT o.topic, o.part, o.next_offset, o.leader_epoch, o.topic_id \
+                   FROM postrider.inbox_offset o \
+                   JOIN pg_catalog.unnest($2::pg_catalog.text[], $3::pg_catalog.int4[]) n(topic, part) \
+                     ON o.topic = n.topic AND o.part = n.part \
+                   WHERE o.inbox = $1";
+        let client = self.control.client();
+        let rows = client.query(sql, &[&self.inbox, &topics, &parts]).await.map_err(failed)?;
+        rows.iter()
+            .map(|row| {
+                let partition = Partition { topic: row.try_get(0)?, number: row.try_get(1)? };
+                let offset = StoredOffset {
+                    next: row.try_get(2)?,
+                    leader_epoch: row.try_get(3)?,
+                    topic_id: row.try_get(4)?,
+                };
+                Ok((partition, offset))
+            })
+            .collect::<Result<_, _>>()
+            .map_err(failed)
+    }
+
+    /// Topics of which the inbox has the offset of a partition.
+    ///
+    /// # Errors
+    /// An error of the server or of the connection.
+    pub async fn known_topics(&self) -> Result<Vec<String>, SourceError> {
+        let failed = |error| SourceError::control("read the topics of the inbox", error);
+        let sql = "SELECT DISTINCT o.topic FROM postrider.inbox_offset o WHERE o.inbox = $1";
+        let rows = self.control.client().query(sql, &[&self.inbox]).await.map_err(failed)?;
+        rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(failed)
+    }
+
+    /// Stores the first offset of partitions, and the id of a topic where none is known. An offset that another process
+    /// has stored meanwhile stays.
+    ///
+    /// # Errors
+    /// An error of the server or of the connection.
+    pub async fn begin_partitions(
+        &self,
+        offsets: &BTreeMap<Partition, StoredOffset>,
+    ) -> Result<(), SourceError> {
+        let failed = |error| SourceError::control("store the first offsets of the inbox", error);
+        let sql = "INSERT INTO postrider.inbox_offset AS o (inbox, topic, part, next_offset, topic_id) \
+                   VALUES ($1, $2, $3, $4, $5) ON CONFLICT (inbox, topic, part) \
+                   DO UPDATE SET topic_id = excluded.topic_id \
+                   WHERE o.topic_id IS NULL AND excluded.topic_id IS NOT NULL";
+        for (partition, offset) in offsets {
+            let (topic, part) = (&partition.topic, partition.number);
+            let client = self.control.client();
+            client
+                .execute(sql, &[&self.inbox, topic, &part, &offset.next, &offset.topic_id])
+                .await
+                .map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Number of messages that wait to be processed.
+    ///
+    /// # Errors
+    /// An error of the server or of the connection.
+    pub async fn pending(&self) -> Result<u64, SourceError> {
+        let failed = |error| SourceError::control("count the messages of the inbox", error);
+        let sql = "SELECT coalesce(pg_catalog.sum(d.pending), 0)::pg_catalog.int8 \
+                   FROM postrider.inbox_delta d WHERE d.inbox = $1";
+        let row = self.control.client().query_one(sql, &[&self.inbox]).await.map_err(failed)?;
+        let pending: i64 = row.try_get(0).map_err(failed)?;
+        Ok(u64::try_from(pending).unwrap_or(0))
+    }
+}
+
+impl Counts {
+    /// The numbers of `messages`, of which those with these keys were new.
+    fn of(messages: &[Message], new: &[String]) -> Self {
+        let mut counts =
+            Self { repeated: to_u64(messages.len().saturating_sub(new.len())), ..Self::default() };
+        let has_dead = messages.iter().any(|message| message.dead.is_some());
+        if has_dead {
+            let mut left: Vec<&str> = new.iter().map(String::as_str).collect();
+            for message in messages {
+                let Some(reason) = &message.dead else { continue };
+                // A key that comes twice in one batch was new once.
+                if let Some(at) = left.iter().position(|key| *key == message.event_id) {
+                    left.swap_remove(at);
+                    let (event_id, reason) = (message.event_id.clone(), reason.clone());
+                    counts.dead.push(DeadMessage { event_id, reason });
+                }
+            }
+        }
+        counts.stored = to_u64(new.len() - counts.dead.len());
+        counts
+    }
+
+    fn add(&mut self, other: Self) {
+        self.stored += other.stored;
+        self.repeated += other.repeated;
+        self.dead.extend(other.dead);
+    }
+}
+
+fn to_u64(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}
+
+/// The table of an inbox, quoted, and what the inbox requires.
+async fn facts(control: &Control, inbox: &str) -> Result<(String, Requirements), SourceError> {
+    let failed = |error| SourceError::control(format!("look up inbox {inbox:?}"), error);
+    // inbox_get raises PR121 and PR124.
+    let sql = "\
+        SELECT i.table_schema::pg_catalog.text, i.table_name::pg_catalog.text, i.ordering, i.first_sequence, \
+            CASE WHEN i.tiers IS NOT NULL THEN (SELECT pg_catalog.regexp_replace( \
+                pg_catalog.pg_get_expr(d.adbin, d.adrelid), '[^-0-9]', '', 'g') \
+                FROM pg_catalog.pg_attrdef d JOIN pg_catalog.pg_attribute a \
+                    ON a.attrelid = d.adrelid AND a.attnum = d.adnum \
+                WHERE d.adrelid = pg_catalog.to_regclass(postrider.inbox_table(i)) AND a.attname = 'priority') END \
+        FROM postrider.inbox_get($1, true) i";
+    let row = control.client().query_one(sql, &[&inbox]).await.map_err(failed)?;
+    let (schema, table): (String, String) =
+        (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
+    let ordering: Option<String> = row.try_get(2).map_err(failed)?;
+    let first: i64 = row.try_get(3).map_err(failed)?;
+    let priority: Option<String> = row.try_get(4).map_err(failed)?;
+    let requirements = Requirements {
+        aggregate: ordering.is_some(),
+        first_sequence: (ordering.as_deref() == Some("sequence")).then_some(first),
+        default_priority: priority.and_then(|priority| priority.parse().ok()),
+    };
+    Ok((format!("{}.{}", ident(&schema), ident(&table)), requirements))
+}
+
+impl Statements {
+    async fn prepare(control: &Control, table: &str) -> Result<Self, SourceError> {
+        let failed = |error| SourceError::control("prepare the statements of the inbox", error);
+        let client = control.client();
+        let advance = client.prepare(ADVANCE).await.map_err(failed)?;
+        let insert = client.prepare(&INSERT.replace("TABLE_OF_THE_INBOX", table)).await;
+        Ok(Self { advance, insert: insert.map_err(failed)? })
+    }
+}
+
+/// Moves the offsets that are where the batch begins.
+const ADVANCE: &str = "\
+UPDATE postrider.inbox_offset o SET next_offset = n.next, \
+    leader_epoch = coalesce(n.leader_epoch, o.leader_epoch), updated_at = pg_catalog.clock_timestamp() \
+FROM pg_catalog.unnest($2::pg_catalog.text[], $3::pg_catalog.int4[], $4::pg_catalog.int8[], $5::pg_catalog.int8[], \
+    $6::pg_catalog.int4[]) n(topic, part, since, next, leader_epoch) \
+WHERE o.inbox = $1 AND o.topic = n.topic AND o.part = n.part AND o.next_offset = n.since";
+
+/// Inserts the messages that are new, in their order: by what is remembered of them, and by their key.
+const INSERT: &str = "\
+WITH m AS MATERIALIZED ( \
+    SELECT * FROM pg_catalog.unnest($2::pg_catalog.text[], $3::pg_catalog.text[], $4::pg_catalog.text[], \
+        $5::pg_catalog.text[], $6::pg_catalog.text[], $7::pg_catalog.bytea[], $8::pg_catalog.text[], \
+        $9::pg_catalog.text[], $10::pg_catalog.int8[], $11::pg_catalog.int2[], $12::pg_catalog.text[], \
+        $13::pg_catalog.text[], $14::pg_catalog.text[], $15::pg_catalog.text[], $16::pg_catalog.text[]) \
+        WITH ORDINALITY u(event_id, event_type, source, aggregate_id, payload, payload_bytes, headers, trace_id, \
+            sequence_num, priority, error, remembered, aggregate, id, position, n) \
+), seen AS ( \
+    INSERT INTO postrider.inbox_seen_undated (consumer, source, message_id) \
+    SELECT $1, m.source, m.remembered FROM m WHERE m.remembered IS NOT NULL \
+    ON CONFLICT (consumer, source, message_id) DO NOTHING RETURNING source, message_id \
+) \
+INSERT INTO TABLE_OF_THE_INBOX AS t (event_id, event_type, source, aggregate_id, payload, payload_bytes, headers, \
+    trace_id, sequence_num, priority, error, dead_at) \
+SELECT m.event_id, m.event_type, m.source, m.aggregate_id, m.payload::pg_catalog.jsonb, m.payload_bytes, \
+    m.headers::pg_catalog.jsonb, m.trace_id, m.sequence_num, m.priority, m.error, \
+    CASE WHEN m.error IS NOT NULL THEN pg_catalog.clock_timestamp() END \
+FROM m LEFT JOIN seen s ON s.source = m.source AND s.message_id = m.remembered \
+WHERE CASE WHEN m.remembered IS NOT NULL THEN s.message_id IS NOT NULL \
+    WHEN m.position IS NOT NULL THEN postrider.inbox_is_new($1, m.source, m.aggregate, m.id, m.position, NULL) \
+    ELSE true END \
+ORDER BY m.n \
+ON CONFLICT (event_id) DO NOTHING RETURNING t.event_id";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(event_id: &str, dead: Option<&str>) -> Message {
+        Message {
+            event_id: event_id.to_owned(),
+            dead: dead.map(str::to_owned),
+            ..Message::default()
+        }
+    }
+
+    #[test]
+    fn each_message_is_counted_once() {
+        let messages = [
+            message("a", None),
+            message("b", Some("no key")),
+            message("b", Some("no key")),
+            message("c", Some("no key")),
+            message("a", None),
+        ];
+        let new = ["a", "b"].map(str::to_owned);
+        let counts = Counts::of(&messages, &new);
+        assert_eq!((counts.stored, counts.repeated), (1, 3));
+        assert_eq!(counts.dead.len(), 1);
+        assert_eq!(counts.dead[0].event_id, "b");
+    }
+}

@@ -1,0 +1,18 @@
+-- How far `postrider inbox run` has read Kafka topics into inboxes. A row is changed in the transaction that stores the
+-- records before its offset, and only if it has the offset that the process has begun at: of two processes that read one
+-- partition, one commits.
+
+CREATE TABLE IF NOT EXISTS postrider.inbox_offset (
+    inbox        text        NOT NULL REFERENCES postrider.inbox (name) ON DELETE CASCADE,
+    topic        text        NOT NULL,
+    part         integer     NOT NULL CHECK (part >= 0),
+    -- The offset of the next record.
+    next_offset  bigint      NOT NULL CHECK (next_offset >= 0),
+    -- The epoch of the partition's leader that the record before it came from; NULL if it is not known. The broker finds
+    -- by it whether the log was truncated.
+    leader_epoch integer,
+    -- The id of the topic. Another topic of the same name has other records. NULL if the broker has no ids.
+    topic_id     text,
+    updated_at   timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (inbox, topic, part)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);

@@ -1,0 +1,40 @@
+//! The running of intakes, `postrider inbox run`: messages of Kafka, or of webhooks, are stored in inboxes, each once.
+//!
+//! The crate `postrider-inbox` has the parts: what a message is made of, and the transaction that stores it. Here is the
+//! loop around them, a thread for each intake, with its status and its log lines.
+
+#[cfg(feature = "kafka")]
+mod kafka;
+mod observer;
+mod service;
+mod spec;
+
+pub use service::IntakeService;
+pub use spec::{IntakeSource, IntakeSpec};
+
+use crate::postgres::SourceError;
+
+/// What fixes an error of the inbox's database, by its SQLSTATE and the statements of an intake; `None` if the general
+/// hint is right.
+fn hint(error: &SourceError, inbox: &str) -> Option<String> {
+    match error.sqlstate()?.as_str() {
+        "PR121" => Some(format!("create the inbox: postrider inbox create {inbox}")),
+        "PR124" => Some(
+            "an intake needs an inbox that postrider created: postrider inbox create NAME, and `inbox` in the \
+             configuration"
+                .to_owned(),
+        ),
+        // No such schema, table, function or column.
+        "3F000" | "42P01" | "42883" | "42703" => Some(
+            "install the SQL toolkit of this version in the inbox's database, as an administrator: postrider sql \
+             --install --url ADMIN_URL --worker ROLE, with the role of this intake"
+                .to_owned(),
+        ),
+        "42501" => Some(
+            "give the role of this intake the rights of a worker, as an administrator: postrider sql --install --url \
+             ADMIN_URL --worker ROLE"
+                .to_owned(),
+        ),
+        _ => None,
+    }
+}

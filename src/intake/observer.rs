@@ -1,0 +1,244 @@
+//! What an intake shows: its status, and its log lines.
+
+use crate::health::{Condition, DueReport, LogRateLimit, duration_text};
+use crate::inbox::store::{Counts, DeadMessage};
+use crate::intake_status::{BLOCKED_MAX, BlockedPartition, IntakeHandle, IntakeState};
+use std::time::Instant;
+use tracing::{error, info, warn};
+
+/// The status and the log of one intake. Its own loop calls it, and nothing else.
+#[derive(Debug)]
+pub(crate) struct IntakeObserver {
+    intake: String,
+    handle: IntakeHandle,
+    /// Why nothing is stored, while it lasts.
+    outage: Option<Outage>,
+    /// What the client reports again and again of a topic or the group.
+    warning: Option<Condition>,
+    /// The blocked partitions that were logged.
+    blocked: Vec<BlockedPartition>,
+    /// Lines about dead messages.
+    dead_lines: LogRateLimit,
+    /// Lines about refused requests.
+    refused_lines: LogRateLimit,
+}
+
+/// A state in which nothing is stored.
+#[derive(Debug)]
+struct Outage {
+    state: IntakeState,
+    condition: Option<Condition>,
+}
+
+impl IntakeObserver {
+    pub(crate) fn new(intake: &str, handle: IntakeHandle) -> Self {
+        Self {
+            intake: intake.to_owned(),
+            handle,
+            outage: None,
+            warning: None,
+            blocked: Vec::new(),
+            dead_lines: LogRateLimit::default(),
+            refused_lines: LogRateLimit::default(),
+        }
+    }
+
+    /// The loop turns.
+    pub(crate) fn turns(&self) {
+        self.handle.update(|snapshot| snapshot.turned_at = Some(Instant::now()));
+    }
+
+    /// Other members of the group have all partitions, or the group has not assigned any yet.
+    pub(crate) fn stands_by(&mut self) {
+        // An outage is why the group assigns nothing.
+        if self.outage.is_none() {
+            self.handle.update(|snapshot| {
+                snapshot.state = IntakeState::StandingBy;
+                (snapshot.partitions, snapshot.lag_records) = (0, None);
+                let warning = self.warning.as_ref();
+                snapshot.reason = warning.map(|warning| warning.reason.clone());
+                snapshot.hint = warning.and_then(|warning| warning.hint.clone());
+            });
+        }
+    }
+
+    /// A topic or the group can't be used, while others may be.
+    pub(crate) fn warns(&mut self, reason: &str, hint: &str) {
+        let (now, hint) = (Instant::now(), Some(hint.to_owned()));
+        let due = Condition::note(&mut self.warning, reason.to_owned(), hint.clone(), now);
+        if let Some(DueReport { seconds, tries }) = due {
+            let intake = &self.intake;
+            warn!(
+                event = "intake_topic_unavailable",
+                intake, seconds, tries, reason, hint, "{reason}"
+            );
+        }
+    }
+
+    /// The broker answers again.
+    pub(crate) fn broker_answers(&mut self) {
+        if self.outage.as_ref().is_some_and(|outage| outage.state == IntakeState::BrokerDown) {
+            self.resumes();
+        }
+    }
+
+    fn resumes(&mut self) {
+        let Some(Outage { state, condition }) = self.outage.take() else { return };
+        let seconds = condition.map_or(0, |condition| condition.seconds(Instant::now()));
+        let (intake, after, state) = (&self.intake, duration_text(seconds), state.name());
+        info!(
+            event = "intake_resumed",
+            intake, state, seconds, "the outage has ended after {after}"
+        );
+    }
+
+    /// Messages are stored as they come. `partitions`: number of those that are read.
+    pub(crate) fn stores(&mut self, partitions: usize) {
+        self.resumes();
+        if partitions > 0 {
+            self.warning = None;
+        }
+        self.handle.update(|snapshot| {
+            let all_blocked = partitions == 0 && snapshot.blocked_total > 0;
+            snapshot.state = if all_blocked { IntakeState::Blocked } else { IntakeState::Storing };
+            snapshot.partitions = partitions;
+            (snapshot.reason, snapshot.hint) = (None, None);
+        });
+    }
+
+    /// Nothing is stored: the broker or the database is not available, or the inbox is full.
+    pub(crate) fn waits(&mut self, state: IntakeState, reason: String, hint: Option<String>) {
+        let now = Instant::now();
+        self.handle.update(|snapshot| {
+            snapshot.state = state;
+            (snapshot.reason, snapshot.hint) = (Some(reason.clone()), hint.clone());
+        });
+        if self.outage.as_ref().is_none_or(|outage| outage.state != state) {
+            self.outage = Some(Outage { state, condition: None });
+        }
+        let Some(outage) = &mut self.outage else { return };
+        let due = Condition::note(&mut outage.condition, reason.clone(), hint.clone(), now);
+        let Some(DueReport { seconds, tries }) = due else { return };
+        let (intake, state) = (&self.intake, state.name());
+        let words = if tries == 1 {
+            format!("stores nothing, and nothing is lost: {reason}")
+        } else {
+            format!("still stores nothing, {tries} tries, last: {reason}")
+        };
+        warn!(event = "intake_waits", intake, state, seconds, tries, reason, hint, "{words}");
+    }
+
+    /// The partitions that wait for a decision of a person.
+    pub(crate) fn blocked(&mut self, blocked: Vec<BlockedPartition>) {
+        let intake = &self.intake;
+        for new in blocked.iter().filter(|new| !self.blocked.contains(new)) {
+            let BlockedPartition { topic, partition, code, reason, hint } = new;
+            error!(
+                event = "intake_partition_blocked",
+                intake,
+                topic,
+                partition,
+                code,
+                hint,
+                "partition {partition} of topic \"{topic}\" is not read until a person decides: {reason}"
+            );
+        }
+        let same = |one: &BlockedPartition, other: &BlockedPartition| {
+            (&one.topic, one.partition) == (&other.topic, other.partition)
+        };
+        for former in &self.blocked {
+            if !blocked.iter().any(|now| same(now, former)) {
+                let BlockedPartition { topic, partition, .. } = former;
+                info!(
+                    event = "intake_partition_unblocked",
+                    intake,
+                    topic,
+                    partition,
+                    "partition {partition} of topic \"{topic}\" is read again, or is not ours any more"
+                );
+            }
+        }
+        self.handle.update(|snapshot| {
+            snapshot.blocked_total = blocked.len();
+            snapshot.blocked = blocked.iter().take(BLOCKED_MAX).cloned().collect();
+        });
+        self.blocked = blocked;
+    }
+
+    /// A partition of which nothing was stored begins at `offset`.
+    pub(crate) fn begins(&self, topic: &str, partition: i32, offset: i64) {
+        let intake = &self.intake;
+        info!(
+            event = "intake_partition_begins",
+            intake,
+            topic,
+            partition,
+            offset,
+            "partition {partition} of topic \"{topic}\" is read from offset {offset} on"
+        );
+    }
+
+    /// Offsets were changed by another process or a person: nothing of a batch was stored.
+    pub(crate) fn moved(&self) {
+        let intake = &self.intake;
+        info!(
+            event = "intake_offsets_moved",
+            intake,
+            "another process or a person has changed the stored offsets: continuing at them"
+        );
+    }
+
+    /// A batch was committed.
+    pub(crate) fn stored(&mut self, counts: &Counts) {
+        for DeadMessage { event_id, reason } in &counts.dead {
+            let Some(suppressed) = self.dead_lines.admit(Instant::now()) else { continue };
+            let intake = &self.intake;
+            warn!(
+                event = "intake_message_dead",
+                intake,
+                event_id,
+                reason,
+                suppressed,
+                "message \"{event_id}\" is stored as a dead one: {reason}"
+            );
+        }
+        self.handle.update(|snapshot| {
+            snapshot.stored_total += counts.stored;
+            snapshot.repeated_total += counts.repeated;
+            snapshot.dead_total += u64::try_from(counts.dead.len()).unwrap_or(u64::MAX);
+            snapshot.stored_at = Some(Instant::now());
+        });
+    }
+
+    /// A request was refused. `reason` has no content of the request.
+    pub(crate) fn refused(&mut self, reason: &str) {
+        if let Some(suppressed) = self.refused_lines.admit(Instant::now()) {
+            let intake = &self.intake;
+            warn!(
+                event = "intake_request_refused",
+                intake, reason, suppressed, "refused a request: {reason}"
+            );
+        }
+        self.handle.update(|snapshot| snapshot.refused_total += 1);
+    }
+
+    /// Records that are not stored yet.
+    pub(crate) fn lag(&self, records: Option<u64>) {
+        self.handle.update(|snapshot| snapshot.lag_records = records);
+    }
+
+    /// Messages of the inbox that wait to be processed.
+    pub(crate) fn pending(&self, messages: u64) {
+        self.handle.update(|snapshot| snapshot.pending = Some(messages));
+    }
+
+    /// The intake has ended on request.
+    pub(crate) fn stopped(&self) {
+        let intake = &self.intake;
+        info!(event = "intake_stopped", intake, "stopped");
+        self.handle.update(|snapshot| {
+            snapshot.state = IntakeState::Stopped;
+            (snapshot.partitions, snapshot.lag_records) = (0, None);
+        });
+    }
+}

@@ -1,0 +1,38 @@
+//! What an intake is started with.
+
+use crate::inbox::kafka::KafkaSourceConfig;
+use crate::inbox::mapping::MessageRules;
+use crate::inbox::store::InboxSpec;
+
+/// An intake: where messages come from, and the inbox that stores them.
+#[derive(Clone, Debug)]
+pub struct IntakeSpec {
+    /// The name in the configuration.
+    pub name: String,
+    /// The inbox and its database.
+    pub inbox: InboxSpec,
+    /// Where messages come from.
+    pub source: IntakeSource,
+    /// How a record becomes a message.
+    pub rules: MessageRules,
+    /// Messages that are stored in one transaction at most.
+    pub batch_messages: usize,
+    /// Messages of the inbox that may wait to be processed: with more, nothing is read. `None`: any number.
+    pub pending_max: Option<u64>,
+}
+
+/// Where messages come from.
+#[derive(Clone, Debug)]
+pub enum IntakeSource {
+    /// Topics of Kafka.
+    Kafka(Box<KafkaSourceConfig>),
+}
+
+impl IntakeSource {
+    /// The word of the configuration.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Kafka(_) => "kafka",
+        }
+    }
+}
