@@ -28,4 +28,5 @@ pub mod config;
 #[cfg(feature = "demo")]
 pub mod demo;
 pub mod init;
+#[cfg(feature = "kafka")]
 pub mod intake;

@@ -10,6 +10,7 @@ mod tests;
 
 pub use connections::CONNECTIONS_MAX;
 
+use crate::intake_status::{IntakeHandle, IntakeSnapshot};
 use crate::metrics::{CONTENT_TYPE, Metrics};
 use crate::status::{self, Snapshot, StatusHandle};
 use axum::Router;
@@ -70,6 +71,8 @@ impl AdminError {
 pub struct AdminView {
     /// One status for each pipeline.
     pub status_handles: Vec<StatusHandle>,
+    /// One status for each intake.
+    pub intake_handles: Vec<IntakeHandle>,
     /// The metrics of the process.
     pub metrics: Metrics,
     /// A pipeline with a larger lag is not ready.
@@ -83,6 +86,9 @@ pub struct StatusReport {
     pub version: &'static str,
     /// The pipelines, in the order of the configuration file.
     pub pipelines: Vec<Snapshot>,
+    /// The intakes of `postrider inbox run`, in the same order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub intakes: Vec<IntakeSnapshot>,
 }
 
 #[derive(Debug)]
@@ -94,6 +100,10 @@ struct EndpointState {
 impl EndpointState {
     fn snapshots(&self) -> impl Iterator<Item = Snapshot> {
         self.view.status_handles.iter().map(StatusHandle::read)
+    }
+
+    fn intakes(&self) -> impl Iterator<Item = IntakeSnapshot> {
+        self.view.intake_handles.iter().map(IntakeHandle::read)
     }
 
     fn why_not_ready(&self, snapshot: &Snapshot, now: Instant) -> Why {
@@ -154,18 +164,28 @@ fn router(shared: Arc<EndpointState>) -> Router {
 
 async fn answer_live(State(shared): State<Arc<EndpointState>>) -> Response {
     let now = Instant::now();
-    verdict(shared.snapshots().map(|snapshot| {
+    let intakes = shared.intakes().map(|intake| {
+        let why = intake.stuck(shared.started, now);
+        (intake.intake, why)
+    });
+    let pipelines = shared.snapshots().map(|snapshot| {
         let why = live(&snapshot, shared.started, now);
         (snapshot.key.pipeline, why)
-    }))
+    });
+    verdict(pipelines.chain(intakes))
 }
 
 async fn answer_ready(State(shared): State<Arc<EndpointState>>) -> Response {
     let now = Instant::now();
-    verdict(shared.snapshots().map(|snapshot| {
+    let intakes = shared.intakes().map(|intake| {
+        let why = intake.not_ready(shared.started, now);
+        (intake.intake, why)
+    });
+    let pipelines = shared.snapshots().map(|snapshot| {
         let why = shared.why_not_ready(&snapshot, now);
         (snapshot.key.pipeline, why)
-    }))
+    });
+    verdict(pipelines.chain(intakes))
 }
 
 async fn answer_status(State(shared): State<Arc<EndpointState>>) -> Response {
@@ -174,7 +194,11 @@ async fn answer_status(State(shared): State<Arc<EndpointState>>) -> Response {
     for snapshot in &mut pipelines {
         snapshot.ready = shared.why_not_ready(snapshot, now).is_none();
     }
-    let status = StatusReport { version: env!("CARGO_PKG_VERSION"), pipelines };
+    let mut intakes: Vec<_> = shared.intakes().collect();
+    for intake in &mut intakes {
+        intake.ready = intake.not_ready(shared.started, now).is_none();
+    }
+    let status = StatusReport { version: env!("CARGO_PKG_VERSION"), pipelines, intakes };
     match serde_json::to_string_pretty(&status) {
         Ok(body) => respond(StatusCode::OK, "application/json", body + "\n"),
         Err(error) => respond(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{error}\n")),

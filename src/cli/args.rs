@@ -134,6 +134,9 @@ pub enum Command {
     Bookmark(BookmarkArgs),
     /// Manage the consumer groups of event logs: list, create, drop, seek, lag, evict
     Groups(GroupsArgs),
+    /// Store messages of Kafka in inboxes until SIGTERM or SIGINT
+    #[cfg(feature = "kafka")]
+    InboxRun(super::inbox_run::RunInboxArgs),
     /// Publish events again: from a bookmark, an LSN or a time, by id or by aggregate
     Replay(Box<ReplayArgs>),
     /// Install the SQL toolkit in a database: event logs, consumer groups and inboxes in SQL

@@ -25,6 +25,8 @@ pub(super) enum CliError {
     Config(#[from] ConfigError),
     #[error("the configuration has no pipeline \"{name}\"; it has {}", .known.join(", "))]
     Pipeline { name: String, known: Vec<String> },
+    #[error("{}", no_intake(.name.as_deref(), .known))]
+    Intake { name: Option<String>, known: Vec<String> },
     #[error("\"{filter}\" is not a log filter")]
     Log {
         filter: String,
@@ -176,6 +178,7 @@ impl CliError {
             | Self::Bookmark(BookmarkError::Name { .. })
             | Self::Config(_)
             | Self::Pipeline { .. }
+            | Self::Intake { .. }
             | Self::Log { .. }
             | Self::AdminOff
             | Self::Admin(_)
@@ -299,6 +302,9 @@ impl CliError {
             Self::Write { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
                 hint("give -o another FILE, or --force to overwrite this one")
             }
+            Self::Intake { .. } => {
+                hint("see docs/sql/inbox-run.md for the tables [inboxes.NAME] of the configuration")
+            }
             Self::Config(_)
             | Self::Pipeline { .. }
             | Self::Runtime(_)
@@ -312,6 +318,16 @@ impl CliError {
             | Self::Setup(SetupError::NoEffect { .. })
             | Self::Output(_) => Vec::new(),
         }
+    }
+}
+
+/// The configuration has no table of this name, or none at all.
+fn no_intake(name: Option<&str>, known: &[String]) -> String {
+    match name {
+        Some(name) => {
+            format!("the configuration has no table [inboxes.{name}]; there are {}", listed(known))
+        }
+        None => "the configuration has no table [inboxes.NAME]".to_owned(),
     }
 }
 

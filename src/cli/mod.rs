@@ -11,6 +11,8 @@ mod check;
 mod demo;
 mod error;
 mod groups;
+#[cfg(feature = "kafka")]
+mod inbox_run;
 mod init;
 mod logging;
 mod parked;
@@ -36,6 +38,8 @@ pub use groups::{
     CreateGroupArgs, DropGroupArgs, EvictGroupArgs, GroupLagArgs, GroupStart, GroupsArgs,
     GroupsCommand, ListGroupsArgs, SeekGroupArgs,
 };
+#[cfg(feature = "kafka")]
+pub use inbox_run::RunInboxArgs;
 pub use parked::{
     ActArgs, FilterArgs, Id, ListArgs, ParkedArgs, ParkedCommand, ReplaceArgs, RetryArgs,
     SelectArgs, ShowArgs, SkipArgs,
@@ -120,6 +124,11 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
                 None => Some(load(&args.global, env)?),
             };
             block_on(groups::run(config.as_ref(), groups, env))?
+        }
+        #[cfg(feature = "kafka")]
+        Command::InboxRun(run) => {
+            let config = load(&args.global, env)?;
+            block_on(inbox_run::run(config, run))?
         }
         Command::Replay(replay) => {
             let config = load(&args.global, env)?;

@@ -12,8 +12,7 @@ use std::net::SocketAddr;
 use std::pin::pin;
 
 pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError> {
-    let signals = Signals::listen().map_err(CliError::Runtime)?;
-    let hangup = Hangup::listen().map_err(CliError::Runtime)?;
+    let process = Process::listen()?;
     let status_handles: Vec<_> =
         config.specs.iter().map(|spec| StatusHandle::of(spec.key())).collect();
     let total = status_handles.len();
@@ -28,6 +27,7 @@ pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError
     announce(&config, admin.as_ref());
     let view = AdminView {
         status_handles: status_handles.clone(),
+        intake_handles: Vec::new(),
         metrics,
         ready_lag_max: config.admin.ready_lag_max,
     };
@@ -38,7 +38,7 @@ pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError
     let service = Service::start(pipelines, &stop).map_err(CliError::Thread)?;
 
     let mut exit = pin!(pipelines_end(service, total, args.fail_fast, (&handle, &stop)));
-    let mut aside = pin!(aside(admin, view, (signals, hangup), &handle));
+    let mut aside = pin!(process.serve(admin, view, &handle));
     tokio::select! {
         exit = &mut exit => Ok(exit),
         never = &mut aside => match never {},
@@ -47,7 +47,7 @@ pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError
 
 /// Listens on the address. If another Postrider occupies it, the error names its pipelines: a process whose pipelines
 /// have halted keeps its port.
-async fn bind(address: SocketAddr) -> Result<Admin, CliError> {
+pub(super) async fn bind(address: SocketAddr) -> Result<Admin, CliError> {
     let error = match Admin::bind(address).await {
         Ok(admin) => return Ok(admin),
         Err(error) => error,
@@ -64,13 +64,37 @@ async fn bind(address: SocketAddr) -> Result<Admin, CliError> {
 }
 
 /// The result of a task that runs as long as the process.
-enum Never {}
+pub(super) enum Never {}
 
-/// Serves the endpoint and handles the signals.
+/// What a process does beside its pipelines or intakes.
+pub(super) struct Process {
+    signals: Signals,
+    hangup: Hangup,
+}
+
+impl Process {
+    /// Handles the signals from now on.
+    pub(super) fn listen() -> Result<Self, CliError> {
+        let signals = Signals::listen().map_err(CliError::Runtime)?;
+        let hangup = Hangup::listen().map_err(CliError::Runtime)?;
+        Ok(Self { signals, hangup })
+    }
+
+    /// Serves the endpoint, and stops everything when a signal asks for it.
+    pub(super) async fn serve(
+        self,
+        admin: Option<Admin>,
+        view: AdminView,
+        handle: &StopHandle,
+    ) -> Never {
+        aside(admin, view, self, handle).await
+    }
+}
+
 async fn aside(
     admin: Option<Admin>,
     view: AdminView,
-    (mut signals, mut hangup): (Signals, Hangup),
+    Process { mut signals, mut hangup }: Process,
     handle: &StopHandle,
 ) -> Never {
     let serve = async {

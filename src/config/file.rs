@@ -124,7 +124,13 @@ fn root(file: &str, section: Section<'_>) -> Config {
         Duration::from_millis(100)..=Duration::from_hours(1),
     );
     let maintenance = maintenance(section.section("maintenance"));
-    let pipelines = pipeline::all(&section.section("pipelines"));
+    #[cfg(feature = "kafka")]
+    let inboxes = super::inboxes::all(&section.section("inboxes"));
+    #[cfg(feature = "kafka")]
+    let needs_pipeline = inboxes.is_empty();
+    #[cfg(not(feature = "kafka"))]
+    let needs_pipeline = true;
+    let pipelines = pipeline::all(&section.section("pipelines"), needs_pipeline);
     let context = section.context;
     section.finish();
     let built = |pipeline| build::spec(context, pipeline, shutdown_grace, &maintenance);
@@ -137,6 +143,8 @@ fn root(file: &str, section: Section<'_>) -> Config {
         maintenance,
         pipelines,
         specs,
+        #[cfg(feature = "kafka")]
+        inboxes,
         warnings: Vec::new(),
         places: super::Places::default(),
     }

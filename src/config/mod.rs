@@ -7,6 +7,8 @@
 
 mod build;
 mod file;
+#[cfg(feature = "kafka")]
+mod inboxes;
 mod pipeline;
 pub mod schema;
 mod section;
@@ -17,6 +19,8 @@ pub use file::{
     ConfigError, Env, Finding, Findings, Url, find, load, load_without_secrets, parse, parse_with,
     process_variable,
 };
+#[cfg(feature = "kafka")]
+pub use inboxes::InboxConfig;
 pub use pipeline::table_name;
 pub use section::{Excerpt, FilePosition, Places, quoted as key_as_toml};
 pub use types::{

@@ -30,7 +30,8 @@ pub(super) const NAME_BYTES_MAX: usize = 63;
 /// Prefix of the default names of slot and publication.
 const NAME_PREFIX: &str = "postrider_";
 
-pub(super) fn all(pipelines: &Section<'_>) -> Vec<PipelineConfig> {
+/// Reads all pipelines. `is_needed`: one has to be configured.
+pub(super) fn all(pipelines: &Section<'_>, is_needed: bool) -> Vec<PipelineConfig> {
     let mut all = Vec::new();
     for entry in pipelines.entries(Kind::Table) {
         if !is_pipeline_name(entry.name) {
@@ -48,7 +49,7 @@ pub(super) fn all(pipelines: &Section<'_>) -> Vec<PipelineConfig> {
             wrong_kind(context, entry.place, &entry.path, "a table", value);
         }
     }
-    if all.is_empty() && pipelines.is_whole() {
+    if is_needed && all.is_empty() && pipelines.is_whole() {
         pipelines
             .context
             .error_at(&pipelines.path, "no pipeline is configured; write [pipelines.NAME]");

@@ -14,8 +14,11 @@ use std::path::Path;
 pub const REFERENCE: &str = include_str!("../../config/postrider.reference.toml");
 
 /// Required keys.
-const REQUIRED: [&str; 6] = [
-    "pipelines",
+const REQUIRED: [&str; 9] = [
+    "inboxes.*.database",
+    "inboxes.*.database.url",
+    "inboxes.*.source",
+    "inboxes.*.source.topics",
     "pipelines.*.source",
     "pipelines.*.outbox",
     "pipelines.*.source.url",
@@ -98,7 +101,8 @@ fn notes_of(text: &'static str, table: &str) -> BTreeMap<String, Note> {
         }
         let description = std::mem::take(&mut words).join(" ");
         if let Some(name) = bare.strip_prefix('[') {
-            table = name.trim_end_matches(']').replace("pipelines.orders", "pipelines.*");
+            let name = name.trim_end_matches(']').replace("inboxes.mail", "inboxes.*");
+            table = name.replace("pipelines.orders", "pipelines.*");
             notes.insert(table.clone(), Note { description, default: None });
         } else if let Some((key, value)) = bare.split_once(" = ") {
             // The value is the default, unless the line is an example or contains the name of the pipeline.

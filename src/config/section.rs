@@ -907,6 +907,17 @@ const OPEN: &[&str] = &[
     "interval",
     "batch",
     "mark",
+    "inbox",
+    "pending_max",
+    "topics",
+    "group",
+    "start",
+    "id_header",
+    "type_header",
+    "aggregate_header",
+    "sequence_header",
+    "priority_header",
+    "positions",
 ];
 
 /// Length of a shown line at most. Unit: characters.

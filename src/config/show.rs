@@ -53,6 +53,10 @@ pub fn show(config: &Config) -> Vec<Shown> {
     for (pipeline, spec) in config.pipelines.iter().zip(&config.specs) {
         rows.pipeline(pipeline, &spec.common.outbox);
     }
+    #[cfg(feature = "kafka")]
+    for inbox in &config.inboxes {
+        rows.inbox(inbox);
+    }
     rows.rows
 }
 
@@ -87,6 +91,32 @@ impl Rows<'_> {
         self.add(table, "log_keep", settings.log_keep.map_or_else(|| json!("0"), duration));
         self.add(table, "log_evict", json!(settings.log_evict));
         self.add(table, "log_retain_interval", duration(settings.log_retain_interval));
+    }
+
+    #[cfg(feature = "kafka")]
+    fn inbox(&mut self, inbox: &super::InboxConfig) {
+        let of = |table: &str| format!("inboxes.{}.{table}", inbox.name);
+        let table = format!("inboxes.{}", inbox.name);
+        self.add(&table, "inbox", json!(inbox.inbox));
+        self.add(&table, "batch", json!(inbox.batch));
+        self.add(&table, "pending_max", json!(inbox.pending_max));
+        let table = of("database");
+        self.add(&table, "url", json!(inbox.url.masked()));
+        self.add(&table, "password_file", json!(inbox.password_file));
+        let table = of("source");
+        self.add(&table, "kind", json!(inbox.kind));
+        for row in &inbox.source {
+            self.sink_row(&table, row.clone(), true);
+        }
+        let (rules, table) = (&inbox.rules, of("message"));
+        let text = |text: &Option<String>| json!(text.as_deref().unwrap_or_default());
+        self.add(&table, "source", text(&rules.source));
+        self.add(&table, "id_header", text(&rules.id_header));
+        self.add(&table, "type_header", json!(rules.type_header));
+        self.add(&table, "aggregate_header", text(&rules.aggregate_header));
+        self.add(&table, "sequence_header", text(&rules.sequence_header));
+        self.add(&table, "priority_header", text(&rules.priority_header));
+        self.add(&table, "positions", json!(rules.positions));
     }
 
     fn pipeline(&mut self, pipeline: &PipelineConfig, spec: &OutboxSpec) {

@@ -30,6 +30,9 @@ pub struct Config {
     pub pipelines: Vec<PipelineConfig>,
     /// The specifications of the same pipelines, in the same order.
     pub specs: Vec<PipelineSpec>,
+    /// What stores messages in inboxes, by name.
+    #[cfg(feature = "kafka")]
+    pub inboxes: Vec<super::inboxes::InboxConfig>,
     /// Settings that are valid but probably wrong.
     pub warnings: Vec<Finding>,
     /// The position of each key in the file.

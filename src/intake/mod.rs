@@ -9,7 +9,7 @@ mod observer;
 mod service;
 mod spec;
 
-pub use service::IntakeService;
+pub use service::{IntakeExit, IntakeService};
 pub use spec::{IntakeSource, IntakeSpec};
 
 use crate::postgres::SourceError;

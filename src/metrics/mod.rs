@@ -4,12 +4,14 @@
 //! can't disagree; only what a status does not contain is counted here. `admin` serves the text, and `docs/metrics.md`
 //! explains it.
 
+mod intakes;
 #[cfg(test)]
 mod tests;
 mod text;
 
 pub use text::CATALOG;
 
+use crate::intake_status::IntakeHandle;
 use crate::status::StatusHandle;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,6 +33,8 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 pub struct Metrics {
     /// The pipelines.
     sources: Arc<Mutex<Vec<PipelineSource>>>,
+    /// The intakes.
+    intakes: Arc<Mutex<Vec<IntakeHandle>>>,
     /// Counters of the admin endpoint.
     endpoint: EndpointMetrics,
 }
@@ -54,13 +58,19 @@ impl Metrics {
         counters
     }
 
+    /// Registers an intake.
+    pub fn intake(&self, handle: &IntakeHandle) {
+        self.intakes.lock().unwrap_or_else(PoisonError::into_inner).push(handle.clone());
+    }
+
     /// The metrics as they are now, in the `OpenMetrics` text format.
     ///
     /// # Errors
     /// The encoder fails, which means that a metric has no row in [`CATALOG`].
     pub fn text(&self) -> Result<String, fmt::Error> {
         let sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        text::encode(&sources, &self.endpoint)
+        let intakes = self.intakes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        text::encode(&sources, &intakes, &self.endpoint)
     }
 
     /// The counters of the admin endpoint.

@@ -1,6 +1,8 @@
 //! The names of the metrics, and their figures at the time of a scrape.
 
+use super::intakes::IntakeScrape;
 use super::{Closed, EndpointMetrics, PipelineSource};
+use crate::intake_status::IntakeHandle;
 use crate::status::{EventLogSummary, EventLogsSummary, GroupSummary, PipelineState, Snapshot};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
@@ -56,6 +58,13 @@ pub const CATALOG: &[(&str, &str)] = &[
         "postrider_group_held_events",
         "Events of tables old enough to be dropped that the group has not passed",
     ),
+    ("postrider_intake_messages_total", "Messages of an intake since the start, by outcome"),
+    ("postrider_intake_lag_records", "Records that the intake has not stored yet"),
+    ("postrider_intake_pending_messages", "Messages of the inbox that wait to be processed"),
+    ("postrider_intake_partitions", "Partitions of Kafka that the intake reads"),
+    ("postrider_intake_blocked_partitions", "Partitions that wait for a decision of a person"),
+    ("postrider_intake_last_stored_seconds", "Time since the intake last stored messages"),
+    ("postrider_intake_state", "State of the intake: 1 for the current one"),
     ("postrider_reconnects_total", "Connections lost and recreated since the start"),
     (
         "postrider_admin_connections_closed_total",
@@ -78,11 +87,15 @@ const SLOT_STATES: [&str; 5] = ["reserved", "extended", "unreserved", "lost", "m
 
 pub(super) fn encode(
     sources: &[PipelineSource],
+    intakes: &[IntakeHandle],
     endpoint: &EndpointMetrics,
 ) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry
         .register_collector(Box::new(Scrape(sources.iter().map(PipelineSample::new).collect())));
+    if !intakes.is_empty() {
+        registry.register_collector(Box::new(IntakeScrape::of(intakes)));
+    }
     registry.register_collector(Box::new(endpoint.clone()));
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry)?;
@@ -442,7 +455,7 @@ impl Collector for EndpointMetrics {
     }
 }
 
-fn describe<'e>(
+pub(super) fn describe<'e>(
     encoder: &'e mut DescriptorEncoder<'_>,
     name: &'e str,
     kind: MetricType,

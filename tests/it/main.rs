@@ -100,6 +100,7 @@ mod hostile;
 mod ids;
 /// The inbox in SQL: what a consumer has done is done once.
 mod inbox;
+mod inbox_run;
 /// `postrider init`: what it writes runs as it is, also from a Debezium connector's configuration.
 mod init;
 mod insertion_order;

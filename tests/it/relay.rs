@@ -91,6 +91,12 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
+    /// Starts `postrider inbox run` with this configuration.
+    pub(crate) fn spawn_intake(config: &str) -> Self {
+        let (command, run) = (Command::new(POSTRIDER), &["inbox-run"]);
+        Self::start_as(command, config, (free_port(), run), &[], &[])
+    }
+
     /// Starts it with this configuration, to which `[admin]` with a free port is added.
     pub(crate) fn spawn(config: &str) -> Self {
         Self::spawn_with(config, &[], &[])
@@ -120,9 +126,19 @@ impl Relay {
     }
 
     fn start(
-        mut command: Command,
+        command: Command,
         config: &str,
         admin_port: u16,
+        args: &[&str],
+        env: &[(&str, &str)],
+    ) -> Self {
+        Self::start_as(command, config, (admin_port, &["run"]), args, env)
+    }
+
+    fn start_as(
+        mut command: Command,
+        config: &str,
+        (admin_port, run): (u16, &[&str]),
         args: &[&str],
         env: &[(&str, &str)],
     ) -> Self {
@@ -134,7 +150,7 @@ impl Relay {
         let child = command
             .arg("-c")
             .arg(&file)
-            .arg("run")
+            .args(run)
             .args(args)
             .envs(env.iter().copied())
             .current_dir(dir.path())

@@ -361,7 +361,7 @@ impl InboxStore {
         let parts: Vec<i32> = partitions.iter().map(|it| it.number).collect();
         let sql = "SELECT o.topic, o.part, o.next_offset, o.leader_epoch, o.topic_id \
                    FROM postrider.inbox_offset o \
-                   JOIN pg_catalog.unnest($2::pg_catalog.text[], $3::pg_catalog.int4[]) n(topic, part) \
+                   JOIN unnest($2::pg_catalog.text[], $3::pg_catalog.int4[]) n(topic, part) \
                      ON o.topic = n.topic AND o.part = n.part \
                    WHERE o.inbox = $1";
         let client = self.control.client();
@@ -503,14 +503,14 @@ impl Statements {
 const ADVANCE: &str = "\
 UPDATE postrider.inbox_offset o SET next_offset = n.next, \
     leader_epoch = coalesce(n.leader_epoch, o.leader_epoch), updated_at = pg_catalog.clock_timestamp() \
-FROM pg_catalog.unnest($2::pg_catalog.text[], $3::pg_catalog.int4[], $4::pg_catalog.int8[], $5::pg_catalog.int8[], \
+FROM unnest($2::pg_catalog.text[], $3::pg_catalog.int4[], $4::pg_catalog.int8[], $5::pg_catalog.int8[], \
     $6::pg_catalog.int4[]) n(topic, part, since, next, leader_epoch) \
 WHERE o.inbox = $1 AND o.topic = n.topic AND o.part = n.part AND o.next_offset = n.since";
 
 /// Inserts the messages that are new, in their order: by what is remembered of them, and by their key.
 const INSERT: &str = "\
 WITH m AS MATERIALIZED ( \
-    SELECT * FROM pg_catalog.unnest($2::pg_catalog.text[], $3::pg_catalog.text[], $4::pg_catalog.text[], \
+    SELECT * FROM unnest($2::pg_catalog.text[], $3::pg_catalog.text[], $4::pg_catalog.text[], \
         $5::pg_catalog.text[], $6::pg_catalog.text[], $7::pg_catalog.bytea[], $8::pg_catalog.text[], \
         $9::pg_catalog.text[], $10::pg_catalog.int8[], $11::pg_catalog.int2[], $12::pg_catalog.text[], \
         $13::pg_catalog.text[], $14::pg_catalog.text[], $15::pg_catalog.text[], $16::pg_catalog.text[]) \

@@ -37,6 +37,7 @@ fn the_reference_file_has_every_key() {
         .collect();
     for key in found.asked.keys() {
         let key = key.replace("pipelines.*", "pipelines.orders");
+        let key = key.replace("inboxes.*", "inboxes.mail");
         if key.contains('*') {
             let (table, _) = key.split_once(".*").unwrap();
             let mut all = of_kinds.iter().chain([&found.places]);
@@ -65,6 +66,7 @@ fn every_key_is_shown_with_where_it_comes_from() {
         |key: &str| !key.contains('*') && key.contains(".sink.") && found.places.get(key).is_none();
     for (key, kind) in &found.asked {
         let key = key.replace("pipelines.*", "pipelines.orders");
+        let key = key.replace("inboxes.*", "inboxes.mail");
         if key.contains(".extra.*.")
             || matches!(kind, section::Kind::Table | section::Kind::TableOrFalse)
             || is_of_other_sink(&key)

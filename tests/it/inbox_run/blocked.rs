@@ -1,0 +1,136 @@
+//! Records that are gone: a partition waits for a person, and the others go on.
+
+use super::*;
+use crate::server::brokers;
+use crate::topic::Topics;
+use rdkafka::admin::AdminOptions;
+use rdkafka::{Offset, TopicPartitionList};
+
+async fn delete_records(topic: &Topic, partition: i32, before: i64) {
+    let admin = crate::topic::admin(&topic.brokers);
+    let mut list = TopicPartitionList::new();
+    list.add_partition_offset(&topic.name, partition, Offset::Offset(before)).expect("an offset");
+    admin.delete_records(&list, &AdminOptions::new()).await.expect("an answer");
+}
+
+fn blocked(intake: &serde_json::Value) -> (String, String, String) {
+    let of = |key: &str| intake["blocked"][0][key].as_str().unwrap_or_default().to_owned();
+    (of("code"), of("reason"), of("hint"))
+}
+
+#[tokio::test]
+async fn records_that_were_deleted_before_they_were_stored_block_their_partition_alone() {
+    let world = World::create(Version::Pg18, "intake_deleted").await;
+    let topics = Topics::new(&brokers(), "intake_deleted");
+    let topic = topics.create("numbers", 2).await;
+    let to = |partition: i32, count: usize| {
+        let topic = topic.clone();
+        async move {
+            let record = Written {
+                partition: Some(partition),
+                key: Some(b"k"),
+                value: Some(b"{}"),
+                headers: &[],
+            };
+            write(&topic, &vec![record; count]).await;
+        }
+    };
+    to(0, 5).await;
+    to(1, 5).await;
+    let relay = Relay::spawn_intake(&world.config(&topic, ""));
+    await_answer(&world.sql, COUNT, "10", &relay).await;
+    relay.kill().await;
+    to(0, 7).await;
+    to(1, 3).await;
+    delete_records(&topic, 0, 9).await;
+    let relay = Relay::spawn_intake(&world.config(&topic, ""));
+    // Partition 1 goes on.
+    await_answer(&world.sql, COUNT, "13", &relay).await;
+    let intake = await_intake(&relay, "blocked", |it| it["blocked_total"] == 1).await;
+    let (code, reason, hint) = blocked(&intake);
+    assert_eq!(code, "records_deleted");
+    assert_eq!(
+        reason,
+        "4 records from offset 5 on were deleted before they were stored; the oldest one has offset 9"
+    );
+    let command =
+        format!("postrider inbox seek jobs --topic {} --partition 0 --to earliest", topic.name);
+    assert!(hint.contains("without the 4 records") && hint.contains(&command), "{hint}");
+    let (ready, why) = relay.get("/ready").await.expect("an answer");
+    assert_eq!((ready, why.as_str()), (503, "jobs: 1 partitions are blocked\n"));
+    relay.await_log("intake_partition_blocked", SOON).await;
+    world.sql.batch("update postrider.inbox_offset set next_offset = 9 where part = 0").await;
+    await_answer(&world.sql, COUNT, "16", &relay).await;
+    await_intake(&relay, "not blocked", |it| it["blocked_total"] == 0).await;
+    assert_eq!(relay.get("/ready").await.expect("an answer").0, 200);
+}
+
+#[tokio::test]
+async fn a_topic_that_was_created_again_is_not_read_at_the_offsets_of_the_former_one() {
+    let world = World::create(Version::Pg17, "intake_again").await;
+    let topics = Topics::new(&brokers(), "intake_again");
+    let topic = topics.create("numbers", 1).await;
+    write_numbers(&topic, 1..=5, |_| "k".to_owned()).await;
+    let relay = Relay::spawn_intake(&world.config(&topic, ""));
+    await_answer(&world.sql, COUNT, "5", &relay).await;
+    relay.kill().await;
+    topic.delete().await;
+    let topic = topics.create("numbers", 1).await;
+    write_numbers(&topic, 6..=15, |_| "k".to_owned()).await;
+    let relay = Relay::spawn_intake(&world.config(&topic, ""));
+    let intake = await_intake(&relay, "blocked", |it| it["state"] == "blocked").await;
+    let (code, reason, hint) = blocked(&intake);
+    assert_eq!(code, "other_topic");
+    assert!(reason.contains("the stored offset 5 is of the former topic"), "{reason}");
+    assert!(hint.contains("the 10 records of the new topic"), "{hint}");
+    assert_eq!(world.sql.text(COUNT).await.as_deref(), Some("5"));
+    world.sql.batch("update postrider.inbox_offset set next_offset = 0, topic_id = null").await;
+    // The new records have the offsets of the former ones, and are other messages: they have an id of their own.
+    await_answer(
+        &world.sql,
+        "select max((payload ->> 'n')::int) from postrider_inbox.jobs",
+        "15",
+        &relay,
+    )
+    .await;
+    assert_eq!(faults(&world.sql, 15).await, "");
+}
+
+#[tokio::test]
+async fn a_partition_whose_records_are_deleted_while_it_is_read_is_blocked_too() {
+    let world = World::create(Version::Pg16, "intake_behind").await;
+    let topics = Topics::new(&brokers(), "intake_behind");
+    let topic = topics.create("numbers", 1).await;
+    write_numbers(&topic, 1..=5, |_| "k".to_owned()).await;
+    let more = "[inboxes.jobs.message]\n";
+    let config =
+        world.config(&topic, more).replace("[inboxes.jobs]\n", "[inboxes.jobs]\npending_max = 5\n");
+    let relay = Relay::spawn_intake(&config);
+    await_intake_state(&relay, "full").await;
+    write_numbers(&topic, 6..=20, |_| "k".to_owned()).await;
+    delete_records(&topic, 0, 12).await;
+    world.sql.batch("update postrider_inbox.jobs set processed_at = now()").await;
+    let intake = await_intake(&relay, "blocked", |it| it["blocked_total"] == 1).await;
+    assert_eq!(blocked(&intake).0, "records_deleted");
+    assert_eq!(world.sql.text(COUNT).await.as_deref(), Some("5"));
+}
+
+#[tokio::test]
+async fn an_intake_waits_while_the_inbox_is_full_and_stays_in_the_group() {
+    let world = World::create(Version::Pg15, "intake_full").await;
+    let topics = Topics::new(&brokers(), "intake_full");
+    let topic = topics.create("numbers", 1).await;
+    let config = world
+        .config(&topic, "")
+        .replace("[inboxes.jobs]\n", "[inboxes.jobs]\npending_max = 100\nbatch = 10\n");
+    let relay = Relay::spawn_intake(&config);
+    await_intake(&relay, "one partition", |it| it["partitions"] == 1).await;
+    write_numbers(&topic, 1..=100, |_| "k".to_owned()).await;
+    let intake = await_intake_state(&relay, "full").await;
+    assert_eq!(intake["pending"], 100);
+    assert!(intake["hint"].as_str().is_some_and(|hint| hint.contains("pending_max")));
+    write_numbers(&topic, 101..=150, |_| "k".to_owned()).await;
+    world.sql.batch("update postrider_inbox.jobs set processed_at = now()").await;
+    await_answer(&world.sql, COUNT, "150", &relay).await;
+    assert_eq!(faults(&world.sql, 150).await, "");
+}
