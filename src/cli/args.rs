@@ -5,6 +5,7 @@ use super::adopt::AdoptArgs;
 use super::bookmark::BookmarkArgs;
 use super::error::{CliError, Exit};
 use super::groups::GroupsArgs;
+use super::inbox::InboxArgs;
 use super::parked::ParkedArgs;
 use super::repair::RepairArgs;
 use super::replay::ReplayArgs;
@@ -134,9 +135,8 @@ pub enum Command {
     Bookmark(BookmarkArgs),
     /// Manage the consumer groups of event logs: list, create, drop, seek, lag, evict
     Groups(GroupsArgs),
-    /// Store messages of Kafka in inboxes until SIGTERM or SIGINT
-    #[cfg(feature = "kafka")]
-    InboxRun(super::inbox_run::RunInboxArgs),
+    /// Manage the inboxes of a service: create, watch, dead messages, replay, skip, purge, drop
+    Inbox(InboxArgs),
     /// Publish events again: from a bookmark, an LSN or a time, by id or by aggregate
     Replay(Box<ReplayArgs>),
     /// Install the SQL toolkit in a database: event logs, consumer groups and inboxes in SQL

@@ -1,5 +1,6 @@
 //! The errors of the commands, their hints, and the exit statuses of the process.
 
+use super::inbox::error::InboxCommandError;
 use crate::admin::AdminError;
 use crate::config::ConfigError;
 #[cfg(feature = "demo")]
@@ -154,6 +155,8 @@ pub(super) enum CliError {
         "groups {command} asks for confirmation, but standard input is not a terminal: nothing was changed"
     )]
     GroupNeedsYes { command: &'static str },
+    #[error(transparent)]
+    Inbox(#[from] InboxCommandError),
     #[error("could not write to standard output")]
     Output(#[source] io::Error),
 }
@@ -174,6 +177,7 @@ impl CliError {
         match self {
             Self::Init(error) if error.is_of_database() => Exit::Problems,
             Self::Replay(error) if error.is_usage() => Exit::Usage,
+            Self::Inbox(error) if error.is_usage() => Exit::Usage,
             Self::NotATime { .. }
             | Self::Bookmark(BookmarkError::Name { .. })
             | Self::Config(_)
@@ -219,6 +223,7 @@ impl CliError {
             | Self::NoGroup { .. }
             | Self::NoToolkit(_)
             | Self::NoGroupRight(_)
+            | Self::Inbox(_)
             | Self::Input(_)
             | Self::Output(_) => Exit::Problems,
             #[cfg(feature = "demo")]
@@ -273,6 +278,7 @@ impl CliError {
             Self::NoGroup { .. } => hint("create it: postrider groups create NAME --event-log LOG"),
             Self::NoToolkit(_) => hint(NO_TOOLKIT),
             Self::NoGroupRight(_) => hint(NO_GROUP_RIGHT),
+            Self::Inbox(error) => of_inbox(error),
             Self::NotJson { .. } => hint(
                 "correct the file: consumers of this topic expect JSON. To publish it nevertheless: --not-json",
             ),
@@ -400,6 +406,11 @@ fn of_refused(partial: &PartialSetup) -> Vec<(&'static str, String)> {
     }
     lines.push("then run the same setup again");
     hint(&lines.join("\n"))
+}
+
+fn of_inbox(error: &InboxCommandError) -> Vec<(&'static str, String)> {
+    let of_server = error.server().map(of_server).unwrap_or_default();
+    of_server.into_iter().chain(error.hint().map(|text| ("hint", text))).collect()
 }
 
 fn of_server(error: &SourceError) -> Vec<(&'static str, String)> {

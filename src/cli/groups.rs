@@ -4,8 +4,9 @@
 //! events or is given events again says how many before it asks.
 
 use super::bookmark::the_one;
+use super::dialog::{columns, print, print_list, whole_seconds};
 use super::error::{CliError, Exit};
-use super::{Output, error};
+use super::{dialog, error};
 use crate::config::{self, Config, Env};
 use crate::health::{duration_text, grouped};
 use crate::pipeline::log_database;
@@ -16,8 +17,6 @@ use crate::postgres::{Conninfo, SourceError, SqlState, replay};
 use crate::timestamp::Timestamp;
 use clap::Subcommand;
 use serde_json::{Value, json};
-use std::fmt::Write as _;
-use std::io::IsTerminal as _;
 
 /// `application_name` of the session.
 const APPLICATION_NAME: &str = "postrider groups";
@@ -234,21 +233,22 @@ fn failed(error: SourceError) -> CliError {
 async fn list(control: &Control, args: &ListGroupsArgs) -> Result<Exit, CliError> {
     let all =
         log_maintenance::groups(control.client(), args.event_log.as_deref(), GROUPS_MAX).await;
-    print_list(&all.map_err(failed)?, args.json)
+    print_groups(&all.map_err(failed)?, args.json)
 }
 
-fn print_list(all: &[GroupFacts], as_json: bool) -> Result<Exit, CliError> {
-    let text = if as_json {
-        all.iter().map(|group| summary(group).to_string()).collect::<Vec<_>>().join("\n")
-    } else if all.is_empty() {
-        "no groups".to_owned()
-    } else {
+fn print_groups(all: &[GroupFacts], as_json: bool) -> Result<Exit, CliError> {
+    print_list(as_json, all.iter().map(summary), || {
+        if all.is_empty() {
+            return "no groups".to_owned();
+        }
         columns(&HEAD, &all.iter().map(cells).collect::<Vec<_>>())
-    };
-    if !text.is_empty() {
-        Output::stdout().line(&text).map_err(CliError::Output)?;
-    }
-    Ok(Exit::Done)
+    })
+}
+
+/// Prints what a command would do, and asks for confirmation, unless `--yes` was given.
+fn agreed(effect: &str, command: &'static str, yes: bool) -> Result<bool, CliError> {
+    let question = format!("{command} this group?");
+    dialog::agreed(effect, &question, yes, || CliError::GroupNeedsYes { command })
 }
 
 async fn create(control: &Control, args: &CreateGroupArgs) -> Result<Exit, CliError> {
@@ -343,7 +343,7 @@ fn leased(group: &GroupFacts) -> String {
 async fn lag(control: &Control, args: &GroupLagArgs) -> Result<Exit, CliError> {
     let Some(name) = &args.name else {
         let all = log_maintenance::groups(control.client(), None, GROUPS_MAX).await;
-        return print_list(&all.map_err(failed)?, args.json);
+        return print_groups(&all.map_err(failed)?, args.json);
     };
     let partitions = groups::partitions(control.client(), name).await.map_err(failed)?;
     let group = find(control, name).await?;
@@ -418,27 +418,6 @@ async fn time(control: &Control, text: &str) -> Result<Timestamp, CliError> {
     replay::time(client, text, None, false).await?.ok_or_else(wrong)
 }
 
-/// Prints what a command would do, and asks for confirmation, unless `--yes` was given.
-fn agreed(effect: &str, command: &'static str, yes: bool) -> Result<bool, CliError> {
-    Output::stderr().line_or_ignore(effect);
-    if yes {
-        return Ok(true);
-    }
-    if !std::io::stdin().is_terminal() {
-        return Err(CliError::GroupNeedsYes { command });
-    }
-    Output::stderr().line_or_ignore(&format!("{command} this group? [y/N]"));
-    let mut answer = String::new();
-    std::io::stdin().read_line(&mut answer).map_err(CliError::Input)?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
-}
-
-fn print(as_json: bool, value: &Value, text: &str) -> Result<Exit, CliError> {
-    let text = if as_json { format!("{value:#}") } else { text.to_owned() };
-    Output::stdout().line(&text).map_err(CliError::Output)?;
-    Ok(Exit::Done)
-}
-
 const HEAD: [&str; 9] =
     ["GROUP", "LOG", "LAG", "OLDEST", "CONSUMERS", "LEASED", "DELIVERIES", "RETAIN MAX", "STATE"];
 
@@ -480,23 +459,6 @@ fn partition_cells(partition: &PartitionFacts) -> [String; PARTITION_HEAD.len()]
     ]
 }
 
-/// A table, its columns aligned to the left.
-fn columns<const N: usize>(head: &[&str; N], rows: &[[String; N]]) -> String {
-    let head = head.map(str::to_owned);
-    let lines = || std::iter::once(&head).chain(rows);
-    let width = |column: usize| lines().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: [usize; N] = std::array::from_fn(width);
-    let line = |row: &[String; N]| {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(widths) {
-            // Writing to a String does not fail.
-            write!(line, "{cell:<width$}  ").unwrap_or_default();
-        }
-        line.trim_end().to_owned()
-    };
-    lines().map(line).collect::<Vec<_>>().join("\n")
-}
-
 fn summary(group: &GroupFacts) -> Value {
     json!({
         "group": group.name,
@@ -525,16 +487,6 @@ fn partition_json(partition: &PartitionFacts) -> Value {
         "healthy": partition.healthy,
         "deliveries": partition.deliveries,
     })
-}
-
-/// Seconds without their fraction.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a number of seconds that is not negative; the cast saturates"
-)]
-fn whole_seconds(seconds: f64) -> u64 {
-    seconds.max(0.0) as u64
 }
 
 #[cfg(test)]

@@ -9,10 +9,10 @@ mod bookmark;
 mod check;
 #[cfg(feature = "demo")]
 mod demo;
+mod dialog;
 mod error;
 mod groups;
-#[cfg(feature = "kafka")]
-mod inbox_run;
+mod inbox;
 mod init;
 mod logging;
 mod parked;
@@ -38,8 +38,11 @@ pub use groups::{
     CreateGroupArgs, DropGroupArgs, EvictGroupArgs, GroupLagArgs, GroupStart, GroupsArgs,
     GroupsCommand, ListGroupsArgs, SeekGroupArgs,
 };
-#[cfg(feature = "kafka")]
-pub use inbox_run::RunInboxArgs;
+pub use inbox::{
+    AdoptTableArgs, CreateInboxArgs, DeadArgs, DropInboxArgs, GapsArgs, InboxArgs, InboxCommand,
+    InboxOrderArg, InboxRuleArgs, InboxStatusArgs, ListInboxesArgs, PurgeArgs, ReplayInboxArgs,
+    SkipGapArgs, SkipInboxArgs,
+};
 pub use parked::{
     ActArgs, FilterArgs, Id, ListArgs, ParkedArgs, ParkedCommand, ReplaceArgs, RetryArgs,
     SelectArgs, ShowArgs, SkipArgs,
@@ -125,10 +128,9 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             };
             block_on(groups::run(config.as_ref(), groups, env))?
         }
-        #[cfg(feature = "kafka")]
-        Command::InboxRun(run) => {
-            let config = load(&args.global, env)?;
-            block_on(inbox_run::run(config, run))?
+        Command::Inbox(inbox) => {
+            let config = inbox.needs_config().then(|| load(&args.global, env)).transpose()?;
+            block_on(inbox::run(config.as_ref(), inbox, env))?
         }
         Command::Replay(replay) => {
             let config = load(&args.global, env)?;

@@ -44,6 +44,8 @@ fn help_is_short() {
                        changed
           bookmark     Manage saved positions to replay from: create, list, drop
           groups       Manage the consumer groups of event logs: list, create, drop, seek, lag, evict
+          inbox        Manage the inboxes of a service: create, watch, dead messages, replay, skip, purge,
+                       drop
           replay       Publish events again: from a bookmark, an LSN or a time, by id or by aggregate
           sql          Install the SQL toolkit in a database: event logs, consumer groups and inboxes in SQL
           config       Print the configuration in effect, or its JSON Schema
