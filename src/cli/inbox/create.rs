@@ -1,6 +1,6 @@
 //! `postrider inbox create` and `postrider inbox drop`.
 
-use super::args::{CreateInboxArgs, DropInboxArgs};
+use super::args::{CreateInboxArgs, DropInboxArgs, InboxOrderArg};
 use super::error::{InboxCommandError, InboxStatement};
 use super::look::{facts_json, messages_text};
 use super::session::{InboxSession, failed};
@@ -16,8 +16,35 @@ use serde_json::json;
 /// The SQLSTATE of an inbox that exists already.
 const EXISTS: &str = "PR122";
 
-fn new_inbox(args: &CreateInboxArgs) -> NewInbox {
-    let origin = match &args.adopt.adopt {
+/// The SQLSTATEs of a function, schema or table that does not exist.
+const MISSING: [&str; 3] = ["42883", "3F000", "42P01"];
+
+fn new_inbox(args: &CreateInboxArgs) -> Result<NewInbox, CliError> {
+    if args.rule.first_sequence.is_some() && args.rule.order != Some(InboxOrderArg::Sequence) {
+        return Err(InboxCommandError::FirstSequence.into());
+    }
+    let rule = match (args.rule.order, &args.rule.priorities) {
+        (Some(by), _) => {
+            Some(InboxRule::Order { by: by.order(), first_sequence: args.rule.first_sequence })
+        }
+        (None, Some(tiers)) => Some(InboxRule::Priorities {
+            tiers: tiers.clone(),
+            default: args.rule.default_priority,
+        }),
+        (None, None) => None,
+    };
+    Ok(NewInbox {
+        name: args.name.clone(),
+        origin: origin(args),
+        max_retries: args.max_retries,
+        retention_hours: args.retention,
+        rule,
+        if_not_exists: args.if_not_exists,
+    })
+}
+
+fn origin(args: &CreateInboxArgs) -> InboxOrigin {
+    match &args.adopt.adopt {
         None => InboxOrigin::Created { schema: args.schema.clone() },
         Some(table) => {
             let of = &args.adopt;
@@ -39,30 +66,12 @@ fn new_inbox(args: &CreateInboxArgs) -> NewInbox {
                 columns: named.into_iter().filter_map(column).collect(),
             }
         }
-    };
-    let rule = match (args.rule.order, &args.rule.priorities) {
-        (Some(by), _) => {
-            Some(InboxRule::Order { by: by.order(), first_sequence: args.rule.first_sequence })
-        }
-        (None, Some(tiers)) => Some(InboxRule::Priorities {
-            tiers: tiers.clone(),
-            default: args.rule.default_priority,
-        }),
-        (None, None) => None,
-    };
-    NewInbox {
-        name: args.name.clone(),
-        origin,
-        max_retries: args.max_retries,
-        retention_hours: args.retention,
-        rule,
-        if_not_exists: args.if_not_exists,
     }
 }
 
 /// Prints the statements.
 pub(super) fn print_sql(args: &CreateInboxArgs) -> Result<Exit, CliError> {
-    Output::stdout().line(&new_inbox(args).sql()).map_err(CliError::Output)?;
+    Output::stdout().line(&new_inbox(args)?.sql()).map_err(CliError::Output)?;
     Ok(Exit::Done)
 }
 
@@ -70,31 +79,24 @@ pub(super) async fn create(
     session: &InboxSession,
     args: &CreateInboxArgs,
 ) -> Result<Exit, CliError> {
-    let new = new_inbox(args);
+    let new = new_inbox(args)?;
     if args.if_not_exists
         && let Some(inbox) = session.look_for(&args.name).await?
     {
         return exists(&inbox, &new, args.json);
     }
-    let created = inboxes::create(session.client(), &new).await;
-    match created {
-        Ok(()) => {}
-        // Another session has created it since.
-        Err(error)
-            if args.if_not_exists && error.sqlstate().is_some_and(|s| s.as_str() == EXISTS) =>
-        {
-            session.client().batch_execute("ROLLBACK").await.unwrap_or_default();
-            if let Some(inbox) = session.look_for(&args.name).await? {
+    if let Err(error) = inboxes::create(session.client(), &new).await {
+        session.client().batch_execute("ROLLBACK").await.unwrap_or_default();
+        let state = error.sqlstate();
+        let state = state.as_ref().map_or("", |state| state.as_str());
+        // Without the toolkit, reading the list of inboxes says so. An inbox may have been created since.
+        if MISSING.contains(&state) || (state == EXISTS && args.if_not_exists) {
+            let found = session.look_for(&args.name).await?;
+            if let Some(inbox) = found.filter(|_| state == EXISTS) {
                 return exists(&inbox, &new, args.json);
             }
-            return Err(refused(error));
         }
-        Err(error) => {
-            // Without the toolkit this is the error that says so.
-            session.client().batch_execute("ROLLBACK").await.unwrap_or_default();
-            session.look_for(&args.name).await?;
-            return Err(refused(error));
-        }
+        return Err(InboxCommandError::of(error, InboxStatement::Create, None).into());
     }
     let inbox = session.find(&args.name).await?;
     let what = if inbox.is_managed { "created" } else { "adopted" };
@@ -106,10 +108,6 @@ pub(super) async fn create(
     let mut value = facts_json(&inbox);
     value["created"] = json!(true);
     print(args.json, &value, &text)
-}
-
-fn refused(error: crate::postgres::SourceError) -> CliError {
-    InboxCommandError::of(error, InboxStatement::Create, None).into()
 }
 
 /// An inbox that is left as it is.

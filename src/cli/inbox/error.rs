@@ -64,14 +64,15 @@ pub(crate) enum InboxCommandError {
     #[error("the inbox has more messages by now, {pending} pending and {dead} dead: nothing was changed",
         pending = grouped(*.pending), dead = grouped(*.dead))]
     Grown { pending: u64, dead: u64 },
-    #[error("after {done} messages of inbox \"{inbox}\" were {what}", done = grouped(*.done))]
+    #[error("inbox \"{inbox}\": {progress} before this error")]
     Partly {
-        done: u64,
         inbox: String,
-        what: &'static str,
+        progress: String,
         #[source]
         source: Box<InboxCommandError>,
     },
+    #[error("--first-sequence is for --order sequence: nothing was changed")]
+    FirstSequence,
     #[error(transparent)]
     Server(SourceError),
 }
@@ -114,6 +115,7 @@ impl InboxCommandError {
             Self::NeedsYes { .. }
             | Self::Adopted { .. }
             | Self::NotManaged { .. }
+            | Self::FirstSequence
             | Self::NotAnId { .. } => true,
             Self::Server(error) => error.sqlstate().is_some_and(|s| s.as_str() == "22023"),
             Self::NoInbox { .. }
@@ -141,6 +143,7 @@ impl InboxCommandError {
             | Self::NeedsYes { .. }
             | Self::Adopted { .. }
             | Self::NotManaged { .. }
+            | Self::FirstSequence
             | Self::Busy(_)
             | Self::NotAnId { .. }
             | Self::NotNext(_)
@@ -173,6 +176,7 @@ impl InboxCommandError {
             }
             Self::Adopted { .. } => "ask the table itself, in SQL",
             Self::NotManaged { .. } => "change its rows in SQL: its own workers process them",
+            Self::FirstSequence => "leave it out: by arrival there are no numbers",
             Self::Busy(_) => {
                 "run the command again; pg_blocking_pids() shows what a session waits for"
             }

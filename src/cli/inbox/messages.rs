@@ -40,8 +40,9 @@ fn partly(
     if done == 0 {
         return source.into();
     }
+    let progress = format!("{} {what}", grouped(done));
     let (inbox, source) = (printable(&inbox.name), Box::new(source));
-    InboxCommandError::Partly { done, inbox, what, source }.into()
+    InboxCommandError::Partly { inbox, progress, source }.into()
 }
 
 /// The first of many names.
@@ -165,7 +166,9 @@ async fn replay_batch(
     done: u64,
 ) -> Result<u64, CliError> {
     let replayed = inbox_messages::replay(session.client(), inbox, ids, scope).await;
-    replayed.map_err(|error| partly(error, InboxStatement::Change, inbox, (done, "replayed")))
+    replayed.map_err(|error| {
+        partly(error, InboxStatement::Change, inbox, (done, "messages were replayed"))
+    })
 }
 
 async fn replay_dead(
@@ -198,8 +201,9 @@ async fn replay_dead(
     loop {
         let filter = DeadFilter { after: after.as_deref(), event_type };
         let page = inbox_messages::dead(client, inbox, filter, BATCH as usize, false).await;
-        let page =
-            page.map_err(|error| partly(error, InboxStatement::Look, inbox, (done, "replayed")))?;
+        let page = page.map_err(|error| {
+            partly(error, InboxStatement::Look, inbox, (done, "messages were replayed"))
+        })?;
         let ids: Vec<String> = page.into_iter().map(|message| message.id).collect();
         let Some(last) = ids.last() else { break };
         after = Some(last.clone());
@@ -263,20 +267,7 @@ pub(super) async fn purge(session: &InboxSession, args: &PurgeArgs) -> Result<Ex
     let inbox = session.find_with_table(&args.name).await?;
     let client = session.client();
     let statement = failed(InboxStatement::Purge, &inbox);
-    let (purge, kind) = match (args.processed_before, args.dead_before) {
-        (Some(ago), _) => {
-            let time = inbox_messages::time_before(client, ago).await.map_err(statement)?;
-            (Purge::ProcessedBefore(time), "processed")
-        }
-        (None, Some(_)) if !inbox.is_managed => {
-            return Err(lacks(&inbox, "time at which a message became dead"));
-        }
-        (None, Some(ago)) => {
-            let time = inbox_messages::time_before(client, ago).await.map_err(statement)?;
-            (Purge::DeadBefore(time), "dead")
-        }
-        (None, None) => (Purge::DeadIds(args.dead_ids.clone()), "dead"),
-    };
+    let (purge, kind) = chosen(session, &inbox, args).await?;
     let counted = inbox_messages::count_purged(client, &inbox, &purge).await;
     let (count, aggregates) = counted.map_err(statement)?;
     let effect = purge_effect(&inbox, kind, count, aggregates);
@@ -285,16 +276,7 @@ pub(super) async fn purge(session: &InboxSession, args: &PurgeArgs) -> Result<Ex
     } else if !agreed(&effect, "delete these messages?", args.yes, needs_yes("purge"))? {
         return Ok(Exit::Done);
     }
-    let mut deleted = 0;
-    while count > 0 {
-        let batch = inbox_messages::purge(client, &inbox, &purge, BATCH).await;
-        let batch = batch
-            .map_err(|error| partly(error, InboxStatement::Purge, &inbox, (deleted, "deleted")))?;
-        deleted += batch;
-        if batch < u64::from(BATCH) {
-            break;
-        }
-    }
+    let deleted = if count > 0 { delete_all(session, &inbox, &purge).await? } else { 0 };
     let (left, _) =
         inbox_messages::count_purged(client, &inbox, &purge).await.map_err(statement)?;
     if left > 0 {
@@ -314,6 +296,47 @@ pub(super) async fn purge(session: &InboxSession, args: &PurgeArgs) -> Result<Ex
     );
     print(args.json, &value, &text)?;
     Ok(if left + absent > 0 { Exit::Problems } else { Exit::Done })
+}
+
+/// The messages that the arguments mean, and their state.
+async fn chosen(
+    session: &InboxSession,
+    inbox: &InboxFacts,
+    args: &PurgeArgs,
+) -> Result<(Purge, &'static str), CliError> {
+    let ago = match (args.processed_before, args.dead_before) {
+        (None, None) => return Ok((Purge::DeadIds(args.dead_ids.clone()), "dead")),
+        (None, Some(_)) if !inbox.is_managed => {
+            return Err(lacks(inbox, "time at which a message became dead"));
+        }
+        (Some(ago), _) | (None, Some(ago)) => ago,
+    };
+    let time = inbox_messages::time_before(session.client(), ago).await;
+    let time = time.map_err(failed(InboxStatement::Purge, inbox))?;
+    Ok(if args.processed_before.is_some() {
+        (Purge::ProcessedBefore(time), "processed")
+    } else {
+        (Purge::DeadBefore(time), "dead")
+    })
+}
+
+/// Deletes the messages in transactions of at most [`BATCH`]. Returns how many.
+async fn delete_all(
+    session: &InboxSession,
+    inbox: &InboxFacts,
+    purge: &Purge,
+) -> Result<u64, CliError> {
+    let mut deleted = 0;
+    loop {
+        let batch = inbox_messages::purge(session.client(), inbox, purge, BATCH).await;
+        let batch = batch.map_err(|error| {
+            partly(error, InboxStatement::Purge, inbox, (deleted, "messages were deleted"))
+        })?;
+        deleted += batch;
+        if batch < u64::from(BATCH) {
+            return Ok(deleted);
+        }
+    }
 }
 
 /// How many of `--dead-ids` are not those of dead messages.
@@ -383,7 +406,7 @@ pub(super) async fn skip_gap(session: &InboxSession, args: &SkipGapArgs) -> Resu
     }
     for gap in &gaps {
         let end = inbox_messages::skip_gap(client, &inbox, gap).await.map_err(|error| {
-            let done = (results.len() as u64, "given up (numbers of aggregates)");
+            let done = (results.len() as u64, "aggregates went on");
             partly(error, InboxStatement::Change, &inbox, done)
         })?;
         match end {
