@@ -145,7 +145,7 @@ fn every_operations_page_is_followed() {
 }
 
 /// The words of a command, those in double quotes whole.
-fn words(command: &str) -> Vec<String> {
+pub(crate) fn words(command: &str) -> Vec<String> {
     let parts = command.split('"').enumerate();
     let words = parts.flat_map(|(number, part)| {
         let whole = [part.to_owned()];

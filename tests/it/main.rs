@@ -100,6 +100,9 @@ mod hostile;
 mod ids;
 /// The inbox in SQL: what a consumer has done is done once.
 mod inbox;
+/// `postrider inbox`: what each subcommand says and does.
+mod inbox_cli;
+/// `postrider inbox run`: records are stored once, whatever is killed.
 mod inbox_run;
 /// `postrider init`: what it writes runs as it is, also from a Debezium connector's configuration.
 mod init;
