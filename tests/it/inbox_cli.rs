@@ -148,7 +148,20 @@ async fn inboxes_are_created_listed_and_their_state_is_shown() {
             (&json[3]["order"], &json[3]["first_sequence"]),
             (&"sequence".into(), &(-5).into())
         );
+    }
+}
 
+#[tokio::test]
+async fn a_status_has_its_reasons_and_its_exit_code() {
+    for version in VERSIONS {
+        let fixture = Fixture::new(version, "ib_status").await;
+        for args in [&["mail"][..], &["feed"], &["job"], &["stock", "--order", "sequence"]] {
+            fixture.ok(&[&["create"], args].concat());
+        }
+        fixture
+            .sql
+            .batch("update postrider.inbox set first_sequence = -5 where name = 'stock'")
+            .await;
         // A healthy one, one with dead messages, one whose oldest message waits for too long.
         fixture.fill("job", [0, 0, 2]).await;
         fixture.run(&["status", "job"]).has(0, &["job: healthy", "2 pending", "New   2"]);
@@ -158,7 +171,7 @@ async fn inboxes_are_created_listed_and_their_state_is_shown() {
             1,
             &[
                 "mail: degraded",
-                "2 messages dead: postrider inbox dead mail",
+                "2 dead messages: postrider inbox dead mail",
                 "Paid  0        2     1",
             ],
         );
@@ -170,7 +183,7 @@ async fn inboxes_are_created_listed_and_their_state_is_shown() {
         said.has(1, &[
             "stock: critical",
             "critical: the oldest pending message is 2 h 0 min old; the limit is 60 min",
-            "1 aggregates wait for missing numbers: item/1 for -5..-4: postrider inbox gaps stock",
+            "waiting for missing numbers: 1 aggregate: item/1 for -5..-4: postrider inbox gaps stock",
         ]);
         let all = fixture.lines(&["status", "--json"]);
         let health: Vec<&str> = all.iter().filter_map(|one| one["health"].as_str()).collect();
@@ -293,6 +306,8 @@ async fn dead_messages_are_listed_in_pages_and_payloads_only_when_asked() {
         assert_eq!((&paid[0]["payload"]["n"], &paid[0]["attempts"]), (&1.into(), &5.into()));
         assert!(paid[0]["dead_at"].as_str().is_some_and(|at| at.ends_with('Z')), "{paid:?}");
         assert_eq!(fixture.lines(&["dead", "mail", "--type", "", "--json"]).len(), 2);
+        fixture.run(&["replay", "mail", awkward, "--yes"]).has(0, &["1 dead", "replayed 1"]);
+        assert_eq!(fixture.ok(&["dead", "mail", "--type", "it's; --"]), "no dead messages\n");
         fixture
             .run(&["dead", "mail", "--payload", "--after", "y"])
             .has(0, &["not shown: 300,002 bytes"]);
@@ -309,8 +324,8 @@ async fn a_replay_says_what_happens_again_before_it_does_it() {
         let chosen = ["replay", "mail", "d1", "p1", "n1", "no", "d1"];
         let said = fixture.run(&chosen);
         said.has(2, &[
-            "replay of 3 messages of inbox mail: 1 dead, 1 pending with the lease of a worker, 1 processed; 1 of the ids \
-             does not exist; the effects of the processed ones happen again",
+            "replay of 3 messages of inbox mail: 1 dead, 1 pending with the lease of a worker, 1 processed; 1 of the \
+             ids does not exist; the effects of the processed ones happen again",
             "inbox replay asks for confirmation",
             "--yes",
         ]);
@@ -361,19 +376,43 @@ async fn a_message_that_is_processed_meanwhile_is_not_replayed() {
         let command = std::thread::spawn(move || {
             run_at(&url, &args.iter().map(String::as_str).collect::<Vec<_>>())
         });
-        let waiting =
-            "select count(*)::text from pg_stat_activity where datname = current_database()
-                       and application_name = 'postrider inbox' and wait_event_type = 'Lock'";
-        await_that("the command to wait for the message", SOON, || async {
-            let count = fixture.text(waiting).await;
-            if count == "1" { Ok(()) } else { Err(count) }
-        })
-        .await;
+        await_lock(&fixture).await;
         worker.batch("commit").await;
         let said = command.join().expect("the command");
         assert!(said.out.contains("replayed 1 message of inbox mail"), "{said:?}");
         assert_eq!(fixture.states("mail").await, "1 0 1");
     }
+}
+
+/// Waits until the command waits for a lock of another session.
+async fn await_lock(fixture: &Fixture) {
+    let waiting = "select count(*)::text from pg_stat_activity where datname = current_database()
+                   and application_name = 'postrider inbox' and wait_event_type = 'Lock'";
+    await_that("the command to wait for a lock", SOON, || async {
+        let count = fixture.text(waiting).await;
+        if count == "1" { Ok(()) } else { Err(count) }
+    })
+    .await;
+}
+
+/// The missing number arrives before it is given up: it is not given up, and no later number is.
+#[tokio::test]
+async fn a_number_that_arrives_meanwhile_is_not_given_up() {
+    let fixture = Fixture::new(Version::Pg17, "ib_arrives").await;
+    fixture.ok(&["create", "stock", "--order", "sequence"]);
+    let insert = "insert into postrider_inbox.stock (event_id, aggregate_id, sequence_num) values";
+    fixture.sql.batch(&format!("{insert} ('s2', 'a', 2), ('s4', 'a', 4)")).await;
+    fixture.sql.batch("select * from postrider.inbox_next('stock', 'w')").await;
+    let writer = fixture.database.connect().await;
+    writer.batch("begin; select from postrider.inbox_order for update").await;
+    let url = fixture.database.url();
+    let command = std::thread::spawn(move || run_at(&url, &["skip-gap", "stock", "a", "--yes"]));
+    await_lock(&fixture).await;
+    writer.batch(&format!("{insert} ('s1', 'a', 1); commit")).await;
+    let said = command.join().expect("the command");
+    said.has(1, &["aggregate a does not wait for 1..1 any more, and is left as it is"]);
+    let last = "select last_seq::text from postrider.inbox_order";
+    assert_eq!(fixture.text(last).await, "0");
 }
 
 /// While the question is open a message comes: the table is not dropped.
@@ -388,13 +427,7 @@ async fn a_drop_that_was_agreed_to_loses_no_more_than_it_said() {
     let command = std::thread::spawn(move || {
         postrider_at_a_terminal("", &["inbox", "--url", &url, "drop", "mail"], "y\n")
     });
-    let waiting = "select count(*)::text from pg_stat_activity where datname = current_database()
-                   and application_name = 'postrider inbox' and wait_event_type = 'Lock'";
-    await_that("the command to wait for the table", SOON, || async {
-        let count = fixture.text(waiting).await;
-        if count == "1" { Ok(()) } else { Err(count) }
-    })
-    .await;
+    await_lock(&fixture).await;
     writer.batch("commit").await;
     let (code, shown) = command.join().expect("the command");
     assert_eq!(code, Some(1), "{shown}");
@@ -449,14 +482,12 @@ async fn messages_are_skipped_with_a_reason_and_in_an_order_only_the_next_one() 
         assert_eq!(gaps[1]["next_id"], "t3");
         assert_eq!(fixture.lines(&["gaps", "stock", "--all", "--json"]).len(), 3);
         fixture.run(&["gaps", "stock", "--all"]).has(0, &["b          4..8     5"]);
-        fixture
-            .run(&["gaps", "stock", "--all", "--limit", "1"])
-            .has(0, &["only 1 of 3 gaps are shown"]);
+        fixture.run(&["gaps", "stock", "--all", "--limit", "1"]).has(0, &["shown: 1 of 3 gaps"]);
         fixture.run(&["skip-gap", "stock", "a", "b", "c"]).has(
             2,
             &[
                 "these aggregates wait for no number: c",
-                "2 aggregates of inbox stock wait: a for 3..3, b for 1..2",
+                "2 waiting aggregates of inbox stock: a for 3..3, b for 1..2",
             ],
         );
         assert_eq!(fixture.lines(&["gaps", "stock", "--json"]).len(), 2);
@@ -468,7 +499,7 @@ async fn messages_are_skipped_with_a_reason_and_in_an_order_only_the_next_one() 
         );
         fixture
             .run(&["skip-gap", "stock", "a", "--yes"])
-            .has(0, &["1 aggregates of inbox stock go on"]);
+            .has(0, &["without the missing numbers: 1 aggregate of inbox stock"]);
         assert_eq!(fixture.ok(&["gaps", "stock"]), "no gaps\n");
         let next = "select string_agg(event_id, ' ' order by event_id) from postrider.inbox_next('stock', 'w')";
         assert_eq!(fixture.text(next).await, "s4 t3");
@@ -514,7 +545,13 @@ async fn a_purge_deletes_what_it_has_counted_and_never_a_pending_message() {
             .batch("begin; select * from postrider_inbox.bulk where event_id = 'p2000' for update")
             .await;
         let said = fixture.run(&["purge", "bulk", "--processed-before", "0s", "--yes"]);
-        said.has(1, &["deleted 2,499 processed", "1 message are used by other transactions"]);
+        said.has(
+            1,
+            &[
+                "deleted 2,499 processed",
+                "not deleted, because other transactions use them: 1 message",
+            ],
+        );
         holder.batch("rollback").await;
         fixture
             .run(&["purge", "bulk", "--processed-before", "0s", "--yes"])
@@ -523,8 +560,8 @@ async fn a_purge_deletes_what_it_has_counted_and_never_a_pending_message() {
 
         // An aggregate goes on behind a message that is deleted, or waits for its number.
         for (order, words) in [
-            ("arrival", "1 aggregates go on with the messages behind them"),
-            ("sequence", "1 aggregates wait for postrider inbox skip-gap"),
+            ("arrival", "the messages behind them are next: 1 aggregate"),
+            ("sequence", "or for postrider inbox skip-gap: 1 aggregate"),
         ] {
             fixture.ok(&["create", order, "--order", order]);
             fixture
@@ -629,7 +666,7 @@ async fn an_adopted_table_has_the_commands_that_are_for_it() {
         let said = fixture.run(&[&adopt[..], &["--event-type-column", "Kind"]].concat());
         said.has(0, &["adopted inbox hook: table \"public\".\"Web hook\""]);
         fixture.run(&["list"]).has(0, &["adopted", "degraded"]);
-        fixture.run(&["status", "hook"]).has(1, &["3 messages dead", "push  5        3     4"]);
+        fixture.run(&["status", "hook"]).has(1, &["3 dead messages", "push  5        3     4"]);
         let dead = fixture.lines(&["dead", "hook", "--json", "--after", "1"]);
         assert_eq!(
             dead.iter().filter_map(|one| one["id"].as_str()).collect::<Vec<_>>(),
@@ -661,28 +698,32 @@ async fn an_adopted_table_has_the_commands_that_are_for_it() {
             .has(0, &["deleted 1 dead message"]);
         fixture.run(&["drop", "hook", "--yes"]).has(0, &["stays with its messages"]);
         assert_eq!(fixture.text("select count(*)::text from \"Web hook\"").await, "8");
-        fixture.ok(&[&adopt[..], &["--event-type-column", ""]].concat());
+    }
+}
+
+#[tokio::test]
+async fn a_table_without_types_is_adopted_and_one_that_is_missing_is_not() {
+    for version in VERSIONS {
+        let fixture = Fixture::new(version, "ib_adopt_not").await;
+        fixture
+            .sql
+            .batch(
+                "create table plain (event_id text primary key, received_at timestamptz, processed_at timestamptz,
+                     retry_count int, error text)",
+            )
+            .await;
+        let adopt = ["create", "hook", "--adopt", "public.plain", "--event-type-column", ""];
+        fixture.ok(&adopt);
         fixture.run(&["dead", "hook", "--type", "push"]).has(2, &["has no column of types"]);
         fixture
             .run(&["create", "x", "--adopt", "nosuch.table"])
-            .has(1, &["3F000", "--adopt public.webhook"]);
+            .has(1, &["42P01", "--adopt public.webhook"]);
         fixture
             .run(&["create", "x", "--adopt", "public.nosuch"])
             .has(1, &["42P01", "--adopt public.webhook"]);
         fixture.run(&["create", "x", "--schema", "nosuch"]).has(1, &["3F000", "--schema"]);
         fixture
-            .run(&[
-                "create",
-                "x",
-                "--adopt",
-                "public.\"Web hook\"",
-                "--id-column",
-                "id",
-                "--retry-count-column",
-                "attempts",
-                "--event-type-column",
-                "",
-            ])
+            .run(&[&["create", "x"], &adopt[2..]].concat())
             .has(1, &["PR122", "another one has table"]);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::args::{CreateInboxArgs, DropInboxArgs, InboxOrderArg};
 use super::error::{InboxCommandError, InboxStatement};
-use super::look::{facts_json, messages_text};
+use super::look::{counted, facts_json};
 use super::session::{InboxSession, failed};
 use crate::cli::Output;
 use crate::cli::dialog::{agreed, print};
@@ -167,7 +167,7 @@ pub(super) async fn drop(session: &InboxSession, args: &DropInboxArgs) -> Result
     let failed = failed(InboxStatement::Drop, &inbox);
     let is_there = inbox.table.id_type.is_some();
     let (name, table) = (printable(&inbox.name), printable(&inbox.table.name.to_string()));
-    let mut counted = OpenMessages::default();
+    let mut open = OpenMessages::default();
     let (effect, keeps) = if !is_there {
         (format!("the table {table} of inbox {name} does not exist any more"), false)
     } else if !inbox.is_managed {
@@ -179,12 +179,12 @@ pub(super) async fn drop(session: &InboxSession, args: &DropInboxArgs) -> Result
         );
         (text, true)
     } else {
-        counted = inboxes::open_messages(session.client(), &inbox).await.map_err(failed)?;
+        open = inboxes::open_messages(session.client(), &inbox).await.map_err(failed)?;
         let text = format!(
-            "inbox {name} has {} pending and {} dead messages, which are lost with its table {table}; processed ones are \
-             not recognised as repeated any more",
-            grouped(counted.pending),
-            grouped(counted.dead)
+            "inbox {name} has {} pending and {} dead messages, which are lost with its table {table}; processed ones \
+             are not recognised as repeated any more",
+            grouped(open.pending),
+            grouped(open.dead)
         );
         (text, false)
     };
@@ -195,7 +195,7 @@ pub(super) async fn drop(session: &InboxSession, args: &DropInboxArgs) -> Result
     let scope = match (is_there, keeps) {
         (false, _) => DropScope::TableIsGone,
         (true, true) => DropScope::KeepTable,
-        (true, false) => DropScope::WithTable((!args.yes).then_some(counted)),
+        (true, false) => DropScope::WithTable((!args.yes).then_some(open)),
     };
     let lost = match inboxes::drop(session.client(), &inbox, scope).await.map_err(failed)? {
         Dropped::Done(lost) => lost,
@@ -211,14 +211,10 @@ pub(super) async fn drop(session: &InboxSession, args: &DropInboxArgs) -> Result
         format!(
             "dropped inbox {name} with {} pending and {}",
             grouped(lost.pending),
-            dead_text(lost.dead)
+            counted(lost.dead, "dead message")
         )
     } else {
         format!("dropped inbox {name}")
     };
     print(args.json, &value, &text)
-}
-
-fn dead_text(dead: u64) -> String {
-    messages_text(dead).replace("message", "dead message")
 }

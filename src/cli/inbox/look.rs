@@ -222,8 +222,8 @@ impl InboxReport {
         }
         if health.dead > 0 {
             reasons.push(format!(
-                "degraded: {} dead: postrider inbox dead {name}",
-                messages_text(health.dead)
+                "degraded: {}: postrider inbox dead {name}",
+                counted(health.dead, "dead message")
             ));
         }
         let (gaps, total) = &self.gaps;
@@ -231,8 +231,8 @@ impl InboxReport {
             let shown: Vec<String> = gaps.iter().map(gap_text).collect();
             let more = if gaps.len() as u64 == *total { "" } else { ", …" };
             reasons.push(format!(
-                "{} aggregates wait for missing numbers: {}{more}: postrider inbox gaps {name}",
-                grouped(*total),
+                "waiting for missing numbers: {}: {}{more}: postrider inbox gaps {name}",
+                counted(*total, "aggregate"),
                 shown.join(", ")
             ));
         }
@@ -435,7 +435,8 @@ pub(super) async fn gaps(session: &InboxSession, args: &GapsArgs) -> Result<Exit
         columns(&GAP_HEAD, &gaps.iter().map(gap_cells).collect::<Vec<_>>())
     })?;
     if total > gaps.len() as u64 {
-        let text = format!("only {} of {} gaps are shown: --limit", gaps.len(), grouped(total));
+        let text =
+            format!("shown: {} of {}; --limit shows more", gaps.len(), counted(total, "gap"));
         Output::stderr().line_or_ignore(&text);
     }
     Ok(Exit::Done)
@@ -469,7 +470,7 @@ fn gap_json(inbox: &InboxFacts, gap: &InboxGap) -> Value {
     })
 }
 
-/// `1 message`, `1,234 messages`
-pub(super) fn messages_text(number: u64) -> String {
-    format!("{} message{}", grouped(number), if number == 1 { "" } else { "s" })
+/// `1 dead message`, `1,234 dead messages`
+pub(super) fn counted(number: u64, thing: &str) -> String {
+    format!("{} {thing}{}", grouped(number), if number == 1 { "" } else { "s" })
 }

@@ -5,7 +5,7 @@
 
 use super::args::{PurgeArgs, ReplayInboxArgs, SkipGapArgs, SkipInboxArgs};
 use super::error::{InboxCommandError, InboxStatement};
-use super::look::{gap_text, lacks, messages_text};
+use super::look::{counted, gap_text, lacks};
 use super::session::{InboxSession, failed};
 use crate::cli::Output;
 use crate::cli::dialog::{agreed, print};
@@ -53,13 +53,13 @@ fn some_of<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
 }
 
 /// The messages that a command names.
-struct Selection {
+struct NamedMessages {
     found: Vec<NamedMessage>,
     /// Ids, as they were given, of which there is no message.
     missing: u64,
 }
 
-impl Selection {
+impl NamedMessages {
     async fn read(
         session: &InboxSession,
         inbox: &InboxFacts,
@@ -118,11 +118,11 @@ pub(super) async fn replay(
     if args.ids.is_empty() {
         return replay_dead(session, &inbox, args).await;
     }
-    let chosen = Selection::read(session, &inbox, &args.ids, InboxStatement::Change).await?;
+    let chosen = NamedMessages::read(session, &inbox, &args.ids, InboxStatement::Change).await?;
     let processed = chosen.count(MessageState::Processed);
     let mut effect = format!(
         "replay of {} of inbox {}: {}",
-        messages_text(chosen.found.len() as u64),
+        counted(chosen.found.len() as u64, "message"),
         printable(&inbox.name),
         chosen.text()
     );
@@ -152,7 +152,10 @@ pub(super) async fn replay(
     }
     let left = (chosen.found.len() as u64).saturating_sub(done);
     if left > 0 {
-        let text = format!("{} changed meanwhile, and are left as they are", messages_text(left));
+        let text = format!(
+            "left as they are, because they changed meanwhile: {}",
+            counted(left, "message")
+        );
         Output::stderr().line_or_ignore(&text);
     }
     replayed(&inbox, args, done, chosen.missing + left)
@@ -185,9 +188,9 @@ async fn replay_dead(
     let count = count.map_err(failed(InboxStatement::Look, inbox))?;
     let of_type = event_type.map(|of| format!(" of type {:?}", printable(of))).unwrap_or_default();
     let effect = format!(
-        "inbox {} has {} dead{of_type}, which become pending again, with all retries",
+        "inbox {} has {}{of_type}, which become pending again, with all retries",
         printable(&inbox.name),
-        messages_text(count)
+        counted(count, "dead message")
     );
     if count == 0 {
         Output::stderr().line_or_ignore(&effect);
@@ -220,7 +223,7 @@ fn replayed(
     left: u64,
 ) -> Result<Exit, CliError> {
     let value = json!({ "inbox": inbox.name, "replayed": done, "not_replayed": left });
-    let text = format!("replayed {} of inbox {}", messages_text(done), printable(&inbox.name));
+    let text = format!("replayed {} of inbox {}", counted(done, "message"), printable(&inbox.name));
     print(args.json, &value, &text)?;
     Ok(if left > 0 { Exit::Problems } else { Exit::Done })
 }
@@ -237,12 +240,12 @@ fn managed(inbox: &InboxFacts, command: &'static str) -> Result<(), CliError> {
 pub(super) async fn skip(session: &InboxSession, args: &SkipInboxArgs) -> Result<Exit, CliError> {
     let inbox = session.find_with_table(&args.name).await?;
     managed(&inbox, "skip")?;
-    let chosen = Selection::read(session, &inbox, &args.ids, InboxStatement::Skip).await?;
+    let chosen = NamedMessages::read(session, &inbox, &args.ids, InboxStatement::Skip).await?;
     let ids = chosen.ids(|state| state != MessageState::Processed);
     let effect = format!(
         "skip of {} of inbox {}: {}; those that are not processed count as processed then, and their effects do not \
          happen",
-        messages_text(ids.len() as u64),
+        counted(ids.len() as u64, "message"),
         printable(&inbox.name),
         chosen.text()
     );
@@ -258,7 +261,7 @@ pub(super) async fn skip(session: &InboxSession, args: &SkipInboxArgs) -> Result
     }
     let left = (chosen.found.len() as u64 + chosen.missing).saturating_sub(done);
     let value = json!({ "inbox": inbox.name, "skipped": done, "not_skipped": left });
-    let text = format!("skipped {} of inbox {}", messages_text(done), printable(&inbox.name));
+    let text = format!("skipped {} of inbox {}", counted(done, "message"), printable(&inbox.name));
     print(args.json, &value, &text)?;
     Ok(if left > 0 { Exit::Problems } else { Exit::Done })
 }
@@ -268,8 +271,8 @@ pub(super) async fn purge(session: &InboxSession, args: &PurgeArgs) -> Result<Ex
     let client = session.client();
     let statement = failed(InboxStatement::Purge, &inbox);
     let (purge, kind) = chosen(session, &inbox, args).await?;
-    let counted = inbox_messages::count_purged(client, &inbox, &purge).await;
-    let (count, aggregates) = counted.map_err(statement)?;
+    let found = inbox_messages::count_purged(client, &inbox, &purge).await;
+    let (count, aggregates) = found.map_err(statement)?;
     let effect = purge_effect(&inbox, kind, count, aggregates);
     if count == 0 {
         Output::stderr().line_or_ignore(&effect);
@@ -280,8 +283,10 @@ pub(super) async fn purge(session: &InboxSession, args: &PurgeArgs) -> Result<Ex
     let (left, _) =
         inbox_messages::count_purged(client, &inbox, &purge).await.map_err(statement)?;
     if left > 0 {
-        let text =
-            format!("{} are used by other transactions, and are still there", messages_text(left));
+        let text = format!(
+            "not deleted, because other transactions use them: {}",
+            counted(left, "message")
+        );
         Output::stderr().line_or_ignore(&text);
     }
     let absent = absent(args, count);
@@ -358,14 +363,12 @@ fn purge_effect(inbox: &InboxFacts, kind: &str, count: u64, aggregates: u64) -> 
         text.push_str("; the effects of these messages never happen");
         match inbox.order {
             Some(InboxOrder::Sequence) => {
-                text.push_str("; their numbers are missing then, and the later messages of ");
-                text.push_str(&grouped(aggregates));
-                text.push_str(" aggregates wait for postrider inbox skip-gap");
+                text.push_str("; later messages wait then for their numbers, or for postrider inbox skip-gap: ");
+                text.push_str(&counted(aggregates, "aggregate"));
             }
             Some(InboxOrder::Arrival) => {
-                text.push_str("; ");
-                text.push_str(&grouped(aggregates));
-                text.push_str(" aggregates go on with the messages behind them");
+                text.push_str("; the messages behind them are next: ");
+                text.push_str(&counted(aggregates, "aggregate"));
             }
             None => {}
         }
@@ -394,9 +397,9 @@ pub(super) async fn skip_gap(session: &InboxSession, args: &SkipGapArgs) -> Resu
         let shown: Vec<String> = gaps.iter().take(NAMED_MAX).map(gap_text).collect();
         let more = if gaps.len() > NAMED_MAX { ", …" } else { "" };
         let effect = format!(
-            "{} aggregates of inbox {} wait: {}{more}; they go on without these numbers, and a message that has one of \
+            "{} of inbox {}: {}{more}; they go on without these numbers, and a message that has one of \
              them is processed when it arrives",
-            gaps.len(),
+            counted(gaps.len() as u64, "waiting aggregate"),
             printable(&inbox.name),
             shown.join(", ")
         );
@@ -426,8 +429,8 @@ pub(super) async fn skip_gap(session: &InboxSession, args: &SkipGapArgs) -> Resu
         }
     }
     let text = format!(
-        "{} aggregates of inbox {} go on without the missing numbers",
-        results.len(),
+        "went on without the missing numbers: {} of inbox {}",
+        counted(results.len() as u64, "aggregate"),
         printable(&inbox.name)
     );
     let value = json!({ "inbox": inbox.name, "skipped": results, "not_skipped": left });

@@ -1,8 +1,8 @@
 //! Messages of an inbox as an operator changes them: dead ones are listed, messages are replayed, skipped and deleted,
 //! and missing numbers are given up.
 //!
-//! Replay, skip and gaps are functions of the SQL toolkit, and their errors have hints. What an operator was shown before
-//! the change is checked again when the rows are locked: a message that was processed since is not replayed.
+//! Replay, skip and gaps are functions of the SQL toolkit, and their errors have hints. What an operator was shown
+//! before the change is checked again when the rows are locked: a message that was processed since is not replayed.
 
 use super::inboxes::{InboxFacts, InboxGap, InboxOrder};
 use super::log_maintenance::number;
@@ -374,7 +374,8 @@ pub async fn count_purged(
 /// has are passed over: if fewer than `max` were deleted, [`count_purged`] says whether there are such.
 ///
 /// # Errors
-/// SQLSTATE 42501: the session's role may not delete from the table. Any other error of the server or of the connection.
+/// SQLSTATE 42501: the session's role may not delete from the table. Any other error of the server or of the
+/// connection.
 pub async fn purge(
     client: &Client,
     inbox: &InboxFacts,
@@ -404,8 +405,8 @@ pub enum GapSkip {
 /// up, and no other numbers are.
 ///
 /// # Errors
-/// SQLSTATE PR121, PR124, PR125: there is no such inbox, or it is not ordered by sequence. Any other error of the server
-/// or of the connection. The session is of no use afterwards.
+/// SQLSTATE PR121, PR124, PR125: there is no such inbox, or it is not ordered by sequence. Any other error of the
+/// server or of the connection. The session is of no use afterwards.
 pub async fn skip_gap(
     client: &Client,
     inbox: &InboxFacts,
@@ -415,7 +416,8 @@ pub async fn skip_gap(
         |e| SourceError::control(format!("skip missing numbers of inbox {:?}", inbox.name), e);
     client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED").await.map_err(failed)?;
     // While its row is locked, nobody moves the aggregate on.
-    let sql = "SELECT o.last_seq FROM postrider.inbox_order o WHERE o.inbox = $1 AND o.aggregate_id = $2 FOR UPDATE";
+    let sql = "SELECT o.last_seq FROM postrider.inbox_order o \
+               WHERE o.inbox = $1 AND o.aggregate_id = $2 FOR UPDATE";
     let row = client.query_opt(sql, &[&inbox.name, &gap.aggregate]).await.map_err(failed)?;
     let last: Option<i64> = row.map(|row| row.try_get(0)).transpose().map_err(failed)?;
     let last = last.unwrap_or_else(|| inbox.first_sequence.saturating_sub(1));

@@ -331,8 +331,8 @@ pub enum GapScope<'a> {
 /// The gaps of an inbox that is ordered by sequence, at most `max`, and how many there are.
 ///
 /// # Errors
-/// SQLSTATE PR121: there is no such inbox; PR124, PR125: it is not ordered by sequence. Any other error of the server or
-/// of the connection.
+/// SQLSTATE PR121: there is no such inbox; PR124, PR125: it is not ordered by sequence. Any other error of the server
+/// or of the connection.
 pub async fn gaps(
     client: &Client,
     name: &str,
@@ -381,8 +381,8 @@ pub enum InboxOrigin {
     Adopted {
         /// Its name as SQL, with its schema.
         table: String,
-        /// The argument of `enable_inbox_tracking` and the column, where it is not the default. `None`: the table has no
-        /// such column.
+        /// The argument of `enable_inbox_tracking` and the column, where it is not the default. `None`: the table has
+        /// no such column.
         columns: Vec<(&'static str, Option<String>)>,
     },
 }
@@ -439,8 +439,8 @@ impl NewInbox {
             let tag = tag_for(&body);
             writeln!(
                 text,
-                "DO {tag} BEGIN\n    IF NOT EXISTS (SELECT FROM postrider.inbox i WHERE i.name = {name}) THEN\n{body}    \
-                 END IF;\nEND {tag};"
+                "DO {tag} BEGIN\n    IF NOT EXISTS (SELECT FROM postrider.inbox i WHERE i.name = {name}) THEN\n\
+                 {body}    END IF;\nEND {tag};"
             )
             .unwrap_or_default();
         } else {
@@ -510,8 +510,8 @@ fn tag_for(body: &str) -> String {
 ///
 /// # Errors
 /// SQLSTATE PR122: the inbox or the table exists, or the table is adopted already; PR123: the table can't be adopted;
-/// PR124: an adopted table has neither order nor priorities; 22023: an argument is out of bounds; 3F000, 42P01: there is
-/// no such schema or table. Any other error of the server or of the connection. The session is of no use afterwards.
+/// PR124: an adopted table has neither order nor priorities; 22023: an argument is out of bounds; 3F000, 42P01: there
+/// is no such schema or table. Any other error of the server or of the connection. The session is of no use afterwards.
 pub async fn create(client: &Client, new: &NewInbox) -> Result<(), SourceError> {
     let failed = |e| SourceError::control(format!("create inbox {:?}", new.name), e);
     client.batch_execute(&new.sql()).await.map_err(failed)
@@ -628,7 +628,7 @@ mod tests {
             COMMIT;"#]]
         .assert_eq(&inbox("mail").sql());
         let ordered = NewInbox {
-            origin: InboxOrigin::Created { schema: Some("my \"schema\"".to_owned()) },
+            origin: InboxOrigin::Created { schema: Some("\"s\"".to_owned()) },
             max_retries: Some(3),
             retention_hours: Some(0),
             rule: Some(InboxRule::Order { by: InboxOrder::Sequence, first_sequence: Some(-7) }),
@@ -636,23 +636,23 @@ mod tests {
         };
         expect![[r#"
             BEGIN ISOLATION LEVEL READ COMMITTED;
-            SELECT postrider.create_inbox('it''s', p_schema => 'my "schema"', p_max_retries => 3, p_retention_hours => 0);
+            SELECT postrider.create_inbox('it''s', p_schema => '"s"', p_max_retries => 3, p_retention_hours => 0);
             SELECT postrider.enable_inbox_ordering('it''s', 'sequence', -7);
             COMMIT;"#]]
         .assert_eq(&ordered.sql());
         let adopted = NewInbox {
             origin: InboxOrigin::Adopted {
-                table: "public.webhook".to_owned(),
+                table: "public.hook".to_owned(),
                 columns: vec![
                     ("p_id_column", Some("id".to_owned())),
                     ("p_event_type_column", None),
                 ],
             },
-            ..inbox("webhook")
+            ..inbox("hook")
         };
         expect![[r#"
             BEGIN ISOLATION LEVEL READ COMMITTED;
-            SELECT postrider.enable_inbox_tracking('webhook', 'public.webhook', p_id_column => 'id', p_event_type_column => NULL);
+            SELECT postrider.enable_inbox_tracking('hook', 'public.hook', p_id_column => 'id', p_event_type_column => NULL);
             COMMIT;"#]]
         .assert_eq(&adopted.sql());
     }
