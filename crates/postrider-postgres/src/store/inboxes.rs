@@ -642,17 +642,14 @@ mod tests {
         .assert_eq(&ordered.sql());
         let adopted = NewInbox {
             origin: InboxOrigin::Adopted {
-                table: "public.hook".to_owned(),
-                columns: vec![
-                    ("p_id_column", Some("id".to_owned())),
-                    ("p_event_type_column", None),
-                ],
+                table: "public.h".to_owned(),
+                columns: vec![("p_id_column", Some("k".to_owned())), ("p_event_type_column", None)],
             },
-            ..inbox("hook")
+            ..inbox("h")
         };
         expect![[r#"
             BEGIN ISOLATION LEVEL READ COMMITTED;
-            SELECT postrider.enable_inbox_tracking('hook', 'public.hook', p_id_column => 'id', p_event_type_column => NULL);
+            SELECT postrider.enable_inbox_tracking('h', 'public.h', p_id_column => 'k', p_event_type_column => NULL);
             COMMIT;"#]]
         .assert_eq(&adopted.sql());
     }
