@@ -730,6 +730,30 @@ async fn a_table_without_types_is_adopted_and_one_that_is_missing_is_not() {
     }
 }
 
+/// The second transaction fails: the first one is done, and the command can be repeated.
+#[tokio::test]
+async fn an_error_in_between_says_how_many_are_done() {
+    let fixture = Fixture::new(Version::Pg17, "ib_partly").await;
+    fixture.ok(&["create", "mail"]);
+    fixture
+        .sql
+        .batch(
+            "insert into postrider_inbox.mail (event_id, dead_at)
+             select 'm' || lpad(i::text, 5, '0'), now() from generate_series(1, 2500) i;
+             create function refuse() returns trigger language plpgsql as $$ begin
+                 raise exception 'not this one' using errcode = 'P0001';
+             end $$;
+             create trigger refuse before update on postrider_inbox.mail for each row
+                 when (new.event_id = 'm01500') execute function refuse()",
+        )
+        .await;
+    let said = fixture.run(&["replay", "mail", "--all-dead", "--yes"]);
+    said.has(1, &["1,000 messages were replayed before this error", "P0001", "can be repeated"]);
+    assert_eq!(fixture.states("mail").await, "1000 1500 0");
+    fixture.sql.batch("drop trigger refuse on postrider_inbox.mail").await;
+    fixture.run(&["replay", "mail", "--all-dead", "--yes"]).has(0, &["replayed 1,500 messages"]);
+}
+
 /// At a terminal it asks, and only `y` changes something.
 #[tokio::test]
 async fn at_a_terminal_it_asks() {
