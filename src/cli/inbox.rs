@@ -1,4 +1,5 @@
-//! `postrider inbox`: the inboxes of a service: list, create, status, dead, replay, skip, purge, gaps, skip-gap, drop.
+//! `postrider inbox`: the inboxes of a service: run, list, create, status, dead, replay,
+//! skip, purge, gaps, skip-gap, seek, drop.
 //!
 //! The functions of the SQL toolkit do the work, in the database of the service that has the inbox. A command after
 //! which messages are lost, or effects happen again, says how many before it asks.
@@ -8,6 +9,10 @@ mod create;
 pub(super) mod error;
 mod look;
 mod messages;
+#[cfg(feature = "kafka")]
+pub(super) mod run;
+#[cfg(feature = "kafka")]
+pub(super) mod seek;
 mod session;
 
 pub use args::{
@@ -15,6 +20,10 @@ pub use args::{
     InboxOrderArg, InboxRuleArgs, InboxStatusArgs, ListInboxesArgs, PurgeArgs, ReplayInboxArgs,
     SkipGapArgs, SkipInboxArgs,
 };
+#[cfg(feature = "kafka")]
+pub use args::{SeekInboxArgs, SeekOffset};
+#[cfg(feature = "kafka")]
+pub use run::RunInboxArgs;
 
 use super::error::{CliError, Exit};
 use crate::config::{Config, Env};
@@ -42,6 +51,9 @@ pub(super) async fn run(
         InboxCommand::Purge(purge) => messages::purge(&session, purge).await,
         InboxCommand::Gaps(gaps) => look::gaps(&session, gaps).await,
         InboxCommand::SkipGap(skip) => messages::skip_gap(&session, skip).await,
+        // They have the database of an intake, and no session here.
+        #[cfg(feature = "kafka")]
+        InboxCommand::Run(_) | InboxCommand::Seek(_) => Ok(Exit::Done),
         InboxCommand::Drop(drop) => create::drop(&session, drop).await,
     }
 }

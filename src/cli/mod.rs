@@ -43,6 +43,8 @@ pub use inbox::{
     InboxOrderArg, InboxRuleArgs, InboxStatusArgs, ListInboxesArgs, PurgeArgs, ReplayInboxArgs,
     SkipGapArgs, SkipInboxArgs,
 };
+#[cfg(feature = "kafka")]
+pub use inbox::{RunInboxArgs, SeekInboxArgs, SeekOffset};
 pub use parked::{
     ActArgs, FilterArgs, Id, ListArgs, ParkedArgs, ParkedCommand, ReplaceArgs, RetryArgs,
     SelectArgs, ShowArgs, SkipArgs,
@@ -127,6 +129,16 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
                 None => Some(load(&args.global, env)?),
             };
             block_on(groups::run(config.as_ref(), groups, env))?
+        }
+        #[cfg(feature = "kafka")]
+        Command::Inbox(InboxArgs { command: InboxCommand::Run(run), .. }) => {
+            let config = load(&args.global, env)?;
+            block_on(inbox::run::run(config, run))?
+        }
+        #[cfg(feature = "kafka")]
+        Command::Inbox(InboxArgs { command: InboxCommand::Seek(seek), .. }) => {
+            let config = load(&args.global, env)?;
+            block_on(inbox::seek::run(&config, seek))?
         }
         Command::Inbox(inbox) => {
             let config = inbox.needs_config().then(|| load(&args.global, env)).transpose()?;

@@ -93,7 +93,7 @@ pub(crate) struct Relay {
 impl Relay {
     /// Starts `postrider inbox run` with this configuration.
     pub(crate) fn spawn_intake(config: &str) -> Self {
-        let (command, run) = (Command::new(POSTRIDER), &["inbox-run"]);
+        let (command, run) = (Command::new(POSTRIDER), &["inbox", "run"]);
         Self::start_as(command, config, (free_port(), run), &[], &[])
     }
 

@@ -416,6 +416,32 @@ impl InboxStore {
         Ok(())
     }
 
+    /// Lets a partition continue at another offset, if it is still at `from`; false if it is not.
+    ///
+    /// # Errors
+    /// An error of the server or of the connection.
+    pub async fn seek(
+        &self,
+        partition: &Partition,
+        from: i64,
+        to: &StoredOffset,
+    ) -> Result<bool, SourceError> {
+        let failed = |error| SourceError::control("write the offset of the inbox", error);
+        let sql = "UPDATE postrider.inbox_offset o SET next_offset = $4, leader_epoch = $5, topic_id = $6, \
+                     updated_at = pg_catalog.clock_timestamp() \
+                   WHERE o.inbox = $1 AND o.topic = $2 AND o.part = $3 AND o.next_offset = $7";
+        let (topic, part) = (&partition.topic, partition.number);
+        let client = self.control.client();
+        let changed = client
+            .execute(
+                sql,
+                &[&self.inbox, topic, &part, &to.next, &to.leader_epoch, &to.topic_id, &from],
+            )
+            .await
+            .map_err(failed)?;
+        Ok(changed == 1)
+    }
+
     /// Number of messages that wait to be processed.
     ///
     /// # Errors

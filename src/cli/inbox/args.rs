@@ -38,6 +38,8 @@ impl InboxArgs {
             | InboxCommand::Gaps(_)
             | InboxCommand::SkipGap(_)
             | InboxCommand::Drop(_) => self.url.is_none(),
+            #[cfg(feature = "kafka")]
+            InboxCommand::Run(_) | InboxCommand::Seek(_) => true,
         }
     }
 }
@@ -45,6 +47,9 @@ impl InboxArgs {
 /// The subcommands of `postrider inbox`.
 #[derive(Subcommand, Debug)]
 pub enum InboxCommand {
+    /// Store the messages of Kafka in inboxes until SIGTERM or SIGINT, as [inboxes.NAME] of the configuration says
+    #[cfg(feature = "kafka")]
+    Run(super::run::RunInboxArgs),
     /// List the inboxes: table, order or priorities, retention, pending and dead messages
     List(ListInboxesArgs),
     /// Create an inbox, or adopt a table of yours
@@ -63,6 +68,9 @@ pub enum InboxCommand {
     Gaps(GapsArgs),
     /// Give up waiting for the missing numbers of aggregates
     SkipGap(SkipGapArgs),
+    /// Let an intake continue at another offset of a partition of Kafka
+    #[cfg(feature = "kafka")]
+    Seek(SeekInboxArgs),
     /// Delete an inbox with its messages; an adopted table stays
     Drop(DropInboxArgs),
 }
@@ -369,5 +377,57 @@ mod tests {
             assert!(hours(text).is_err(), "{text}");
         }
         assert_eq!(hours("120m"), Ok(2));
+    }
+}
+
+/// `postrider inbox seek`
+#[derive(clap::Args, Debug)]
+#[cfg(feature = "kafka")]
+pub struct SeekInboxArgs {
+    /// The table [inboxes.NAME] of the configuration
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// The topic
+    #[arg(long, value_name = "TOPIC")]
+    pub topic: String,
+    /// The number of the partition
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(0..))]
+    pub partition: i32,
+    /// The offset of the next record, or earliest (the oldest one that there is), or latest (behind the newest one)
+    #[arg(long, value_name = "OFFSET|earliest|latest")]
+    pub to: SeekOffset,
+    /// Do not ask for confirmation
+    #[arg(short, long)]
+    pub yes: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where an intake continues.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg(feature = "kafka")]
+pub enum SeekOffset {
+    /// At the oldest record that there is.
+    Earliest,
+    /// Behind the newest record.
+    Latest,
+    /// At this offset.
+    At(i64),
+}
+
+#[cfg(feature = "kafka")]
+impl std::str::FromStr for SeekOffset {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "earliest" => Ok(Self::Earliest),
+            "latest" => Ok(Self::Latest),
+            _ => match text.parse() {
+                Ok(at) if at >= 0 => Ok(Self::At(at)),
+                Ok(_) | Err(_) => Err("expected a number from 0 on, earliest or latest"),
+            },
+        }
     }
 }

@@ -73,6 +73,16 @@ pub(crate) enum InboxCommandError {
     },
     #[error("--first-sequence is for --order sequence: nothing was changed")]
     FirstSequence,
+    #[error("the intake has stored no offset of partition {partition} of topic \"{topic}\"")]
+    NoOffset { topic: String, partition: i32 },
+    #[error(
+        "offset {at} is not in the log, which has offsets {low} to {high}: nothing was changed"
+    )]
+    OutOfRange { at: i64, low: i64, high: i64 },
+    #[error("the offset was changed meanwhile: nothing was changed")]
+    OffsetMoved,
+    #[error("could not ask the brokers {brokers}: {error}")]
+    Broker { brokers: String, error: String },
     #[error(transparent)]
     Server(SourceError),
 }
@@ -116,6 +126,7 @@ impl InboxCommandError {
             | Self::Adopted { .. }
             | Self::NotManaged { .. }
             | Self::FirstSequence
+            | Self::OutOfRange { .. }
             | Self::NotAnId { .. } => true,
             Self::Server(error) => error.sqlstate().is_some_and(|s| s.as_str() == "22023"),
             Self::NoInbox { .. }
@@ -126,6 +137,9 @@ impl InboxCommandError {
             | Self::Busy(_)
             | Self::NotNext(_)
             | Self::Grown { .. }
+            | Self::NoOffset { .. }
+            | Self::OffsetMoved
+            | Self::Broker { .. }
             | Self::Partly { .. } => false,
         }
     }
@@ -147,6 +161,10 @@ impl InboxCommandError {
             | Self::Busy(_)
             | Self::NotAnId { .. }
             | Self::NotNext(_)
+            | Self::NoOffset { .. }
+            | Self::OutOfRange { .. }
+            | Self::OffsetMoved
+            | Self::Broker { .. }
             | Self::Grown { .. } => None,
         }
     }
@@ -185,7 +203,14 @@ impl InboxCommandError {
                 "an inbox with an order goes on message by message: skip the earlier messages of the aggregate in the \
                  same command, or the missing numbers before it with postrider inbox skip-gap"
             }
-            Self::Grown { .. } => "run the command again, and read what it says",
+            Self::Grown { .. } | Self::OffsetMoved => {
+                "run the command again, and read what it says"
+            }
+            Self::NoOffset { .. } => {
+                "correct --topic and --partition; an intake stores the first offset when it begins to read a partition"
+            }
+            Self::OutOfRange { .. } => "give an offset in this range, or earliest, or latest",
+            Self::Broker { .. } => "check `brokers`, `source.properties` and the network",
             Self::Partly { source, .. } => {
                 let rest = "the command can be repeated: it goes on with the rest";
                 return Some(

@@ -1,6 +1,7 @@
 //! Records that are gone: a partition waits for a person, and the others go on.
 
 use super::*;
+use crate::relay::{postrider, postrider_ok};
 use crate::server::brokers;
 use crate::topic::Topics;
 use rdkafka::admin::AdminOptions;
@@ -58,8 +59,19 @@ async fn records_that_were_deleted_before_they_were_stored_block_their_partition
     assert!(hint.contains("without the 4 records") && hint.contains(&command), "{hint}");
     let (ready, why) = relay.get("/ready").await.expect("an answer");
     assert_eq!((ready, why.as_str()), (503, "jobs: 1 partitions are blocked\n"));
-    relay.await_log("intake_partition_blocked", SOON).await;
-    world.sql.batch("update postrider.inbox_offset set next_offset = 9 where part = 0").await;
+    relay.await_log("is not read until a person decides", SOON).await;
+    let seek = |to: &str| {
+        let words =
+            ["inbox", "seek", "jobs", "--topic", &topic.name, "--partition", "0", "--to", to];
+        postrider(&world.config(&topic, ""), &[&words[..], &["--yes", "--json"]].concat())
+    };
+    let outside = seek("5");
+    let said = String::from_utf8_lossy(&outside.stderr).into_owned();
+    assert_eq!(outside.status.code(), Some(2), "{said}");
+    assert!(said.contains("offset 5 is not in the log, which has offsets 9 to 12"), "{said}");
+    let sought: serde_json::Value = serde_json::from_slice(&seek("earliest").stdout).expect("JSON");
+    assert_eq!((&sought["from"], &sought["to"]), (&5.into(), &9.into()));
+    assert_eq!((&sought["not_stored"], &sought["read_again"]), (&0.into(), &0.into()));
     await_answer(&world.sql, COUNT, "16", &relay).await;
     await_intake(&relay, "not blocked", |it| it["blocked_total"] == 0).await;
     assert_eq!(relay.get("/ready").await.expect("an answer").0, 200);
@@ -84,7 +96,12 @@ async fn a_topic_that_was_created_again_is_not_read_at_the_offsets_of_the_former
     assert!(reason.contains("the stored offset 5 is of the former topic"), "{reason}");
     assert!(hint.contains("the 10 records of the new topic"), "{hint}");
     assert_eq!(world.sql.text(COUNT).await.as_deref(), Some("5"));
-    world.sql.batch("update postrider.inbox_offset set next_offset = 0, topic_id = null").await;
+    let words =
+        ["inbox", "seek", "jobs", "--topic", &topic.name, "--partition", "0", "--to", "earliest"];
+    let asked = postrider(&world.config(&topic, ""), &words);
+    assert_eq!(asked.status.code(), Some(2), "it asks, and there is no terminal");
+    assert!(String::from_utf8_lossy(&asked.stderr).contains("the topic was created again since"));
+    postrider_ok(&world.config(&topic, ""), &[&words[..], &["--yes"]].concat());
     // The new records have the offsets of the former ones, and are other messages: they have an id of their own.
     await_answer(
         &world.sql,

@@ -36,7 +36,7 @@ async fn sessions_that_are_terminated_and_a_server_that_is_killed_change_nothing
     }
     assert_eq!(faults(&server.connect().await, written).await, "");
     await_intake_state(&relay, "storing").await;
-    relay.await_log("intake_resumed", SOON).await;
+    relay.await_log("the outage has ended", SOON).await;
 }
 
 #[tokio::test]

@@ -195,7 +195,7 @@ async fn poison_is_stored_as_dead_with_its_reason_and_later_records_go_on() {
     assert_eq!(world.sql.text(next).await.as_deref(), Some("1 2"));
     let intake = await_intake(&relay, "three dead", |it| it["dead_total"] == 3).await;
     assert_eq!(intake["stored_total"], 10);
-    relay.await_log("intake_message_dead", SOON).await;
+    relay.await_log("is stored as a dead one", SOON).await;
 }
 
 /// A constraint that a user has added refuses some messages: they are dead, and the rest is stored.

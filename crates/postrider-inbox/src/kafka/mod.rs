@@ -9,4 +9,4 @@ pub use config::KafkaSourceConfig;
 pub use positions::{Block, Decision, StartAt};
 pub use rdkafka::error::KafkaError;
 pub use rdkafka::types::RDKafkaErrorCode as KafkaErrorCode;
-pub use source::{KafkaSource, Polled};
+pub use source::{KafkaSource, PartitionBounds, Polled, bounds};

@@ -40,6 +40,35 @@ pub enum Polled {
     },
 }
 
+/// What a broker says of a partition.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PartitionBounds {
+    /// The offset of the oldest record.
+    pub low: i64,
+    /// The offset behind the newest record.
+    pub high: i64,
+    /// The id of the topic; `None` if the broker has no ids.
+    pub topic_id: Option<String>,
+}
+
+/// Asks a broker for the bounds of a partition, without joining the group.
+///
+/// # Errors
+/// librdkafka makes no client of the settings, no broker answers, or there is no such partition.
+pub fn bounds(
+    config: &KafkaSourceConfig,
+    partition: &Partition,
+) -> Result<PartitionBounds, KafkaError> {
+    let mut settings = config.client_config("postrider-inbox-seek");
+    settings.remove("group.id");
+    let client: BaseConsumer<Quiet> = settings.create_with_context(Quiet)?;
+    let (low, high) = client.fetch_watermarks(&partition.topic, partition.number, ASK_MAX)?;
+    let topics = [partition.topic.as_str()];
+    let ids = native::topic_ids(client.client().native_ptr(), &topics, ASK_MAX)
+        .map_err(KafkaError::Subscription)?;
+    Ok(PartitionBounds { low, high, topic_id: ids.get(&partition.topic).cloned() })
+}
+
 /// A consumer of a group. Dropping it leaves the group.
 pub struct KafkaSource {
     poller: Poller<Quiet>,

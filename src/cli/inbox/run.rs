@@ -1,8 +1,8 @@
 //! `postrider inbox run`: stores the messages of Kafka in inboxes until a signal stops the process.
 
-use super::error::{CliError, Exit};
-use super::run::{Process, bind};
 use crate::admin::{Admin, AdminView};
+use crate::cli::error::{CliError, Exit};
+use crate::cli::run::{Process, bind};
 use crate::config::Config;
 use crate::intake::{IntakeExit, IntakeService, IntakeSpec};
 use crate::intake_status::IntakeHandle;
@@ -19,7 +19,7 @@ pub struct RunInboxArgs {
 }
 
 /// Runs the intakes, and the admin endpoint.
-pub(super) async fn run(config: Config, args: &RunInboxArgs) -> Result<Exit, CliError> {
+pub(crate) async fn run(config: Config, args: &RunInboxArgs) -> Result<Exit, CliError> {
     let specs = chosen(&config, &args.names)?;
     let handle_of =
         |spec: &IntakeSpec| IntakeHandle::new(&spec.name, &spec.inbox.inbox, spec.source.kind());
@@ -52,7 +52,7 @@ pub(super) async fn run(config: Config, args: &RunInboxArgs) -> Result<Exit, Cli
 }
 
 /// The intakes with these names, or all.
-fn chosen(config: &Config, names: &[String]) -> Result<Vec<IntakeSpec>, CliError> {
+pub(super) fn chosen(config: &Config, names: &[String]) -> Result<Vec<IntakeSpec>, CliError> {
     let known = || config.inboxes.iter().map(|inbox| inbox.name.clone()).collect::<Vec<_>>();
     if let Some(name) = names.iter().find(|name| !known().contains(name)) {
         return Err(CliError::Intake { name: Some(name.clone()), known: known() });
