@@ -119,8 +119,9 @@ need_pgbouncer() {
   PATH="$PATH:/usr/sbin" command -v pgbouncer >/dev/null || RUNLEVEL=1 install_packages pgbouncer
 }
 
-# The tools that compile and run the programs of docs/consumers.md and docs/sql/consumers.md, and the drivers for
-# PostgreSQL of the latter. Drivers for Rust and Go are in Cargo.lock and tests/consumers/groups/go/go.sum.
+# The tools that compile and run the programs of docs/consumers-without-toolkit.md, docs/sql/consumers.md and
+# docs/sql/inbox-programs.md, and the drivers for PostgreSQL of the latter two. Drivers for Rust and Go are in Cargo.lock
+# and go.sum below tests/consumers.
 TYPESCRIPT_VERSION=5.9.3
 NODE_TYPES_VERSION=20.19.43
 NODE_PG_VERSION=8.23.1
@@ -171,8 +172,11 @@ need_jdbc() {
 }
 
 need_go_modules() {
-  (cd "$ROOT/tests/consumers/groups/go" && go mod download) >&2 ||
-    die "go could not fetch the modules of tests/consumers/groups/go/go.mod"
+  local folder
+  for folder in groups inbox; do
+    (cd "$ROOT/tests/consumers/$folder/go" && go mod download) >&2 ||
+      die "go could not fetch the modules of tests/consumers/$folder/go/go.mod"
+  done
 }
 
 need_rust() {

@@ -1,9 +1,12 @@
-//! The consumer's side: docs/consumers.md shows how effects happen once. What it shows is run here, in each language
-//! and in SQL, over real records: repeats after kill -9, a failover with a new history, an event that was retried
-//! behind later ones, and a repair.
+//! The consumer's side: docs/consumers.md shows how effects happen once with the inbox of the SQL toolkit, and
+//! docs/consumers-without-toolkit.md without it. What they show is run here, in each language and in SQL, over real
+//! records: repeats after kill -9, a failover with a new history, an event that was retried behind later ones, and a
+//! repair.
 
 use crate::await_that::{SOON, await_that};
+use crate::inbox_consumers;
 use crate::pipeline::{Pipeline, show};
+use crate::programs::Language;
 use crate::relay::{Relay, postrider_ok};
 use crate::server::{Client, Database, Version};
 use crate::sink_caller::alter;
@@ -28,7 +31,7 @@ use std::process::{Command, Stdio};
 )]
 mod program;
 
-/// The rule of docs/consumers.md.
+/// The rule of docs/consumers-without-toolkit.md.
 pub(crate) type Inbox = program::Inbox;
 
 /// Headers of a record that the rule looks at.
@@ -248,6 +251,10 @@ async fn each_effect_happens_once_by_the_rule_of_the_page_in_every_language() {
         assert_eq!(sorted(output.lines().map(str::to_owned)), expected, "{language}");
     }
     assert_eq!(in_sql(&input).await, expected, "SQL");
+    for language in Language::ALL {
+        let found = inbox_consumers::effects(language, &PIPELINES, &records).await;
+        assert_eq!(sorted(found.into_iter()), expected, "{language:?}, with the toolkit");
+    }
     show(&format!(
         "{} records of {} events: each effect once in Python, Java, Go, TypeScript, Rust and SQL",
         records.len(),
@@ -379,8 +386,8 @@ async fn in_sql(input: &str) -> Vec<String> {
 /// What the page shows is what is run: between the marks of a program, less its indentation, or all of it.
 #[test]
 fn page_shows_the_programs_that_are_tested() {
-    let page =
-        std::fs::read_to_string(root().join("docs/consumers.md")).expect("docs/consumers.md");
+    let page = std::fs::read_to_string(root().join("docs/consumers-without-toolkit.md"))
+        .expect("the page");
     for name in
         ["consumer.py", "Consumer.java", "consumer.go", "consumer.ts", "consumer.rs", "inbox.sql"]
     {
@@ -402,7 +409,7 @@ fn page_shows_the_programs_that_are_tested() {
         let block = block.trim();
         assert!(
             !block.is_empty() && page.contains(block),
-            "docs/consumers.md shows {name} as:\n{block}"
+            "docs/consumers-without-toolkit.md shows {name} as:\n{block}"
         );
     }
 }

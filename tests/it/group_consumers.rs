@@ -2,15 +2,14 @@
 //! servers and through a transaction pooler. They are killed, their leases are taken away, their connections are cut,
 //! and they are stopped; each event has its effect once, and the effects of an aggregate are in order.
 
-mod programs;
-
 use crate::await_that::{SOON, await_that};
 use crate::docs_commands::blocks;
 use crate::pipeline::show;
 use crate::private::PrivatePooler;
+use crate::programs::{GROUPS, Language, Process, root};
 use crate::server::{Client, Database, Version};
 use crate::toolkit::install_toolkit;
-use programs::{Language, Process, java, python, root};
+use std::process::Command;
 use std::time::Instant;
 
 /// Aggregates whose events are written.
@@ -24,6 +23,11 @@ const TRANSACTION_POOLER: &str =
 /// A file of the repository.
 fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// Starts a program as a consumer of this name.
+fn spawn_in(program: Command, url: &str, group: &str, name: &str) -> Process {
+    Process::spawn(program, url, &[group, name], "")
 }
 
 /// A database with a log, a group that reads it, and the table of the effects.
@@ -135,7 +139,7 @@ impl World {
 /// transactions are REPEATABLE READ, so that a commit can meet a state that its snapshot does not have.
 async fn each_once(language: Language, version: Version) {
     let start = Instant::now();
-    language.build().await;
+    GROUPS.build(language).await;
     let built = start.elapsed();
     let mut world = World::create(version, &format!("consumer_{language:?}")).await;
     let name = world.database.name.clone();
@@ -143,7 +147,7 @@ async fn each_once(language: Language, version: Version) {
     world.sql.batch(&format!("alter database {name} {isolation}")).await;
     let pooler = PrivatePooler::start(version, TRANSACTION_POOLER).await;
     let spawn =
-        |url: &str, consumer| Process::spawn(language.consumer(), url, "shipping", consumer);
+        |url: &str, consumer| spawn_in(GROUPS.consumer(language), url, "shipping", consumer);
     let direct = || spawn(&world.database.url(), "direct");
     let a = direct();
     let b = spawn(&pooler.url(&name), "pooled");
@@ -159,7 +163,7 @@ async fn each_once(language: Language, version: Version) {
     let released = "select postrider.release_lease('shipping', 'pooled')";
     assert_ne!(world.number(released).await, 0, "it had a lease");
     held.batch("commit").await;
-    let a = Process::spawn(language.consumer(), &world.database.url(), "shipping", "direct");
+    let a = spawn_in(GROUPS.consumer(language), &world.database.url(), "shipping", "direct");
     world.await_effects(&[&a, &b]).await;
     // The snapshot of its first attempt is older than the release, and the next attempt sees the release.
     b.await_log("40001").await;
@@ -188,7 +192,7 @@ async fn each_once(language: Language, version: Version) {
     b.ended().await;
     let leased = "select count(*) from postrider.consumer_lag('shipping') where leased";
     assert_eq!(world.number(leased).await, 0);
-    let a = Process::spawn(language.consumer(), &world.database.url(), "shipping", "other");
+    let a = spawn_in(GROUPS.consumer(language), &world.database.url(), "shipping", "other");
     world.await_effects(&[&a]).await;
     a.terminate();
     a.ended().await;
@@ -236,17 +240,17 @@ async fn rust_has_each_effect_once_through_kills_lost_leases_and_lost_connection
 #[tokio::test]
 async fn all_languages_share_a_group_and_one_pooled_connection() {
     for language in Language::ALL {
-        language.build().await;
+        GROUPS.build(language).await;
     }
     let mut world = World::create(Version::Pg17, "consumers_pooled").await;
     let lines = format!("{TRANSACTION_POOLER}default_pool_size = 1\n");
     let pooler = PrivatePooler::start(Version::Pg17, &lines).await;
     let url = pooler.url(&world.database.name);
     let spawn = |language: Language| {
-        Process::spawn(language.consumer(), &url, "shipping", &format!("{language:?}"))
+        spawn_in(GROUPS.consumer(language), &url, "shipping", &format!("{language:?}"))
     };
     let mut consumers: Vec<Process> = Language::ALL.map(spawn).into_iter().collect();
-    consumers.push(Process::spawn(python("one_transaction.py"), &url, "shipping", "one"));
+    consumers.push(spawn_in(GROUPS.python("one_transaction.py"), &url, "shipping", "one"));
     // Once each of them is there, everyone has a share of the work.
     await_that("all consumers", SOON, || async {
         let seen = "select count(*) from postrider.consumer where group_name = 'shipping'";
@@ -278,7 +282,7 @@ async fn all_languages_share_a_group_and_one_pooled_connection() {
 async fn one_transaction_leaves_no_lease_behind_a_kill() {
     let mut world = World::create(Version::Pg18, "consumers_one").await;
     let url = world.database.url();
-    let spawn = |name| Process::spawn(python("one_transaction.py"), &url, "shipping", name);
+    let spawn = |name| spawn_in(GROUPS.python("one_transaction.py"), &url, "shipping", name);
     let (a, b) = (spawn("a"), spawn("b"));
     world.write(1000).await;
     world.await_effects(&[&a, &b]).await;
@@ -300,7 +304,7 @@ async fn poison_event_becomes_a_dead_letter_at_its_fifth_delivery_and_the_others
     let mut world = World::create(Version::Pg16, "consumers_poison").await;
     world.sql.batch("alter table effect add check (seq not in (30, 70))").await;
     let url = world.database.url();
-    let consumer = Process::spawn(python("dead_letters.py"), &url, "shipping", "a");
+    let consumer = spawn_in(GROUPS.python("dead_letters.py"), &url, "shipping", "a");
     world.write(200).await;
     await_that("all events", SOON, || async {
         let lag =
@@ -321,7 +325,7 @@ async fn poison_event_becomes_a_dead_letter_at_its_fifth_delivery_and_the_others
 
 #[tokio::test]
 async fn work_that_takes_longer_than_a_lease_keeps_it() {
-    Language::Java.build().await;
+    GROUPS.build(Language::Java).await;
     let mut world = World::create(Version::Pg15, "consumers_long").await;
     // Ten events of one aggregate, each of which takes more than half a second: the lease is two seconds.
     world
@@ -335,7 +339,7 @@ async fn work_that_takes_longer_than_a_lease_keeps_it() {
     world.sql.batch("select postrider.seek_offset('shipping', null, 0)").await;
     world.written = 10;
     let url = world.database.url();
-    let spawn = |name| Process::spawn(java("LongWork"), &url, "shipping", name);
+    let spawn = |name| spawn_in(GROUPS.java("LongWork"), &url, "shipping", name);
     let (a, b) = (spawn("a"), spawn("b"));
     world.await_effects(&[&a, &b]).await;
     for process in [&a, &b] {
@@ -382,7 +386,7 @@ async fn large_payloads_are_read_from_the_outbox_one_at_a_time() {
     ).await;
     world.written = EVENTS;
     let url = world.database.url();
-    let spawn = |name| Process::spawn(python("large_payloads.py"), &url, "shipping", name);
+    let spawn = |name| spawn_in(GROUPS.python("large_payloads.py"), &url, "shipping", name);
     let (a, b) = (spawn("a"), spawn("b"));
     world.await_effects(&[&a, &b]).await;
     let peak = [&a, &b].map(Process::peak_kib);

@@ -69,7 +69,7 @@ mod check;
 mod cli;
 /// `postrider config` and `completions`, and mistakes of a file, without servers.
 mod config_commands;
-/// The consumer's side: what docs/consumers.md shows, over real records.
+/// The consumer's side: what docs/consumers.md and docs/consumers-without-toolkit.md show, over real records.
 mod consumers;
 /// The control side: setup, the fence, the cursor row, the session's end.
 mod control;
@@ -100,10 +100,17 @@ mod hostile;
 mod ids;
 /// The inbox in SQL: what a consumer has done is done once.
 mod inbox;
+<<<<<<< HEAD
 /// `postrider inbox`: what each subcommand says and does.
 mod inbox_cli;
 /// `postrider inbox run`: records are stored once, whatever is killed.
 mod inbox_run;
+=======
+/// The inbox in programs of five languages: what docs/consumers.md and docs/sql/inbox-programs.md show.
+mod inbox_consumers;
+/// The worked pipeline of docs/sql/inbox-programs.md: inbox, business logic, outbox.
+mod inbox_pipeline;
+>>>>>>> 5027fdc3 (Programs with the inbox in five languages, and the pages that show them)
 /// `postrider init`: what it writes runs as it is, also from a Debezium connector's configuration.
 mod init;
 mod insertion_order;
@@ -159,6 +166,8 @@ mod poison;
 /// Polling's adapter: claims, their order, their marks, the session.
 mod poll_claims;
 mod polling;
+/// The programs that the pages show in five languages.
+mod programs;
 /// A publication that is changed and changed back under a running stream.
 mod publication_changes;
 /// A wrong start on the shared servers: told, and mended without loss.

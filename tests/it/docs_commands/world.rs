@@ -128,7 +128,7 @@ impl World {
                     self.command(&command, place).await;
                 }
             }
-            // The programs of docs/consumers.md: `consumers::page_shows_the_programs_that_are_tested`.
+            // Programs: `page_shows_the_programs_that_are_tested` of `consumers` and `inbox_consumers`.
             "text" | "json" | "java" | "python" | "go" | "typescript" | "rust" => {}
             other => panic!("{place}: blocks of \"{other}\" have no answer"),
         }
