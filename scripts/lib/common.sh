@@ -120,8 +120,8 @@ need_pgbouncer() {
 }
 
 # The tools that compile and run the programs of docs/consumers-without-toolkit.md, docs/sql/consumers.md and
-# docs/sql/inbox-programs.md, and the drivers for PostgreSQL of the latter two. Drivers for Rust and Go are in Cargo.lock
-# and go.sum below tests/consumers.
+# docs/sql/inbox-programs.md, and the drivers for PostgreSQL of the latter two. Drivers for Rust and Go are in
+# Cargo.lock and in each go.sum below tests/consumers.
 TYPESCRIPT_VERSION=5.9.3
 NODE_TYPES_VERSION=20.19.43
 NODE_PG_VERSION=8.23.1

@@ -29,8 +29,8 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// A record as the programs read it; `offset` is its place in what they read, and `source` is the pipeline, if the record
-/// is to say so.
+/// A record as the programs read it; `offset` is its place in what they read, and `source` is the pipeline, if the
+/// record is to say so.
 fn line(offset: usize, topic: &str, source: Option<&str>, record: &ReadRecord) -> String {
     let mut headers = source.map(|name| format!("source={name},")).unwrap_or_default();
     for (name, value) in record.headers.iter().filter(|(name, _)| name != "source") {
@@ -42,8 +42,8 @@ fn line(offset: usize, topic: &str, source: Option<&str>, record: &ReadRecord) -
     format!("{offset}\t{topic}\t{key}\t{headers}\t{value}\n")
 }
 
-/// The effects, as `topic/key`, a tab and the number of the event, that the program has over these records. Each of them
-/// is in the topics of all `pipelines`, whose names are those of their topics.
+/// The effects, as `topic/key`, a tab and the number of the event, that the program has over these records. Each of
+/// them is in the topics of all `pipelines`, whose names are those of their topics.
 pub(crate) async fn effects(
     language: Language,
     pipelines: &[&str],
@@ -161,9 +161,11 @@ impl World {
         let held = self.hold(table).await;
         let (a, b) = (self.spawn(arguments, input), self.spawn(arguments, input));
         self.await_blocked(2, &[&a, &b]).await;
+        let other = b.output().lines().count();
         let committed = a.kill().await.lines().count();
-        // A repetition has no effect, and is done at once.
-        assert_eq!(committed, if table == "effect" { EVENTS / 3 } else { 0 });
+        // A repetition has no effect: the one that is ahead is at the first new record. The other one is there too, or
+        // at a repetition of the same aggregate.
+        assert_eq!(committed.max(other), if table == "effect" { EVENTS / 3 } else { 0 });
         held.batch("commit").await;
         let again = self.spawn(arguments, &input[committed..]);
         b.finishes().await;

@@ -1,5 +1,5 @@
-//! The programs that the pages show in five languages, those of docs/sql/consumers.md and of docs/sql/inbox-programs.md:
-//! how each is compiled and started, and what it has written.
+//! The programs that the pages show in five languages, those of docs/sql/consumers.md and of
+//! docs/sql/inbox-programs.md: how each is compiled and started, and what it has written.
 
 use crate::await_that::{SOON, await_or_dump};
 use crate::private::{Signal, exit_of, signal};
