@@ -134,6 +134,8 @@ impl Service {
         let booked = self.arrived - dead;
         let count = "select count(*) || ' of ' || count(distinct event_id) from payment";
         assert_eq!(self.text(count).await, format!("{booked} of {booked}"));
+        let events = "select count(*) || ' of ' || count(distinct payload->>'payment') from outbox";
+        assert_eq!(self.text(events).await, format!("{booked} of {booked}"), "events");
         let wrong = "select count(*) from orders o
             where paid <> (select coalesce(sum(amount), 0) from payment p where p.order_id = o.id)";
         assert_eq!(self.text(wrong).await, "0", "an order that has other payments");
