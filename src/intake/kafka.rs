@@ -57,7 +57,15 @@ struct Place {
 }
 
 /// By topic and number, so that a record finds its place without an allocation.
-type Places = BTreeMap<String, BTreeMap<i32, Place>>;
+type Places = BTreeMap<String, TopicPlaces>;
+
+/// The partitions of a topic that are fetched.
+#[derive(Debug, Default)]
+struct TopicPlaces {
+    /// The id of the topic; `None` if the broker has no ids.
+    id: Option<String>,
+    partitions: BTreeMap<i32, Place>,
+}
 
 /// Why nothing is fetched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -221,7 +229,7 @@ impl<'a> KafkaIntake<'a> {
             Ok(true) => {
                 self.backoff.reset();
                 self.is_broker_down = false;
-                let read = self.places.values().map(BTreeMap::len).sum();
+                let read = self.places.values().map(|topic| topic.partitions.len()).sum();
                 self.observer.stores(read);
                 if read > 0 {
                     self.flow = Flow::Open;
@@ -284,7 +292,7 @@ impl<'a> KafkaIntake<'a> {
         self.places.clear();
         self.blocked.clear();
         let mut assign = BTreeMap::new();
-        for (partition, (decision, _)) in decided {
+        for (partition, (decision, topic_id)) in decided {
             let Some(offset) = stored.get(&partition) else { continue };
             let at = offset.next;
             let refused = self.refused.get(&partition) == Some(&at);
@@ -296,7 +304,8 @@ impl<'a> KafkaIntake<'a> {
                 Decision::Continue { .. } | Decision::Begin { .. } => {
                     let place = Place { stored: at, next: at };
                     let topic = self.places.entry(partition.topic.clone()).or_default();
-                    topic.insert(partition.number, place);
+                    topic.id = topic_id;
+                    topic.partitions.insert(partition.number, place);
                     assign.insert(partition, (at, offset.leader_epoch));
                 }
             }
@@ -361,10 +370,10 @@ impl<'a> KafkaIntake<'a> {
     fn poll(&mut self, wait: Duration) -> bool {
         let Self { source, places, batch, spec, store, .. } = self;
         let requirements = store.as_ref().map(|store| store.requirements().clone());
-        let polled = source.poll(wait, &mut |record, epoch| {
+        let polled = source.poll(wait, &mut |record| {
             // Without a session nothing is fetched.
             if let Some(requirements) = &requirements {
-                take(places, batch, (&spec.rules, requirements), record, epoch);
+                take(places, batch, (&spec.rules, requirements), record);
             }
         });
         match polled {
@@ -395,8 +404,10 @@ impl<'a> KafkaIntake<'a> {
             | KafkaErrorCode::OffsetOutOfRange
             | KafkaErrorCode::LogTruncation => {
                 if let Some(partition) = partition
-                    && let Some(place) =
-                        self.places.get(&partition.topic).and_then(|it| it.get(&partition.number))
+                    && let Some(place) = self
+                        .places
+                        .get(&partition.topic)
+                        .and_then(|it| it.partitions.get(&partition.number))
                 {
                     self.refused.insert(partition, place.stored);
                 }
@@ -517,7 +528,9 @@ impl<'a> KafkaIntake<'a> {
         };
         for (partition, span) in self.batch.spans() {
             let places = self.places.get_mut(&partition.topic);
-            if let Some(place) = places.and_then(|places| places.get_mut(&partition.number)) {
+            if let Some(place) =
+                places.and_then(|topic| topic.partitions.get_mut(&partition.number))
+            {
                 place.stored = span.next;
             }
             self.refused.remove(partition);
@@ -567,7 +580,7 @@ impl<'a> KafkaIntake<'a> {
         let mut offsets = BTreeMap::new();
         let mut lag = Some(0);
         for (topic, places) in &self.places {
-            for (number, place) in places {
+            for (number, place) in &places.partitions {
                 let partition = Partition { topic: topic.clone(), number: *number };
                 let behind = self.source.high(&partition).map(|high| high - place.stored);
                 let behind = behind.map(|behind| u64::try_from(behind).unwrap_or(0));
@@ -609,14 +622,15 @@ fn take(
     batch: &mut Batch,
     (rules, requirements): (&MessageRules, &Requirements),
     record: &KafkaRecord<'_>,
-    epoch: Option<i32>,
 ) {
-    let place = places.get_mut(record.topic).and_then(|places| places.get_mut(&record.partition));
+    let Some(topic) = places.get_mut(record.topic) else { return };
+    let place = topic.partitions.get_mut(&record.partition);
     let Some(place) = place.filter(|place| record.offset >= place.next) else { return };
     place.next = record.offset + 1;
-    let message = rules.message(record, requirements);
+    let record = KafkaRecord { topic_id: topic.id.as_deref(), ..*record };
+    let message = rules.message(&record, requirements);
     let of = (record.topic, record.partition);
-    batch.push_record(message, of, (place.stored, record.offset), epoch);
+    batch.push_record(message, of, (place.stored, record.offset), record.leader_epoch);
 }
 
 /// The offsets that are stored before the partitions are fetched: of new partitions, and ids of topics.

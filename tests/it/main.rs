@@ -100,17 +100,14 @@ mod hostile;
 mod ids;
 /// The inbox in SQL: what a consumer has done is done once.
 mod inbox;
-<<<<<<< HEAD
 /// `postrider inbox`: what each subcommand says and does.
 mod inbox_cli;
-/// `postrider inbox run`: records are stored once, whatever is killed.
-mod inbox_run;
-=======
 /// The inbox in programs of five languages: what docs/consumers.md and docs/sql/inbox-programs.md show.
 mod inbox_consumers;
 /// The worked pipeline of docs/sql/inbox-programs.md: inbox, business logic, outbox.
 mod inbox_pipeline;
->>>>>>> 5027fdc3 (Programs with the inbox in five languages, and the pages that show them)
+/// `postrider inbox run`: records are stored once, whatever is killed.
+mod inbox_run;
 /// `postrider init`: what it writes runs as it is, also from a Debezium connector's configuration.
 mod init;
 mod insertion_order;

@@ -15,10 +15,14 @@ const AGGREGATE_BYTES_MAX: usize = 1000;
 pub struct KafkaRecord<'a> {
     /// The topic.
     pub topic: &'a str,
+    /// The id of the topic; `None` if the broker has no ids.
+    pub topic_id: Option<&'a str>,
     /// The partition.
     pub partition: i32,
     /// The offset.
     pub offset: i64,
+    /// The epoch of the leader that wrote the record; `None` if the broker does not say it.
+    pub leader_epoch: Option<i32>,
     /// The time of the record. Unit: milliseconds since 1970.
     pub timestamp_ms: Option<i64>,
     /// The key.
@@ -27,6 +31,19 @@ pub struct KafkaRecord<'a> {
     pub value: Option<&'a [u8]>,
     /// Name and value of each header, in their order.
     pub headers: &'a [(&'a [u8], Option<&'a [u8]>)],
+}
+
+impl KafkaRecord<'_> {
+    /// The identity of a record without an id.
+    const fn place(&self) -> Identity<'_> {
+        Identity::Record {
+            topic: self.topic,
+            topic_id: self.topic_id,
+            partition: self.partition,
+            leader_epoch: self.leader_epoch,
+            offset: self.offset,
+        }
+    }
 }
 
 /// `[inboxes.NAME.message]`: which headers a message is made of.
@@ -108,27 +125,19 @@ impl MessageRules {
     /// reason in [`Message::dead`]: none is left out.
     pub fn message(&self, record: &KafkaRecord<'_>, needs: &Requirements) -> Message {
         let headers = Headers(record.headers);
-        let mut message = self.complete(record, &headers, needs).unwrap_or_else(|why| {
-            let place = Identity::Record {
-                topic: record.topic,
-                partition: record.partition,
-                offset: record.offset,
-            };
-            Message {
-                event_id: place.event_id(),
-                source: record.topic.to_owned(),
-                aggregate_id: self.aggregate(record, &headers).ok().flatten(),
-                dead: Some(why),
-                ..Message::default()
-            }
+        let mut message = self.complete(record, &headers, needs).unwrap_or_else(|why| Message {
+            event_id: record.place().event_id(),
+            source: record.topic.to_owned(),
+            aggregate_id: self.aggregate(record, &headers).ok().flatten(),
+            dead: Some(why),
+            ..Message::default()
         });
         message.body = record.value.map_or(Body::Absent, Body::of);
         message.headers = headers_json(record, message.aggregate_id.as_deref());
         if message.dead.is_some() {
             // Alone in an aggregate of its own, so that it holds back no other message.
             if needs.aggregate && message.aggregate_id.is_none() {
-                let (topic, partition, offset) = (record.topic, record.partition, record.offset);
-                message.aggregate_id = Some(format!("{topic}@{partition}/{offset}"));
+                message.aggregate_id = Some(record.place().event_id());
             }
             message.sequence_num = message.sequence_num.or(needs.first_sequence);
         }
@@ -214,12 +223,7 @@ impl MessageRules {
             let event_id = Identity::Id { source, id: checked(header, id)? }.event_id();
             return Ok((event_id, Some(Remembered::Id(format!("/{id}")))));
         }
-        let place = Identity::Record {
-            topic: record.topic,
-            partition: record.partition,
-            offset: record.offset,
-        };
-        Ok((place.event_id(), None))
+        Ok((record.place().event_id(), None))
     }
 
     /// The header that is configured, else topic and key; `None` if there is none.

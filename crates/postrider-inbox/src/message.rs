@@ -131,12 +131,17 @@ pub enum Identity<'a> {
         /// The id.
         id: &'a str,
     },
-    /// A record without an id: its place in Kafka.
+    /// A record without an id: its place in Kafka. A topic that is created again has another id, and a record that
+    /// takes the offset of one that was truncated has a higher epoch.
     Record {
         /// The topic.
         topic: &'a str,
+        /// The id of the topic; `None` if the broker has no ids.
+        topic_id: Option<&'a str>,
         /// The partition.
         partition: i32,
+        /// The epoch of the leader that wrote the record; `None` if the broker does not say it.
+        leader_epoch: Option<i32>,
         /// The offset.
         offset: i64,
     },
@@ -149,7 +154,11 @@ impl Identity<'_> {
         match self {
             Self::Event { source, history, id } => format!("{}/{history}/{id}", escaped(source)),
             Self::Id { source, id } => format!("{}//{id}", escaped(source)),
-            Self::Record { topic, partition, offset } => format!("{topic}@{partition}/{offset}"),
+            Self::Record { topic, topic_id, partition, leader_epoch, offset } => {
+                let id = topic_id.unwrap_or_default();
+                let epoch = leader_epoch.map(|epoch| epoch.to_string()).unwrap_or_default();
+                format!("{topic}@{id}/{partition}/{epoch}/{offset}")
+            }
         }
     }
 }
@@ -181,8 +190,9 @@ mod tests {
     fn messages_that_differ_have_different_keys() {
         let event = |source, history, id| Identity::Event { source, history, id }.event_id();
         let id = |source, id| Identity::Id { source, id }.event_id();
-        let record =
-            |topic, partition, offset| Identity::Record { topic, partition, offset }.event_id();
+        let record = |topic, (topic_id, leader_epoch), partition, offset| {
+            Identity::Record { topic, topic_id, partition, leader_epoch, offset }.event_id()
+        };
         let all = [
             event("orders", "68F1A2B3", "7"),
             event("orders", "68F1A2B4", "7"),
@@ -194,15 +204,19 @@ mod tests {
             id("orders/", "7"),
             id("orders@3", "7"),
             id("orders", "@3/7"),
-            record("orders", 3, 7),
-            record("orders", 37, 7),
+            record("orders", (None, None), 3, 7),
+            record("orders", (None, None), 37, 7),
+            record("orders", (Some("id"), None), 3, 7),
+            record("orders", (Some("other"), None), 3, 7),
+            record("orders", (None, Some(1)), 3, 7),
+            record("orders", (None, Some(2)), 3, 7),
         ];
         let mut unique = all.to_vec();
         unique.sort();
         unique.dedup();
         assert_eq!(unique.len(), all.len(), "{all:?}");
         assert_eq!(all[0], "orders/68F1A2B3/7");
-        assert_eq!(all[10], "orders@3/7");
+        assert_eq!(all[10], "orders@/3//7");
     }
 
     #[test]

@@ -643,6 +643,10 @@ BEGIN
     GET DIAGNOSTICS v_found = ROW_COUNT;
     IF i.ordering IS NOT NULL THEN
         PERFORM postrider.inbox_settle(i, v_aggregates);
+        -- Messages that were inserted as dead ones have no row in inbox_order yet.
+        INSERT INTO postrider.inbox_wake (inbox, aggregate_id)
+        SELECT p_name, a.id FROM unnest(v_aggregates) a(id) WHERE NOT EXISTS (
+            SELECT FROM postrider.inbox_order o WHERE o.inbox = p_name AND o.aggregate_id = a.id);
     END IF;
     RETURN v_found;
 END $$;

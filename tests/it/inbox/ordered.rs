@@ -485,3 +485,22 @@ async fn a_truncated_ordered_inbox_goes_on() {
         assert_eq!(drain(&world, 10).await.len(), 2);
     }
 }
+
+/// An intake stores poison as dead messages, also of aggregates of which nothing else has come.
+#[tokio::test]
+async fn a_message_that_was_inserted_as_a_dead_one_is_given_out_after_its_replay() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let world = InboxDatabase::ordered(version, "inbox_born_dead", "arrival").await;
+        world
+            .sql
+            .batch(
+                "insert into postrider_inbox.jobs (event_id, aggregate_id, dead_at, error)
+                 values ('m1', 'a', now(), 'no number'), ('m2', 'b', now(), 'no number')",
+            )
+            .await;
+        assert_eq!(world.next("w", 10, None).await, Given::default());
+        let replayed = "select postrider.replay_inbox_messages('jobs', array['m1', 'm2'])";
+        assert_eq!(world.number(replayed).await, 2);
+        assert_eq!(world.next("w", 10, None).await.ids, ["m1", "m2"]);
+    }
+}

@@ -48,12 +48,12 @@ impl<C: ConsumerContext> Poller<C> {
         &self.consumer
     }
 
-    /// Takes the next event, and waits for it at most `timeout`. A record is passed to `receive`, with the epoch of its
-    /// leader, if the broker says it.
+    /// Takes the next event, and waits for it at most `timeout`. A record is passed to `receive`, without
+    /// the id of its topic.
     pub(super) fn poll(
         &self,
         timeout: Duration,
-        receive: &mut dyn FnMut(&KafkaRecord<'_>, Option<i32>),
+        receive: &mut dyn FnMut(&KafkaRecord<'_>),
     ) -> Polled {
         let millis = c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX);
         // SAFETY: the queue is alive; the event is destroyed below, after its last use. Everything that is read of it is
@@ -115,10 +115,7 @@ impl<C: ConsumerContext> Drop for Poller<C> {
 
 /// # Safety
 /// `message` is a live message of a fetch.
-unsafe fn pass(
-    message: *const sys::rd_kafka_message_t,
-    receive: &mut dyn FnMut(&KafkaRecord<'_>, Option<i32>),
-) {
+unsafe fn pass(message: *const sys::rd_kafka_message_t, receive: &mut dyn FnMut(&KafkaRecord<'_>)) {
     // SAFETY: what the caller promises; the message owns its topic, key, value and headers.
     unsafe {
         let name = CStr::from_ptr(sys::rd_kafka_topic_name((*message).rkt));
@@ -126,9 +123,13 @@ unsafe fn pass(
         read_headers(message, &mut headers);
         let mut kind = sys::rd_kafka_timestamp_type_t::RD_KAFKA_TIMESTAMP_NOT_AVAILABLE;
         let timestamp = sys::rd_kafka_message_timestamp(message, &raw mut kind);
+        // The epoch of the leader; -1 if the broker does not say it.
+        let epoch = sys::rd_kafka_message_leader_epoch(message);
         let record = KafkaRecord {
             // Names of topics are ASCII.
             topic: name.to_str().unwrap_or_default(),
+            topic_id: None,
+            leader_epoch: (epoch >= 0).then_some(epoch),
             partition: (*message).partition,
             offset: (*message).offset,
             timestamp_ms: (timestamp >= 0).then_some(timestamp),
@@ -136,9 +137,7 @@ unsafe fn pass(
             value: slice((*message).payload, (*message).len),
             headers: &headers,
         };
-        // The epoch of the leader; -1 if the broker does not say it.
-        let epoch = sys::rd_kafka_message_leader_epoch(message);
-        receive(&record, (epoch >= 0).then_some(epoch));
+        receive(&record);
     }
 }
 

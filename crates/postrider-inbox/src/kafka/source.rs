@@ -102,13 +102,9 @@ impl KafkaSource {
         Ok(Self { poller: Poller::of(consumer)?, start: config.start })
     }
 
-    /// Takes the next event, and waits for it at most `timeout`. A record is passed to `receive`, with the epoch of the
-    /// leader that it came from.
-    pub fn poll(
-        &self,
-        timeout: Duration,
-        receive: &mut dyn FnMut(&KafkaRecord<'_>, Option<i32>),
-    ) -> Polled {
+    /// Takes the next event, and waits for it at most `timeout`. A record is passed to `receive`, without
+    /// the id of its topic.
+    pub fn poll(&self, timeout: Duration, receive: &mut dyn FnMut(&KafkaRecord<'_>)) -> Polled {
         self.poller.poll(timeout, receive)
     }
 

@@ -14,6 +14,8 @@ const EVENT: &[Header<'static>] = &[
 fn record<'a>(headers: &'a [Header<'a>]) -> KafkaRecord<'a> {
     KafkaRecord {
         topic: "order",
+        topic_id: Some("ID"),
+        leader_epoch: Some(2),
         partition: 3,
         offset: 17,
         timestamp_ms: Some(1_000),
@@ -79,17 +81,17 @@ fn positions_are_compared_only_if_that_is_configured_and_there_is_an_aggregate()
 fn other_records_are_known_by_their_place_unless_a_header_is_configured() {
     let headers: &[Header<'_>] = &[(b"id", Some(b"7"))];
     let plain = message(headers);
-    assert_eq!((plain.event_id.as_str(), id(&plain)), ("order@3/17", None));
+    assert_eq!((plain.event_id.as_str(), id(&plain)), ("order@ID/3/2/17", None));
     let rules = MessageRules { id_header: Some("id".to_owned()), ..MessageRules::default() };
     let known = rules.message(&record(headers), &Requirements::default());
     assert_eq!(known.event_id, "order//7");
     assert_eq!(id(&known), Some("/7"));
     let without = rules.message(&record(&[]), &Requirements::default());
-    assert_eq!((without.event_id.as_str(), id(&without)), ("order@3/17", None));
+    assert_eq!((without.event_id.as_str(), id(&without)), ("order@ID/3/2/17", None));
     // A header `position` of another producer is no position.
     for position in [&b"5"[..], b"68f1a2b3-0000000001a2b3c8-00000005", b"\xff"] {
         let headers: &[Header<'_>] = &[(b"id", Some(b"7")), (b"position", Some(position))];
-        assert_eq!(message(headers).event_id, "order@3/17");
+        assert_eq!(message(headers).event_id, "order@ID/3/2/17");
     }
 }
 
@@ -147,7 +149,11 @@ fn a_record_that_lacks_what_the_inbox_needs_is_a_dead_message_with_the_reason() 
     let rules = MessageRules { sequence_header: Some("seq".to_owned()), ..MessageRules::default() };
     let dead = rules.message(&keyless, &arrival);
     assert_eq!(dead.dead.as_deref(), Some("the record has no key, and the inbox has an order"));
-    assert_eq!(dead.aggregate_id.as_deref(), Some("order@3/17"), "it holds back no other message");
+    assert_eq!(
+        dead.aggregate_id.as_deref(),
+        Some("order@ID/3/2/17"),
+        "it holds back no other message"
+    );
     let dead = rules.message(&record(&[]), &by_number);
     assert_eq!(dead.dead.as_deref(), Some("the record has no header \"seq\""));
     assert_eq!((dead.sequence_num, dead.aggregate_id.as_deref()), (Some(1), Some("order/42")));
@@ -173,7 +179,7 @@ fn headers_that_can_not_be_columns_make_a_dead_message_and_keep_the_content() {
     for headers in cases {
         let dead = message(headers);
         assert!(dead.dead.is_some(), "{headers:?}");
-        assert_eq!((dead.event_id.as_str(), dead.source.as_str()), ("order@3/17", "order"));
+        assert_eq!((dead.event_id.as_str(), dead.source.as_str()), ("order@ID/3/2/17", "order"));
         assert!(dead.body == Body::Json("{\"n\": 1}".to_owned()));
         assert_eq!(dead.aggregate_id.as_deref(), Some("order/42"));
     }
