@@ -288,7 +288,8 @@ unsafe fn ids(event: *mut sys::rd_kafka_event_t) -> Result<BTreeMap<String, Stri
             let error = sys::rd_kafka_TopicDescription_error(topic);
             let is_known = error.is_null() || sys::rd_kafka_error_code(error) == NO_ERROR;
             if is_known && !id.is_null() {
-                let id = text(sys::rd_kafka_Uuid_base64str(id));
+                // As Kafka's own tools print it: base64 for URLs.
+                let id = text(sys::rd_kafka_Uuid_base64str(id)).replace('+', "-").replace('/', "_");
                 // Brokers before 2.8 have no ids: all zeros.
                 if !id.is_empty() && id.bytes().any(|byte| byte != b'A') {
                     found.insert(text(sys::rd_kafka_TopicDescription_name(topic)), id);
