@@ -261,6 +261,7 @@ fn render(pipelines: &[Value], color: bool) -> String {
         text.push_str(&problem(pipeline));
         text.push_str(&maintenance(pipeline));
         text.push_str(&event_logs(pipeline));
+        text.push_str(&inboxes(pipeline));
         text.push_str(&parked(pipeline));
         text.push_str(&skipped(pipeline));
     }
@@ -408,6 +409,65 @@ fn group_line(group: &Value) -> String {
     if count("held_events") > 0 {
         write!(text, "; retains {}", counted(count("held_events"), "event", "events"))
             .unwrap_or_default();
+    }
+    text
+}
+
+/// The inboxes that the pipeline maintains: a line for each, and why their maintenance fails.
+fn inboxes(pipeline: &Value) -> String {
+    let name = pipeline["pipeline"].as_str().unwrap_or("-");
+    let array = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let mut text = String::new();
+    for database in array(&pipeline["maintenance"]["inboxes"]) {
+        let which = match database["database"].as_str() {
+            Some("sink") => "database of the event logs",
+            Some(_) | None => "database",
+        };
+        let inboxes = array(&database["inboxes"]);
+        if !inboxes.is_empty() {
+            // Writing to a String does not fail.
+            let count = u64::try_from(inboxes.len()).unwrap_or(u64::MAX);
+            write!(text, "\n\n{name}: {} in its {which}", counted(count, "inbox", "inboxes"))
+                .unwrap_or_default();
+        }
+        for inbox in inboxes {
+            text.push_str("\n  ");
+            text.push_str(&inbox_line(&inbox));
+        }
+        if let Some(more) = database["unreported"].as_u64().filter(|more| *more > 0) {
+            write!(text, "\n  {} more: SELECT * FROM postrider.inbox_status();", grouped(more))
+                .unwrap_or_default();
+        }
+        if let Some(reason) = database["reason"].as_str() {
+            write!(
+                text,
+                "\n\n{name}: the inboxes in its {which} are not maintained; the pipeline is not affected: {reason}"
+            )
+            .unwrap_or_default();
+            if let Some(hint) = database["hint"].as_str() {
+                write!(text, "\n  {hint}").unwrap_or_default();
+            }
+        }
+    }
+    text
+}
+
+/// `inbox mail: healthy; 1,234 messages pending, the oldest since 12 min; 1 message dead; 2 gaps`
+fn inbox_line(inbox: &Value) -> String {
+    let count = |key: &str| inbox[key].as_u64().unwrap_or(0);
+    let messages = |key: &str| counted(count(key), "message", "messages");
+    let name = printable(inbox["inbox"].as_str().unwrap_or("-"));
+    let health = printable(inbox["health"].as_str().unwrap_or("-"));
+    let mut text = format!("inbox {name}: {health}; {} pending", messages("pending"));
+    if count("pending") > 0 {
+        let oldest = age(inbox["oldest_pending_seconds"].as_f64().unwrap_or(0.0));
+        write!(text, ", the oldest since {oldest}").unwrap_or_default();
+    }
+    if count("dead") > 0 {
+        write!(text, "; {} dead", messages("dead")).unwrap_or_default();
+    }
+    if count("gaps") > 0 {
+        write!(text, "; {}", counted(count("gaps"), "gap", "gaps")).unwrap_or_default();
     }
     text
 }
@@ -577,6 +637,30 @@ mod tests {
               2 more: postrider groups list -p orders
 
             orders: maintenance of event logs fails, and is repeated; publishing is not affected: permission denied
+              GRANT one;"#]]
+        .assert_eq(&some);
+    }
+
+    #[test]
+    fn inboxes_have_a_line_each() {
+        assert_eq!(inboxes(&json!({"pipeline": "orders"})), "");
+        let some = inboxes(&json!({"pipeline": "orders", "maintenance": {"inboxes": [
+            {"database": "source", "inboxes": [
+                {"inbox": "mail", "pending": 1_234, "dead": 1, "oldest_pending_seconds": 754.2, "health": "degraded"},
+                {"inbox": "stock", "pending": 0, "dead": 0, "oldest_pending_seconds": 0.0, "gaps": 2,
+                 "health": "healthy"},
+            ], "unreported": 1},
+            {"database": "sink", "inboxes": [], "reason": "permission denied", "hint": "GRANT one;"},
+        ]}}));
+        expect![[r#"
+
+
+            orders: 2 inboxes in its database
+              inbox mail: degraded; 1,234 messages pending, the oldest since 12 min; 1 message dead
+              inbox stock: healthy; 0 messages pending; 2 gaps
+              1 more: SELECT * FROM postrider.inbox_status();
+
+            orders: the inboxes in its database of the event logs are not maintained; the pipeline is not affected: permission denied
               GRANT one;"#]]
         .assert_eq(&some);
     }

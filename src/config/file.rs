@@ -3,8 +3,9 @@
 use super::section::{Context, Excerpt, FilePosition, Lines, ReadOutcome, Section};
 use super::types::{AdminConfig, Config};
 use super::{build, pipeline};
-use crate::pipeline::MaintenanceSettings;
+use crate::pipeline::{InboxSettings, MaintenanceSettings};
 use crate::postgres::conninfo;
+use crate::postgres::store::inbox_maintenance::InboxKeep;
 use crate::sink::{KINDS, SinkKind};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -199,9 +200,41 @@ fn maintenance(section: Section<'_>) -> MaintenanceSettings {
             default.log_retain_interval,
             Duration::from_secs(1)..=Duration::from_hours(24),
         ),
+        inboxes: inboxes(&section),
     };
     section.finish();
     settings
+}
+
+/// The keys of `[maintenance]` for inboxes.
+fn inboxes(section: &Section<'_>) -> InboxSettings {
+    let default = InboxSettings::default();
+    let keep = |key| {
+        let given = section.has(key);
+        let range = Duration::from_secs(1)..=Duration::from_hours(100 * 365 * 24);
+        match section.duration_or_never(key, range) {
+            Some(keep) => InboxKeep::For(keep),
+            None if given => InboxKeep::Forever,
+            None => InboxKeep::OfInbox,
+        }
+    };
+    InboxSettings {
+        enabled: section.boolean("inbox_enabled", default.enabled),
+        ids_keep: section.duration(
+            "inbox_ids_keep",
+            default.ids_keep,
+            Duration::from_hours(24)..=Duration::from_hours(28 * 24),
+        ),
+        processed_keep: keep("inbox_processed_keep"),
+        dead_keep: keep("inbox_dead_keep"),
+        drain_interval: section.duration(
+            "inbox_drain_interval",
+            default.drain_interval,
+            Duration::from_secs(1)..=Duration::from_hours(24),
+        ),
+        drain_batch: section.small("inbox_drain_batch", default.drain_batch, 1..=100_000),
+        dead_alerts_max: section.small("inbox_dead_alerts_max", default.dead_alerts_max, 0..=1000),
+    }
 }
 
 /// Why the variables of a string, `${NAME}` or `${NAME:-default}`, could not be replaced. The text names variables, and

@@ -8,6 +8,7 @@ use super::section::{FilePosition, quoted};
 use super::types::{Config, Mark, Ordering, PipelineConfig, SizeMax};
 use crate::outbox::{NullPayload, OnUpdate, OutboxSpec, Placement, TimestampSource};
 use crate::pipeline::{Mode, OnSlotLost};
+use crate::postgres::store::inbox_maintenance::InboxKeep;
 use crate::relay::OnPoison;
 use crate::sink::{self, ShownValue};
 use serde_json::{Value, json};
@@ -91,6 +92,19 @@ impl Rows<'_> {
         self.add(table, "log_keep", settings.log_keep.map_or_else(|| json!("0"), duration));
         self.add(table, "log_evict", json!(settings.log_evict));
         self.add(table, "log_retain_interval", duration(settings.log_retain_interval));
+        let inboxes = settings.inboxes;
+        let keep = |keep| match keep {
+            InboxKeep::OfInbox => Value::Null,
+            InboxKeep::Forever => json!("0"),
+            InboxKeep::For(time) => duration(time),
+        };
+        self.add(table, "inbox_enabled", json!(inboxes.enabled));
+        self.add(table, "inbox_ids_keep", duration(inboxes.ids_keep));
+        self.add(table, "inbox_processed_keep", keep(inboxes.processed_keep));
+        self.add(table, "inbox_dead_keep", keep(inboxes.dead_keep));
+        self.add(table, "inbox_drain_interval", duration(inboxes.drain_interval));
+        self.add(table, "inbox_drain_batch", json!(inboxes.drain_batch));
+        self.add(table, "inbox_dead_alerts_max", json!(inboxes.dead_alerts_max));
     }
 
     #[cfg(feature = "kafka")]

@@ -24,7 +24,7 @@ pub struct Config {
     pub admin: AdminConfig,
     /// How long a shutdown waits for events in flight, and for the database to store the last position.
     pub shutdown_grace: Duration,
-    /// The maintenance of event logs and consumer groups.
+    /// The maintenance of event logs, consumer groups and inboxes.
     pub maintenance: MaintenanceSettings,
     /// The pipelines, by name.
     pub pipelines: Vec<PipelineConfig>,

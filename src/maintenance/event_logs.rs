@@ -1,15 +1,13 @@
-//! The maintenance of event logs and consumer groups: which steps are due, and their statements in order.
+//! The maintenance of event logs and consumer groups: its steps, and their statements in order.
 
 use super::event_logs_report::EventLogsReport;
-use super::pace::FAILURE_BACKOFF;
+use super::inboxes::InboxSettings;
 use super::report::RunError;
-use crate::backoff::Backoff;
 use crate::postgres::control::Control;
 use crate::postgres::store::log_maintenance::{self, LogFacts};
 use crate::postgres::{Conninfo, SourceError, SourceErrorKind, SqlState, error_policy};
 use crate::status::{EventLogSummary, GroupSummary};
 use std::time::Duration;
-use tokio::time::Instant;
 use tokio_postgres::Client;
 
 /// Pause between two readings of logs and groups, for status and metrics.
@@ -27,7 +25,7 @@ const GROUPS_MAX: usize = 200;
 /// Silent consumers that are compared from one reading to the next.
 const SILENT_MAX: usize = 1000;
 
-/// `[maintenance]` of the configuration: the maintenance of event logs and consumer groups.
+/// `[maintenance]` of the configuration: the maintenance of event logs, of their consumer groups, and of inboxes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MaintenanceSettings {
     /// Pause between two deletions of states that are not the newest.
@@ -44,6 +42,8 @@ pub struct MaintenanceSettings {
     pub log_evict: bool,
     /// Pause between two decisions about what is dropped.
     pub log_retain_interval: Duration,
+    /// The maintenance of inboxes.
+    pub inboxes: InboxSettings,
 }
 
 impl Default for MaintenanceSettings {
@@ -56,6 +56,7 @@ impl Default for MaintenanceSettings {
             log_keep: None,
             log_evict: false,
             log_retain_interval: Duration::from_mins(1),
+            inboxes: InboxSettings::default(),
         }
     }
 }
@@ -82,75 +83,17 @@ pub(super) enum Step {
     Read,
 }
 
-/// When the steps are due, each by itself: one that fails delays no other one.
-#[derive(Debug)]
-pub(super) struct Schedule([StepSchedule; 3]);
+/// The steps, in the order in which they are done.
+pub(super) const STEPS: [Step; 3] = [Step::Sweep, Step::Retain, Step::Read];
 
-/// When a step is due.
-#[derive(Debug)]
-struct StepSchedule {
-    step: Step,
-    /// When it is done next.
-    at: Instant,
-    /// Pauses after failures.
-    backoff: Backoff,
-    /// Whether it failed the last time.
-    is_failing: bool,
-}
-
-impl Schedule {
-    /// Every step is due at `at`, in this order.
-    pub(super) fn new(at: Instant) -> Self {
-        let step = |step| StepSchedule { step, at, backoff: FAILURE_BACKOFF, is_failing: false };
-        Self([Step::Sweep, Step::Retain, Step::Read].map(step))
-    }
-
-    /// When the next step is due.
-    pub(super) fn next_at(&self) -> Instant {
-        let [sweep, retain, read] = &self.0;
-        sweep.at.min(retain.at).min(read.at)
-    }
-
-    /// No step is due before `at`.
-    pub(super) fn postpone(&mut self, at: Instant) {
-        for step in &mut self.0 {
-            step.at = step.at.max(at);
+impl Step {
+    /// The pause after it.
+    pub(super) const fn pause(self, settings: &MaintenanceSettings) -> Duration {
+        match self {
+            Self::Sweep => settings.sweep_interval,
+            Self::Retain => settings.log_retain_interval,
+            Self::Read => READ_INTERVAL,
         }
-    }
-
-    /// The steps that are due.
-    pub(super) fn due(&self, now: Instant) -> Vec<Step> {
-        self.0.iter().filter(|step| step.at <= now).map(|step| step.step).collect()
-    }
-
-    /// A step has ended at `now`.
-    pub(super) fn ended(
-        &mut self,
-        step: Step,
-        is_done: bool,
-        now: Instant,
-        settings: &MaintenanceSettings,
-    ) {
-        let pause = match step {
-            Step::Sweep => settings.sweep_interval,
-            Step::Retain => settings.log_retain_interval,
-            Step::Read => READ_INTERVAL,
-        };
-        for schedule in self.0.iter_mut().filter(|schedule| schedule.step == step) {
-            schedule.is_failing = !is_done;
-            schedule.at = now
-                + if is_done {
-                    schedule.backoff.reset();
-                    pause
-                } else {
-                    pause.max(schedule.backoff.next(fastrand::f64()))
-                };
-        }
-    }
-
-    /// Whether each step was done the last time.
-    pub(super) fn all_done(&self) -> bool {
-        self.0.iter().all(|step| !step.is_failing)
     }
 }
 
@@ -339,50 +282,3 @@ const SWEEPS_MAX: u32 = 20;
 /// The SQL toolkit is not installed, or an earlier version of it is.
 const NOT_INSTALLED: &str = "install the SQL toolkit of this version in the log's database, as an administrator: \
     postrider sql --install --url ADMIN_URL --relay ROLE, with the role of this pipeline";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn steps_are_due_after_their_pauses_and_not_before() {
-        let settings = MaintenanceSettings::default();
-        let start = Instant::now();
-        let mut schedule = Schedule::new(start);
-        let all = [Step::Sweep, Step::Retain, Step::Read];
-        let mut counts = [0; 3];
-        while schedule.next_at() < start + Duration::from_mins(1) {
-            let now = schedule.next_at();
-            for step in schedule.due(now) {
-                counts[all.iter().position(|known| *known == step).unwrap()] += 1;
-                schedule.ended(step, true, now, &settings);
-            }
-            assert!(schedule.next_at() > now);
-        }
-        assert_eq!(counts, [12, 1, 6]);
-        let later = start + Duration::from_mins(5);
-        schedule.postpone(later);
-        assert_eq!((schedule.next_at(), schedule.due(later)), (later, all.to_vec()));
-    }
-
-    #[test]
-    fn a_step_that_fails_delays_no_other_one_and_is_known_until_it_is_done() {
-        let settings = MaintenanceSettings::default();
-        let start = Instant::now();
-        let mut schedule = Schedule::new(start);
-        schedule.ended(Step::Sweep, true, start, &settings);
-        schedule.ended(Step::Read, true, start, &settings);
-        for _ in 0..8 {
-            schedule.ended(Step::Retain, false, start, &settings);
-        }
-        assert_eq!(schedule.next_at(), start + settings.sweep_interval);
-        schedule.ended(Step::Sweep, true, start, &settings);
-        assert!(!schedule.all_done());
-        // Neither more often than without a failure, nor less often than every 5 minutes.
-        let retain_at = schedule.0[1].at;
-        assert!(retain_at >= start + settings.log_retain_interval);
-        assert!(retain_at <= start + Duration::from_mins(5));
-        schedule.ended(Step::Retain, true, start, &settings);
-        assert!(schedule.all_done());
-    }
-}

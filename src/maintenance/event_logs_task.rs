@@ -1,9 +1,9 @@
 //! The task for event logs: it works while this process owns the pipeline, on a session that is kept.
 
 use super::duty::{Duty, OwnerEpoch, ownership_ends};
-use super::event_logs::{EventLogsSpec, Schedule};
+use super::event_logs::{EventLogsSpec, STEPS, Step};
 use super::event_logs_report::EventLogsReport;
-use super::pace::{FIRST_PAUSE, cancel};
+use super::pace::{FIRST_PAUSE, Schedule, cancel};
 use super::report::RunError;
 use crate::postgres::control::Control;
 use crate::status::StatusHandle;
@@ -18,7 +18,7 @@ pub(super) struct EventLogsTask {
     duty: watch::Receiver<Duty>,
     report: EventLogsReport,
     /// When the steps are due.
-    schedule: Schedule,
+    schedule: Schedule<Step, 3>,
     /// The session; `None` after a failure, and while this process does not own the pipeline.
     session: Option<Control>,
 }
@@ -34,7 +34,7 @@ impl EventLogsTask {
             spec,
             duty: owner.subscribe(),
             report,
-            schedule: Schedule::new(Instant::now()),
+            schedule: Schedule::new(STEPS, Instant::now()),
             session: None,
         }
     }
@@ -107,7 +107,7 @@ impl EventLogsTask {
                 Ok(control) => session.insert(control),
                 Err(error) => {
                     for step in due {
-                        schedule.ended(step, false, Instant::now(), &spec.settings);
+                        schedule.ended(step, false, Instant::now(), step.pause(&spec.settings));
                     }
                     return Some(vec![error]);
                 }
@@ -124,7 +124,8 @@ impl EventLogsTask {
                     return None;
                 }
             };
-            schedule.ended(step, done.is_ok(), Instant::now(), &spec.settings);
+            let pause = step.pause(&spec.settings);
+            schedule.ended(step, done.is_ok(), Instant::now(), pause);
             failed.extend(done.err());
         }
         Some(failed)

@@ -18,11 +18,19 @@
 //! A pipeline whose sink writes event logs has a second task (`event_logs_task`), for the logs and their consumer
 //! groups. It works on the logs' database, which may be another one, every few seconds, and so keeps its session. Its
 //! statements check no epoch: each of them is right whoever runs it, and however often.
+//!
+//! A further task (`inboxes_task`) is for the inboxes of the SQL toolkit, one for each database of the pipeline. Most
+//! databases have none: then it looks every few minutes, and keeps no session. Its statements check no epoch either.
 
 mod duty;
 mod event_logs;
 mod event_logs_report;
 mod event_logs_task;
+mod inbox_pace;
+mod inbox_watch;
+mod inboxes;
+mod inboxes_report;
+mod inboxes_task;
 mod pace;
 mod report;
 mod run;
@@ -31,5 +39,7 @@ mod task;
 pub(crate) use duty::OwnerEpoch;
 pub(crate) use event_logs::EventLogsSpec;
 pub use event_logs::MaintenanceSettings;
+pub use inboxes::InboxSettings;
+pub(crate) use inboxes::InboxesSpec;
 pub(crate) use run::MaintenanceSpec;
 pub(crate) use task::Maintenance;

@@ -3,6 +3,8 @@
 use super::duty::{Duty, OwnerEpoch, ownership_ends};
 use super::event_logs::EventLogsSpec;
 use super::event_logs_task::EventLogsTask;
+use super::inboxes::InboxesSpec;
+use super::inboxes_task::InboxesTask;
 use super::pace::{FAILURE_BACKOFF, FIRST_PAUSE, cancel};
 use super::report::{MaintenanceReport, RunError};
 use super::run::{MaintenanceSpec, RunOutcome};
@@ -28,14 +30,17 @@ pub(crate) struct Maintenance {
     task: JoinHandle<()>,
     /// The task for event logs, in another session and maybe another database.
     event_logs: Option<JoinHandle<()>>,
+    /// A task for the inboxes of each database.
+    inboxes: Vec<InboxMaintenance>,
 }
 
 impl Maintenance {
     /// Starts the tasks on the runtime of the pipeline's thread. They work while `owner` has an epoch. `event_logs`:
-    /// the sink writes event logs.
+    /// the sink writes event logs. `inboxes`: the databases whose inboxes are maintained.
     pub(crate) fn start(
         spec: MaintenanceSpec,
         event_logs: Option<EventLogsSpec>,
+        inboxes: Vec<InboxesSpec>,
         owner: &OwnerEpoch,
         status_handle: StatusHandle,
     ) -> Self {
@@ -47,6 +52,10 @@ impl Maintenance {
             )]
             tokio::spawn(task.serve())
         });
+        let inboxes = inboxes
+            .into_iter()
+            .map(|spec| InboxMaintenance::start(spec, owner, status_handle.clone()))
+            .collect();
         let report = MaintenanceReport::new(spec.key.pipeline.clone(), status_handle);
         let task = MaintenanceTask {
             spec,
@@ -57,18 +66,21 @@ impl Maintenance {
         };
         #[expect(clippy::disallowed_methods, reason = "the handle is kept, and aborted on drop")]
         let task = tokio::spawn(task.serve());
-        Self { owner: owner.clone(), task, event_logs }
+        Self { owner: owner.clone(), task, event_logs, inboxes }
     }
 
     /// Cancels the statements that are running, and waits for the end of the sessions, but no longer than `grace`.
     pub(crate) async fn stop(mut self, grace: Duration) {
         self.owner.close();
-        let Self { task, event_logs, .. } = &mut self;
+        let Self { task, event_logs, inboxes, .. } = &mut self;
         let ended = async {
             // A task ends by itself, or has panicked, which is logged.
             drop(task.await);
             if let Some(event_logs) = event_logs {
                 drop(event_logs.await);
+            }
+            for inboxes in inboxes {
+                drop((&mut inboxes.task).await);
             }
         };
         // A task that does not end in time is aborted.
@@ -82,6 +94,33 @@ impl Drop for Maintenance {
         if let Some(event_logs) = &self.event_logs {
             event_logs.abort();
         }
+    }
+}
+
+/// The maintenance of the inboxes of one database. Dropping it ends its session.
+#[derive(Debug)]
+pub(crate) struct InboxMaintenance {
+    task: JoinHandle<()>,
+}
+
+impl InboxMaintenance {
+    /// Starts the task on the runtime of this thread. It works while `owner` has an epoch; a process without a pipeline
+    /// announces one that never ends. The readings are in `maintenance.inboxes` of the handle's snapshot.
+    pub(crate) fn start(
+        spec: InboxesSpec,
+        owner: &OwnerEpoch,
+        status_handle: StatusHandle,
+    ) -> Self {
+        let task = InboxesTask::new(spec, owner, status_handle);
+        #[expect(clippy::disallowed_methods, reason = "the handle is kept, and aborted on drop")]
+        let task = tokio::spawn(task.serve());
+        Self { task }
+    }
+}
+
+impl Drop for InboxMaintenance {
+    fn drop(&mut self) {
+        self.task.abort();
     }
 }
 

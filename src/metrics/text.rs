@@ -3,7 +3,10 @@
 use super::intakes::IntakeScrape;
 use super::{Closed, EndpointMetrics, PipelineSource};
 use crate::intake_status::IntakeHandle;
-use crate::status::{EventLogSummary, EventLogsSummary, GroupSummary, PipelineState, Snapshot};
+use crate::status::{
+    EventLogSummary, EventLogsSummary, GroupSummary, InboxSummary, InboxesSummary, PipelineState,
+    Snapshot,
+};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -65,6 +68,21 @@ pub const CATALOG: &[(&str, &str)] = &[
     ("postrider_intake_blocked_partitions", "Partitions that wait for a decision of a person"),
     ("postrider_intake_last_stored_seconds", "Time since the intake last stored messages"),
     ("postrider_intake_state", "State of the intake: 1 for the current one"),
+    ("postrider_inbox_pending_messages", "Messages of an inbox neither processed nor dead"),
+    ("postrider_inbox_dead_messages", "Dead messages of an inbox"),
+    ("postrider_inbox_oldest_pending_seconds", "How long ago the oldest pending message arrived"),
+    ("postrider_inbox_degraded", "Whether an inbox is degraded or critical"),
+    ("postrider_inbox_gaps", "Aggregates of an inbox that wait for missing numbers"),
+    ("postrider_inbox_drained_messages_total", "Old messages of inboxes deleted since the start"),
+    (
+        "postrider_inbox_maintenance_failures_total",
+        "Failed runs of inbox maintenance since the start",
+    ),
+    (
+        "postrider_inbox_maintenance_last_run_seconds",
+        "Time since the last run of inbox maintenance that did all its work",
+    ),
+    ("postrider_inboxes_unreported", "Inboxes beyond the limit"),
     ("postrider_reconnects_total", "Connections lost and recreated since the start"),
     (
         "postrider_admin_connections_closed_total",
@@ -78,6 +96,15 @@ pub const CATALOG: &[(&str, &str)] = &[
 
 /// A counter of the maintenance of event logs.
 type EventLogsCounter = (&'static str, fn(&EventLogsSummary) -> u64);
+
+/// A counter of the maintenance of inboxes.
+type InboxesCounter = (&'static str, fn(&InboxesSummary) -> u64);
+
+/// A gauge of the maintenance of inboxes.
+type InboxesGauge = (&'static str, fn(&InboxesSummary) -> Option<f64>);
+
+/// A gauge of an inbox.
+type InboxGauge = (&'static str, fn(&InboxSummary) -> Option<f64>);
 
 /// A gauge of a consumer group.
 type GroupGauge = (&'static str, fn(&GroupSummary) -> f64);
@@ -133,6 +160,13 @@ impl PipelineSample {
         self.snapshot.maintenance.event_logs.as_ref().map_or(&[], |logs| logs.logs.as_slice())
     }
 
+    /// The databases that have inboxes, with their labels.
+    fn inboxes(&self) -> impl Iterator<Item = ([(&'static str, &str); 3], &InboxesSummary)> {
+        self.snapshot.maintenance.inboxes.iter().map(move |inboxes| {
+            ([self.pipeline(), self.shard(), ("database", inboxes.database)], inboxes)
+        })
+    }
+
     /// The consumer groups of these logs, with their labels.
     fn groups(&self) -> impl Iterator<Item = ([(&'static str, &str); 4], &GroupSummary)> {
         self.event_logs().iter().flat_map(move |log| {
@@ -156,6 +190,7 @@ impl Collector for Scrape {
         self.maintenance(&mut encoder)?;
         self.event_logs(&mut encoder)?;
         self.groups(&mut encoder)?;
+        self.inboxes(&mut encoder)?;
         self.reconnects(&mut encoder)?;
         self.common_names(&mut encoder)
     }
@@ -385,6 +420,55 @@ impl Scrape {
             for (state, count) in states {
                 let labels = [pipeline, shard, log, name, ("state", state)];
                 family.encode_family(&labels)?.encode_gauge(&real(count))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn inboxes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let gauges: [InboxGauge; 5] = [
+            ("postrider_inbox_pending_messages", |inbox| Some(real(inbox.pending))),
+            ("postrider_inbox_dead_messages", |inbox| Some(real(inbox.dead))),
+            ("postrider_inbox_oldest_pending_seconds", |inbox| Some(inbox.oldest_pending_seconds)),
+            ("postrider_inbox_degraded", |inbox| {
+                Some(f64::from(u8::from(inbox.health != "healthy")))
+            }),
+            ("postrider_inbox_gaps", |inbox| inbox.gaps.map(real)),
+        ];
+        for (name, value) in gauges {
+            let mut family = describe(encoder, name, MetricType::Gauge)?;
+            for (labels, inboxes) in self.0.iter().flat_map(PipelineSample::inboxes) {
+                let [pipeline, shard, database] = labels;
+                for inbox in &inboxes.inboxes {
+                    let labels = [pipeline, shard, database, ("inbox", inbox.inbox.as_str())];
+                    if let Some(value) = value(inbox) {
+                        family.encode_family(&labels)?.encode_gauge(&value)?;
+                    }
+                }
+            }
+        }
+        let counters: [InboxesCounter; 2] = [
+            ("postrider_inbox_drained_messages_total", |inboxes| inboxes.drained_total),
+            ("postrider_inbox_maintenance_failures_total", |inboxes| inboxes.failures_total),
+        ];
+        for (name, value) in counters {
+            let mut family = describe(encoder, name, MetricType::Counter)?;
+            for (labels, inboxes) in self.0.iter().flat_map(PipelineSample::inboxes) {
+                family
+                    .encode_family(&labels)?
+                    .encode_counter::<NoLabelSet, _, f64>(&value(inboxes), None)?;
+            }
+        }
+        let gauges: [InboxesGauge; 2] = [
+            ("postrider_inbox_maintenance_last_run_seconds", |inboxes| inboxes.last_run_seconds),
+            ("postrider_inboxes_unreported", |inboxes| Some(real(inboxes.unreported))),
+        ];
+        for (name, value) in gauges {
+            let mut family = describe(encoder, name, MetricType::Gauge)?;
+            for (labels, inboxes) in self.0.iter().flat_map(PipelineSample::inboxes) {
+                if let Some(value) = value(inboxes) {
+                    family.encode_family(&labels)?.encode_gauge(&value)?;
+                }
             }
         }
         Ok(())

@@ -48,7 +48,7 @@ mod stream;
 mod supervisor;
 mod timer;
 
-pub use crate::maintenance::MaintenanceSettings;
+pub use crate::maintenance::{InboxSettings, MaintenanceSettings};
 pub use embedded::Embedded;
 pub use history::identity;
 pub use mode::Mode;

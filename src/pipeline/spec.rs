@@ -71,7 +71,7 @@ pub struct PipelineSpec {
     pub bookmarks_retain_max: u64,
     /// Pause between two status updates to the server while the watermark moves.
     pub confirm_interval: Duration,
-    /// The maintenance of event logs, if the sink writes them.
+    /// The maintenance of event logs, if the sink writes them, and of inboxes.
     pub maintenance: MaintenanceSettings,
 }
 

@@ -16,7 +16,7 @@ use super::store_port::StorePort;
 use super::stream::stream;
 use crate::backoff::Backoff;
 use crate::error::{Halt, HaltReason};
-use crate::maintenance::{EventLogsSpec, Maintenance, MaintenanceSpec};
+use crate::maintenance::{EventLogsSpec, InboxesSpec, Maintenance, MaintenanceSpec};
 use crate::metrics::{PipelineMetrics, Side};
 use crate::postgres::SourceError;
 use crate::postgres::error_policy::{self, Action, Class, Phase, Repeats};
@@ -138,12 +138,17 @@ impl Supervisor {
             },
             bookmarks_retain_max: spec.bookmarks_retain_max,
         };
-        let event_logs = log_database(&*spec.common.sink).map(|conninfo| EventLogsSpec {
+        let log_database = log_database(&*spec.common.sink);
+        let settings = &spec.maintenance.inboxes;
+        let inboxes =
+            InboxesSpec::of_pipeline(spec.name(), &spec.conninfo, log_database.as_ref(), settings);
+        let event_logs = log_database.map(|conninfo| EventLogsSpec {
             pipeline: spec.name().to_owned(),
             conninfo,
             settings: spec.maintenance.clone(),
         });
-        Maintenance::start(maintenance_spec, event_logs, ownership.announced(), status_handle)
+        let owner = ownership.announced();
+        Maintenance::start(maintenance_spec, event_logs, inboxes, owner, status_handle)
     }
 
     async fn run(&mut self, stop: &Stop) -> PipelineExit {

@@ -156,6 +156,9 @@ pub struct MaintenanceSummary {
     /// The event logs that the pipeline writes; `None` if its sink is no database with event logs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub event_logs: Option<EventLogsSummary>,
+    /// The inboxes of the SQL toolkit, an entry for each database that has them; empty if none has.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub inboxes: Vec<InboxesSummary>,
     /// `last_run_seconds` is computed from this when the snapshot is read.
     #[serde(skip)]
     pub ran_at: Option<Instant>,
@@ -224,6 +227,49 @@ pub struct GroupSummary {
     pub evicted: bool,
     /// Events of tables that are old enough to be dropped, and that the group has not passed.
     pub held_events: u64,
+}
+
+/// The inboxes of a database, as their maintenance last read them.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct InboxesSummary {
+    /// Which database it is: `source`, that of the outbox, or `sink`, that of the event logs.
+    pub database: &'static str,
+    /// The inboxes by name, as many as are reported.
+    pub inboxes: Vec<InboxSummary>,
+    /// Inboxes that are not reported, because there are more than the limit allows.
+    pub unreported: u64,
+    /// Old messages that this process has deleted since it started.
+    pub drained_total: u64,
+    /// Failed steps of this maintenance since the process started.
+    pub failures_total: u64,
+    /// Seconds since nothing has been failing, or since this process owns the pipeline; `None` while it does not, and
+    /// while the rights are missing.
+    pub last_run_seconds: Option<f64>,
+    /// Why a step fails, in one line; `None` if none does.
+    pub reason: Option<String>,
+    /// What fixes the problem, if there is one.
+    pub hint: Option<String>,
+    /// `last_run_seconds` is computed from this when the snapshot is read.
+    #[serde(skip)]
+    pub ran_at: Option<Instant>,
+}
+
+/// An inbox that stores messages.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct InboxSummary {
+    /// The inbox's name.
+    pub inbox: String,
+    /// Messages that are neither processed nor dead.
+    pub pending: u64,
+    /// Dead messages.
+    pub dead: u64,
+    /// How long ago the oldest pending message arrived; 0 if there is none. Unit: seconds.
+    pub oldest_pending_seconds: f64,
+    /// Gaps behind which a message has been waiting for at least 10 s; `None` if the inbox is not ordered by numbers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gaps: Option<u64>,
+    /// `healthy`, `degraded` or `critical`, as the limits of the inbox say.
+    pub health: String,
 }
 
 /// Moments from which durations are computed when a snapshot is read. They are not part of the JSON.
@@ -369,6 +415,9 @@ impl StatusHandle {
         snapshot.maintenance.last_run_seconds = since(snapshot.maintenance.ran_at);
         if let Some(logs) = &mut snapshot.maintenance.event_logs {
             logs.last_run_seconds = since(logs.ran_at);
+        }
+        for inboxes in &mut snapshot.maintenance.inboxes {
+            inboxes.last_run_seconds = since(inboxes.ran_at);
         }
         snapshot
     }

@@ -14,8 +14,11 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use tokio_postgres::Client;
 
-const FOREIGN: &str =
-    concat!(include_str!("toolkit/objects.sql"), include_str!("schema_owner/foreign.sql"));
+const FOREIGN: &str = concat!(
+    include_str!("toolkit/objects.sql"),
+    include_str!("toolkit/former.sql"),
+    include_str!("schema_owner/foreign.sql")
+);
 const HELD: &str = include_str!("schema_owner/held.sql");
 
 /// The SQLSTATE that the printed SQL raises if it refuses the schema: the halt's code.
@@ -358,6 +361,9 @@ fn is_of_toolkit(object: &str) -> bool {
 /// The rights that the previous owner of an object of the SQL toolkit keeps, a statement for each.
 fn kept_rights(object: &str, role: &str) -> Vec<String> {
     let role = ident(role);
+    if is_former(object) {
+        return Vec::new();
+    }
     if object.starts_with("ROUTINE ") {
         return vec![
             format!("GRANT EXECUTE ON {object} TO {role};"),
@@ -365,6 +371,12 @@ fn kept_rights(object: &str, role: &str) -> Vec<String> {
         ];
     }
     vec![format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {object} TO {role};")]
+}
+
+/// Whether the object is a function of `toolkit/former.sql`, which the text of the toolkit's objects has just dropped.
+fn is_former(object: &str) -> bool {
+    let arguments = object.strip_prefix("ROUTINE postrider.inbox_drain(");
+    arguments.is_some_and(|arguments| arguments.matches(',').count() == 1)
 }
 
 fn grantee(role: &str) -> String {

@@ -121,6 +121,7 @@ DECLARE
     v_before  integer;
     v_swept   integer;
     v_from    timestamptz;
+    v_until   timestamptz;
     v_table   text;
     v_some    boolean := false;
     v_newer   boolean;
@@ -131,13 +132,15 @@ BEGIN
         RAISE EXCEPTION 'p_keep is %', coalesce(p_keep::text, 'NULL') USING ERRCODE = '22023',
             HINT = 'Ids are remembered for 1 to 28 days.';
     END IF;
+    -- clock_timestamp() in the statement would be no condition of an index: it would read every id.
+    v_until := clock_timestamp() - p_keep;
     -- One at a time.
     INSERT INTO postrider.inbox_sweep (swept_day) SELECT -1000000 WHERE NOT EXISTS (SELECT FROM postrider.inbox_sweep)
     ON CONFLICT (only_row) DO NOTHING;
     SELECT w.swept_day INTO v_swept FROM postrider.inbox_sweep w FOR UPDATE;
     -- A longer p_keep brings nothing back.
     SELECT s.last_value INTO v_before FROM postrider.inbox_first_day s;
-    v_first := greatest(postrider.inbox_day(clock_timestamp() - p_keep), v_before);
+    v_first := greatest(postrider.inbox_day(v_until), v_before);
     IF v_first > v_before THEN
         PERFORM setval('postrider.inbox_first_day', v_first);
     END IF;
@@ -159,7 +162,7 @@ BEGIN
     END LOOP;
     UPDATE postrider.inbox_sweep w SET swept_day = v_swept WHERE w.swept_day <> v_swept;
     DELETE FROM postrider.inbox_seen_undated u WHERE u.ctid = ANY (ARRAY(
-        SELECT x.ctid FROM postrider.inbox_seen_undated x WHERE x.seen_at < clock_timestamp() - p_keep
+        SELECT x.ctid FROM postrider.inbox_seen_undated x WHERE x.seen_at < v_until
         ORDER BY x.seen_at LIMIT p_max FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS v_deleted = ROW_COUNT;
     RETURN v_swept < v_first - 1 OR v_deleted = p_max;

@@ -778,27 +778,45 @@ BEGIN
         FROM %s t GROUP BY 2$f$, postrider.inbox_table(i)) USING p_name;
 END $$;
 
--- Deletes messages that are processed for longer than retention_hours, and dead for longer than dead_retention_hours,
--- at most p_batch of each. Returns how many.
-CREATE OR REPLACE FUNCTION postrider.inbox_drain(p_name text, p_batch integer DEFAULT 1000) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+-- A former version had no arguments for the times; two functions that fit the same call would be ambiguous.
+DROP FUNCTION IF EXISTS postrider.inbox_drain(text, integer);
+
+-- Deletes messages that are processed for longer than p_keep, and dead for longer than p_dead_keep, at most p_batch of
+-- each. Without these, the inbox's own retention_hours and dead_retention_hours decide; 0: they are kept for ever.
+-- Returns how many messages were deleted.
+CREATE OR REPLACE FUNCTION postrider.inbox_drain(p_name text, p_batch integer DEFAULT 1000,
+    p_keep interval DEFAULT NULL, p_dead_keep interval DEFAULT NULL)
+RETURNS integer LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     i       postrider.inbox := postrider.inbox_get(p_name);
     v_table text := postrider.inbox_table(i);
+    v_keep  interval := coalesce(p_keep, i.retention_hours * interval '1 hour');
+    v_dead  interval := coalesce(p_dead_keep, i.dead_retention_hours * interval '1 hour');
+    -- clock_timestamp() in the statements would be no condition of an index: they would read every message.
+    v_now   timestamptz := clock_timestamp();
     v_gone  integer := 0;
     v_more  integer;
 BEGIN
     PERFORM postrider.check_number('p_batch', p_batch, 1, 100000);
-    IF i.retention_hours > 0 THEN
+    IF p_keep < interval '0' OR p_dead_keep < interval '0' THEN
+        RAISE EXCEPTION 'p_keep is %, and p_dead_keep is %', coalesce(p_keep::text, 'NULL'),
+            coalesce(p_dead_keep::text, 'NULL') USING ERRCODE = '22023',
+            HINT = 'How long messages are kept: 0 is for ever, NULL what the row of postrider.inbox says.';
+    END IF;
+    IF NOT i.is_managed AND p_dead_keep > interval '0' THEN
+        RAISE EXCEPTION 'inbox "%" is a table of yours: %', p_name, v_table USING ERRCODE = 'PR124',
+            HINT = 'Its dead messages are yours to delete: leave p_dead_keep out.';
+    END IF;
+    IF v_keep > interval '0' THEN
         EXECUTE format('DELETE FROM ONLY %1$s t WHERE t.ctid = ANY (ARRAY(SELECT x.ctid FROM ONLY %1$s x '
-            'WHERE x.%2$I < clock_timestamp() - $1 * interval ''1 hour'' ORDER BY x.%2$I LIMIT $2 '
-            'FOR UPDATE SKIP LOCKED))', v_table, i.processed_at_column) USING i.retention_hours, p_batch;
+            'WHERE x.%2$I < $1 ORDER BY x.%2$I LIMIT $2 FOR UPDATE SKIP LOCKED))', v_table, i.processed_at_column)
+            USING v_now - v_keep, p_batch;
         GET DIAGNOSTICS v_gone = ROW_COUNT;
     END IF;
-    IF i.is_managed AND i.dead_retention_hours > 0 THEN
+    IF i.is_managed AND v_dead > interval '0' THEN
         EXECUTE format('DELETE FROM ONLY %1$s t WHERE t.ctid = ANY (ARRAY(SELECT x.ctid FROM ONLY %1$s x '
-            'WHERE x.dead_at < clock_timestamp() - $1 * interval ''1 hour'' ORDER BY x.dead_at LIMIT $2 '
-            'FOR UPDATE SKIP LOCKED))', v_table) USING i.dead_retention_hours, p_batch;
+            'WHERE x.dead_at < $1 ORDER BY x.dead_at LIMIT $2 FOR UPDATE SKIP LOCKED))', v_table)
+            USING v_now - v_dead, p_batch;
         GET DIAGNOSTICS v_more = ROW_COUNT;
         v_gone := v_gone + v_more;
     END IF;

@@ -44,5 +44,6 @@ GRANT EXECUTE ON FUNCTION postrider.create_inbox(text, text, integer, integer, b
     postrider.inbox_passed(postrider.inbox, text[]), postrider.inbox_is_next(postrider.inbox),
     postrider.inbox_claim_lost(text, text[]), postrider.replay_inbox_messages(text, text[]),
     postrider.skip_inbox_messages(text, text[], text), postrider.skip_inbox_gap(text, text),
-    postrider.inbox_recount(text), postrider.inbox_drain(text, integer), postrider.inbox_fold(text, integer) TO :"role";
+    postrider.inbox_recount(text), postrider.inbox_drain(text, integer, interval, interval),
+    postrider.inbox_fold(text, integer) TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE postrider.inbox_offset TO :"role";

@@ -4,6 +4,7 @@
 pub mod bookmark;
 pub mod cursor;
 pub mod groups;
+pub mod inbox_maintenance;
 pub mod inbox_messages;
 pub mod inboxes;
 pub mod log_maintenance;

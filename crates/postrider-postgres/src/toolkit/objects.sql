@@ -278,7 +278,10 @@ toolkit_routines(name, arguments, result) AS (VALUES
   ('inbox_day', 'p_at timestamp with time zone', 'integer'),
   ('inbox_deleted', '', 'trigger'),
   ('inbox_done', 'p_name text, p_event_ids text[], p_claim bigint DEFAULT NULL::bigint', 'integer'),
-  ('inbox_drain', 'p_name text, p_batch integer DEFAULT 1000', 'integer'),
+  ('inbox_drain',
+    'p_name text, p_batch integer DEFAULT 1000, p_keep interval DEFAULT NULL::interval, p_dead_keep inter'
+      'val DEFAULT NULL::interval',
+    'integer'),
   ('inbox_extend', 'p_name text, p_event_ids text[], p_claim bigint, p_lease interval', 'timestamp with time zone'),
   ('inbox_fail',
     'p_name text, p_event_id text, p_error text, p_claim bigint DEFAULT NULL::bigint, p_retry_after inter'

@@ -11,7 +11,7 @@ use crate::schema_owner::{self, SessionRights};
 use pg_replication::error::{SourceError, SqlState};
 
 /// The lists of the toolkit's objects, as common table expressions.
-const OBJECTS: &str = include_str!("objects.sql");
+const OBJECTS: &str = concat!(include_str!("objects.sql"), include_str!("former.sql"));
 
 /// What an uninstallation drops, and what is lost by it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -219,7 +219,7 @@ async fn objects(control: &Control) -> Result<Vec<SchemaObject>, SourceError> {
          FROM pg_catalog.pg_class c JOIN n ON n.oid = c.relnamespace \
          WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') \
          UNION ALL SELECT 'FUNCTION', p.oid::pg_catalog.regprocedure::pg_catalog.text, \
-           EXISTS (SELECT FROM toolkit_routines k WHERE k.name = p.proname::pg_catalog.text \
+           EXISTS (SELECT FROM known_routines k WHERE k.name = p.proname::pg_catalog.text \
              AND k.arguments = pg_catalog.pg_get_function_arguments(p.oid) \
              AND k.result = pg_catalog.pg_get_function_result(p.oid)) \
          FROM pg_catalog.pg_proc p JOIN n ON n.oid = p.pronamespace ORDER BY 1, 2"

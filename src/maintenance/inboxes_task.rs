@@ -1,0 +1,193 @@
+//! The task for inboxes: it works while this process owns the pipeline, on a session that is kept as long as there are
+//! inboxes.
+
+use super::duty::{Duty, OwnerEpoch, ownership_ends};
+use super::inboxes::{INBOX_STEPS, InboxStep, InboxWork, InboxesSpec};
+use super::inboxes_report::InboxesReport;
+use super::pace::{FAILURE_BACKOFF, FIRST_PAUSE, Schedule, cancel};
+use super::report::RunError;
+use crate::backoff::Backoff;
+use crate::postgres::control::Control;
+use crate::postgres::store::inbox_maintenance::InboxAccess;
+use crate::status::StatusHandle;
+use std::pin::pin;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+/// Pause before a database that has no inboxes is looked at again.
+const ABSENT_PAUSE: Duration = Duration::from_mins(3);
+
+/// The state of the task.
+pub(super) struct InboxesTask {
+    spec: InboxesSpec,
+    /// What the pipeline has announced.
+    duty: watch::Receiver<Duty>,
+    report: InboxesReport,
+    /// When the steps are due.
+    schedule: Schedule<InboxStep, 3>,
+    work: InboxWork,
+    /// The session; `None` after a failure, while there is nothing to do, and while this process does not own the
+    /// pipeline.
+    session: Option<Control>,
+    /// Pauses while the rights are missing.
+    denied: Backoff,
+}
+
+impl InboxesTask {
+    pub(super) fn new(spec: InboxesSpec, owner: &OwnerEpoch, status_handle: StatusHandle) -> Self {
+        let report = InboxesReport::new(spec.owner.clone(), spec.database, status_handle);
+        Self {
+            spec,
+            duty: owner.subscribe(),
+            report,
+            schedule: Schedule::new(INBOX_STEPS, Instant::now()),
+            work: InboxWork::default(),
+            session: None,
+            denied: FAILURE_BACKOFF,
+        }
+    }
+
+    pub(super) async fn serve(mut self) {
+        let mut owned = None;
+        // An error means that the pipeline is gone.
+        while self.duty.has_changed().is_ok() {
+            let duty = *self.duty.borrow_and_update();
+            match duty {
+                Duty::End => return self.rests(),
+                Duty::Idle => {
+                    owned = None;
+                    self.rests();
+                    if self.duty.changed().await.is_err() {
+                        return;
+                    }
+                }
+                Duty::Owner(epoch) => {
+                    if owned.replace(epoch) != Some(epoch) {
+                        self.schedule.postpone(Instant::now() + FIRST_PAUSE);
+                    }
+                    self.wait_and_run(epoch).await;
+                }
+            }
+        }
+    }
+
+    fn rests(&mut self) {
+        self.session = None;
+        self.work = InboxWork::default();
+        self.report.rests();
+    }
+
+    /// Waits until a step is due, and runs all that are. Returns early if this process loses the epoch.
+    async fn wait_and_run(&mut self, epoch: i64) {
+        tokio::select! {
+            biased;
+            () = ownership_ends(&mut self.duty, epoch) => return,
+            () = sleep_until(self.schedule.next_at()) => {}
+        }
+        let opened = match &self.session {
+            Some(_) => Some(true),
+            None => self.open(epoch).await,
+        };
+        match opened {
+            None => self.session = None,
+            Some(false) => {}
+            Some(true) => {
+                if !self.run(epoch).await {
+                    self.session = None;
+                }
+            }
+        }
+    }
+
+    /// Opens a session. Returns whether there is something to do; `None` if the epoch was lost meanwhile.
+    async fn open(&mut self, epoch: i64) -> Option<bool> {
+        let opened = tokio::select! {
+            biased;
+            () = ownership_ends(&mut self.duty, epoch) => return None,
+            opened = self.spec.connect() => opened,
+        };
+        let pause = match opened {
+            Ok((control, InboxAccess::Granted)) => {
+                self.denied.reset();
+                self.report.granted();
+                self.session = Some(control);
+                return Some(true);
+            }
+            Ok((_, InboxAccess::Absent)) => {
+                self.report.absent();
+                ABSENT_PAUSE
+            }
+            Ok((_, InboxAccess::Outdated)) => {
+                let reason = "the database has an earlier version of the SQL toolkit";
+                self.refused(reason)
+            }
+            Ok((_, InboxAccess::Denied)) => {
+                let user = self.spec.conninfo.user();
+                let reason =
+                    format!("role {user:?} has not all rights of a relay of the SQL toolkit");
+                self.refused(&reason)
+            }
+            Err(error) => {
+                for step in self.schedule.due(Instant::now()) {
+                    let pause = step.pause(&self.spec.settings, false);
+                    self.schedule.ended(step, false, Instant::now(), pause);
+                }
+                self.report.failed(error);
+                return Some(false);
+            }
+        };
+        self.schedule.postpone(Instant::now() + pause);
+        Some(false)
+    }
+
+    /// Reports why nothing is done, and returns the pause before the next attempt.
+    fn refused(&mut self, reason: &str) -> Duration {
+        let hint = format!(
+            "as an administrator: {}; or turn this off: maintenance.inbox_enabled = false",
+            self.spec.install_command()
+        );
+        self.report.denied(reason, hint);
+        self.denied.next(fastrand::f64())
+    }
+
+    /// Does the steps that are due. Returns whether the session is kept.
+    async fn run(&mut self, epoch: i64) -> bool {
+        let Self { spec, duty, report, schedule, work, session, .. } = self;
+        let Some(control) = session else { return false };
+        let mut lost = pin!(ownership_ends(duty, epoch));
+        let mut failed: Vec<RunError> = Vec::new();
+        let mut is_kept = true;
+        for step in schedule.due(Instant::now()) {
+            let mut working = pin!(work.run(spec, control.client(), step, report));
+            let done = tokio::select! {
+                biased;
+                done = &mut working => done,
+                () = &mut lost => {
+                    cancel(control.canceller(), working).await;
+                    return false;
+                }
+            };
+            let now = Instant::now();
+            match done {
+                Ok(end) => {
+                    schedule.ended(step, true, now, step.pause(&spec.settings, end.more));
+                    failed.extend(end.failed);
+                }
+                Err(error) => {
+                    schedule.ended(step, false, now, step.pause(&spec.settings, false));
+                    failed.push(error);
+                    // The session may be the reason, or a right that is missing.
+                    is_kept = false;
+                }
+            }
+        }
+        if failed.is_empty() && schedule.all_done() && work.all_done() {
+            report.done();
+        }
+        for error in failed {
+            report.failed(error);
+        }
+        is_kept
+    }
+}
