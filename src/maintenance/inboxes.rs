@@ -319,8 +319,8 @@ impl InboxWork {
         Ok(())
     }
 
-    /// Takes how a job ended that began at an inbox at this time. Returns what was done; the error only if the session
-    /// is gone.
+    /// Takes how a job ended that began at an inbox at this time. Returns what was done; the error only if all inboxes
+    /// have it: the session is gone, or the toolkit.
     fn ended<T>(
         &mut self,
         spec: &InboxesSpec,
@@ -336,7 +336,7 @@ impl InboxWork {
                 self.paces.ended(&inbox.name, job, true, now, took);
                 Ok(Some(done))
             }
-            Err(error) if client.is_closed() => Err(error),
+            Err(error) if client.is_closed() || is_of_toolkit(&error) => Err(error),
             // It was dropped after it was listed.
             Err(error) if error.sqlstate().is_some_and(|state| state.as_str() == NO_INBOX) => {
                 Ok(None)
@@ -349,6 +349,11 @@ impl InboxWork {
             }
         }
     }
+}
+
+/// Whether a statement failed because a function or a schema of the toolkit is missing, and not at one inbox.
+fn is_of_toolkit(error: &SourceError) -> bool {
+    error.sqlstate().is_some_and(|state| matches!(state.as_str(), "42883" | "3F000"))
 }
 
 /// The SQLSTATE of a call for an inbox that does not exist.

@@ -170,7 +170,7 @@ impl InboxesReport {
                 messages = rest,
                 dead = state.dead,
                 hint = dead_hint(name),
-                "{} dead messages of inbox {name} are not logged one by one",
+                "dead messages of inbox {name} that are not logged one by one: {}",
                 grouped(rest)
             );
         }

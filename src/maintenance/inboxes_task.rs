@@ -15,6 +15,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+/// The first look is so much later than the first run of other maintenance: a role may have few sessions.
+const LATER: Duration = Duration::from_secs(1);
+
 /// Pause before a database that has no inboxes is looked at again.
 const ABSENT_PAUSE: Duration = Duration::from_mins(3);
 
@@ -64,7 +67,7 @@ impl InboxesTask {
                 }
                 Duty::Owner(epoch) => {
                     if owned.replace(epoch) != Some(epoch) {
-                        self.schedule.postpone(Instant::now() + FIRST_PAUSE);
+                        self.schedule.postpone(Instant::now() + FIRST_PAUSE + LATER);
                     }
                     self.wait_and_run(epoch).await;
                 }

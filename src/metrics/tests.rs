@@ -2,7 +2,10 @@
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them so")]
 
 use super::*;
-use crate::status::{EventLogSummary, EventLogsSummary, GroupSummary, Lag, PipelineState};
+use crate::status::{
+    EventLogSummary, EventLogsSummary, GroupSummary, InboxSummary, InboxesSummary, Lag,
+    PipelineState,
+};
 use expect_test::expect;
 use std::time::{Duration, Instant};
 
@@ -51,6 +54,22 @@ fn metrics() -> Metrics {
             failures_total: 7,
             ran_at: Some(at),
             ..EventLogsSummary::default()
+        });
+        snapshot.maintenance.inboxes.push(InboxesSummary {
+            database: "source",
+            inboxes: vec![InboxSummary {
+                inbox: "stock".to_owned(),
+                pending: 12,
+                dead: 1,
+                oldest_pending_seconds: 3.5,
+                gaps: Some(2),
+                health: "degraded".to_owned(),
+            }],
+            unreported: 8,
+            drained_total: 9,
+            failures_total: 10,
+            ran_at: Some(at),
+            ..InboxesSummary::default()
         });
     });
     counts.latency().observe(Duration::from_micros(500));

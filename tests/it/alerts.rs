@@ -125,6 +125,26 @@ fn alerts_call_when_they_should_and_not_before() {
             false,
             false,
         ),
+        ("postrider_inbox_dead_messages", "0 1x30", "PostriderInboxDead", false, true),
+        ("postrider_inbox_dead_messages", "0x30", "PostriderInboxDead", false, false),
+        ("postrider_inbox_gaps", "1x30", "PostriderInboxGap", false, true),
+        ("postrider_inbox_gaps", "1x3 0x30", "PostriderInboxGap", false, false),
+        ("postrider_inbox_degraded", "1x30", "PostriderInboxDegraded", false, true),
+        ("postrider_inbox_degraded", "1x3 0x30", "PostriderInboxDegraded", false, false),
+        (
+            "postrider_inbox_maintenance_last_run_seconds",
+            "61x30",
+            "PostriderInboxMaintenance",
+            false,
+            true,
+        ),
+        (
+            "postrider_inbox_maintenance_last_run_seconds",
+            "60x30",
+            "PostriderInboxMaintenance",
+            false,
+            false,
+        ),
     ];
     let rules = root().join("config/alerts.yml");
     let mut tests: Vec<String> = cases

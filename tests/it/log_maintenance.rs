@@ -49,6 +49,11 @@ impl Fixture {
         Relay::spawn(&self.config)
     }
 
+    /// The address of the database.
+    pub(crate) fn url(&self) -> String {
+        self.database.url()
+    }
+
     /// Writes events of ten aggregates, and waits until the log has them.
     pub(crate) async fn publish(&self, relay: &Relay, count: u64) {
         let before =

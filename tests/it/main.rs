@@ -104,6 +104,8 @@ mod inbox;
 mod inbox_cli;
 /// The inbox in programs of five languages: what docs/consumers.md and docs/sql/inbox-programs.md show.
 mod inbox_consumers;
+/// The maintenance of inboxes.
+mod inbox_maintenance;
 /// The worked pipeline of docs/sql/inbox-programs.md: inbox, business logic, outbox.
 mod inbox_pipeline;
 /// `postrider inbox run`: records are stored once, whatever is killed.

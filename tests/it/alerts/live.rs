@@ -281,6 +281,49 @@ async fn groups_and_maintenance_of_event_logs_fire_and_clear() {
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
+/// Inboxes: a dead message, a gap, and maintenance that fails. A dead message degrades its inbox.
+#[tokio::test]
+async fn dead_messages_and_gaps_of_inboxes_fire_and_clear() {
+    let fixture = Fixture::new(Version::Pg17, "al_inbox", "").await;
+    fixture
+        .sql
+        .batch(
+            "select postrider.create_inbox('mail'); select postrider.create_inbox('stock'); \
+             select postrider.enable_inbox_ordering('stock')",
+        )
+        .await;
+    let port = free_port();
+    let relay = Relay::spawn_at(&fixture.config, port, &[]);
+    relay.await_state("streaming", SOON).await;
+    let prometheus = Prometheus::start(&[port]);
+    let name = fixture.name.as_str();
+    fixture
+        .sql
+        .batch(
+            "insert into postrider_inbox.mail (event_id, dead_at) values ('m-1', now()); \
+             insert into postrider_inbox.stock (event_id, aggregate_id, sequence_num) values ('s-2', 'a', 2)",
+        )
+        .await;
+    for alert in ["PostriderInboxDead", "PostriderInboxDegraded", "PostriderInboxGap"] {
+        prometheus.await_alert(alert, name, true).await;
+    }
+    fixture
+        .sql
+        .batch(
+            "select postrider.skip_inbox_messages('mail', array['m-1'], 'a test'); \
+             select postrider.skip_inbox_gap('stock', 'a')",
+        )
+        .await;
+    for alert in ["PostriderInboxDead", "PostriderInboxDegraded", "PostriderInboxGap"] {
+        prometheus.await_alert(alert, name, false).await;
+    }
+    fixture.sql.batch("alter table postrider_inbox.mail rename to mail_gone").await;
+    prometheus.await_alert("PostriderInboxMaintenance", name, true).await;
+    fixture.sql.batch("alter table postrider_inbox.mail_gone rename to mail").await;
+    prometheus.await_alert("PostriderInboxMaintenance", name, false).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
 /// Bytes of a WAL segment, and segments that one statement fills.
 const SEGMENT_BYTES: u64 = 16 << 20;
 const SEGMENTS_AT_ONCE: u64 = 32;

@@ -97,6 +97,8 @@ const OUT_OF_BOUNDS: &[(&str, &str)] = &[
     ("skip_inbox_messages('jobs', array['a'], null)", "22023"),
     ("skip_inbox_messages('jobs', array['a'], '')", "22023"),
     ("inbox_drain('jobs', 0)", "22023"),
+    ("inbox_drain('jobs', p_keep => '-1 second')", "22023"),
+    ("inbox_drain('jobs', p_dead_keep => '-1 second')", "22023"),
     ("inbox_fold('jobs', 0)", "22023"),
     ("enable_inbox_ordering('jobs', 'name')", "22023"),
     ("enable_inbox_ordering('jobs', null)", "22023"),
@@ -728,6 +730,22 @@ async fn a_drain_deletes_what_is_processed_for_long_and_never_a_dead_message_by_
             .batch("update postrider.inbox set retention_hours = 0, dead_retention_hours = 1001")
             .await;
         assert_eq!(drain(100).await, 0, "0 is for ever");
+        // The arguments count in place of what the inbox says, and 0 is for ever.
+        let by = async |keep: &str, dead: &str| {
+            let call = format!("select postrider.inbox_drain('jobs', 1, {keep}, {dead})");
+            world.number(&call).await
+        };
+        assert_eq!(by("'72 hours'", "'2000 hours'").await, 0);
+        world
+            .sql
+            .batch("update postrider.inbox set retention_hours = 1, dead_retention_hours = 1")
+            .await;
+        assert_eq!(by("'0'", "'0'").await, 0);
+        assert_eq!(by("'70 hours'", "'0'").await, 1);
+        world
+            .sql
+            .batch("update postrider.inbox set retention_hours = 0, dead_retention_hours = 1001")
+            .await;
         world.sql.batch("update postrider.inbox set dead_retention_hours = 999").await;
         assert_eq!((drain(2).await, drain(2).await, drain(2).await), (2, 1, 0));
         assert_eq!(counts().await, "6 0");
@@ -816,6 +834,7 @@ async fn a_table_of_another_program_is_adopted_and_survives() {
         let call = format!("select postrider.replay_inbox_messages('tasks', '{dead}')");
         assert_eq!(world.number(&call).await, 1);
         assert_eq!(seen().await, "7 0 7 0 3 7 0 healthy 10");
+        assert_eq!(world.refused("inbox_drain('tasks', p_dead_keep => '1 hour')").await, "PR124");
         assert_eq!(world.number("select postrider.inbox_drain('tasks')").await, 2);
         assert_eq!(world.number(&format!("select count(*) from {table}")).await, 8);
         // Its own workers process it.
