@@ -441,7 +441,7 @@ fn inboxes(pipeline: &Value) -> String {
         if let Some(reason) = database["reason"].as_str() {
             write!(
                 text,
-                "\n\n{name}: the inboxes in its {which} are not maintained; the pipeline is not affected: {reason}"
+                "\n\n{name}: maintenance of inboxes in its {which} fails; publishing is not affected: {reason}"
             )
             .unwrap_or_default();
             if let Some(hint) = database["hint"].as_str() {
@@ -650,7 +650,7 @@ mod tests {
                 {"inbox": "stock", "pending": 0, "dead": 0, "oldest_pending_seconds": 0.0, "gaps": 2,
                  "health": "healthy"},
             ], "unreported": 1},
-            {"database": "sink", "inboxes": [], "reason": "permission denied", "hint": "GRANT one;"},
+            {"database": "sink", "inboxes": [], "reason": "denied", "hint": "GRANT one;"},
         ]}}));
         expect![[r#"
 
@@ -660,7 +660,7 @@ mod tests {
               inbox stock: healthy; 0 messages pending; 2 gaps
               1 more: SELECT * FROM postrider.inbox_status();
 
-            orders: the inboxes in its database of the event logs are not maintained; the pipeline is not affected: permission denied
+            orders: maintenance of inboxes in its database of the event logs fails; publishing is not affected: denied
               GRANT one;"#]]
         .assert_eq(&some);
     }

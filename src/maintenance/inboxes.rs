@@ -126,8 +126,8 @@ pub(super) struct StepEnd {
 }
 
 impl InboxesSpec {
-    /// The databases whose inboxes a pipeline maintains: that of its outbox, and that of its event logs. If they are the
-    /// same one, the role of the sink does it, which has the rights for the logs.
+    /// The databases whose inboxes a pipeline maintains: that of its outbox, and that of its event logs. If they are
+    /// the same one, the role of the sink does it, which has the rights for the logs.
     pub(crate) fn of_pipeline(
         pipeline: &str,
         source: &Conninfo,
@@ -254,8 +254,8 @@ impl InboxWork {
         }
     }
 
-    /// Goes through all inboxes, from the one behind the last one on. One that fails does not keep the others from being
-    /// done.
+    /// Goes through all inboxes, from the one behind the last one on. One that fails does not keep the others from
+    /// being done.
     async fn drain(
         &mut self,
         spec: &InboxesSpec,

@@ -231,6 +231,33 @@ fn a_scrape_shows_everything() {
         # TYPE postrider_group_consumers gauge
         postrider_group_consumers{pipeline="orders",shard="0",log="shop",group="billing",state="alive"} 3.0
         postrider_group_consumers{pipeline="orders",shard="0",log="shop",group="billing",state="silent"} 1.0
+        # HELP postrider_inbox_pending_messages Messages of an inbox neither processed nor dead
+        # TYPE postrider_inbox_pending_messages gauge
+        postrider_inbox_pending_messages{pipeline="orders",shard="0",database="source",inbox="stock"} 12.0
+        # HELP postrider_inbox_dead_messages Dead messages of an inbox
+        # TYPE postrider_inbox_dead_messages gauge
+        postrider_inbox_dead_messages{pipeline="orders",shard="0",database="source",inbox="stock"} 1.0
+        # HELP postrider_inbox_oldest_pending_seconds How long ago the oldest pending message arrived
+        # TYPE postrider_inbox_oldest_pending_seconds gauge
+        postrider_inbox_oldest_pending_seconds{pipeline="orders",shard="0",database="source",inbox="stock"} 3.5
+        # HELP postrider_inbox_degraded Whether an inbox is degraded or critical
+        # TYPE postrider_inbox_degraded gauge
+        postrider_inbox_degraded{pipeline="orders",shard="0",database="source",inbox="stock"} 1.0
+        # HELP postrider_inbox_gaps Aggregates of an inbox that wait for missing numbers
+        # TYPE postrider_inbox_gaps gauge
+        postrider_inbox_gaps{pipeline="orders",shard="0",database="source",inbox="stock"} 2.0
+        # HELP postrider_inbox_drained_messages Old messages of inboxes deleted since the start
+        # TYPE postrider_inbox_drained_messages counter
+        postrider_inbox_drained_messages_total{pipeline="orders",shard="0",database="source"} 9
+        # HELP postrider_inbox_maintenance_failures Failed runs of inbox maintenance since the start
+        # TYPE postrider_inbox_maintenance_failures counter
+        postrider_inbox_maintenance_failures_total{pipeline="orders",shard="0",database="source"} 10
+        # HELP postrider_inbox_maintenance_last_run_seconds Time since the last run of inbox maintenance that did all its work
+        # TYPE postrider_inbox_maintenance_last_run_seconds gauge
+        postrider_inbox_maintenance_last_run_seconds{pipeline="orders",shard="0",database="source"} 0.0
+        # HELP postrider_inboxes_unreported Inboxes beyond the limit
+        # TYPE postrider_inboxes_unreported gauge
+        postrider_inboxes_unreported{pipeline="orders",shard="0",database="source"} 8.0
         # HELP postrider_reconnects Connections lost and recreated since the start
         # TYPE postrider_reconnects counter
         postrider_reconnects_total{pipeline="orders",shard="0",side="source",class="transient"} 1

@@ -10,6 +10,7 @@ use crate::server::{Client, Database, Version, unique};
 use crate::toolkit::install_toolkit;
 use serde_json::Value;
 use std::time::Duration;
+use tokio_postgres::error::SqlState;
 
 /// `[maintenance]` of most tests.
 const QUICK: &str = "[maintenance]\ninbox_drain_interval = \"1s\"\ninbox_drain_batch = 5\n";
@@ -56,7 +57,8 @@ async fn await_readings(sql: &Client, relay: &Relay) {
     }
 }
 
-/// Retention deletes what is older than the keys say, in batches, and ids are forgotten; a table of the user's own stays.
+/// Retention deletes what is older than the keys say, in batches, and ids are forgotten. A table of the user's own
+/// stays.
 #[tokio::test]
 async fn old_messages_and_ids_go_by_the_keys() {
     for version in [Version::Pg15, Version::Pg18] {
@@ -96,7 +98,7 @@ async fn old_messages_and_ids_go_by_the_keys() {
         await_number(sql, &relay, "select count(*) from postrider.inbox_seen", 1).await;
         let forgotten = "select postrider.inbox_once('c', 's', 'old', now() - interval '10 days')";
         let refused = sql.batch_execute(forgotten).await.expect_err("a message that is too old");
-        assert_eq!(refused.code().map(|state| state.code()), Some("PR120"));
+        assert_eq!(refused.code().map(SqlState::code), Some("PR120"));
         let is_new = "select postrider.inbox_once('c', 's', 'new')::text";
         assert_eq!(sql.text(is_new).await.as_deref(), Some("false"));
         // Numbers are folded: no more than a row for each minute and type, and one for all minutes before.
@@ -295,13 +297,9 @@ fn command(hint: &str, url: &str) -> Vec<String> {
     command.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Without the rights nothing is done, and one line has the command that grants them; what is missing at one inbox stops
-/// no other one.
+/// Without the rights nothing is done, and one line has the command that grants them. What is missing at one inbox
+/// stops no other one.
 #[tokio::test]
-#[expect(
-    clippy::too_many_lines,
-    reason = "one run of the relay, with less and less rights missing"
-)]
 async fn rights_that_are_missing_are_named_by_the_command_that_grants_them() {
     let managed = Managed::new(Version::Pg17, "ibright", "replication", "").await;
     let (sql, role, url) = (&managed.sql, managed.relay.as_str(), managed.database.url());

@@ -200,8 +200,8 @@ pub async fn drain(
 /// An error of the server or of the connection.
 pub async fn is_unfolded(client: &Client, inbox: &str, rows: u32) -> Result<bool, SourceError> {
     let failed = |e| SourceError::control(format!("count the changes of inbox {inbox:?}"), e);
-    let sql = "SELECT pg_catalog.count(*) > $2 FROM (SELECT FROM postrider.inbox_delta d WHERE d.inbox = $1 \
-               LIMIT $2 + 1) x";
+    let sql = "SELECT pg_catalog.count(*) > $2::pg_catalog.int8 FROM (SELECT FROM postrider.inbox_delta d \
+                 WHERE d.inbox = $1 LIMIT $2::pg_catalog.int8 + 1) x";
     let row = client.query_one(sql, &[&inbox, &i64::from(rows)]).await.map_err(failed)?;
     row.try_get(0).map_err(failed)
 }
@@ -230,8 +230,8 @@ pub struct InboxState {
     pub health: String,
 }
 
-/// The state of an inbox; `None` if it does not exist any more. Costs the same for any number of messages if the toolkit
-/// manages the table; otherwise it counts the rows of the table.
+/// The state of an inbox; `None` if it does not exist any more. Costs the same for any number of messages if the
+/// toolkit manages the table; otherwise it counts the rows of the table.
 ///
 /// # Errors
 /// An error of the server or of the connection.

@@ -414,10 +414,16 @@ SET LOCAL search_path = '';
 DO $postrider$ DECLARE found pg_catalog.text; BEGIN
 SELECT pg_catalog.string_agg(o.named, ', ') INTO found FROM (
 -- The text of toolkit/objects.sql.
+-- Functions of former versions of the SQL toolkit, which an installation drops (sql/toolkit/functions): they are no
+-- objects of others, and an uninstallation drops them too. This text stands behind that of objects.sql.
+known_routines(name, arguments, result) AS (
+  SELECT k.name, k.arguments, k.result FROM toolkit_routines k
+  UNION ALL VALUES ('inbox_drain', 'p_name text, p_batch integer DEFAULT 1000', 'integer')),
 -- Objects in schema "postrider", and on its tables, that are not Postrider's. Only the catalog is read. Expressions are
 -- compared as pg_get_expr prints them under search_path = '', where only names of pg_catalog are unqualified: the same
 -- on PostgreSQL 15 to 18. A migration that adds a default, a CHECK, a partial index or a function adds it here. What
--- the SQL toolkit has in the schema is listed in toolkit/objects.sql, whose text stands before this one.
+-- the SQL toolkit has in the schema is listed in toolkit/objects.sql and toolkit/former.sql, whose texts stand before
+-- this one.
 n AS (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = 'postrider'),
 own(kind, name) AS (
   VALUES ('r', 'migration'), ('r', 'cursor'), ('r', 'parked'), ('r', 'repair'), ('r', 'repair_page'), ('r', 'bookmark'),
@@ -589,7 +595,7 @@ f(rank, class, object, sub, named, line) AS (
         AND p.prokind = 'f' AND p.prorettype = 'pg_catalog.trigger'::pg_catalog.regtype))
     -- The functions of the SQL toolkit. Where one of them belongs to another role, its body is written again too.
     AND NOT (d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass AND EXISTS (
-      SELECT FROM pg_catalog.pg_proc p JOIN toolkit_routines k ON k.name = p.proname
+      SELECT FROM pg_catalog.pg_proc p JOIN known_routines k ON k.name = p.proname
         AND k.arguments = pg_catalog.pg_get_function_arguments(p.oid)
         AND k.result = pg_catalog.pg_get_function_result(p.oid)
       WHERE p.oid = d.objid AND p.prokind = 'f')))
