@@ -13,6 +13,7 @@ use crate::status::StatusHandle;
 use std::pin::pin;
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 /// The first look is so much later than the first run of other maintenance: a role may have few sessions.
@@ -21,8 +22,41 @@ const LATER: Duration = Duration::from_secs(1);
 /// Pause before a database that has no inboxes is looked at again.
 const ABSENT_PAUSE: Duration = Duration::from_mins(3);
 
+/// The maintenance of the inboxes of one database. Dropping it ends its session.
+#[derive(Debug)]
+pub(crate) struct InboxMaintenance {
+    task: JoinHandle<()>,
+}
+
+impl InboxMaintenance {
+    /// Starts the task on the runtime of this thread. It works while `owner` has an epoch; a process without a pipeline
+    /// announces one that never ends. The readings are in `maintenance.inboxes` of the handle's snapshot.
+    pub(crate) fn start(
+        spec: InboxesSpec,
+        owner: &OwnerEpoch,
+        status_handle: StatusHandle,
+    ) -> Self {
+        let task = InboxesTask::new(spec, owner, status_handle);
+        #[expect(clippy::disallowed_methods, reason = "the handle is kept, and aborted on drop")]
+        let task = tokio::spawn(task.serve());
+        Self { task }
+    }
+
+    /// Waits for the end of the task, which its owner has announced, and of its session.
+    pub(super) async fn ended(&mut self) {
+        // A task ends by itself, or has panicked, which is logged.
+        drop((&mut self.task).await);
+    }
+}
+
+impl Drop for InboxMaintenance {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
 /// The state of the task.
-pub(super) struct InboxesTask {
+struct InboxesTask {
     spec: InboxesSpec,
     /// What the pipeline has announced.
     duty: watch::Receiver<Duty>,
@@ -38,7 +72,7 @@ pub(super) struct InboxesTask {
 }
 
 impl InboxesTask {
-    pub(super) fn new(spec: InboxesSpec, owner: &OwnerEpoch, status_handle: StatusHandle) -> Self {
+    fn new(spec: InboxesSpec, owner: &OwnerEpoch, status_handle: StatusHandle) -> Self {
         let report = InboxesReport::new(spec.owner.clone(), spec.database, status_handle);
         Self {
             spec,
@@ -51,7 +85,7 @@ impl InboxesTask {
         }
     }
 
-    pub(super) async fn serve(mut self) {
+    async fn serve(mut self) {
         let mut owned = None;
         // An error means that the pipeline is gone.
         while self.duty.has_changed().is_ok() {

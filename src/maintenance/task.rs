@@ -4,7 +4,7 @@ use super::duty::{Duty, OwnerEpoch, ownership_ends};
 use super::event_logs::EventLogsSpec;
 use super::event_logs_task::EventLogsTask;
 use super::inboxes::InboxesSpec;
-use super::inboxes_task::InboxesTask;
+use super::inboxes_task::InboxMaintenance;
 use super::pace::{FAILURE_BACKOFF, FIRST_PAUSE, cancel};
 use super::report::{MaintenanceReport, RunError};
 use super::run::{MaintenanceSpec, RunOutcome};
@@ -80,7 +80,7 @@ impl Maintenance {
                 drop(event_logs.await);
             }
             for inboxes in inboxes {
-                drop((&mut inboxes.task).await);
+                inboxes.ended().await;
             }
         };
         // A task that does not end in time is aborted.
@@ -94,33 +94,6 @@ impl Drop for Maintenance {
         if let Some(event_logs) = &self.event_logs {
             event_logs.abort();
         }
-    }
-}
-
-/// The maintenance of the inboxes of one database. Dropping it ends its session.
-#[derive(Debug)]
-pub(crate) struct InboxMaintenance {
-    task: JoinHandle<()>,
-}
-
-impl InboxMaintenance {
-    /// Starts the task on the runtime of this thread. It works while `owner` has an epoch; a process without a pipeline
-    /// announces one that never ends. The readings are in `maintenance.inboxes` of the handle's snapshot.
-    pub(crate) fn start(
-        spec: InboxesSpec,
-        owner: &OwnerEpoch,
-        status_handle: StatusHandle,
-    ) -> Self {
-        let task = InboxesTask::new(spec, owner, status_handle);
-        #[expect(clippy::disallowed_methods, reason = "the handle is kept, and aborted on drop")]
-        let task = tokio::spawn(task.serve());
-        Self { task }
-    }
-}
-
-impl Drop for InboxMaintenance {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
