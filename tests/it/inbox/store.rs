@@ -753,6 +753,31 @@ async fn a_drain_deletes_what_is_processed_for_long_and_never_a_dead_message_by_
     }
 }
 
+/// A drain every minute must not read all that is processed.
+#[tokio::test]
+async fn a_drain_reads_no_message_that_it_keeps() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let world = InboxDatabase::with_inbox(version, "inbox_drain_reads").await;
+        let fill = "insert into postrider_inbox.jobs (event_id, processed_at) \
+                    select i::text, now() - case when i <= 3 then interval '80 hours' else interval '0' end \
+                    from generate_series(1, 5000) i";
+        world.sql.batch(fill).await;
+        world.sql.batch("analyze postrider_inbox.jobs").await;
+        // The statistics of this session are flushed with the end of the next statement.
+        let read = async || {
+            world.sql.batch("select pg_stat_force_next_flush()").await;
+            world.sql.batch("select 1").await;
+            let read = "select (select seq_tup_read from pg_stat_user_tables where relid = 'postrider_inbox.jobs'::regclass) \
+                        + (select sum(idx_tup_read) from pg_stat_user_indexes where relid = 'postrider_inbox.jobs'::regclass)";
+            world.number(read).await
+        };
+        let before = read().await;
+        assert_eq!(world.number("select postrider.inbox_drain('jobs')").await, 3);
+        let entries = read().await - before;
+        assert!((1..100).contains(&entries), "{entries} on {}", version.major());
+    }
+}
+
 #[tokio::test]
 async fn a_dropped_inbox_leaves_its_table_unless_it_is_to_go_with_it() {
     for version in [Version::Pg15, Version::Pg18] {
