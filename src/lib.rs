@@ -16,6 +16,8 @@ pub use secret_file;
 
 #[cfg(feature = "admin")]
 pub mod admin;
+#[cfg(feature = "admin")]
+mod connections;
 mod health;
 mod maintenance;
 pub mod metrics;

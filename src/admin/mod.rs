@@ -4,14 +4,12 @@
 //! pipeline. It changes nothing, so it needs no login; by default it listens on loopback. Its connections are limited
 //! in number and time.
 
-mod connections;
 #[cfg(test)]
 mod tests;
 
-pub use connections::CONNECTIONS_MAX;
-
+use crate::connections::{self, Bounds, Watch, WhenFull};
 use crate::intake_status::{IntakeHandle, IntakeSnapshot};
-use crate::metrics::{CONTENT_TYPE, Metrics};
+use crate::metrics::{CONTENT_TYPE, Closed, EndpointMetrics, Metrics};
 use crate::status::{self, Snapshot, StatusHandle};
 use axum::Router;
 use axum::extract::State;
@@ -19,7 +17,6 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE as TYPE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use connections::Bounds;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::future::Future;
@@ -28,6 +25,18 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
+
+/// Connections that are open at a time. A scrape and some probes need a handful.
+pub const CONNECTIONS_MAX: usize = 64;
+
+/// Limits of the endpoint's connections. If all are in use, a new one replaces an old one, so that a scrape is always
+/// answered.
+const BOUNDS: Bounds = Bounds {
+    connections: CONNECTIONS_MAX,
+    exchange: Duration::from_secs(10),
+    header_time: Duration::from_secs(5),
+    when_full: WhenFull::ClosesOldest,
+};
 
 /// Why there is no admin endpoint.
 #[derive(Debug, thiserror::Error)]
@@ -126,7 +135,7 @@ impl Admin {
     pub async fn bind(address: SocketAddr) -> Result<Self, AdminError> {
         let bound = TcpListener::bind(address).await;
         bound
-            .map(|listener| Self { listener, bounds: Bounds::default() })
+            .map(|listener| Self { listener, bounds: BOUNDS })
             .map_err(|source| AdminError::Bind { address, source })
     }
 
@@ -147,9 +156,43 @@ impl Admin {
 
     /// Serves until `stop` completes. After an error of the listener it accepts again, so nothing else ends it.
     pub async fn serve(self, view: AdminView, stop: impl Future<Output = ()>) {
-        let metrics = view.metrics.endpoint().clone();
+        let watch = EndpointWatch(view.metrics.endpoint().clone());
         let shared = Arc::new(EndpointState { view, started: Instant::now() });
-        connections::serve(self.listener, router(shared), self.bounds, metrics, stop).await;
+        connections::serve(self.listener, router(shared), self.bounds, watch, stop).await;
+    }
+}
+
+/// Counts and logs what happens to the endpoint's connections.
+#[derive(Clone)]
+struct EndpointWatch(EndpointMetrics);
+
+impl Watch for EndpointWatch {
+    fn closed_for_another(&self) {
+        self.0.closed(Closed::Full);
+    }
+
+    fn closed_late(&self) {
+        self.0.closed(Closed::Late);
+    }
+
+    fn log_full(&self, connections: usize, closed: u64) {
+        tracing::warn!(
+            event = "admin_connections_full",
+            connections,
+            closed,
+            hint = "let only Prometheus, probes and operators reach admin.listen",
+            "all {connections} connections of the admin endpoint are in use; it closes an old one for each new one"
+        );
+    }
+
+    fn log_accept_failed(&self, error: &io::Error, failed: u64) {
+        tracing::warn!(
+            event = "admin_accept_failed",
+            reason = %error,
+            failed,
+            hint = "allow the process more descriptors: LimitNOFILE= of the systemd unit, ulimit -n of a shell",
+            "the admin endpoint could not accept a connection: {error}"
+        );
     }
 }
 

@@ -36,7 +36,7 @@ fn serving<F: Future<Output = ()>>(
     status_handles: &[StatusHandle],
     asks: impl FnOnce(SocketAddr) -> F,
 ) {
-    serving_within(Bounds::default(), &view(status_handles), asks);
+    serving_within(BOUNDS, &view(status_handles), asks);
 }
 
 /// The same with other limits of connections.
@@ -150,6 +150,7 @@ const SHORT: Bounds = Bounds {
     connections: 4,
     exchange: Duration::from_millis(400),
     header_time: Duration::from_millis(200),
+    when_full: WhenFull::ClosesOldest,
 };
 
 /// Sends `request`, and reads until the endpoint closes the connection.
@@ -228,7 +229,7 @@ fn a_header_above_its_bound_is_refused() {
 
 #[test]
 fn a_new_connection_takes_the_place_of_the_oldest_that_asks_nothing() {
-    let bounds = Bounds { connections: 4, ..Bounds::default() };
+    let bounds = Bounds { connections: 4, ..BOUNDS };
     let view = view(&[StatusHandle::new("a")]);
     let counts = view.metrics.endpoint().clone();
     serving_within(bounds, &view, |address| async move {

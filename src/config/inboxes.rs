@@ -8,6 +8,7 @@ use crate::inbox::kafka::KafkaSourceConfig;
 use crate::inbox::mapping::MessageRules;
 use crate::inbox::message::SOURCE_BYTES_MAX;
 use crate::inbox::store::InboxSpec;
+use crate::inbox::webhook::WebhookConfig;
 use crate::intake::{IntakeSource, IntakeSpec};
 use crate::postgres::Conninfo;
 use crate::secret_file::SecretFile;
@@ -120,8 +121,14 @@ fn database(section: Section<'_>) -> (Url, Option<String>, Option<Conninfo>) {
 }
 
 fn source(name: &str, section: Section<'_>) -> (IntakeSource, &'static str, Vec<Shown>) {
-    section.one_of("kind", &[("kafka", ())], &[], ());
+    let is_webhook = section.one_of("kind", &[("kafka", false), ("webhook", true)], &[], false);
     let keys = SinkKeys { section, is_chosen: true, taken: Vec::new() };
+    if is_webhook {
+        let config = WebhookConfig::read(&keys, name);
+        keys.section.finish();
+        let shown = config.values();
+        return (IntakeSource::Webhook(Box::new(config)), "webhook", shown);
+    }
     let config = KafkaSourceConfig::read(&keys, name);
     keys.section.finish();
     let shown = config.values();

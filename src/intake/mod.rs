@@ -5,17 +5,25 @@
 
 #[cfg(feature = "kafka")]
 mod kafka;
+#[cfg_attr(
+    not(all(feature = "admin", feature = "kafka")),
+    expect(dead_code, reason = "each source calls a part of it")
+)]
 mod observer;
 mod service;
 mod spec;
+#[cfg(feature = "admin")]
+mod webhook;
 
 pub use service::{IntakeExit, IntakeService};
 pub use spec::{IntakeSource, IntakeSpec};
 
+#[cfg(any(feature = "admin", feature = "kafka"))]
 use crate::postgres::SourceError;
 
 /// What fixes an error of the inbox's database, by its SQLSTATE and the statements of an intake; `None` if the general
 /// hint is right.
+#[cfg(any(feature = "admin", feature = "kafka"))]
 fn hint(error: &SourceError, inbox: &str) -> Option<String> {
     match error.sqlstate()?.as_str() {
         "PR121" => Some(format!("create the inbox: postrider inbox create {inbox}")),

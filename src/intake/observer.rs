@@ -3,10 +3,11 @@
 use crate::health::{Condition, DueReport, LogRateLimit, duration_text};
 use crate::inbox::store::{Counts, DeadMessage};
 use crate::intake_status::{BLOCKED_MAX, BlockedPartition, IntakeHandle, IntakeState};
+use std::net::SocketAddr;
 use std::time::Instant;
 use tracing::{error, info, warn};
 
-/// The status and the log of one intake. Its own loop calls it, and nothing else.
+/// The status and the log of one intake. Its own thread calls it, and nothing else.
 #[derive(Debug)]
 pub(crate) struct IntakeObserver {
     intake: String,
@@ -21,6 +22,8 @@ pub(crate) struct IntakeObserver {
     dead_lines: LogRateLimit,
     /// Lines about refused requests.
     refused_lines: LogRateLimit,
+    /// Why the file of secrets can't be read, while it lasts.
+    secrets: Option<Condition>,
 }
 
 /// A state in which nothing is stored.
@@ -40,6 +43,7 @@ impl IntakeObserver {
             blocked: Vec::new(),
             dead_lines: LogRateLimit::default(),
             refused_lines: LogRateLimit::default(),
+            secrets: None,
         }
     }
 
@@ -220,6 +224,49 @@ impl IntakeObserver {
             );
         }
         self.handle.update(|snapshot| snapshot.refused_total += 1);
+    }
+
+    /// A request was put off by an outage, which has a line of its own.
+    pub(crate) fn puts_off(&self) {
+        self.handle.update(|snapshot| snapshot.refused_total += 1);
+    }
+
+    /// The receiver accepts connections.
+    pub(crate) fn listens(&self, address: SocketAddr) {
+        let intake = &self.intake;
+        info!(event = "intake_listens", intake, %address, "receives webhooks on {address}");
+    }
+
+    /// The file of secrets was read. `is_new`: it has other secrets than before.
+    pub(crate) fn reads_secrets(&mut self, is_new: bool, count: usize) {
+        let was_missing = self.secrets.take().is_some();
+        if is_new || was_missing {
+            let intake = &self.intake;
+            info!(event = "intake_secrets_read", intake, count, "read {count} secrets again");
+        }
+    }
+
+    /// The file of secrets could not be read. `has_others`: those that were read before are used meanwhile.
+    pub(crate) fn misses_secrets(&mut self, reason: &str, has_others: bool) {
+        let hint =
+            "correct the file that secret_file names; it is read again within 2 s".to_owned();
+        let note = Condition::note(
+            &mut self.secrets,
+            reason.to_owned(),
+            Some(hint.clone()),
+            Instant::now(),
+        );
+        let Some(DueReport { seconds, tries }) = note else { return };
+        let intake = &self.intake;
+        let words = if has_others {
+            "the secrets that were read before are used"
+        } else {
+            "every request is answered with 503"
+        };
+        warn!(
+            event = "intake_secrets_unreadable",
+            intake, seconds, tries, reason, hint, "{reason}: {words}"
+        );
     }
 
     /// Records that are not stored yet.

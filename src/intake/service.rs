@@ -85,7 +85,19 @@ fn thread(spec: &IntakeSpec, handle: &IntakeHandle, stop: &Stop, ended: oneshot:
 
 async fn run(spec: &IntakeSpec, stop: &Stop, observer: IntakeObserver) {
     match &spec.source {
+        #[cfg(feature = "kafka")]
         IntakeSource::Kafka(config) => super::kafka::run(spec, config, stop, observer).await,
+        #[cfg(feature = "admin")]
+        IntakeSource::Webhook(config) => super::webhook::run(spec, config, stop, observer).await,
+        #[cfg(not(feature = "admin"))]
+        IntakeSource::Webhook(config) => {
+            let mut observer = observer;
+            let reason = format!("could not listen on {}: built without a server", config.listen);
+            let hint = "build with the feature `admin`".to_owned();
+            observer.waits(IntakeState::ListenerDown, reason, Some(hint));
+            stop.drain().await;
+            observer.stopped();
+        }
     }
 }
 

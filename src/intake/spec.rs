@@ -1,8 +1,10 @@
 //! What an intake is started with.
 
+#[cfg(feature = "kafka")]
 use crate::inbox::kafka::KafkaSourceConfig;
 use crate::inbox::mapping::MessageRules;
 use crate::inbox::store::InboxSpec;
+use crate::inbox::webhook::WebhookConfig;
 
 /// An intake: where messages come from, and the inbox that stores them.
 #[derive(Clone, Debug)]
@@ -25,14 +27,19 @@ pub struct IntakeSpec {
 #[derive(Clone, Debug)]
 pub enum IntakeSource {
     /// Topics of Kafka.
+    #[cfg(feature = "kafka")]
     Kafka(Box<KafkaSourceConfig>),
+    /// Webhooks.
+    Webhook(Box<WebhookConfig>),
 }
 
 impl IntakeSource {
     /// The word of the configuration.
     pub const fn kind(&self) -> &'static str {
         match self {
+            #[cfg(feature = "kafka")]
             Self::Kafka(_) => "kafka",
+            Self::Webhook(_) => "webhook",
         }
     }
 }

@@ -110,6 +110,8 @@ mod inbox_maintenance;
 mod inbox_pipeline;
 /// `postrider inbox run`: records are stored once, whatever is killed.
 mod inbox_run;
+/// The receiver of webhooks: what it acknowledges is stored once.
+mod inbox_webhook;
 /// `postrider init`: what it writes runs as it is, also from a Debezium connector's configuration.
 mod init;
 mod insertion_order;

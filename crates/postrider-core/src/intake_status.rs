@@ -24,6 +24,8 @@ pub enum IntakeState {
     BrokerDown,
     /// The database can't be reached, or refuses statements.
     DatabaseDown,
+    /// The address of the receiver of webhooks is not available.
+    ListenerDown,
     /// Every partition waits for a decision of a person.
     Blocked,
     /// Ended on request.
@@ -41,6 +43,7 @@ impl IntakeState {
         Self::Full,
         Self::BrokerDown,
         Self::DatabaseDown,
+        Self::ListenerDown,
         Self::Blocked,
         Self::Stopped,
         Self::Failed,
@@ -55,6 +58,7 @@ impl IntakeState {
             Self::Full => "full",
             Self::BrokerDown => "broker_down",
             Self::DatabaseDown => "database_down",
+            Self::ListenerDown => "listener_down",
             Self::Blocked => "blocked",
             Self::Stopped => "stopped",
             Self::Failed => "failed",
@@ -106,7 +110,7 @@ pub struct IntakeSnapshot {
     pub repeated_total: u64,
     /// Messages that were stored as dead, since the start.
     pub dead_total: u64,
-    /// Requests that were refused since the start; only of a receiver of webhooks.
+    /// Requests that were answered with another status than 204 since the start; only of a receiver of webhooks.
     pub refused_total: u64,
     /// Records of all partitions that are read and not stored yet; `None` if it is not known.
     pub lag_records: Option<u64>,
@@ -136,6 +140,7 @@ impl IntakeSnapshot {
             | IntakeState::Full
             | IntakeState::BrokerDown
             | IntakeState::DatabaseDown
+            | IntakeState::ListenerDown
             | IntakeState::Blocked => {
                 let since = now.saturating_duration_since(self.turned_at.unwrap_or(started));
                 let seconds = since.as_secs();
@@ -158,6 +163,7 @@ impl IntakeSnapshot {
             | IntakeState::Full
             | IntakeState::BrokerDown
             | IntakeState::DatabaseDown
+            | IntakeState::ListenerDown
             | IntakeState::Blocked
             | IntakeState::Stopped
             | IntakeState::Failed => {

@@ -9,3 +9,4 @@ pub mod kafka;
 pub mod mapping;
 pub mod message;
 pub mod store;
+pub mod webhook;

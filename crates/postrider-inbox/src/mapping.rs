@@ -92,7 +92,7 @@ pub struct Requirements {
 }
 
 /// The headers of a record that were found to be a text, or why not.
-struct Headers<'a>(&'a [(&'a [u8], Option<&'a [u8]>)]);
+pub(crate) struct Headers<'a>(pub(crate) &'a [(&'a [u8], Option<&'a [u8]>)]);
 
 impl<'a> Headers<'a> {
     /// The first header of a name; `None` if there is none, or if its value is null.
@@ -104,7 +104,7 @@ impl<'a> Headers<'a> {
     ///
     /// # Errors
     /// The value is not UTF-8, or has a zero byte, which PostgreSQL does not store in a text.
-    fn text(&self, name: &str) -> Result<Option<&'a str>, String> {
+    pub(crate) fn text(&self, name: &str) -> Result<Option<&'a str>, String> {
         match self.bytes(name) {
             None => Ok(None),
             Some(bytes) => match plain(bytes) {
@@ -116,7 +116,7 @@ impl<'a> Headers<'a> {
 }
 
 /// The text of bytes that PostgreSQL can store as text.
-fn plain(bytes: &[u8]) -> Option<&str> {
+pub(crate) fn plain(bytes: &[u8]) -> Option<&str> {
     std::str::from_utf8(bytes).ok().filter(|text| !text.contains('\0'))
 }
 
@@ -290,7 +290,7 @@ fn is_hex(text: &str, digits: usize) -> bool {
 }
 
 /// A header that is a whole number.
-fn number<T: std::str::FromStr>(
+pub(crate) fn number<T: std::str::FromStr>(
     headers: &Headers<'_>,
     header: Option<&str>,
 ) -> Result<Option<T>, String> {
@@ -303,7 +303,7 @@ fn number<T: std::str::FromStr>(
 }
 
 /// The trace id of a W3C header `traceparent`, else header `trace_id`.
-fn trace_id(headers: &Headers<'_>) -> Result<Option<String>, String> {
+pub(crate) fn trace_id(headers: &Headers<'_>) -> Result<Option<String>, String> {
     if let Some(parent) = headers.text("traceparent")? {
         let id = parent.split('-').nth(1).filter(|id| id.len() == 32);
         if let Some(id) = id {
@@ -352,7 +352,7 @@ fn headers_json(record: &KafkaRecord<'_>, aggregate: Option<&str>) -> String {
 }
 
 /// A text, or an object with the bytes in base64.
-fn json_text(bytes: &[u8]) -> Value {
+pub(crate) fn json_text(bytes: &[u8]) -> Value {
     match plain(bytes) {
         Some(text) => text.into(),
         None => {

@@ -73,6 +73,8 @@ pub(crate) enum InboxCommandError {
     },
     #[error("--first-sequence is for --order sequence: nothing was changed")]
     FirstSequence,
+    #[error("intake \"{intake}\" does not read Kafka: it has no partitions")]
+    NoPartitions { intake: String },
     #[error("the intake has stored no offset of partition {partition} of topic \"{topic}\"")]
     NoOffset { topic: String, partition: i32 },
     #[error(
@@ -127,6 +129,7 @@ impl InboxCommandError {
             | Self::NotManaged { .. }
             | Self::FirstSequence
             | Self::OutOfRange { .. }
+            | Self::NoPartitions { .. }
             | Self::NotAnId { .. } => true,
             Self::Server(error) => error.sqlstate().is_some_and(|s| s.as_str() == "22023"),
             Self::NoInbox { .. }
@@ -162,6 +165,7 @@ impl InboxCommandError {
             | Self::NotAnId { .. }
             | Self::NotNext(_)
             | Self::NoOffset { .. }
+            | Self::NoPartitions { .. }
             | Self::OutOfRange { .. }
             | Self::OffsetMoved
             | Self::Broker { .. }
@@ -206,6 +210,7 @@ impl InboxCommandError {
             Self::Grown { .. } | Self::OffsetMoved => {
                 "run the command again, and read what it says"
             }
+            Self::NoPartitions { .. } => "name a table [inboxes.NAME] with source.kind = \"kafka\"",
             Self::NoOffset { .. } => {
                 "correct --topic and --partition; an intake stores the first offset when it begins to read a partition"
             }

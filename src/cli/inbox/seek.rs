@@ -8,14 +8,17 @@ use crate::cli::error::{CliError, Exit, printable};
 use crate::config::Config;
 use crate::health::grouped;
 use crate::inbox::batch::Partition;
-use crate::inbox::kafka::{PartitionBounds, bounds};
+use crate::inbox::kafka::{KafkaSourceConfig, PartitionBounds, bounds};
 use crate::inbox::store::{InboxStore, StoredOffset};
-use crate::intake::{IntakeSource, IntakeSpec};
+use crate::intake::IntakeSource;
 use serde_json::json;
 
 /// Runs the command.
 pub(crate) async fn run(config: &Config, args: &SeekInboxArgs) -> Result<Exit, CliError> {
     let spec = chosen(config, std::slice::from_ref(&args.name))?.remove(0);
+    let IntakeSource::Kafka(config) = &spec.source else {
+        return Err(InboxCommandError::NoPartitions { intake: spec.name }.into());
+    };
     let partition = Partition { topic: args.topic.clone(), number: args.partition };
     let store = InboxStore::connect(&spec.inbox, "postrider inbox seek").await?;
     let stored = store.offsets(std::slice::from_ref(&partition)).await?.remove(&partition);
@@ -23,7 +26,7 @@ pub(crate) async fn run(config: &Config, args: &SeekInboxArgs) -> Result<Exit, C
         let (topic, number) = (printable(&args.topic), args.partition);
         return Err(InboxCommandError::NoOffset { topic, partition: number }.into());
     };
-    let there = ask(&spec, &partition).await?;
+    let there = ask(config, &partition).await?;
     let to = match args.to {
         SeekOffset::Earliest => there.low,
         SeekOffset::Latest => there.high,
@@ -55,19 +58,18 @@ pub(crate) async fn run(config: &Config, args: &SeekInboxArgs) -> Result<Exit, C
 }
 
 /// Asks the brokers of an intake. The client waits, so another thread asks.
-async fn ask(spec: &IntakeSpec, partition: &Partition) -> Result<PartitionBounds, CliError> {
-    let IntakeSource::Kafka(config) = &spec.source;
-    let (config, of) = (config.clone(), partition.clone());
-    let asked = tokio::task::spawn_blocking(move || bounds(&config, &of)).await;
-    let brokers = || match &spec.source {
-        IntakeSource::Kafka(config) => config.brokers.clone(),
-    };
+async fn ask(
+    config: &KafkaSourceConfig,
+    partition: &Partition,
+) -> Result<PartitionBounds, CliError> {
+    let (asking, of, brokers) = (config.clone(), partition.clone(), config.brokers.clone());
+    let asked = tokio::task::spawn_blocking(move || bounds(&asking, &of)).await;
     let error = match asked {
         Ok(Ok(bounds)) => return Ok(bounds),
         Ok(Err(error)) => error.to_string(),
         Err(error) => error.to_string(),
     };
-    Err(InboxCommandError::Broker { brokers: brokers(), error }.into())
+    Err(InboxCommandError::Broker { brokers, error }.into())
 }
 
 /// What the change means for records.

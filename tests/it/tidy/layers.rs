@@ -17,6 +17,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("postrider-outbox", &["postrider-core"]),
     ("postrider-postgres", &["pg-replication", "postrider-core"]),
     ("postrider-sinks", &["pg-replication", "postrider-core"]),
+    ("postrider-inbox", &["postrider-core", "postrider-postgres", "postrider-sinks"]),
     ("fuzzing", &[]),
 ];
 
@@ -33,8 +34,11 @@ const MODULES: &[(&str, &str)] = &[
     ("maintenance", "CORE postgres health"),
     ("pipeline", "CORE DECISIONS outbox postgres sink metrics health maintenance"),
     ("replay", "CORE DECISIONS outbox postgres sink metrics pipeline"),
+    // The connections of an HTTP server: no state of a pipeline, of an intake, or of the metrics.
+    ("connections", ""),
     // Reads a snapshot and the metrics, and calls into nothing.
-    ("admin", "status metrics"),
+    ("admin", "status metrics connections"),
+    ("intake", "CORE inbox postgres health pipeline connections"),
     ("config", "CORE DECISIONS outbox postgres sink metrics pipeline replay admin secret_file"),
     ("demo", "CORE DECISIONS outbox postgres sink metrics pipeline replay admin config"),
     ("init", "CORE DECISIONS outbox postgres sink metrics pipeline replay admin config"),
@@ -45,11 +49,12 @@ const MODULES: &[(&str, &str)] = &[
 ];
 
 /// What `CORE` stands for in [`MODULES`].
-const CORE: [&str; 15] = [
+const CORE: [&str; 16] = [
     "backoff",
     "error",
     "event",
     "finding",
+    "intake_status",
     "offset",
     "outbox_rows",
     "parked",

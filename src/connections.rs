@@ -1,13 +1,14 @@
-//! The connections of the admin endpoint: how many are open, for how long, and which one is closed for a new one.
+//! The connections of an HTTP server: how many are open, for how long, and which one is closed for a new one.
 //!
 //! Any client that reaches the address can open any number of connections, and each one takes a file descriptor that
 //! the connections to database and broker need too. So each connection carries one request and has one deadline, from
 //! its accept to the last byte of the answer. The deadline limits the header, the body, an idle connection and a client
-//! that reads slowly. If the maximum is reached, a new connection replaces an old one, so that a scrape is always
-//! answered.
+//! that reads slowly. If the maximum is reached, a new connection replaces an old one that has not sent its request, so
+//! that clients that do nothing keep nobody out.
 
-use crate::metrics::{Closed, EndpointMetrics};
 use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -22,20 +23,15 @@ use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, Id, JoinSet};
 
-/// Connections that are open at a time. A scrape and some probes need a handful.
-pub const CONNECTIONS_MAX: usize = 64;
-
-/// The longest time from the accept of a connection to the last byte of its answer.
-const EXCHANGE_MAX: Duration = Duration::from_secs(10);
-
-/// The longest time from the accept of a connection to the end of its request header.
-const HEADER_TIME_MAX: Duration = Duration::from_secs(5);
-
 /// Bytes of a request line and headers; a larger request is answered with 431.
 const HEADER_BYTES_MAX: usize = 16 << 10;
 
 /// Headers of a request; a request with more is answered with 431.
 const HEADERS_MAX: usize = 64;
+
+/// With [`WhenFull::Waits`], a connection without a request is closed for a new one only if it has been open for so
+/// long: in a burst of requests, most connections are new and have a request that is about to be read.
+const YOUNG_MAX: Duration = Duration::from_millis(250);
 
 /// Pause after a failed accept: without descriptors the next one fails too.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
@@ -43,42 +39,77 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
 /// Pause between two log lines about the same condition.
 const LOG_PAUSE: Duration = Duration::from_mins(1);
 
-/// Limits of connections. Tests use smaller ones.
+/// Limits of connections.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
+pub(crate) struct Bounds {
     /// Connections at a time.
-    pub(super) connections: usize,
+    pub(crate) connections: usize,
     /// From the accept to the last byte of the answer.
-    pub(super) exchange: Duration,
+    pub(crate) exchange: Duration,
     /// From the accept to the end of the request header.
-    pub(super) header_time: Duration,
+    pub(crate) header_time: Duration,
+    /// What happens if all connections are in use.
+    pub(crate) when_full: WhenFull,
 }
 
-impl Default for Bounds {
-    fn default() -> Self {
-        Self { connections: CONNECTIONS_MAX, exchange: EXCHANGE_MAX, header_time: HEADER_TIME_MAX }
+/// What happens if all connections are in use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum WhenFull {
+    /// The oldest one without a request is closed, else the oldest one. A request has arrived when its header has.
+    ClosesOldest,
+    /// The oldest one without a request is closed after [`YOUNG_MAX`]; without such a one, no connection is accepted
+    /// until one has been answered. A request has arrived when its handler calls [`Arrival::mark`]. At the end, those
+    /// that have arrived are answered.
+    Waits,
+}
+
+/// In the extensions of each request: lets the handler say that the request has arrived completely.
+#[derive(Clone, Debug)]
+pub(crate) struct Arrival(Arc<AtomicBool>);
+
+impl Arrival {
+    /// From now on, the connection is not closed for a new one.
+    pub(crate) fn mark(&self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
+/// Who counts and logs what happens to connections. Lines about the same condition are a minute apart.
+pub(crate) trait Watch: Clone + Send + 'static {
+    /// A connection was closed because a newer one took its place.
+    fn closed_for_another(&self);
+
+    /// A connection was closed because it took too long.
+    fn closed_late(&self);
+
+    /// Logs that all `connections` are in use, and that `closed` were closed for new ones since the last line.
+    fn log_full(&self, connections: usize, closed: u64);
+
+    /// Logs that the process could not accept connections, `failed` times since the last line.
+    fn log_accept_failed(&self, error: &io::Error, failed: u64);
+}
+
 /// Serves until `stop` completes.
-pub(super) async fn serve(
+pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
     bounds: Bounds,
-    metrics: EndpointMetrics,
+    watch: impl Watch,
     stop: impl Future<Output = ()>,
 ) {
-    let mut open = OpenConnections::new(bounds, metrics);
+    let mut open = OpenConnections::new(bounds, watch);
     let mut stop = pin!(stop);
     loop {
+        let room = open.room();
         tokio::select! {
             biased;
-            () = &mut stop => return,
+            () = &mut stop => break,
             Some(ended) = open.tasks.join_next_with_id() => match ended {
                 Ok((id, ())) => open.forget(id),
                 Err(ended) => open.forget(ended.id()),
             },
-            accepted = listener.accept() => match accepted {
+            () = tokio::time::sleep(room.unwrap_or_default()), if room.is_some_and(|wait| !wait.is_zero()) => {}
+            accepted = listener.accept(), if room == Some(Duration::ZERO) => match accepted {
                 Ok((stream, _)) => {
                     open.add(stream, &router);
                     // The new connection reads its request before further ones are accepted and replace it.
@@ -92,6 +123,9 @@ pub(super) async fn serve(
             },
         }
     }
+    // New clients are refused from here on.
+    drop(listener);
+    open.finish().await;
 }
 
 /// Whether an accept failed because of its connection, which is closed already; the listener is not affected.
@@ -113,33 +147,74 @@ struct Connection {
     abort: AbortHandle,
     /// Whether its request has arrived and is being answered.
     has_request: Arc<AtomicBool>,
+    /// When it was accepted.
+    since: Instant,
 }
 
 /// The open connections, the oldest first.
-struct OpenConnections {
+struct OpenConnections<W> {
     /// The tasks of the connections.
     tasks: JoinSet<()>,
     /// The connections, the oldest first.
     connections: VecDeque<Connection>,
     /// Their limits.
     bounds: Bounds,
-    /// Counters.
-    metrics: EndpointMetrics,
+    /// Counts and logs.
+    watch: W,
     /// Limits log lines about the maximum.
     full: Throttle,
     /// Limits log lines about failed accepts.
     refused: Throttle,
 }
 
-impl OpenConnections {
-    fn new(bounds: Bounds, metrics: EndpointMetrics) -> Self {
+impl Connection {
+    fn has_request(&self) -> bool {
+        self.has_request.load(Ordering::Relaxed)
+    }
+
+    fn young_for(&self) -> Duration {
+        YOUNG_MAX.saturating_sub(self.since.elapsed())
+    }
+}
+
+impl<W: Watch> OpenConnections<W> {
+    fn new(bounds: Bounds, watch: W) -> Self {
         Self {
             tasks: JoinSet::new(),
             connections: VecDeque::new(),
             bounds,
-            metrics,
+            watch,
             full: Throttle::default(),
             refused: Throttle::default(),
+        }
+    }
+
+    /// How long a further connection has to wait; `None` until one has ended.
+    fn room(&self) -> Option<Duration> {
+        if self.connections.len() < self.bounds.connections {
+            return Some(Duration::ZERO);
+        }
+        match self.bounds.when_full {
+            WhenFull::ClosesOldest => Some(Duration::ZERO),
+            WhenFull::Waits => self.without_request().map(|(_, connection)| connection.young_for()),
+        }
+    }
+
+    /// The oldest connection that has not sent its request.
+    fn without_request(&self) -> Option<(usize, &Connection)> {
+        self.connections.iter().enumerate().find(|(_, connection)| !connection.has_request())
+    }
+
+    /// The connection that is closed for a new one.
+    fn replaceable(&self) -> Option<usize> {
+        let oldest = self.without_request();
+        match self.bounds.when_full {
+            WhenFull::ClosesOldest => {
+                oldest.map(|(at, _)| at).or((!self.connections.is_empty()).then_some(0))
+            }
+            WhenFull::Waits => {
+                oldest.filter(|(_, connection)| connection.young_for().is_zero()).map(|(at, _)| at)
+            }
         }
     }
 
@@ -148,11 +223,14 @@ impl OpenConnections {
             self.make_room();
         }
         let has_request = Arc::new(AtomicBool::new(false));
-        let (asked, metrics, bounds) =
-            (Arc::clone(&has_request), self.metrics.clone(), self.bounds);
+        let (arrival, watch, bounds) =
+            (Arrival(Arc::clone(&has_request)), self.watch.clone(), self.bounds);
         let service = TowerToHyperService::new(router.clone());
-        let service = service_fn(move |request| {
-            asked.store(true, Ordering::Relaxed);
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            match bounds.when_full {
+                WhenFull::ClosesOldest => arrival.mark(),
+                WhenFull::Waits => drop(request.extensions_mut().insert(arrival.clone())),
+            }
             service.call(request)
         });
         let abort = self.tasks.spawn(async move {
@@ -169,30 +247,34 @@ impl OpenConnections {
                 Err(_elapsed) => true,
             };
             if is_late {
-                metrics.closed(Closed::Late);
+                watch.closed_late();
             }
         });
-        self.connections.push_back(Connection { task: abort.id(), abort, has_request });
+        self.connections.push_back(Connection {
+            task: abort.id(),
+            abort,
+            has_request,
+            since: Instant::now(),
+        });
     }
 
-    /// Closes the oldest connection that has not sent its request, or, if all have, the oldest one.
+    /// Closes a connection, if one can be closed.
     fn make_room(&mut self) {
-        let waits = |connection: &Connection| !connection.has_request.load(Ordering::Relaxed);
-        let oldest = self.connections.iter().position(waits).unwrap_or(0);
-        if let Some(connection) = self.connections.remove(oldest) {
-            connection.abort.abort();
-            self.metrics.closed(Closed::Full);
+        if !self.close_one() {
+            return;
         }
         if let Some(closed) = self.full.count(Instant::now()) {
-            tracing::warn!(
-                event = "admin_connections_full",
-                connections = self.bounds.connections,
-                closed,
-                hint = "let only Prometheus, probes and operators reach admin.listen",
-                "all {} connections of the admin endpoint are in use; it closes an old one for each new one",
-                self.bounds.connections
-            );
+            self.watch.log_full(self.bounds.connections, closed);
         }
+    }
+
+    fn close_one(&mut self) -> bool {
+        let closed = self.replaceable().and_then(|at| self.connections.remove(at));
+        if let Some(connection) = &closed {
+            connection.abort.abort();
+            self.watch.closed_for_another();
+        }
+        closed.is_some()
     }
 
     fn forget(&mut self, task: Id) {
@@ -202,19 +284,22 @@ impl OpenConnections {
     /// An accept failed because the process has no descriptors left. A waiting connection is closed, because others
     /// need its descriptor more.
     fn refused(&mut self, error: &io::Error) {
-        if let Some(connection) = self.connections.pop_front() {
-            connection.abort.abort();
-            self.metrics.closed(Closed::Full);
-        }
+        self.close_one();
         if let Some(failed) = self.refused.count(Instant::now()) {
-            tracing::warn!(
-                event = "admin_accept_failed",
-                reason = %error,
-                failed,
-                hint = "allow the process more descriptors: LimitNOFILE= of the systemd unit, ulimit -n of a shell",
-                "the admin endpoint could not accept a connection: {error}"
-            );
+            self.watch.log_accept_failed(error, failed);
         }
+    }
+
+    /// Closes the connections; with [`WhenFull::Waits`], those whose request has arrived are answered first.
+    async fn finish(mut self) {
+        if self.bounds.when_full == WhenFull::ClosesOldest {
+            return;
+        }
+        for connection in self.connections.iter().filter(|connection| !connection.has_request()) {
+            connection.abort.abort();
+        }
+        // Each one has its deadline.
+        while self.tasks.join_next().await.is_some() {}
     }
 }
 

@@ -1,0 +1,202 @@
+//! Requests that are not stored, clients that do nothing, and what the log says of them.
+
+use super::sender::now;
+use super::{Hooks, SECRET};
+use crate::await_that::{SOON, await_that};
+use crate::server::Version;
+use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+/// Everything that this process logs, in the order of its lines.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    /// Takes the lines of all threads, down to the finest.
+    fn begin() -> Self {
+        let log = Self::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .json()
+            .with_max_level(tracing_subscriber::filter::LevelFilter::TRACE)
+            .with_writer(move || writer.clone())
+            .finish();
+        tracing::subscriber::set_global_default(subscriber).expect("the only subscriber");
+        log
+    }
+
+    fn text(&self) -> String {
+        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_is_not_signed_well_is_refused_and_not_stored() {
+    let hooks = Hooks::start(Version::Pg17, "hook_refused").await;
+    let sender = hooks.receiver.sender();
+    let wrong = sender.with_secret("whsec_YW5vdGhlciBzZWNyZXQ=");
+    let body = "{\"n\": 1}";
+    let without = |name: &str| {
+        let mut headers = sender.signed("msg_1", body);
+        headers.retain(|(known, _)| *known != name);
+        headers
+    };
+    let twice = [without(""), vec![("Webhook-Id", "msg_1".to_owned())]].concat();
+    for (what, headers, code) in [
+        ("another secret", wrong.signed("msg_1", body), 401),
+        ("another body", sender.signed("msg_1", "{\"n\": 2}"), 401),
+        ("no signature", without("Webhook-Signature"), 401),
+        ("no time", without("Webhook-Timestamp"), 401),
+        ("six minutes old", sender.signed_at("msg_1", now() - 360, body), 401),
+        ("six minutes early", sender.signed_at("msg_1", now() + 360, body), 401),
+        ("no id", without("Webhook-Id"), 400),
+        ("two ids", twice, 400),
+        ("a long id", sender.signed(&"a".repeat(2000), body), 400),
+    ] {
+        let answer = sender.post(&headers, body.as_bytes()).await.expect("an answer");
+        assert_eq!(answer.code, code, "{what}: {answer:?}");
+        assert!(!answer.body.contains("msg_1"), "{what}: {answer:?}");
+    }
+    let good = sender.signed("msg_1", body);
+    for (request, code) in
+        [("POST /", 404), ("POST /hooks/", 404), ("GET /hooks", 405), ("PUT /hooks", 405)]
+    {
+        let answer = sender.ask(request, &good, body.as_bytes()).await.expect("an answer");
+        assert_eq!(answer.code, code, "{request}: {answer:?}");
+        assert_eq!(answer.head.contains("\r\nallow: post\r\n"), code == 405, "{answer:?}");
+    }
+    assert_eq!(hooks.count().await, 0);
+    assert_eq!(hooks.receiver.status().refused_total, 13);
+    // The same message, as it should be; a query is no part of the path.
+    let answer = sender.ask("POST /hooks?a=b", &good, body.as_bytes()).await.expect("an answer");
+    assert_eq!((answer.code, hooks.count().await), (204, 1));
+    hooks.receiver.stop().await;
+}
+
+#[tokio::test]
+async fn a_body_that_is_too_large_is_refused_and_its_sender_sees_the_answer() {
+    let hooks = Hooks::start(Version::Pg17, "hook_large").await;
+    let sender = hooks.receiver.sender();
+    for (id, bytes, code) in [("msg_1", 64 << 10, 204), ("msg_2", (64 << 10) + 1, 413)] {
+        assert_eq!(sender.sent(id, &"a".repeat(bytes)).await.code, code, "{bytes} bytes");
+    }
+    // Far more than the buffers of a connection hold.
+    assert_eq!(sender.sent("msg_3", &"a".repeat(8 << 20)).await.code, 413);
+    // In chunks, without a length in the header.
+    let mut request = String::from("POST /hooks HTTP/1.1\r\nHost: hooks\r\n");
+    let body = "a".repeat(100_000);
+    for (name, value) in sender.signed("msg_4", &body) {
+        request += &format!("{name}: {value}\r\n");
+    }
+    request +=
+        &format!("Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+    assert_eq!(sender.raw(request.as_bytes()).await.expect("an answer").code, 413);
+    let (small, body) = (request.replace(&body, "{}").replace("186a0\r\n", "2\r\n"), "{}");
+    let signed = sender.signed("msg_5", body);
+    let small: String = small
+        .lines()
+        .map(|line| {
+            let known = signed.iter().find(|(name, _)| line.starts_with(&format!("{name}:")));
+            known.map_or_else(
+                || format!("{line}\r\n"),
+                |(name, value)| format!("{name}: {value}\r\n"),
+            )
+        })
+        .collect();
+    assert_eq!(sender.raw(small.as_bytes()).await.expect("an answer").code, 204, "{small}");
+    assert_eq!(hooks.count().await, 2);
+    hooks.receiver.stop().await;
+}
+
+#[tokio::test]
+async fn clients_that_do_nothing_keep_no_sender_out() {
+    const CONNECTIONS: usize = 8;
+    let hooks = Hooks::start_with(Version::Pg17, "hook_slow", |_, config| {
+        config.connections_max = CONNECTIONS;
+    })
+    .await;
+    let sender = hooks.receiver.sender();
+    let head = "POST /hooks HTTP/1.1\r\nHost: hooks\r\nContent-Length: 1000\r\n\r\n";
+    for (kind, begin) in
+        [("idle", ""), ("in the header", "POST /hooks HTTP/1.1\r\nHost: "), ("in the body", head)]
+    {
+        let mut held = Vec::new();
+        for _ in 0..5 * CONNECTIONS {
+            let mut stream = sender.connect().await.expect("a connection");
+            // One that is closed already is one less.
+            drop(stream.write_all(begin.as_bytes()).await);
+            held.push(stream);
+        }
+        let start = Instant::now();
+        for i in 0..20 {
+            let answer = sender.sent(&format!("{kind} {i}"), "{}").await;
+            assert_eq!(answer.code, 204, "{kind}: {answer:?}");
+        }
+        // No request waited until a client that does nothing was closed for being late.
+        assert!(start.elapsed() < Duration::from_secs(5), "{kind}: {:?}", start.elapsed());
+        // All but the newest ones are closed; the others are by their deadline.
+        for stream in held.iter_mut().take(4 * CONNECTIONS) {
+            let closed = tokio::time::timeout(SOON, stream.read_to_end(&mut Vec::new())).await;
+            drop(closed.unwrap_or_else(|_| panic!("{kind}: a connection is still open")));
+        }
+    }
+    assert_eq!(hooks.count().await, 60);
+    hooks.receiver.stop().await;
+}
+
+#[tokio::test]
+async fn no_line_of_the_log_has_a_payload_a_secret_or_a_signature() {
+    let log = Log::begin();
+    let hooks = Hooks::start(Version::Pg17, "hook_log").await;
+    hooks.sql.batch("alter table postrider_inbox.hooks add check (event_type <> 'never')").await;
+    let sender = hooks.receiver.sender();
+    let card = "4242424242424242";
+    let body = format!("{{\"type\": \"paid\", \"card\": \"{card}\"}}");
+    let never = body.replace("paid", "never");
+    let mut headers = sender.signed("msg_1", &body);
+    headers.push(("Authorization", "Bearer hush-hush".to_owned()));
+    assert_eq!(sender.post(&headers, body.as_bytes()).await.expect("an answer").code, 204);
+    assert_eq!(sender.post(&headers, never.as_bytes()).await.expect("an answer").code, 401);
+    assert_eq!(sender.sent("msg_2", &never).await.code, 503);
+    let zero = format!("{{\"card\": \"{card}\\u0000\"}}");
+    assert_eq!(sender.sent("msg_3", &zero).await.code, 204);
+    hooks.receiver.give_secrets(&["hush-hush"]);
+    await_that("a line about the file", SOON, || async {
+        drop(sender.send("msg_4", &body).await);
+        if log.text().contains("intake_secrets_unreadable") { Ok(()) } else { Err("no line") }
+    })
+    .await;
+    hooks.receiver.give_secrets(&[SECRET]);
+    await_that("a line about the secrets", SOON, || async {
+        drop(sender.send("msg_4", &body).await);
+        if log.text().contains("intake_secrets_read\"") { Ok(()) } else { Err("no line") }
+    })
+    .await;
+    hooks.receiver.stop().await;
+    let text = log.text();
+    for event in ["intake_listens", "intake_request_refused", "intake_stopped"] {
+        assert!(text.contains(event), "{event}: {text}");
+    }
+    // Clients of databases log their statements at level TRACE; the lines of Postrider are looked at.
+    let ours: Vec<&str> =
+        text.lines().filter(|line| line.contains("\"target\":\"postrider")).collect();
+    assert!(ours.len() > 5, "{ours:?}");
+    for hidden in [card, "hush-hush", "v1,", SECRET, "c2VjcmV0"] {
+        let found: Vec<&&str> = ours.iter().filter(|line| line.contains(hidden)).collect();
+        assert!(found.is_empty(), "{hidden}: {found:?}");
+    }
+}
