@@ -122,6 +122,13 @@ fn database(section: Section<'_>) -> (Url, Option<String>, Option<Conninfo>) {
 
 fn source(name: &str, section: Section<'_>) -> (IntakeSource, &'static str, Vec<Shown>) {
     let is_webhook = section.one_of("kind", &[("kafka", false), ("webhook", true)], &[], false);
+    // The schema has the keys of both kinds; those of the other kind are unknown here.
+    let other = SinkKeys { section: section.absent(), is_chosen: false, taken: Vec::new() };
+    if is_webhook {
+        KafkaSourceConfig::read(&other, name);
+    } else {
+        WebhookConfig::read(&other, name);
+    }
     let keys = SinkKeys { section, is_chosen: true, taken: Vec::new() };
     if is_webhook {
         let config = WebhookConfig::read(&keys, name);

@@ -14,11 +14,10 @@ use std::path::Path;
 pub const REFERENCE: &str = include_str!("../../config/postrider.reference.toml");
 
 /// Required keys.
-const REQUIRED: [&str; 9] = [
+const REQUIRED: [&str; 8] = [
     "inboxes.*.database",
     "inboxes.*.database.url",
     "inboxes.*.source",
-    "inboxes.*.source.topics",
     "pipelines.*.source",
     "pipelines.*.outbox",
     "pipelines.*.source.url",
@@ -102,6 +101,7 @@ fn notes_of(text: &'static str, table: &str) -> BTreeMap<String, Note> {
         let description = std::mem::take(&mut words).join(" ");
         if let Some(name) = bare.strip_prefix('[') {
             let name = name.trim_end_matches(']').replace("inboxes.mail", "inboxes.*");
+            let name = name.replace("inboxes.payments", "inboxes.*");
             table = name.replace("pipelines.orders", "pipelines.*");
             notes.insert(table.clone(), Note { description, default: None });
         } else if let Some((key, value)) = bare.split_once(" = ") {
@@ -110,7 +110,10 @@ fn notes_of(text: &'static str, table: &str) -> BTreeMap<String, Note> {
                 !commented && !description.contains("No default") && !value.contains("_orders");
             let default = said.then(|| value_of(value)).flatten();
             let path = if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") };
-            notes.insert(path, Note { description, default });
+            // The second example of a table says nothing new of a key that the first one has.
+            if !description.is_empty() || !notes.contains_key(&path) {
+                notes.insert(path, Note { description, default });
+            }
         }
     }
     notes

@@ -54,6 +54,11 @@ impl<'a> Section<'a> {
         Self { context, path, pattern, table, broken: false, known, renamed }
     }
 
+    /// A table at this place that is not in the file: what is read of it is recorded for the schema alone.
+    pub(super) fn absent(&self) -> Self {
+        Self::new(self.context, self.path.clone(), self.pattern.clone(), None)
+    }
+
     /// The key path of `key`.
     pub(super) fn path_of(&self, key: &str) -> String {
         join(&self.path, key)

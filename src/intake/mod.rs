@@ -12,11 +12,13 @@ mod kafka;
 mod observer;
 mod service;
 mod spec;
+mod upkeep;
 #[cfg(feature = "admin")]
 mod webhook;
 
 pub use service::{IntakeExit, IntakeService};
 pub use spec::{IntakeSource, IntakeSpec};
+pub use upkeep::InboxUpkeep;
 
 #[cfg(any(feature = "admin", feature = "kafka"))]
 use crate::postgres::SourceError;

@@ -79,9 +79,9 @@ impl Default for InboxSettings {
 /// What this maintenance knows of the database, and of the process that does it.
 #[derive(Clone, Debug)]
 pub(crate) struct InboxesSpec {
-    /// Who does it, for `application_name` and log lines: the name of a pipeline.
+    /// Who does it, for `application_name` and log lines: the name of a pipeline or of an intake.
     pub(crate) owner: String,
-    /// Which database it is, for status and metrics: `source` or `sink`.
+    /// Which database it is, for status and metrics: `source` or `sink`, or `inbox` of an intake.
     pub(crate) database: &'static str,
     /// The database.
     pub(crate) conninfo: Conninfo,
@@ -126,6 +126,26 @@ pub(super) struct StepEnd {
 }
 
 impl InboxesSpec {
+    /// The databases of intakes, each once, by the first intake that has it.
+    #[cfg(feature = "kafka")]
+    pub(crate) fn of_intakes<'a>(
+        intakes: impl Iterator<Item = (&'a str, &'a Conninfo)>,
+        settings: &InboxSettings,
+    ) -> Vec<Self> {
+        let mut specs: Vec<Self> = Vec::new();
+        for (intake, conninfo) in intakes.filter(|_| settings.enabled) {
+            if !specs.iter().any(|spec| is_same_database(&spec.conninfo, conninfo)) {
+                specs.push(Self {
+                    owner: intake.to_owned(),
+                    database: "inbox",
+                    conninfo: conninfo.clone(),
+                    settings: settings.clone(),
+                });
+            }
+        }
+        specs
+    }
+
     /// The databases whose inboxes a pipeline maintains: that of its outbox, and that of its event logs. If they are
     /// the same one, the role of the sink does it, which has the rights for the logs.
     pub(crate) fn of_pipeline(

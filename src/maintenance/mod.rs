@@ -41,5 +41,7 @@ pub(crate) use event_logs::EventLogsSpec;
 pub use event_logs::MaintenanceSettings;
 pub use inboxes::InboxSettings;
 pub(crate) use inboxes::InboxesSpec;
+#[cfg(feature = "kafka")]
+pub(crate) use inboxes_task::InboxMaintenance;
 pub(crate) use run::MaintenanceSpec;
 pub(crate) use task::Maintenance;

@@ -2,6 +2,7 @@
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them so")]
 
 use super::*;
+use crate::intake_status::IntakeState;
 use crate::status::{
     EventLogSummary, EventLogsSummary, GroupSummary, InboxSummary, InboxesSummary, Lag,
     PipelineState,
@@ -279,9 +280,49 @@ fn a_scrape_shows_everything() {
     .assert_eq(&metrics().text().unwrap());
 }
 
+/// The metrics of `postrider inbox run`.
+#[test]
+fn intakes_have_their_own_metrics_and_processes_without_intakes_have_none_of_them() {
+    let metrics = Metrics::default();
+    assert!(!metrics.text().unwrap().contains("postrider_intake"));
+    metrics.intake(&intake());
+    let text = metrics.text().unwrap();
+    let lines: Vec<&str> =
+        text.lines().filter(|line| line.starts_with("postrider_intake")).collect();
+    expect![[r#"
+        postrider_intake_messages_total{intake="mail",outcome="stored"} 10
+        postrider_intake_messages_total{intake="mail",outcome="repeated"} 2
+        postrider_intake_messages_total{intake="mail",outcome="dead"} 1
+        postrider_intake_messages_total{intake="mail",outcome="refused"} 0
+        postrider_intake_lag_records{intake="mail"} 5.0
+        postrider_intake_pending_messages{intake="mail"} 7.0
+        postrider_intake_partitions{intake="mail"} 3.0
+        postrider_intake_blocked_partitions{intake="mail"} 1.0
+        postrider_intake_last_stored_seconds{intake="mail"} 0.0
+    "#]]
+    .assert_eq(&format!("{}\n", lines[..9].join("\n")));
+    assert!(lines.contains(&"postrider_intake_state{intake=\"mail\",state=\"storing\"} 1"));
+    assert!(lines.contains(&"postrider_intake_state{intake=\"mail\",state=\"full\"} 0"));
+}
+
+fn intake() -> IntakeHandle {
+    let handle = IntakeHandle::new("mail", "mail", "kafka");
+    handle.update(|snapshot| {
+        snapshot.state = IntakeState::Storing;
+        (snapshot.stored_total, snapshot.repeated_total, snapshot.dead_total) = (10, 2, 1);
+        (snapshot.lag_records, snapshot.pending) = (Some(5), Some(7));
+        (snapshot.partitions, snapshot.blocked_total) = (3, 1);
+        // In the future, so that it does not grow while the test runs.
+        snapshot.stored_at = Some(Instant::now() + Duration::from_hours(1));
+    });
+    handle
+}
+
 #[test]
 fn every_metric_of_the_catalog_is_shown_and_explained() {
-    let text = metrics().text().unwrap();
+    let metrics = metrics();
+    metrics.intake(&intake());
+    let text = metrics.text().unwrap();
     let page = include_str!("../../docs/metrics.md");
     for (name, _) in CATALOG {
         let shown = |rest: &str| rest.starts_with(['{', '_']);

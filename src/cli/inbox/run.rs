@@ -4,7 +4,7 @@ use crate::admin::{Admin, AdminView};
 use crate::cli::error::{CliError, Exit};
 use crate::cli::run::{Process, bind};
 use crate::config::Config;
-use crate::intake::{IntakeExit, IntakeService, IntakeSpec};
+use crate::intake::{InboxUpkeep, IntakeExit, IntakeService, IntakeSpec};
 use crate::intake_status::IntakeHandle;
 use crate::metrics::Metrics;
 use crate::pipeline::Stop;
@@ -41,6 +41,7 @@ pub(crate) async fn run(config: Config, args: &RunInboxArgs) -> Result<Exit, Cli
         ready_lag_max: config.admin.ready_lag_max,
     };
     let (stop_handle, stop) = Stop::new();
+    let _upkeep = InboxUpkeep::start(&specs, &config.maintenance.inboxes);
     let intakes = specs.into_iter().zip(handles).collect();
     let service = IntakeService::start(intakes, &stop).map_err(CliError::Thread)?;
     let mut ended = pin!(all_end(service, &stop_handle));

@@ -16,6 +16,13 @@ fn the_reference_file_has_the_defaults() {
     assert_eq!(values(REFERENCE), values(SMALL));
 }
 
+/// A key of an inbox: that of the one which has it, as the two have different sources.
+fn of_inbox(key: &str, has: impl Fn(&str) -> bool) -> String {
+    let of = |name: &str| key.replace("inboxes.*", name);
+    let names = ["inboxes.mail", "inboxes.payments"].map(of);
+    names.iter().find(|key| has(key)).unwrap_or(&names[0]).clone()
+}
+
 #[test]
 fn the_reference_file_has_every_key() {
     let directory = tempfile::tempdir().unwrap();
@@ -37,7 +44,7 @@ fn the_reference_file_has_every_key() {
         .collect();
     for key in found.asked.keys() {
         let key = key.replace("pipelines.*", "pipelines.orders");
-        let key = key.replace("inboxes.*", "inboxes.mail");
+        let key = of_inbox(&key, |key| found.places.get(key).is_some());
         if key.contains('*') {
             let (table, _) = key.split_once(".*").unwrap();
             let mut all = of_kinds.iter().chain([&found.places]);
@@ -66,7 +73,7 @@ fn every_key_is_shown_with_where_it_comes_from() {
         |key: &str| !key.contains('*') && key.contains(".sink.") && found.places.get(key).is_none();
     for (key, kind) in &found.asked {
         let key = key.replace("pipelines.*", "pipelines.orders");
-        let key = key.replace("inboxes.*", "inboxes.mail");
+        let key = of_inbox(&key, |key| shown.iter().any(|shown| shown == key));
         if key.contains(".extra.*.")
             || matches!(kind, section::Kind::Table | section::Kind::TableOrFalse)
             || is_of_other_sink(&key)
@@ -79,8 +86,10 @@ fn every_key_is_shown_with_where_it_comes_from() {
         };
         assert!(shown.iter().any(is), "{key} is not shown");
     }
+    // The second inbox has only the keys of its source.
+    let is_of_second = |row: &show::Shown| row.table.starts_with("inboxes.payments");
     assert!(
-        rows.iter().all(|row| row.origin != show::Origin::Default),
+        rows.iter().all(|row| row.origin != show::Origin::Default || is_of_second(row)),
         "all of it stands in the file"
     );
 }

@@ -164,3 +164,71 @@ async fn await_intake_state(relay: &Relay, state: &str) -> serde_json::Value {
 
 /// How long an end may take.
 const END: Duration = Duration::from_secs(30);
+
+/// Stores everything that a pipeline has published into an ordered inbox, by two processes of which one is killed, and
+/// processes it: of the events numbered up to `last`, each has its effect once, and those of an aggregate in order. The
+/// same by `inbox_is_new`, record by record.
+pub(crate) async fn each_effect_once_and_in_order(topic: &Topic, last: u64) {
+    let world = World::create(Version::Pg18, "intake_effects").await;
+    world
+        .sql
+        .batch(
+            "select postrider.enable_inbox_ordering('jobs', 'arrival');
+             create table effect (number bigint, aggregate text, seq bigserial);
+             create table direct (number bigint, aggregate text, seq bigserial)",
+        )
+        .await;
+    let records = topic.read_all().await;
+    let first = Relay::spawn_intake(&world.config(topic, ""));
+    await_intake(&first, "something stored", |it| it["stored_total"] != 0).await;
+    first.kill().await;
+    let second = Relay::spawn_intake(&world.config(topic, ""));
+    await_intake(&second, "no lag", |it| it["lag_records"] == 0).await;
+    let work = "with batch as materialized (select * from postrider.inbox_next('jobs', 'w', 1000)),
+             work as (insert into effect (number, aggregate)
+                select (payload ->> 'n')::bigint, aggregate_id from batch)
+         select postrider.inbox_done('jobs', array_agg(event_id))::text from batch having count(*) > 0";
+    while world.sql.text(work).await.is_some() {}
+    for record in &records {
+        let value = |name| record.header(name).map(str::to_owned);
+        let (key, number) = (record.key_text().expect("a key"), crate::consumers::number(record));
+        world
+            .sql
+            .execute(
+                "insert into direct (number, aggregate) select $1, $2
+                 where postrider.inbox_is_new('effects', $3, $2, $4, $5, $6)",
+                &[
+                    &i64::try_from(number).expect("a number"),
+                    &key,
+                    &value("source").expect("a source"),
+                    &value("id"),
+                    &value("position"),
+                    &value("history"),
+                ],
+            )
+            .await
+            .expect("the effect");
+    }
+    for table in ["effect", "direct"] {
+        let found = world
+            .sql
+            .text(&format!(
+                "select count(*) || ' ' || count(distinct number) || ' ' || min(number) || ' ' || max(number) || ' '
+                    || count(*) filter (where is_swapped)
+                 from (select number, number < lag(number) over (partition by aggregate order by seq) as is_swapped
+                       from {table}) x"
+            ))
+            .await;
+        assert_eq!(
+            found,
+            Some(format!("{last} {last} 1 {last} 0")),
+            "{table}\n{}",
+            second.stderr()
+        );
+    }
+    let repeats = u64::try_from(records.len()).expect("a number") - last;
+    crate::pipeline::show(&format!(
+        "{} records of {last} events: each effect once and in order, {repeats} repeats passed over",
+        records.len()
+    ));
+}

@@ -205,6 +205,8 @@ async fn failover_restore_and_failover_again(version: Version) {
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 
     let records = scene.records().await;
+    let last = u64::try_from(scene.next - 1).expect("a number");
+    crate::inbox_run::each_effect_once_and_in_order(&scene.pipeline.topic, last).await;
     let histories = judge(&records);
     assert_eq!(histories.len(), 4, "the first, and three raises: {histories:?}");
     assert_second_is_over(&records, histories[0]);

@@ -38,7 +38,7 @@ const MODULES: &[(&str, &str)] = &[
     ("connections", ""),
     // Reads a snapshot and the metrics, and calls into nothing.
     ("admin", "status metrics connections"),
-    ("intake", "CORE inbox postgres health pipeline connections"),
+    ("intake", "CORE inbox postgres health maintenance pipeline connections"),
     ("config", "CORE DECISIONS outbox postgres sink metrics pipeline replay admin secret_file"),
     ("demo", "CORE DECISIONS outbox postgres sink metrics pipeline replay admin config"),
     ("init", "CORE DECISIONS outbox postgres sink metrics pipeline replay admin config"),

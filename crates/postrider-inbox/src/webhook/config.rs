@@ -94,19 +94,15 @@ impl WebhookConfig {
             Shown::text("path", &self.path),
             Shown::text("scheme", self.scheme.name()),
         ];
-        match &self.scheme {
-            Scheme::Standard => {
-                let tolerance = format!("{}s", self.tolerance.as_secs());
-                rows.push(Shown::text("tolerance", &tolerance));
-            }
-            Scheme::GitHub => {}
-            Scheme::Hmac { signature_header, signature_prefix, encoding, id_header } => {
-                rows.push(Shown::text(SIGNATURE_HEADER, signature_header));
-                rows.push(Shown::text(SIGNATURE_PREFIX, signature_prefix));
-                rows.push(Shown::text(SIGNATURE_ENCODING, encoding.name()));
-                rows.push(Shown::text(ID_HEADER, id_header));
-            }
+        if let Scheme::Hmac { signature_header, signature_prefix, encoding, id_header } =
+            &self.scheme
+        {
+            rows.push(Shown::text(SIGNATURE_HEADER, signature_header));
+            rows.push(Shown::text(SIGNATURE_PREFIX, signature_prefix));
+            rows.push(Shown::text(SIGNATURE_ENCODING, encoding.name()));
+            rows.push(Shown::text(ID_HEADER, id_header));
         }
+        rows.push(Shown::text("tolerance", &format!("{}s", self.tolerance.as_secs())));
         let file = self.secret_file.path().display().to_string();
         rows.push(Shown::text("secret_file", &file));
         rows.push(Shown::text("body_max", &shown_bytes(self.body_max)));
