@@ -130,20 +130,7 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             };
             block_on(groups::run(config.as_ref(), groups, env))?
         }
-        #[cfg(feature = "kafka")]
-        Command::Inbox(InboxArgs { command: InboxCommand::Run(run), .. }) => {
-            let config = load(&args.global, env)?;
-            block_on(inbox::run::run(config, run))?
-        }
-        #[cfg(feature = "kafka")]
-        Command::Inbox(InboxArgs { command: InboxCommand::Seek(seek), .. }) => {
-            let config = load(&args.global, env)?;
-            block_on(inbox::seek::run(&config, seek))?
-        }
-        Command::Inbox(inbox) => {
-            let config = inbox.needs_config().then(|| load(&args.global, env)).transpose()?;
-            block_on(inbox::run(config.as_ref(), inbox, env))?
-        }
+        Command::Inbox(inbox) => self::inbox(inbox, &args.global, env),
         Command::Replay(replay) => {
             let config = load(&args.global, env)?;
             block_on(Box::pin(replay::run(&config, replay)))?
@@ -160,6 +147,21 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
         },
         Command::Completions(completions) => args::run(completions),
     }
+}
+
+/// `postrider inbox`. Those of its commands that concern an intake have the database of the intake.
+fn inbox(args: &InboxArgs, global: &Global, env: Env<'_>) -> Result<Exit, CliError> {
+    let config = args.needs_config().then(|| load(global, env)).transpose()?;
+    #[cfg(feature = "kafka")]
+    if let Some(config) = &config {
+        if let InboxCommand::Run(run) = &args.command {
+            return block_on(inbox::run::run(config, run))?;
+        }
+        if let InboxCommand::Seek(seek) = &args.command {
+            return block_on(inbox::seek::run(config, seek))?;
+        }
+    }
+    block_on(inbox::run(config.as_ref(), args, env))?
 }
 
 /// Reads the configuration and logs its warnings.

@@ -93,7 +93,7 @@ pub(super) async fn run(
             }
             Err(error) => {
                 let hint = "check the files that the ssl.* and sasl.* properties name".to_owned();
-                observer.waits(IntakeState::BrokerDown, error, Some(hint));
+                observer.waits(IntakeState::BrokerDown, &error, Some(&hint));
             }
         }
         tokio::select! {
@@ -206,7 +206,7 @@ impl<'a> KafkaIntake<'a> {
                 self.is_broker_down = false;
                 self.hold(Duration::ZERO);
             }
-            Err(error) => self.broker_fails(error, None),
+            Err(error) => self.broker_fails(&error, None),
         }
     }
 
@@ -240,7 +240,7 @@ impl<'a> KafkaIntake<'a> {
             // The inbox is full.
             Ok(false) => self.flow = Flow::Held(Instant::now() + REPORT_INTERVAL),
             Err(PlaceError::Database(error)) => self.database_fails(&error),
-            Err(PlaceError::Broker(error)) => self.broker_fails(error, None),
+            Err(PlaceError::Broker(error)) => self.broker_fails(&error, None),
         }
     }
 
@@ -336,7 +336,7 @@ impl<'a> KafkaIntake<'a> {
                 self.spec.inbox.inbox
             );
             let hint = "start more workers, or raise pending_max".to_owned();
-            self.observer.waits(IntakeState::Full, reason, Some(hint));
+            self.observer.waits(IntakeState::Full, &reason, Some(&hint));
         }
         Ok(!self.is_full)
     }
@@ -418,11 +418,11 @@ impl<'a> KafkaIntake<'a> {
             | KafkaErrorCode::SSL => {
                 let at = Instant::now() + REOPEN_AFTER;
                 self.reopen_at.get_or_insert(at);
-                self.broker_fails(reason.to_owned(), Some(LOGIN_HINT.to_owned()));
+                self.broker_fails(reason, Some(LOGIN_HINT));
             }
             KafkaErrorCode::Fatal => {
                 self.reopen_at.get_or_insert(Instant::now());
-                self.broker_fails(reason.to_owned(), None);
+                self.broker_fails(reason, None);
             }
             // Other topics are read meanwhile.
             KafkaErrorCode::UnknownTopicOrPartition | KafkaErrorCode::UnknownTopic => {
@@ -435,8 +435,8 @@ impl<'a> KafkaIntake<'a> {
                 self.observer.warns(reason, &hint);
             }
             KafkaErrorCode::AllBrokersDown => {
-                let hint = "check `brokers`, the network, and that the brokers run".to_owned();
-                self.broker_fails(reason.to_owned(), Some(hint));
+                let hint = "check `brokers`, the network, and that the brokers run";
+                self.broker_fails(reason, Some(hint));
             }
             // A single connection: the client has others, and tries again.
             _ => tracing::debug!(
@@ -449,7 +449,7 @@ impl<'a> KafkaIntake<'a> {
     }
 
     /// The broker is not available. What is assigned stays so; the client tries again by itself.
-    fn broker_fails(&mut self, reason: String, hint: Option<String>) {
+    fn broker_fails(&mut self, reason: &str, hint: Option<&str>) {
         self.is_broker_down = true;
         self.observer.waits(IntakeState::BrokerDown, reason, hint);
         let pause = self.backoff.next(fastrand::f64());
@@ -460,7 +460,7 @@ impl<'a> KafkaIntake<'a> {
     fn database_fails(&mut self, error: &SourceError) {
         self.store = None;
         let hint = super::hint(error, &self.spec.inbox.inbox).or_else(|| error_policy::hint(error));
-        self.observer.waits(IntakeState::DatabaseDown, error.to_string(), hint);
+        self.observer.waits(IntakeState::DatabaseDown, &error.to_string(), hint.as_deref());
         let pause = self.backoff.next(fastrand::f64());
         self.hold(pause);
     }
@@ -607,13 +607,11 @@ async fn session<'s>(
     store: &'s mut Option<InboxStore>,
     spec: &IntakeSpec,
 ) -> Result<&'s mut InboxStore, SourceError> {
-    match store {
-        Some(store) => Ok(store),
-        None => {
-            let label = format!("postrider inbox {}", spec.name);
-            Ok(store.insert(InboxStore::connect(&spec.inbox, &label).await?))
-        }
+    if let Some(store) = store {
+        return Ok(store);
     }
+    let label = format!("postrider inbox {}", spec.name);
+    Ok(store.insert(InboxStore::connect(&spec.inbox, &label).await?))
 }
 
 /// Adds a record to the batch, unless it was read before, or its partition is not fetched any more.
@@ -640,8 +638,7 @@ fn new_offsets(
     let mut new = BTreeMap::new();
     for (partition, (decision, topic_id)) in decided {
         let at = match decision {
-            Decision::Begin { at } => *at,
-            Decision::Continue { at, is_id_new: true, .. } => *at,
+            Decision::Begin { at } | Decision::Continue { at, is_id_new: true, .. } => *at,
             Decision::Continue { .. } | Decision::Blocked(_) => continue,
         };
         let offset = StoredOffset { next: at, leader_epoch: None, topic_id: topic_id.clone() };

@@ -111,17 +111,18 @@ impl IntakeObserver {
     }
 
     /// Nothing is stored: the broker or the database is not available, or the inbox is full.
-    pub(crate) fn waits(&mut self, state: IntakeState, reason: String, hint: Option<String>) {
+    pub(crate) fn waits(&mut self, state: IntakeState, reason: &str, hint: Option<&str>) {
         let now = Instant::now();
         self.handle.update(|snapshot| {
             snapshot.state = state;
-            (snapshot.reason, snapshot.hint) = (Some(reason.clone()), hint.clone());
+            (snapshot.reason, snapshot.hint) = (Some(reason.to_owned()), hint.map(str::to_owned));
         });
         if self.outage.as_ref().is_none_or(|outage| outage.state != state) {
             self.outage = Some(Outage { state, condition: None });
         }
         let Some(outage) = &mut self.outage else { return };
-        let due = Condition::note(&mut outage.condition, reason.clone(), hint.clone(), now);
+        let due =
+            Condition::note(&mut outage.condition, reason.to_owned(), hint.map(str::to_owned), now);
         let Some(DueReport { seconds, tries }) = due else { return };
         let (intake, state) = (&self.intake, state.name());
         let words = if tries == 1 {

@@ -93,8 +93,8 @@ async fn run(spec: &IntakeSpec, stop: &Stop, observer: IntakeObserver) {
         IntakeSource::Webhook(config) => {
             let mut observer = observer;
             let reason = format!("could not listen on {}: built without a server", config.listen);
-            let hint = "build with the feature `admin`".to_owned();
-            observer.waits(IntakeState::ListenerDown, reason, Some(hint));
+            let hint = "build with the feature `admin`";
+            observer.waits(IntakeState::ListenerDown, &reason, Some(hint));
             stop.drain().await;
             observer.stopped();
         }

@@ -129,8 +129,7 @@ fn record_is_right(layout: &str, record: &ReadRecord, committed_ms: i64) {
         "commerce" => {
             &["id", "type", "position", "tenant_id", "event_version", "traceparent", "source"]
         }
-        "gcx" => &["id", "type", "position", "source"],
-        "sqlgarden" => &["id", "type", "position", "source"],
+        "gcx" | "sqlgarden" => &["id", "type", "position", "source"],
         "adr30" => &["id", "type", "position", "userId", "source"],
         other => panic!("no such layout: {other}"),
     };

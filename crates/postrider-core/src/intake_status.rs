@@ -127,7 +127,7 @@ pub struct IntakeSnapshot {
 }
 
 /// A loop that has not turned for longer is stuck: longer than any step of a healthy one.
-pub const TURN_MAX: Duration = Duration::from_secs(120);
+pub const TURN_MAX: Duration = Duration::from_mins(2);
 
 impl IntakeSnapshot {
     /// Whether the loop turns, in one line if it does not. `started`: when the process began.

@@ -155,12 +155,11 @@ impl MessageRules {
         headers: &Headers<'_>,
         needs: &Requirements,
     ) -> Result<Message, String> {
-        let source = match &self.source {
-            Some(source) => source.clone(),
-            None => {
-                let header = headers.text("source")?.filter(|source| !source.is_empty());
-                header.unwrap_or(record.topic).to_owned()
-            }
+        let source = if let Some(source) = &self.source {
+            source.clone()
+        } else {
+            let header = headers.text("source")?.filter(|source| !source.is_empty());
+            header.unwrap_or(record.topic).to_owned()
         };
         if source.len() > SOURCE_BYTES_MAX {
             return Err(format!("header \"source\" has {} bytes", source.len()));
@@ -353,14 +352,12 @@ fn headers_json(record: &KafkaRecord<'_>, aggregate: Option<&str>) -> String {
 
 /// A text, or an object with the bytes in base64.
 pub(crate) fn json_text(bytes: &[u8]) -> Value {
-    match plain(bytes) {
-        Some(text) => text.into(),
-        None => {
-            let mut object = Map::new();
-            object.insert("base64".to_owned(), STANDARD.encode(bytes).into());
-            Value::Object(object)
-        }
+    if let Some(text) = plain(bytes) {
+        return text.into();
     }
+    let mut object = Map::new();
+    object.insert("base64".to_owned(), STANDARD.encode(bytes).into());
+    Value::Object(object)
 }
 
 #[cfg(test)]

@@ -19,8 +19,8 @@ pub struct RunInboxArgs {
 }
 
 /// Runs the intakes, and the admin endpoint.
-pub(crate) async fn run(config: Config, args: &RunInboxArgs) -> Result<Exit, CliError> {
-    let specs = chosen(&config, &args.names)?;
+pub(crate) async fn run(config: &Config, args: &RunInboxArgs) -> Result<Exit, CliError> {
+    let specs = chosen(config, &args.names)?;
     let handle_of =
         |spec: &IntakeSpec| IntakeHandle::new(&spec.name, &spec.inbox.inbox, spec.source.kind());
     let handles: Vec<_> = specs.iter().map(handle_of).collect();
@@ -33,7 +33,7 @@ pub(crate) async fn run(config: Config, args: &RunInboxArgs) -> Result<Exit, Cli
         Some(address) => Some(bind(address).await?),
         None => None,
     };
-    announce(&config, &specs, admin.as_ref());
+    announce(config, &specs, admin.as_ref());
     let view = AdminView {
         status_handles: Vec::new(),
         intake_handles: handles.clone(),

@@ -106,20 +106,23 @@ impl Effect {
 
     fn text(&self) -> String {
         let Self { from, to, .. } = self;
-        let mut text = format!("from offset {from} to offset {to}: ");
-        if self.is_other_topic {
-            text.push_str("the topic was created again since, and its records are other ones; ");
-        }
+        let topic = if self.is_other_topic {
+            "the topic was created again since, and its records are other ones; "
+        } else {
+            ""
+        };
         let (not_stored, read_again) = (grouped(self.not_stored), grouped(self.read_again));
-        text.push_str(&match (self.not_stored, self.read_again) {
+        let records = match (self.not_stored, self.read_again) {
             (0, 0) => "no record that is there is passed over or read again".to_owned(),
             (0, _) => format!(
-                "up to {read_again} records are read again; what is remembered by its id is not stored again, other \
-                 records are not as long as their messages are in the inbox"
+                "up to {read_again} records are read again. Those whose message is in the inbox, or whose id is still \
+                 remembered, are not stored again; the others are"
             ),
-            (_, _) => format!("up to {not_stored} records that were not stored will never be stored"),
-        });
-        text
+            (_, _) => {
+                format!("up to {not_stored} records that were not stored will never be stored")
+            }
+        };
+        format!("from offset {from} to offset {to}: {topic}{records}")
     }
 }
 

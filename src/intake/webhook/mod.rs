@@ -103,7 +103,7 @@ async fn listen(config: &WebhookConfig, stop: &Stop, shared: &Shared) -> Option<
                     "give `listen` an address of this host"
                 };
                 let reason = format!("could not listen on {address}: {error}");
-                shared.observer().waits(IntakeState::ListenerDown, reason, Some(hint.to_owned()));
+                shared.observer().waits(IntakeState::ListenerDown, &reason, Some(hint));
             }
         }
         tokio::select! {
@@ -259,7 +259,7 @@ impl<'a> StoreLoop<'a> {
                 "{pending} messages of inbox \"{inbox}\" wait to be processed, and the limit is {max}"
             );
             let hint = "start more workers, or raise pending_max".to_owned();
-            self.shared.observer().waits(IntakeState::Full, reason, Some(hint));
+            self.shared.observer().waits(IntakeState::Full, &reason, Some(&hint));
             self.close("the inbox is full", RETRY_FULL);
         } else {
             self.shared.observer().stores(0);
@@ -390,7 +390,11 @@ impl<'a> StoreLoop<'a> {
     fn database_fails(&mut self, error: &SourceError) {
         self.store = None;
         let hint = super::hint(error, &self.spec.inbox.inbox).or_else(|| error_policy::hint(error));
-        self.shared.observer().waits(IntakeState::DatabaseDown, error.to_string(), hint);
+        self.shared.observer().waits(
+            IntakeState::DatabaseDown,
+            &error.to_string(),
+            hint.as_deref(),
+        );
         self.close("the database of the inbox is not available", RETRY_DATABASE);
         self.next_at = Instant::now() + self.backoff.next(fastrand::f64());
     }

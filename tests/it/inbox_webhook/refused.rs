@@ -4,6 +4,7 @@ use super::sender::now;
 use super::{Hooks, SECRET};
 use crate::await_that::{SOON, await_that};
 use crate::server::Version;
+use std::fmt::Write as _;
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -100,23 +101,22 @@ async fn a_body_that_is_too_large_is_refused_and_its_sender_sees_the_answer() {
     let mut request = String::from("POST /hooks HTTP/1.1\r\nHost: hooks\r\n");
     let body = "a".repeat(100_000);
     for (name, value) in sender.signed("msg_4", &body) {
-        request += &format!("{name}: {value}\r\n");
+        write!(request, "{name}: {value}\r\n").expect("a text");
     }
-    request +=
-        &format!("Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+    let length = body.len();
+    write!(request, "Transfer-Encoding: chunked\r\n\r\n{length:x}\r\n{body}\r\n0\r\n\r\n")
+        .expect("a text");
     assert_eq!(sender.raw(request.as_bytes()).await.expect("an answer").code, 413);
     let (small, body) = (request.replace(&body, "{}").replace("186a0\r\n", "2\r\n"), "{}");
     let signed = sender.signed("msg_5", body);
-    let small: String = small
+    let lines: Vec<String> = small
         .lines()
         .map(|line| {
             let known = signed.iter().find(|(name, _)| line.starts_with(&format!("{name}:")));
-            known.map_or_else(
-                || format!("{line}\r\n"),
-                |(name, value)| format!("{name}: {value}\r\n"),
-            )
+            known.map_or_else(|| line.to_owned(), |(name, value)| format!("{name}: {value}"))
         })
         .collect();
+    let small = lines.join("\r\n") + "\r\n";
     assert_eq!(sender.raw(small.as_bytes()).await.expect("an answer").code, 204, "{small}");
     assert_eq!(hooks.count().await, 2);
     hooks.receiver.stop().await;
@@ -131,7 +131,7 @@ async fn clients_that_do_nothing_keep_no_sender_out() {
     .await;
     let sender = hooks.receiver.sender();
     let head = "POST /hooks HTTP/1.1\r\nHost: hooks\r\nContent-Length: 1000\r\n\r\n";
-    for (kind, begin) in
+    for (what, begin) in
         [("idle", ""), ("in the header", "POST /hooks HTTP/1.1\r\nHost: "), ("in the body", head)]
     {
         let mut held = Vec::new();
@@ -143,15 +143,15 @@ async fn clients_that_do_nothing_keep_no_sender_out() {
         }
         let start = Instant::now();
         for i in 0..20 {
-            let answer = sender.sent(&format!("{kind} {i}"), "{}").await;
-            assert_eq!(answer.code, 204, "{kind}: {answer:?}");
+            let answer = sender.sent(&format!("{what} {i}"), "{}").await;
+            assert_eq!(answer.code, 204, "{what}: {answer:?}");
         }
         // No request waited until a client that does nothing was closed for being late.
-        assert!(start.elapsed() < Duration::from_secs(5), "{kind}: {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(5), "{what}: {:?}", start.elapsed());
         // All but the newest ones are closed; the others are by their deadline.
         for stream in held.iter_mut().take(4 * CONNECTIONS) {
             let closed = tokio::time::timeout(SOON, stream.read_to_end(&mut Vec::new())).await;
-            drop(closed.unwrap_or_else(|_| panic!("{kind}: a connection is still open")));
+            drop(closed.unwrap_or_else(|_| panic!("{what}: a connection is still open")));
         }
     }
     assert_eq!(hooks.count().await, 60);

@@ -150,7 +150,7 @@ unsafe fn slice<'a>(bytes: *const c_void, len: usize) -> Option<&'a [u8]> {
 
 /// # Safety
 /// `message` is a live message; the headers live as long as it.
-unsafe fn read_headers<'a>(message: *const sys::rd_kafka_message_t, into: &mut Vec<Header<'a>>) {
+unsafe fn read_headers(message: *const sys::rd_kafka_message_t, into: &mut Vec<Header<'_>>) {
     let mut list = ptr::null_mut();
     // SAFETY: names end with a zero byte, and each value has the length that is returned with it.
     unsafe {

@@ -375,7 +375,10 @@ mod tests {
             id_header: "x-id".to_owned(),
         };
         let signature = sign(b"secret", &[BODY]);
-        let hex: String = signature.iter().map(|byte| format!("{byte:02x}")).collect();
+        let digits = |byte: &u8| {
+            [byte >> 4, byte & 15].map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)]))
+        };
+        let hex: String = signature.iter().flat_map(digits).collect();
         let base64 = STANDARD.encode(&signature);
         for (encoding, right, wrong) in
             [(Encoding::Hex, &hex, &base64), (Encoding::Base64, &base64, &hex)]
