@@ -1,6 +1,6 @@
 -- How far `postrider inbox run` has read Kafka topics into inboxes. A row is changed in the transaction that stores the
--- records before its offset, and only if it has the offset that the process has begun at: of two processes that read one
--- partition, one commits.
+-- records before its offset, and only if it has the offset that the process has begun at: of two processes that read
+-- one partition, one commits.
 
 CREATE TABLE IF NOT EXISTS postrider.inbox_offset (
     inbox        text        NOT NULL REFERENCES postrider.inbox (name) ON DELETE CASCADE,
@@ -8,8 +8,8 @@ CREATE TABLE IF NOT EXISTS postrider.inbox_offset (
     part         integer     NOT NULL CHECK (part >= 0),
     -- The offset of the next record.
     next_offset  bigint      NOT NULL CHECK (next_offset >= 0),
-    -- The epoch of the partition's leader that the record before it came from; NULL if it is not known. The broker finds
-    -- by it whether the log was truncated.
+    -- The epoch of the leader that the record before it came from; NULL if it is not known. The broker finds by it
+    -- whether the log was truncated.
     leader_epoch integer,
     -- The id of the topic. Another topic of the same name has other records. NULL if the broker has no ids.
     topic_id     text,

@@ -1,9 +1,10 @@
 //! The loop that stores the records of Kafka topics.
 //!
-//! The group decides which partitions this process reads, and nothing else: where a partition continues is stored in the
-//! database, and each transaction moves the offsets that it begins at. So a process that has lost its partitions without
-//! knowing it, one that repeats a transaction whose commit was not answered, and an operator who moves an offset, are
-//! all the same case: the transaction finds another offset, stores nothing, and the partitions are placed again.
+//! The group decides which partitions this process reads, and nothing else: where a partition continues is stored in
+//! the database, and each transaction moves the offsets that it begins at. So a process that has lost its partitions
+//! without knowing it, one that repeats a transaction whose commit was not answered, and an operator who moves an
+//! offset, are all the same case: the transaction finds another offset, stores nothing, and the partitions are placed
+//! again.
 //!
 //! While nothing can be stored, no partition is fetched, but the client is polled, so that the group keeps the process
 //! as a member.
@@ -57,7 +58,7 @@ struct Place {
 }
 
 /// By topic and number, so that a record finds its place without an allocation.
-type Places = BTreeMap<String, TopicPlaces>;
+type FetchedTopics = BTreeMap<String, TopicPlaces>;
 
 /// The partitions of a topic that are fetched.
 #[derive(Debug, Default)]
@@ -76,8 +77,8 @@ enum Flow {
     Held(Instant),
 }
 
-/// Runs an intake until a stop is requested. A client that can't be made, because a file of a certificate is missing, is
-/// tried again.
+/// Runs an intake until a stop is requested. A client that can't be made, because a file of a certificate is missing,
+/// is tried again.
 pub(super) async fn run(
     spec: &IntakeSpec,
     config: &KafkaSourceConfig,
@@ -116,7 +117,7 @@ struct KafkaIntake<'a> {
     /// The partitions that the group has given to this process.
     assigned: BTreeSet<Partition>,
     /// Those that are fetched.
-    places: Places,
+    places: FetchedTopics,
     /// Those that wait for a decision of a person.
     blocked: BTreeMap<Partition, Block>,
     /// Partitions whose offset a broker has refused, with that offset: if it is refused again, the log was truncated.
@@ -164,7 +165,7 @@ impl<'a> KafkaIntake<'a> {
             source,
             store: None,
             assigned: BTreeSet::new(),
-            places: Places::new(),
+            places: FetchedTopics::new(),
             blocked: BTreeMap::new(),
             refused: BTreeMap::new(),
             flow: Flow::Held(now),
@@ -261,7 +262,7 @@ impl<'a> KafkaIntake<'a> {
         }
     }
 
-    /// Places the assigned partitions at their stored offsets, and fetches them; false if the inbox is full.
+    /// FetchedTopics the assigned partitions at their stored offsets, and fetches them; false if the inbox is full.
     async fn place(&mut self) -> Result<bool, PlaceError> {
         if !self.has_room().await? {
             return Ok(false);
@@ -562,7 +563,7 @@ impl<'a> KafkaIntake<'a> {
         }
     }
 
-    /// Places the partitions again if a person has changed the offset of a blocked one.
+    /// FetchedTopics the partitions again if a person has changed the offset of a blocked one.
     async fn look_at_blocked(&mut self) -> Result<(), SourceError> {
         let store = session(&mut self.store, self.spec).await?;
         let partitions: Vec<Partition> = self.blocked.keys().cloned().collect();
@@ -616,7 +617,7 @@ async fn session<'s>(
 
 /// Adds a record to the batch, unless it was read before, or its partition is not fetched any more.
 fn take(
-    places: &mut Places,
+    places: &mut FetchedTopics,
     batch: &mut Batch,
     (rules, requirements): (&MessageRules, &Requirements),
     record: &KafkaRecord<'_>,

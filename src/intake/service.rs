@@ -68,7 +68,7 @@ impl IntakeService {
 
 fn thread(spec: &IntakeSpec, handle: &IntakeHandle, stop: &Stop, ended: oneshot::Sender<()>) {
     // If this thread panics, its sender is dropped too.
-    let guard = PanicGuard(handle.clone());
+    let guard = FailedOnPanic(handle.clone());
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -102,9 +102,9 @@ async fn run(spec: &IntakeSpec, stop: &Stop, observer: IntakeObserver) {
 }
 
 /// Marks the intake as failed if its thread panics.
-struct PanicGuard(IntakeHandle);
+struct FailedOnPanic(IntakeHandle);
 
-impl Drop for PanicGuard {
+impl Drop for FailedOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.update(|snapshot| {

@@ -1,7 +1,7 @@
 //! What is new about an inbox from one reading to the next: messages that died, gaps, and its health. It decides what
 //! is logged, and knows neither database nor log.
 
-use crate::postgres::store::inbox_maintenance::{DeadMessage, DeathMark, InboxGap};
+use crate::postgres::store::inbox_maintenance::{DeathMark, NewDeadMessage, WaitingGap};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A message that is read later than this after its death, because its transaction was open for so long, is counted and
@@ -19,13 +19,13 @@ pub(super) const GAPS_MAX: usize = 1000;
 
 /// How an inbox is, by its own limits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum Health {
+pub(super) enum HealthChange {
     Healthy,
     Degraded,
     Critical,
 }
 
-impl Health {
+impl HealthChange {
     /// Reads `health_status` of `inbox_health`.
     pub(super) fn of(text: &str) -> Self {
         match text {
@@ -48,15 +48,15 @@ pub(super) struct InboxWatch {
     /// The gaps that are known: for each aggregate the missing numbers, from the first to the last.
     gaps: BTreeMap<String, (i64, i64)>,
     /// The health at the last reading.
-    health: Option<Health>,
+    health: Option<HealthChange>,
     /// What was logged of the health, until its end is logged.
-    reported: Health,
+    reported: HealthChange,
 }
 
 /// Gaps that are new, and those that are closed.
 #[derive(PartialEq, Eq, Debug, Default)]
 pub(super) struct GapChanges {
-    pub(super) opened: Vec<InboxGap>,
+    pub(super) opened: Vec<WaitingGap>,
     /// The missing numbers, from the first to the last.
     pub(super) closed: Vec<(i64, i64)>,
 }
@@ -69,7 +69,7 @@ impl Default for InboxWatch {
             dead: None,
             gaps: BTreeMap::new(),
             health: None,
-            reported: Health::Healthy,
+            reported: HealthChange::Healthy,
         }
     }
 }
@@ -88,7 +88,11 @@ impl InboxWatch {
     }
 
     /// Takes the deaths that were read, in their order, and returns those that are new; none at the first reading.
-    pub(super) fn died(&mut self, read: Vec<DeadMessage>, is_first: bool) -> Vec<DeadMessage> {
+    pub(super) fn died(
+        &mut self,
+        read: Vec<NewDeadMessage>,
+        is_first: bool,
+    ) -> Vec<NewDeadMessage> {
         let mut new = Vec::new();
         for message in read {
             if self.deaths.insert(message.mark) && !is_first {
@@ -113,7 +117,7 @@ impl InboxWatch {
     }
 
     /// Takes the gaps that were read, of `count` that exist. A gap from which numbers have come is still the same gap.
-    pub(super) fn gaps(&mut self, read: Vec<InboxGap>, count: u64) -> GapChanges {
+    pub(super) fn gaps(&mut self, read: Vec<WaitingGap>, count: u64) -> GapChanges {
         let mut changes = GapChanges::default();
         let are_all = u64::try_from(read.len()).is_ok_and(|read| read >= count);
         let mut now = BTreeMap::new();
@@ -146,9 +150,10 @@ impl InboxWatch {
 
     /// Takes the health. Returns what it is from now on, if that is to be logged: worse in two readings one after the
     /// other, or healthy again.
-    pub(super) fn health(&mut self, now: Health) -> Option<Health> {
-        let lasting = self.health.replace(now).map_or(Health::Healthy, |before| before.min(now));
-        let is_over = now == Health::Healthy && self.reported != Health::Healthy;
+    pub(super) fn health(&mut self, now: HealthChange) -> Option<HealthChange> {
+        let lasting =
+            self.health.replace(now).map_or(HealthChange::Healthy, |before| before.min(now));
+        let is_over = now == HealthChange::Healthy && self.reported != HealthChange::Healthy;
         (lasting > self.reported || is_over).then(|| {
             self.reported = lasting;
             lasting
@@ -160,12 +165,12 @@ impl InboxWatch {
 mod tests {
     use super::*;
 
-    fn dead(at: i64, seq: i64) -> DeadMessage {
-        DeadMessage { mark: DeathMark { at, seq }, id: format!("m-{seq}") }
+    fn dead(at: i64, seq: i64) -> NewDeadMessage {
+        NewDeadMessage { mark: DeathMark { at, seq }, id: format!("m-{seq}") }
     }
 
-    fn gap(aggregate: &str, missing_from: i64, missing_to: i64) -> InboxGap {
-        InboxGap {
+    fn gap(aggregate: &str, missing_from: i64, missing_to: i64) -> WaitingGap {
+        WaitingGap {
             aggregate_id: aggregate.to_owned(),
             missing_from,
             missing_to,
@@ -199,7 +204,7 @@ mod tests {
 
     #[test]
     fn any_number_of_deaths_is_read_in_parts_and_the_memory_is_bounded() {
-        let all: Vec<DeadMessage> = (1..=20_000).map(|seq| dead(1, seq)).collect();
+        let all: Vec<NewDeadMessage> = (1..=20_000).map(|seq| dead(1, seq)).collect();
         let mut watch = InboxWatch::default();
         watch.died(Vec::new(), true);
         watch.read_to = Some(DeathMark::default());
@@ -234,9 +239,9 @@ mod tests {
 
     #[test]
     fn health_is_reported_when_it_lasts_and_when_it_is_back() {
-        use Health::{Critical, Degraded, Healthy};
+        use HealthChange::{Critical, Degraded, Healthy};
         let mut watch = InboxWatch::default();
-        let reported: Vec<Option<Health>> = [
+        let reported: Vec<Option<HealthChange>> = [
             Degraded, Healthy, Critical, Degraded, Degraded, Critical, Critical, Degraded, Healthy,
             Degraded,
         ]

@@ -6,7 +6,7 @@ use super::inboxes_report::InboxesReport;
 use super::report::RunError;
 use crate::finding::shell_word;
 use crate::postgres::control::Control;
-use crate::postgres::store::inbox_maintenance::{self, InboxAccess, InboxFacts, InboxKeep};
+use crate::postgres::store::inbox_maintenance::{self, InboxAccess, InboxKeep, MaintainedInbox};
 use crate::postgres::{Conninfo, SourceError, SourceErrorKind, error_policy};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -197,7 +197,7 @@ impl InboxesSpec {
     }
 
     /// What fixes the problem. `inbox`: the one at which the statement failed.
-    fn hint(&self, inbox: Option<&InboxFacts>, error: &SourceError) -> Option<String> {
+    fn hint(&self, inbox: Option<&MaintainedInbox>, error: &SourceError) -> Option<String> {
         let general = error_policy::hint(error);
         let Some(state) = error.sqlstate() else { return general };
         match (state.as_str(), inbox) {
@@ -345,7 +345,7 @@ impl InboxWork {
         &mut self,
         spec: &InboxesSpec,
         client: &Client,
-        (inbox, job, start): (&InboxFacts, InboxJob, Instant),
+        (inbox, job, start): (&MaintainedInbox, InboxJob, Instant),
         done: Result<T, SourceError>,
         end: &mut StepEnd,
     ) -> Result<Option<T>, SourceError> {
@@ -395,7 +395,7 @@ async fn forget(spec: &InboxesSpec, client: &Client, end: &mut StepEnd) -> Resul
 async fn drain_one(
     spec: &InboxesSpec,
     client: &Client,
-    inbox: &InboxFacts,
+    inbox: &MaintainedInbox,
     report: &InboxesReport,
 ) -> Result<bool, SourceError> {
     let InboxSettings { drain_batch, processed_keep, dead_keep, .. } = spec.settings;
@@ -425,7 +425,7 @@ async fn drain_one(
 /// Reads an inbox: its state, the messages that have died, and its gaps.
 async fn read_one(
     client: &Client,
-    inbox: &InboxFacts,
+    inbox: &MaintainedInbox,
     report: &mut InboxesReport,
 ) -> Result<(), SourceError> {
     let name = inbox.name.as_str();

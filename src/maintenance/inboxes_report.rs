@@ -1,11 +1,13 @@
 //! What the maintenance of inboxes reports: its part of the status, and its log lines, one for each change of state.
 
-use super::inbox_watch::{GapChanges, Health, InboxWatch};
+use super::inbox_watch::{GapChanges, HealthChange, InboxWatch};
 use super::report::RunError;
 use crate::error::Chain;
 use crate::event::shown_id;
 use crate::health::{Condition, DueReport, LogRateLimit, grouped};
-use crate::postgres::store::inbox_maintenance::{DeadMessage, InboxFacts, InboxGap, InboxState};
+use crate::postgres::store::inbox_maintenance::{
+    InboxState, MaintainedInbox, NewDeadMessage, WaitingGap,
+};
 use crate::status::{InboxSummary, InboxesSummary, StatusHandle};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -134,7 +136,12 @@ impl InboxesReport {
     }
 
     /// These messages have died since the last reading. Of a table of the user's own only their number is known.
-    pub(super) fn died(&mut self, inbox: &InboxFacts, new: &[DeadMessage], state: &InboxState) {
+    pub(super) fn died(
+        &mut self,
+        inbox: &MaintainedInbox,
+        new: &[NewDeadMessage],
+        state: &InboxState,
+    ) {
         let name = inbox.name.as_str();
         let is_first = !self.summaries.contains_key(name);
         let risen = self.watch(name).dead(state.dead);
@@ -177,7 +184,7 @@ impl InboxesReport {
     }
 
     /// The gaps of an inbox, of `count` that exist.
-    pub(super) fn gaps(&mut self, inbox: &str, gaps: Vec<InboxGap>, count: u64) {
+    pub(super) fn gaps(&mut self, inbox: &str, gaps: Vec<WaitingGap>, count: u64) {
         let GapChanges { opened, closed } = self.watch(inbox).gaps(gaps, count);
         for gap in opened {
             let Some(suppressed) = self.gap_lines.admit(Instant::now()) else { continue };
@@ -216,16 +223,16 @@ impl InboxesReport {
     /// The state of an inbox, when it has been read.
     pub(super) fn state(&mut self, inbox: &str, state: InboxState, gaps: Option<u64>) {
         let InboxState { pending, dead, oldest_pending_seconds, health } = state;
-        match self.watch(inbox).health(Health::of(&health)) {
+        match self.watch(inbox).health(HealthChange::of(&health)) {
             None => {}
-            Some(Health::Healthy) => info!(
+            Some(HealthChange::Healthy) => info!(
                 event = "inbox_recovered",
                 pipeline = self.owner,
                 database = self.database,
                 inbox,
                 "inbox {inbox} is healthy again"
             ),
-            Some(Health::Degraded | Health::Critical) => warn!(
+            Some(HealthChange::Degraded | HealthChange::Critical) => warn!(
                 event = "inbox_degraded",
                 pipeline = self.owner,
                 database = self.database,
@@ -254,7 +261,7 @@ impl InboxesReport {
     }
 
     /// A reading of these inboxes has ended, of `count` that exist.
-    pub(super) fn reading_ends(&mut self, inboxes: &[InboxFacts], count: u64) {
+    pub(super) fn reading_ends(&mut self, inboxes: &[MaintainedInbox], count: u64) {
         let names: BTreeSet<&str> = inboxes.iter().map(|inbox| inbox.name.as_str()).collect();
         self.watches.retain(|name, _| names.contains(name.as_str()));
         self.summaries.retain(|name, _| names.contains(name.as_str()));

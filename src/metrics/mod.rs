@@ -13,6 +13,7 @@ pub use text::CATALOG;
 
 use crate::intake_status::IntakeHandle;
 use crate::status::StatusHandle;
+use intakes::IntakeScrape;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -70,7 +71,8 @@ impl Metrics {
     pub fn text(&self) -> Result<String, fmt::Error> {
         let sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let intakes = self.intakes.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        text::encode(&sources, &intakes, &self.endpoint)
+        let more = (!intakes.is_empty()).then(|| Box::new(IntakeScrape::of(&intakes)) as Box<_>);
+        text::encode(&sources, more, &self.endpoint)
     }
 
     /// The counters of the admin endpoint.

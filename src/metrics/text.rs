@@ -1,8 +1,6 @@
 //! The names of the metrics, and their figures at the time of a scrape.
 
-use super::intakes::IntakeScrape;
 use super::{Closed, EndpointMetrics, PipelineSource};
-use crate::intake_status::IntakeHandle;
 use crate::status::{
     EventLogSummary, EventLogsSummary, GroupSummary, InboxSummary, InboxesSummary, PipelineState,
     Snapshot,
@@ -114,14 +112,14 @@ const SLOT_STATES: [&str; 5] = ["reserved", "extended", "unreserved", "lost", "m
 
 pub(super) fn encode(
     sources: &[PipelineSource],
-    intakes: &[IntakeHandle],
+    more: Option<Box<dyn Collector>>,
     endpoint: &EndpointMetrics,
 ) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry
         .register_collector(Box::new(Scrape(sources.iter().map(PipelineSample::new).collect())));
-    if !intakes.is_empty() {
-        registry.register_collector(Box::new(IntakeScrape::of(intakes)));
+    if let Some(more) = more {
+        registry.register_collector(more);
     }
     registry.register_collector(Box::new(endpoint.clone()));
     let mut text = String::new();

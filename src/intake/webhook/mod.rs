@@ -19,7 +19,7 @@ use crate::inbox::webhook::WebhookConfig;
 use crate::intake_status::IntakeState;
 use crate::pipeline::Stop;
 use crate::postgres::{SourceError, SourceErrorKind, error_policy};
-use reception::{ANSWER_MAX, BODY_TIME_MAX, Gate, Outcome, Shared, Waiting};
+use reception::{ANSWER_MAX, BODY_TIME_MAX, Gate, ReceptionEnd, Shared, Waiting};
 use std::future::Future;
 use std::io;
 use std::pin::pin;
@@ -281,14 +281,14 @@ impl<'a> StoreLoop<'a> {
         match self.store_batch(&batch).await {
             Ok(()) => {
                 for request in waiting {
-                    request.answer(Outcome::Stored);
+                    request.answer(ReceptionEnd::Stored);
                 }
             }
             Err(Trouble::Value) => self.store_each(waiting).await,
             Err(Trouble::Failed(error)) => {
                 self.database_fails(&error);
                 for request in waiting {
-                    request.answer(Outcome::Unknown);
+                    request.answer(ReceptionEnd::Unknown);
                 }
             }
         }
@@ -352,26 +352,26 @@ impl<'a> StoreLoop<'a> {
             let batch = self.batch(std::slice::from_ref(&request));
             // After a failure nothing more is tried: the senders send again.
             let Some(store) = &mut self.store else {
-                request.answer(Outcome::Unknown);
+                request.answer(ReceptionEnd::Unknown);
                 continue;
             };
             let result = Box::pin(tokio::time::timeout(STORE_MAX, store.store_each(&batch))).await;
             let outcome = match result {
                 Ok(Ok(stored)) => {
                     self.ends(stored);
-                    Outcome::Stored
+                    ReceptionEnd::Stored
                 }
                 Ok(Err(StoreError::Value(error))) => {
                     let state = error.sqlstate().map(|state| state.as_str().to_owned());
-                    Outcome::Refused { state: state.unwrap_or_default() }
+                    ReceptionEnd::Refused { state: state.unwrap_or_default() }
                 }
                 Ok(Err(error)) => {
                     self.database_fails(error.error());
-                    Outcome::Unknown
+                    ReceptionEnd::Unknown
                 }
                 Err(elapsed) => {
                     self.database_fails(&late().caused_by(elapsed));
-                    Outcome::Unknown
+                    ReceptionEnd::Unknown
                 }
             };
             request.answer(outcome);
@@ -414,7 +414,7 @@ async fn refuses<T>(
         tokio::select! {
             biased;
             done = &mut work => return Some(done),
-            waiting = queue.recv() => waiting?.answer(Outcome::Unknown),
+            waiting = queue.recv() => waiting?.answer(ReceptionEnd::Unknown),
         }
     }
 }

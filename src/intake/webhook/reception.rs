@@ -80,7 +80,7 @@ impl Shared {
 
 /// What became of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Outcome {
+pub(super) enum ReceptionEnd {
     /// Its message is committed, or was known before.
     Stored,
     /// The database refuses the message even as a dead one.
@@ -95,13 +95,13 @@ pub(super) enum Outcome {
 /// A request that waits to be stored.
 pub(super) struct Waiting {
     pub(super) request: WebhookRequest,
-    reply: oneshot::Sender<Outcome>,
+    reply: oneshot::Sender<ReceptionEnd>,
     /// Its bytes in memory.
     _memory: OwnedSemaphorePermit,
 }
 
 impl Waiting {
-    pub(super) fn answer(self, outcome: Outcome) {
+    pub(super) fn answer(self, outcome: ReceptionEnd) {
         // A client that has gone sends its request again.
         self.reply.send(outcome).unwrap_or_default();
     }
@@ -269,9 +269,9 @@ impl Reception {
         let waiting = Waiting { request, reply, _memory: memory };
         self.queue.try_send(waiting).map_err(|_full| Refusal::Busy)?;
         match tokio::time::timeout(ANSWER_MAX, outcome).await {
-            Ok(Ok(Outcome::Stored)) => Ok(()),
-            Ok(Ok(Outcome::Refused { state })) => Err(Refusal::Database { state }),
-            Ok(Ok(Outcome::Unknown) | Err(_)) | Err(_) => Err(Refusal::Unknown),
+            Ok(Ok(ReceptionEnd::Stored)) => Ok(()),
+            Ok(Ok(ReceptionEnd::Refused { state })) => Err(Refusal::Database { state }),
+            Ok(Ok(ReceptionEnd::Unknown) | Err(_)) | Err(_) => Err(Refusal::Unknown),
         }
     }
 

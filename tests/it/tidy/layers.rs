@@ -29,7 +29,7 @@ const PURE: [&str; 3] = ["postrider-core", "postrider-relay", "postrider-outbox"
 const MODULES: &[(&str, &str)] = &[
     // How often a lasting condition is logged, and numbers as people read them: no state of a pipeline.
     ("health", ""),
-    ("metrics", "status"),
+    ("metrics", "status intake_status"),
     // Announced to by the pipeline, which it does not see.
     ("maintenance", "CORE postgres health"),
     ("pipeline", "CORE DECISIONS outbox postgres sink metrics health maintenance"),
@@ -37,14 +37,17 @@ const MODULES: &[(&str, &str)] = &[
     // The connections of an HTTP server: no state of a pipeline, of an intake, or of the metrics.
     ("connections", ""),
     // Reads a snapshot and the metrics, and calls into nothing.
-    ("admin", "status metrics connections"),
+    ("admin", "status intake_status metrics connections"),
     ("intake", "CORE inbox postgres health maintenance pipeline connections"),
-    ("config", "CORE DECISIONS outbox postgres sink metrics pipeline replay admin secret_file"),
+    (
+        "config",
+        "CORE DECISIONS outbox postgres sink metrics pipeline replay admin secret_file inbox intake",
+    ),
     ("demo", "CORE DECISIONS outbox postgres sink metrics pipeline replay admin config"),
     ("init", "CORE DECISIONS outbox postgres sink metrics pipeline replay admin config"),
     (
         "cli",
-        "CORE DECISIONS outbox postgres sink metrics health pipeline replay admin config demo init",
+        "CORE DECISIONS outbox postgres sink metrics health pipeline replay admin config demo init inbox intake",
     ),
 ];
 

@@ -6,7 +6,8 @@ mod positions;
 mod source;
 
 pub use config::KafkaSourceConfig;
+pub use native::Polled;
 pub use positions::{Block, Decision, StartAt};
 pub use rdkafka::error::KafkaError;
 pub use rdkafka::types::RDKafkaErrorCode as KafkaErrorCode;
-pub use source::{KafkaSource, PartitionBounds, Polled, bounds};
+pub use source::{KafkaSource, PartitionBounds, bounds};

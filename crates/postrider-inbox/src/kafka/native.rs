@@ -1,8 +1,8 @@
 //! The calls of librdkafka that the crate `rdkafka` does not have, or not as they are needed: ids of topics, epochs of
-//! leaders, partitions of errors, and headers whose names are no UTF-8, at which that crate panics. This is the only file with `unsafe`.
+//! leaders, partitions of errors, and headers whose names are no UTF-8, at which that crate panics. This is the only
+//! file with `unsafe`.
 #![expect(unsafe_code, reason = "librdkafka's C functions, on handles that the crate keeps alive")]
 
-use super::source::Polled;
 use crate::batch::Partition;
 use crate::mapping::KafkaRecord;
 use rdkafka::TopicPartitionList;
@@ -23,7 +23,29 @@ unsafe extern "C" {
 }
 
 /// Name and value of a header.
-type Header<'a> = (&'a [u8], Option<&'a [u8]>);
+type RawHeader<'a> = (&'a [u8], Option<&'a [u8]>);
+
+/// What a poll has returned.
+#[derive(Debug)]
+pub enum Polled {
+    /// Nothing within the time.
+    Nothing,
+    /// A record was passed to the closure, or there was nothing to do for an event.
+    Record,
+    /// The group gives these partitions to this consumer. They are fetched after [`super::KafkaSource::assign`].
+    Assigned(Vec<Partition>),
+    /// The group has taken all partitions away. They are not fetched any more.
+    Revoked,
+    /// An error of the client, of a broker or of a partition.
+    Error {
+        /// Its code.
+        code: RDKafkaErrorCode,
+        /// The partition, if the error is of one.
+        partition: Option<Partition>,
+        /// What librdkafka says, without content of records.
+        reason: String,
+    },
+}
 
 /// A consumer, and the queue of its events. The events are taken here and not by the crate, whose loop drops the
 /// partition of an error.
@@ -56,8 +78,8 @@ impl<C: ConsumerContext> Poller<C> {
         receive: &mut dyn FnMut(&KafkaRecord<'_>),
     ) -> Polled {
         let millis = c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX);
-        // SAFETY: the queue is alive; the event is destroyed below, after its last use. Everything that is read of it is
-        // alive until then.
+        // SAFETY: the queue is alive; the event is destroyed below, after its last use. Everything that is read of it
+        // is alive until then.
         unsafe {
             let event = sys::rd_kafka_queue_poll(self.queue.as_ptr(), millis);
             if event.is_null() {
@@ -73,7 +95,8 @@ impl<C: ConsumerContext> Poller<C> {
                 }
                 sys::RD_KAFKA_EVENT_ERROR => error(event),
                 sys::RD_KAFKA_EVENT_REBALANCE => self.rebalance(event),
-                // Answers to commits of offsets, which nobody waits for. Statistics and log lines are not subscribed to.
+                // Answers to commits of offsets, which nobody waits for. Statistics and log lines are not subscribed
+                // to.
                 _ => Polled::Record,
             };
             sys::rd_kafka_event_destroy(event);
@@ -150,7 +173,7 @@ unsafe fn slice<'a>(bytes: *const c_void, len: usize) -> Option<&'a [u8]> {
 
 /// # Safety
 /// `message` is a live message; the headers live as long as it.
-unsafe fn read_headers(message: *const sys::rd_kafka_message_t, into: &mut Vec<Header<'_>>) {
+unsafe fn read_headers(message: *const sys::rd_kafka_message_t, into: &mut Vec<RawHeader<'_>>) {
     let mut list = ptr::null_mut();
     // SAFETY: names end with a zero byte, and each value has the length that is returned with it.
     unsafe {

@@ -1,7 +1,7 @@
 //! The consumer: what is assigned to it, where each partition continues, and the next records.
 
 use super::config::KafkaSourceConfig;
-use super::native::{self, Poller};
+use super::native::{self, Polled, Poller};
 use super::positions::{Decision, PartitionFacts};
 use crate::batch::Partition;
 use crate::mapping::KafkaRecord;
@@ -10,35 +10,12 @@ use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult};
-use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{Offset, TopicPartitionList};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// How long a question to a broker may take.
 const ASK_MAX: Duration = Duration::from_secs(10);
-
-/// What a poll has returned.
-#[derive(Debug)]
-pub enum Polled {
-    /// Nothing within the time.
-    Nothing,
-    /// A record was passed to the closure, or there was nothing to do for an event.
-    Record,
-    /// The group gives these partitions to this consumer. They are fetched after [`KafkaSource::assign`].
-    Assigned(Vec<Partition>),
-    /// The group has taken all partitions away. They are not fetched any more.
-    Revoked,
-    /// An error of the client, of a broker or of a partition.
-    Error {
-        /// Its code.
-        code: RDKafkaErrorCode,
-        /// The partition, if the error is of one.
-        partition: Option<Partition>,
-        /// What librdkafka says, without content of records.
-        reason: String,
-    },
-}
 
 /// What a broker says of a partition.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -78,7 +78,7 @@ pub async fn access(client: &Client) -> Result<InboxAccess, SourceError> {
 
 /// An inbox that stores messages.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct InboxFacts {
+pub struct MaintainedInbox {
     /// Its name.
     pub name: String,
     /// Its table, as SQL names it.
@@ -89,7 +89,7 @@ pub struct InboxFacts {
     pub is_numbered: bool,
 }
 
-impl InboxFacts {
+impl MaintainedInbox {
     /// The statement that grants `role` what maintenance needs of this inbox. The owner of the table runs it.
     pub fn grant(&self, role: &str) -> String {
         if self.is_managed {
@@ -108,15 +108,15 @@ pub async fn inboxes(
     client: &Client,
     after: &str,
     max: usize,
-) -> Result<Vec<InboxFacts>, SourceError> {
+) -> Result<Vec<MaintainedInbox>, SourceError> {
     let failed = |e| SourceError::control("read the list of inboxes", e);
     let sql = "SELECT i.name, pg_catalog.format('%I.%I', i.table_schema, i.table_name), i.is_managed, \
                  i.ordering IS NOT DISTINCT FROM 'sequence' \
                FROM postrider.inbox i WHERE i.name > $1 ORDER BY i.name LIMIT $2";
     let limit = i64::try_from(max).unwrap_or(i64::MAX);
     let rows = client.query(sql, &[&after, &limit]).await.map_err(failed)?;
-    let facts = |row: &Row| -> Result<InboxFacts, tokio_postgres::Error> {
-        Ok(InboxFacts {
+    let facts = |row: &Row| -> Result<MaintainedInbox, tokio_postgres::Error> {
+        Ok(MaintainedInbox {
             name: row.try_get(0)?,
             table: row.try_get(1)?,
             is_managed: row.try_get(2)?,
@@ -262,7 +262,7 @@ pub struct DeathMark {
 
 /// A dead message.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct DeadMessage {
+pub struct NewDeadMessage {
     /// When it died.
     pub mark: DeathMark,
     /// Its id, at most 200 characters of it.
@@ -289,7 +289,7 @@ pub async fn dead_messages(
     inbox: &str,
     mark: DeathMark,
     max: usize,
-) -> Result<Vec<DeadMessage>, SourceError> {
+) -> Result<Vec<NewDeadMessage>, SourceError> {
     let failed = |e| SourceError::control(format!("read the dead messages of inbox {inbox:?}"), e);
     let after = "TIMESTAMPTZ '1970-01-01 00:00:00+00' \
                  + $1::pg_catalog.int8::pg_catalog.float8 * INTERVAL '1 microsecond'";
@@ -302,16 +302,16 @@ pub async fn dead_messages(
     );
     let limit = i64::try_from(max).unwrap_or(i64::MAX);
     let rows = client.query(&sql, &[&mark.at, &mark.seq, &limit]).await.map_err(failed)?;
-    let message = |row: &Row| -> Result<DeadMessage, tokio_postgres::Error> {
+    let message = |row: &Row| -> Result<NewDeadMessage, tokio_postgres::Error> {
         let mark = DeathMark { at: row.try_get(0)?, seq: row.try_get(1)? };
-        Ok(DeadMessage { mark, id: row.try_get(2)? })
+        Ok(NewDeadMessage { mark, id: row.try_get(2)? })
     };
     rows.iter().map(message).collect::<Result<_, _>>().map_err(failed)
 }
 
 /// Numbers that are missing in an aggregate, whose later messages wait for them.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct InboxGap {
+pub struct WaitingGap {
     /// The aggregate. A key of messages, which no log line has.
     pub aggregate_id: String,
     /// The first number that is missing.
@@ -334,7 +334,7 @@ pub async fn gaps(
     inbox: &str,
     min_age: Duration,
     max: usize,
-) -> Result<(Vec<InboxGap>, u64), SourceError> {
+) -> Result<(Vec<WaitingGap>, u64), SourceError> {
     let failed = |e| SourceError::control(format!("read the gaps of inbox {inbox:?}"), e);
     let sql = "SELECT g.aggregate_id, g.missing_from, g.missing_to, pg_catalog.substr(g.next_event_id, 1, 200), \
                  extract(epoch FROM pg_catalog.clock_timestamp() - g.waiting_since)::pg_catalog.int8, \
@@ -345,8 +345,8 @@ pub async fn gaps(
     let limit = i64::try_from(max).unwrap_or(i64::MAX);
     let rows =
         client.query(sql, &[&inbox, &min_age.as_secs_f64(), &limit]).await.map_err(failed)?;
-    let gap = |row: &Row| -> Result<InboxGap, tokio_postgres::Error> {
-        Ok(InboxGap {
+    let gap = |row: &Row| -> Result<WaitingGap, tokio_postgres::Error> {
+        Ok(WaitingGap {
             aggregate_id: row.try_get(0)?,
             missing_from: row.try_get(1)?,
             missing_to: row.try_get(2)?,
@@ -365,7 +365,7 @@ mod tests {
 
     #[test]
     fn the_statement_that_grants_names_what_is_the_users_own() {
-        let mut facts = InboxFacts {
+        let mut facts = MaintainedInbox {
             name: "mail".to_owned(),
             table: "public.\"Mail\"".to_owned(),
             is_managed: true,
