@@ -1,6 +1,6 @@
 //! The metrics of intakes, read from their status.
 
-use super::text::describe;
+use super::catalog::describe;
 use crate::intake_status::{IntakeHandle, IntakeSnapshot, IntakeState};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};

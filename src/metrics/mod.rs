@@ -4,12 +4,13 @@
 //! can't disagree; only what a status does not contain is counted here. `admin` serves the text, and `docs/metrics.md`
 //! explains it.
 
+mod catalog;
 mod intakes;
 #[cfg(test)]
 mod tests;
 mod text;
 
-pub use text::CATALOG;
+pub use catalog::CATALOG;
 
 use crate::intake_status::IntakeHandle;
 use crate::status::StatusHandle;

@@ -134,12 +134,12 @@ async fn clients_that_do_nothing_keep_no_sender_out() {
     for (what, begin) in
         [("idle", ""), ("in the header", "POST /hooks HTTP/1.1\r\nHost: "), ("in the body", head)]
     {
-        let mut held = Vec::new();
+        let mut clients = Vec::new();
         for _ in 0..5 * CONNECTIONS {
-            let mut stream = sender.connect().await.expect("a connection");
+            let mut client = sender.connect().await.expect("a connection");
             // One that is closed already is one less.
-            drop(stream.write_all(begin.as_bytes()).await);
-            held.push(stream);
+            drop(client.write_all(begin.as_bytes()).await);
+            clients.push(client);
         }
         let start = Instant::now();
         for i in 0..20 {
@@ -149,8 +149,8 @@ async fn clients_that_do_nothing_keep_no_sender_out() {
         // No request waited until a client that does nothing was closed for being late.
         assert!(start.elapsed() < Duration::from_secs(5), "{what}: {:?}", start.elapsed());
         // All but the newest ones are closed; the others are by their deadline.
-        for stream in held.iter_mut().take(4 * CONNECTIONS) {
-            let closed = tokio::time::timeout(SOON, stream.read_to_end(&mut Vec::new())).await;
+        for client in clients.iter_mut().take(4 * CONNECTIONS) {
+            let closed = tokio::time::timeout(SOON, client.read_to_end(&mut Vec::new())).await;
             drop(closed.unwrap_or_else(|_| panic!("{what}: a connection is still open")));
         }
     }
