@@ -55,6 +55,7 @@ impl<'a> Section<'a> {
     }
 
     /// A table at this place that is not in the file: what is read of it is recorded for the schema alone.
+    #[cfg(feature = "kafka")]
     pub(super) fn absent(&self) -> Self {
         Self::new(self.context, self.path.clone(), self.pattern.clone(), None)
     }
