@@ -8,8 +8,8 @@ CREATE TABLE IF NOT EXISTS postrider.inbox_offset (
     part         integer     NOT NULL CHECK (part >= 0),
     -- The offset of the next record.
     next_offset  bigint      NOT NULL CHECK (next_offset >= 0),
-    -- The epoch of the leader that the record before it came from; NULL if it is not known. The broker finds by it
-    -- whether the log was truncated.
+    -- The epoch of the leader that the record before it came from; NULL if it is not known. It shows
+    -- whether the log was truncated since.
     leader_epoch integer,
     -- The id of the topic. Another topic of the same name has other records. NULL if the broker has no ids.
     topic_id     text,

@@ -72,7 +72,7 @@ fn one(name: &str, section: Section<'_>) -> InboxConfig {
     let pending_max = section.integer("pending_max", 1_000_000, 0..=1_000_000_000);
     let (url, password_file, conninfo) = database(section.section("database"));
     let (source, kind, shown) = source(name, section.section("source"));
-    let rules = rules(section.section("message"));
+    let rules = rules(section.section("message"), kind);
     section.finish();
     let spec = conninfo.map(|conninfo| IntakeSpec {
         name: name.to_owned(),
@@ -142,7 +142,7 @@ fn source(name: &str, section: Section<'_>) -> (IntakeSource, &'static str, Vec<
     (IntakeSource::Kafka(Box::new(config)), "kafka", shown)
 }
 
-fn rules(section: Section<'_>) -> MessageRules {
+fn rules(section: Section<'_>, kind: &str) -> MessageRules {
     let default = MessageRules::default();
     let rules = MessageRules {
         source: section.optional("source"),
@@ -153,6 +153,14 @@ fn rules(section: Section<'_>) -> MessageRules {
         priority_header: section.optional("priority_header"),
         positions: section.boolean("positions", default.positions),
     };
+    for key in ["id_header", "positions"] {
+        if kind == "webhook" && section.has(key) {
+            section.error(
+                key,
+                "is for records of Kafka alone: a webhook has the id of its scheme; remove the key",
+            );
+        }
+    }
     if rules.source.as_ref().is_some_and(|source| source.len() > SOURCE_BYTES_MAX) {
         section.error("source", format!("expected at most {SOURCE_BYTES_MAX} bytes"));
     }

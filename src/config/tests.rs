@@ -374,3 +374,23 @@ properties = { "sasl.password_file" = "kafka", linger.ms = 5, "ssl.key.password"
     assert!(!shown.contains("hush"), "{shown}");
     expect_file!["snapshots/shown.txt"].assert_eq(&shown);
 }
+
+#[cfg(feature = "kafka")]
+#[test]
+fn keys_of_messages_that_a_source_has_no_use_for_are_refused() {
+    let of = |kind: &str| {
+        let findings = parsed(&format!(
+            "[inboxes.a]\ndatabase.url = \"postgresql://w@localhost/app\"\nsource.kind = \"{kind}\"\n\
+             source.brokers = \"k:9092\"\nsource.topics = \"a\"\nmessage.positions = true\nmessage.id_header = \"x\""
+        ));
+        findings.map_or_else(|findings| findings.to_string(), |_| String::new())
+    };
+    assert_eq!(of("kafka"), "");
+    for key in ["id_header", "positions"] {
+        assert!(
+            of("webhook").contains(&format!("message.{key}: is for records of Kafka alone")),
+            "{}",
+            of("webhook")
+        );
+    }
+}

@@ -42,8 +42,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// Pause between two reports of lag and number of messages that wait, and two commits of offsets to Kafka.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A full inbox is read into again when so many percent of the largest number wait.
-const RESUME_PERCENT: u64 = 90;
+/// A full inbox is read into again when this part of the largest number has been processed: a tenth.
+const RESUME_PART: u64 = 10;
 
 /// A client whose login was refused is made again after this time, with secrets that are read again.
 const REOPEN_AFTER: Duration = Duration::from_secs(15);
@@ -55,6 +55,38 @@ struct Place {
     stored: i64,
     /// The offset behind the last record that was read.
     next: i64,
+    /// Offset and epoch of the last record that was stored before the partition was placed. It is read once more: if the
+    /// record that has its offset now is of another epoch, the log was truncated, and has other records since.
+    last: Option<(i64, i32)>,
+    /// That was found. Nothing more is read.
+    is_truncated: bool,
+}
+
+impl Place {
+    /// Where a partition continues; `low` is the offset of the oldest record.
+    fn at(offset: &StoredOffset, low: i64) -> Self {
+        let before = offset.next - 1;
+        let last = offset.leader_epoch.filter(|_| before >= low).map(|epoch| (before, epoch));
+        Self { stored: offset.next, next: offset.next, last, is_truncated: false }
+    }
+
+    /// The offset at which fetching begins.
+    fn fetched_from(&self) -> i64 {
+        self.last.map_or(self.stored, |(before, _)| before)
+    }
+
+    /// Whether a record is to be stored. It is not if it was read before, or is read only to be compared.
+    fn takes(&mut self, record: &KafkaRecord<'_>) -> bool {
+        if let Some((offset, epoch)) = self.last {
+            let is_other = record.leader_epoch.is_some_and(|now| now != epoch);
+            self.is_truncated |= offset == record.offset && is_other;
+        }
+        let takes = !self.is_truncated && record.offset >= self.next;
+        if takes {
+            self.next = record.offset + 1;
+        }
+        takes
+    }
 }
 
 /// By topic and number, so that a record finds its place without an allocation.
@@ -118,10 +150,11 @@ struct KafkaIntake<'a> {
     assigned: BTreeSet<Partition>,
     /// Those that are fetched.
     places: FetchedTopics,
-    /// Those that wait for a decision of a person.
-    blocked: BTreeMap<Partition, Block>,
-    /// Partitions whose offset a broker has refused, with that offset: if it is refused again, the log was truncated.
-    refused: BTreeMap<Partition, i64>,
+    /// Those that wait for a decision of a person, and their stored offsets.
+    blocked: BTreeMap<Partition, (Block, StoredOffset)>,
+    /// Partitions whose log was truncated, and the stored offset and epoch at which that was found: they are blocked as
+    /// long as these are stored.
+    truncated: BTreeMap<Partition, (i64, i32)>,
     flow: Flow,
     batch: Batch,
     /// Messages of a batch at most: fewer for a while after one took too long.
@@ -129,6 +162,8 @@ struct KafkaIntake<'a> {
     backoff: Backoff,
     /// The inbox was full when it was last counted.
     is_full: bool,
+    /// The group has answered: it has assigned partitions, or none.
+    is_member: bool,
     /// The broker can't be reached, or refuses requests, as far as its errors say.
     is_broker_down: bool,
     /// When the client is made again.
@@ -167,12 +202,13 @@ impl<'a> KafkaIntake<'a> {
             assigned: BTreeSet::new(),
             places: FetchedTopics::new(),
             blocked: BTreeMap::new(),
-            refused: BTreeMap::new(),
+            truncated: BTreeMap::new(),
             flow: Flow::Held(now),
             batch: Batch::default(),
             batch_max: spec.batch_messages,
             backoff: BACKOFF,
             is_full: false,
+            is_member: false,
             is_broker_down: false,
             reopen_at: None,
             reported_at: now,
@@ -204,10 +240,14 @@ impl<'a> KafkaIntake<'a> {
             Ok(source) => {
                 self.source = source;
                 self.assigned.clear();
-                self.is_broker_down = false;
+                (self.is_broker_down, self.is_member) = (false, false);
                 self.hold(Duration::ZERO);
             }
-            Err(error) => self.broker_fails(&error, None),
+            Err(error) => {
+                // A file may be missing in the middle of a rotation.
+                self.reopen_at = Some(Instant::now() + REOPEN_AFTER);
+                self.broker_fails(&error, None);
+            }
         }
     }
 
@@ -217,7 +257,7 @@ impl<'a> KafkaIntake<'a> {
             self.poll(POLL_MAX);
             self.looks_for_broker();
             if !self.is_broker_down {
-                self.observer.stands_by();
+                self.observer.stands_by(self.is_member);
             }
             return;
         }
@@ -262,7 +302,7 @@ impl<'a> KafkaIntake<'a> {
         }
     }
 
-    /// FetchedTopics the assigned partitions at their stored offsets, and fetches them; false if the inbox is full.
+    /// Places the assigned partitions at their stored offsets, and fetches them; false if the inbox is full.
     async fn place(&mut self) -> Result<bool, PlaceError> {
         if !self.has_room().await? {
             return Ok(false);
@@ -294,25 +334,31 @@ impl<'a> KafkaIntake<'a> {
         self.blocked.clear();
         let mut assign = BTreeMap::new();
         for (partition, (decision, topic_id)) in decided {
-            let Some(offset) = stored.get(&partition) else { continue };
-            let at = offset.next;
-            let refused = self.refused.get(&partition) == Some(&at);
+            let Some(offset) = stored.get(&partition) else {
+                return Err(format!("the first offset of {partition:?} is not stored any more"));
+            };
+            let stored_at = offset.leader_epoch.map(|epoch| (offset.next, epoch));
+            let is_truncated = self.truncated.get(&partition).copied();
+            let is_truncated = is_truncated.is_some() && is_truncated == stored_at;
             match decision {
-                Decision::Blocked(block) => drop(self.blocked.insert(partition, block)),
-                Decision::Continue { .. } if refused => {
-                    self.blocked.insert(partition, Block::Truncated { stored: at });
+                Decision::Blocked(block) => {
+                    self.blocked.insert(partition, (block, offset.clone()));
                 }
-                Decision::Continue { .. } | Decision::Begin { .. } => {
-                    let place = Place { stored: at, next: at };
+                Decision::Continue { .. } if is_truncated => {
+                    let block = Block::Truncated { stored: offset.next };
+                    self.blocked.insert(partition, (block, offset.clone()));
+                }
+                Decision::Continue { low, .. } | Decision::Begin { at: low } => {
+                    let place = Place::at(offset, low);
                     let topic = self.places.entry(partition.topic.clone()).or_default();
                     topic.id = topic_id;
                     topic.partitions.insert(partition.number, place);
-                    assign.insert(partition, (at, offset.leader_epoch));
+                    assign.insert(partition, place.fetched_from());
                 }
             }
         }
         let inbox = &self.spec.name;
-        let shown = self.blocked.iter().map(|(partition, block)| BlockedPartition {
+        let shown = self.blocked.iter().map(|(partition, (block, _))| BlockedPartition {
             topic: partition.topic.clone(),
             partition: partition.number,
             code: block.name(),
@@ -329,7 +375,7 @@ impl<'a> KafkaIntake<'a> {
         let Some(max) = self.spec.pending_max else { return Ok(true) };
         let pending = session(&mut self.store, self.spec).await?.pending().await?;
         self.observer.pending(pending);
-        let limit = if self.is_full { max / 100 * RESUME_PERCENT } else { max };
+        let limit = if self.is_full { max - max / RESUME_PART } else { max };
         self.is_full = pending >= limit.max(1);
         if self.is_full {
             let reason = format!(
@@ -371,17 +417,22 @@ impl<'a> KafkaIntake<'a> {
     fn poll(&mut self, wait: Duration) -> bool {
         let Self { source, places, batch, spec, store, .. } = self;
         let requirements = store.as_ref().map(|store| store.requirements().clone());
+        let mut truncated = None;
         let polled = source.poll(wait, &mut |record| {
             // Without a session nothing is fetched.
-            if let Some(requirements) = &requirements {
-                take(places, batch, (&spec.rules, requirements), record);
-            }
+            let Some(requirements) = &requirements else { return };
+            let taken = take(places, batch, (&spec.rules, requirements), record);
+            truncated = taken.err();
         });
+        if let Some(partition) = truncated {
+            self.is_truncated(partition);
+        }
         match polled {
             Polled::Nothing => return false,
             Polled::Record => {}
             Polled::Assigned(partitions) => {
                 self.broker_answers();
+                self.is_member = true;
                 self.assigned = partitions.into_iter().collect();
                 self.hold(Duration::ZERO);
             }
@@ -400,19 +451,16 @@ impl<'a> KafkaIntake<'a> {
     #[expect(clippy::wildcard_enum_match_arm, reason = "librdkafka's list is open")]
     fn fails(&mut self, code: KafkaErrorCode, partition: Option<Partition>, reason: &str) {
         match code {
-            // The stored offset is not in the log, or the log was truncated.
-            KafkaErrorCode::AutoOffsetReset
-            | KafkaErrorCode::OffsetOutOfRange
-            | KafkaErrorCode::LogTruncation => {
-                if let Some(partition) = partition
-                    && let Some(place) = self
-                        .places
-                        .get(&partition.topic)
-                        .and_then(|it| it.partitions.get(&partition.number))
-                {
-                    self.refused.insert(partition, place.stored);
-                }
-                self.hold(Duration::ZERO);
+            // The stored offset is not in the log any more: where the partition continues is decided again.
+            KafkaErrorCode::AutoOffsetReset | KafkaErrorCode::OffsetOutOfRange => {
+                tracing::debug!(
+                    event = "intake_client_error",
+                    intake = self.spec.name,
+                    ?code,
+                    ?partition,
+                    reason
+                );
+                self.hold(REPORT_INTERVAL);
             }
             KafkaErrorCode::Authentication
             | KafkaErrorCode::SaslAuthenticationFailed
@@ -447,6 +495,16 @@ impl<'a> KafkaIntake<'a> {
                 reason
             ),
         }
+    }
+
+    /// The record before the stored offset is another one than the one that was stored.
+    fn is_truncated(&mut self, partition: Partition) {
+        let topic = self.places.get(&partition.topic);
+        let place = topic.and_then(|topic| topic.partitions.get(&partition.number));
+        if let Some(Place { stored, last: Some((_, epoch)), .. }) = place {
+            self.truncated.insert(partition, (*stored, *epoch));
+        }
+        self.hold(Duration::ZERO);
     }
 
     /// The broker is not available. What is assigned stays so; the client tries again by itself.
@@ -534,7 +592,6 @@ impl<'a> KafkaIntake<'a> {
             {
                 place.stored = span.next;
             }
-            self.refused.remove(partition);
         }
         self.observer.stored(&counts);
         self.batch.clear();
@@ -563,14 +620,16 @@ impl<'a> KafkaIntake<'a> {
         }
     }
 
-    /// FetchedTopics the partitions again if a person has changed the offset of a blocked one.
+    /// Places the partitions again if a person has changed the offset of a blocked one.
     async fn look_at_blocked(&mut self) -> Result<(), SourceError> {
         let store = session(&mut self.store, self.spec).await?;
         let partitions: Vec<Partition> = self.blocked.keys().cloned().collect();
         let stored = store.offsets(&partitions).await?;
-        let is_moved = self.blocked.iter().any(|(partition, block)| {
-            stored.get(partition).is_none_or(|offset| offset.next != block.stored())
-        });
+        // Not the offset alone: a seek to the same one in another topic, or in a log that was truncated, is a decision.
+        let is_moved = self
+            .blocked
+            .iter()
+            .any(|(partition, (_, before))| stored.get(partition) != Some(before));
         if is_moved {
             self.hold(Duration::ZERO);
         }
@@ -616,20 +675,26 @@ async fn session<'s>(
 }
 
 /// Adds a record to the batch, unless it was read before, or its partition is not fetched any more.
+///
+/// # Errors
+/// The partition, if its log was truncated.
 fn take(
     places: &mut FetchedTopics,
     batch: &mut Batch,
     (rules, requirements): (&MessageRules, &Requirements),
     record: &KafkaRecord<'_>,
-) {
-    let Some(topic) = places.get_mut(record.topic) else { return };
-    let place = topic.partitions.get_mut(&record.partition);
-    let Some(place) = place.filter(|place| record.offset >= place.next) else { return };
-    place.next = record.offset + 1;
+) -> Result<(), Partition> {
+    let Some(topic) = places.get_mut(record.topic) else { return Ok(()) };
+    let Some(place) = topic.partitions.get_mut(&record.partition) else { return Ok(()) };
+    if !place.takes(record) {
+        let of = || Partition { topic: record.topic.to_owned(), number: record.partition };
+        return if place.is_truncated { Err(of()) } else { Ok(()) };
+    }
     let record = KafkaRecord { topic_id: topic.id.as_deref(), ..*record };
     let message = rules.message(&record, requirements);
     let of = (record.topic, record.partition);
     batch.push_record(message, of, (place.stored, record.offset), record.leader_epoch);
+    Ok(())
 }
 
 /// The offsets that are stored before the partitions are fetched: of new partitions, and ids of topics.

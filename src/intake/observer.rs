@@ -52,10 +52,11 @@ impl IntakeObserver {
         self.handle.update(|snapshot| snapshot.turned_at = Some(Instant::now()));
     }
 
-    /// Other members of the group have all partitions, or the group has not assigned any yet.
-    pub(crate) fn stands_by(&mut self) {
+    /// No partition is assigned. `is_member`: the group has answered, so other members have all of them; otherwise a
+    /// topic that can't be used may be why it does not.
+    pub(crate) fn stands_by(&mut self, is_member: bool) {
         // An outage is why the group assigns nothing.
-        if self.outage.is_none() {
+        if self.outage.is_none() && (is_member || self.warning.is_some()) {
             self.handle.update(|snapshot| {
                 snapshot.state = IntakeState::StandingBy;
                 (snapshot.partitions, snapshot.lag_records) = (0, None);

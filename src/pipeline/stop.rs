@@ -49,7 +49,7 @@ impl Stop {
     }
 
     /// Waits until an immediate stop is requested. Cancel-safe.
-    pub(super) async fn leave(&self) {
+    pub(crate) async fn leave(&self) {
         self.wait(Urgency::Leave).await;
     }
 

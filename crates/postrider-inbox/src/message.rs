@@ -1,5 +1,7 @@
 //! A message as an inbox stores it.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use std::fmt;
 
 /// The largest id of a message. Unit: bytes.
@@ -99,6 +101,14 @@ impl Body {
 }
 
 impl Message {
+    /// The message without what a database of another encoding than UTF-8 may not be able to store: the headers in
+    /// base64, and neither type nor trace.
+    #[must_use]
+    pub fn bare(self) -> Self {
+        let headers = serde_json::json!({"base64": STANDARD.encode(&self.headers)}).to_string();
+        Self { headers, event_type: None, trace_id: None, ..self }
+    }
+
     /// Approximate size of the message in memory and in a statement. Unit: bytes.
     pub fn size_bytes(&self) -> usize {
         let known = match &self.remembered {

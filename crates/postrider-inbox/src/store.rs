@@ -147,8 +147,9 @@ impl InboxStore {
 
     async fn open(spec: &InboxSpec, label: &str) -> Result<Self, SourceError> {
         let control = Control::connect(&spec.conninfo, label).await?;
-        let (table, requirements) = facts(&control, &spec.inbox).await?;
-        let consumer = format!("inbox {}", spec.inbox);
+        let InboxFacts { table, created, requirements } = facts(&control, &spec.inbox).await?;
+        // Of a former inbox of this name nothing is remembered: its messages are gone.
+        let consumer = format!("inbox {} {created}", spec.inbox);
         let statements = Statements::prepare(&control, &table).await?;
         Ok(Self { control, inbox: spec.inbox.clone(), consumer, requirements, statements })
     }
@@ -163,7 +164,7 @@ impl InboxStore {
     /// # Errors
     /// Those of [`connect`](Self::connect).
     pub async fn requirements_changed(&mut self) -> Result<bool, SourceError> {
-        let (_, now) = facts(&self.control, &self.inbox).await?;
+        let now = facts(&self.control, &self.inbox).await?.requirements;
         let changed = now != self.requirements;
         self.requirements = now;
         Ok(changed)
@@ -181,7 +182,7 @@ impl InboxStore {
     }
 
     /// Stores a batch in one transaction, message by message. A message that the server refuses is stored with its
-    /// content as bytes, and if it is refused again, as a dead one.
+    /// content as bytes, and if it is refused again, as a dead one, at last with its headers as bytes.
     ///
     /// # Errors
     /// Those of [`store`](Self::store). [`StoreError::Value`]: not even as a dead message could it be stored.
@@ -243,7 +244,7 @@ impl InboxStore {
 
     /// Stores one message as it is, else with its content as bytes, else as a dead one.
     async fn write_one(&self, message: &Message) -> Result<Counts, StoreError> {
-        let mut message = message.clone();
+        let (mut message, mut is_bare) = (message.clone(), false);
         loop {
             self.run("SAVEPOINT message", "store a message").await?;
             let error = match self.insert(std::slice::from_ref(&message)).await {
@@ -256,6 +257,9 @@ impl InboxStore {
                 message.body = std::mem::take(&mut message.body).as_bytes();
             } else if message.dead.is_none() {
                 message = self.dead(message, &error);
+            } else if !is_bare {
+                is_bare = true;
+                message = message.bare();
             } else {
                 return Err(StoreError::Value(error));
             }
@@ -489,8 +493,16 @@ fn to_u64(number: usize) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX)
 }
 
-/// The table of an inbox, quoted, and what the inbox requires.
-async fn facts(control: &Control, inbox: &str) -> Result<(String, Requirements), SourceError> {
+/// What is read of an inbox.
+struct InboxFacts {
+    /// The table, quoted.
+    table: String,
+    /// When it was created. Unit: microseconds since 1970.
+    created: i64,
+    requirements: Requirements,
+}
+
+async fn facts(control: &Control, inbox: &str) -> Result<InboxFacts, SourceError> {
     let failed = |error| SourceError::control(format!("look up inbox {inbox:?}"), error);
     // inbox_get raises PR121 and PR124.
     let sql = "\
@@ -499,7 +511,8 @@ async fn facts(control: &Control, inbox: &str) -> Result<(String, Requirements),
                 pg_catalog.pg_get_expr(d.adbin, d.adrelid), '[^-0-9]', '', 'g') \
                 FROM pg_catalog.pg_attrdef d JOIN pg_catalog.pg_attribute a \
                     ON a.attrelid = d.adrelid AND a.attnum = d.adnum \
-                WHERE d.adrelid = pg_catalog.to_regclass(postrider.inbox_table(i)) AND a.attname = 'priority') END \
+                WHERE d.adrelid = pg_catalog.to_regclass(postrider.inbox_table(i)) AND a.attname = 'priority') END, \
+            (extract(epoch FROM i.created_at) * 1000000)::pg_catalog.int8 \
         FROM postrider.inbox_get($1, true) i";
     let row = control.client().query_one(sql, &[&inbox]).await.map_err(failed)?;
     let (schema, table): (String, String) =
@@ -512,7 +525,8 @@ async fn facts(control: &Control, inbox: &str) -> Result<(String, Requirements),
         first_sequence: (ordering.as_deref() == Some("sequence")).then_some(first),
         default_priority: priority.and_then(|priority| priority.parse().ok()),
     };
-    Ok((format!("{}.{}", ident(&schema), ident(&table)), requirements))
+    let table = format!("{}.{}", ident(&schema), ident(&table));
+    Ok(InboxFacts { table, created: row.try_get(5).map_err(failed)?, requirements })
 }
 
 impl Statements {

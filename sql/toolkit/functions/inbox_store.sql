@@ -578,7 +578,7 @@ BEGIN
 END $$;
 
 -- Reports that the work on a message has failed. The message is given out again after p_retry_after, by default after
--- 1 s, 2 s, 4 s … up to 1 h with up to a fifth more or less; with the last of max_retries failures it is dead. Returns
+-- 1 s, 2 s, 4 s ... up to 1 h with up to a fifth more or less; with the last of max_retries failures it is dead. Returns
 -- whether it is dead. Messages of other workers raise PR114.
 --
 -- Roll back the effects before, to a savepoint or by another transaction.
@@ -940,7 +940,7 @@ DECLARE
 BEGIN
     IF i.ordering IS DISTINCT FROM 'sequence' THEN
         RAISE EXCEPTION 'inbox "%" is not ordered by sequence', p_name USING ERRCODE = 'PR125',
-            HINT = 'Only numbers have gaps: an inbox with postrider.enable_inbox_ordering(…, ''sequence'').';
+            HINT = 'Only numbers have gaps: an inbox with postrider.enable_inbox_ordering(..., ''sequence'').';
     END IF;
     RETURN QUERY EXECUTE format($f$
         SELECT o.aggregate_id, o.last_seq + 1, h.sequence_num - 1, h.event_id, h.received_at
@@ -966,7 +966,7 @@ DECLARE
 BEGIN
     IF i.ordering IS DISTINCT FROM 'sequence' THEN
         RAISE EXCEPTION 'inbox "%" is not ordered by sequence', p_name USING ERRCODE = 'PR125',
-            HINT = 'Only numbers have gaps: an inbox with postrider.enable_inbox_ordering(…, ''sequence'').';
+            HINT = 'Only numbers have gaps: an inbox with postrider.enable_inbox_ordering(..., ''sequence'').';
     END IF;
     RETURN QUERY EXECUTE format($f$
         SELECT g.aggregate_id, g.was + 1, g.sequence_num - 1 FROM (
@@ -989,7 +989,7 @@ BEGIN
     PERFORM postrider.check_read_committed('skip_inbox_gap');
     IF i.ordering IS DISTINCT FROM 'sequence' THEN
         RAISE EXCEPTION 'inbox "%" is not ordered by sequence', p_name USING ERRCODE = 'PR125',
-            HINT = 'Only numbers have gaps: an inbox with postrider.enable_inbox_ordering(…, ''sequence'').';
+            HINT = 'Only numbers have gaps: an inbox with postrider.enable_inbox_ordering(..., ''sequence'').';
     END IF;
     INSERT INTO postrider.inbox_order (inbox, aggregate_id, last_seq)
     VALUES (p_name, p_aggregate_id, i.first_sequence - 1) ON CONFLICT (inbox, aggregate_id) DO NOTHING;
@@ -1100,7 +1100,7 @@ BEGIN
         WHERE a.attrelid = p_table AND a.attname = c.name AND a.attnum > 0 AND NOT a.attisdropped;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'table % has no column "%"', p_table, c.name USING ERRCODE = 'PR123',
-                HINT = 'Name the column of the table by the argument p_…_column.';
+                HINT = 'Name the column of the table by the argument p_..._column.';
         ELSIF c.types IS NOT NULL AND v_type <> ALL (c.types) THEN
             RAISE EXCEPTION 'column "%" of table % is of type %', c.name, p_table, v_type USING ERRCODE = 'PR123',
                 HINT = format('It has to be %s.', array_to_string(c.types, ' or '));

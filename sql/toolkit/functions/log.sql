@@ -95,7 +95,7 @@ BEGIN
 END $$;
 
 -- Creates children ahead of the last event, and returns the number up to which events can be appended. The table stays
--- usable meanwhile: CREATE TABLE … PARTITION OF would lock out every reader, ATTACH PARTITION does not.
+-- usable meanwhile: CREATE TABLE ... PARTITION OF would lock out every reader, ATTACH PARTITION does not.
 CREATE OR REPLACE FUNCTION postrider.log_extend(p_log text, p_ahead integer DEFAULT 2) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -1,6 +1,7 @@
 //! Records that are gone: a partition waits for a person, and the others go on.
 
 use super::*;
+use crate::private::PrivateKafka;
 use crate::relay::{postrider, postrider_ok};
 use crate::server::brokers;
 use crate::topic::Topics;
@@ -150,4 +151,85 @@ async fn an_intake_waits_while_the_inbox_is_full_and_stays_in_the_group() {
     world.sql.batch("update postrider_inbox.jobs set processed_at = now()").await;
     await_answer(&world.sql, COUNT, "150", &relay).await;
     assert_eq!(faults(&world.sql, 150).await, "");
+}
+
+/// A tenth of a small number too.
+#[tokio::test]
+async fn an_intake_goes_on_when_a_tenth_of_a_small_inbox_is_processed() {
+    let world = World::create(Version::Pg17, "intake_tenth").await;
+    let topics = Topics::new(&brokers(), "intake_tenth");
+    let topic = topics.create("numbers", 1).await;
+    write_numbers(&topic, 1..=20, |_| "k".to_owned()).await;
+    let small = "[inboxes.jobs]\npending_max = 10\nbatch = 1\n";
+    let config = world.config(&topic, "").replace("[inboxes.jobs]\n", small);
+    let relay = Relay::spawn_intake(&config);
+    await_intake_state(&relay, "full").await;
+    // How many are stored until the next count is a matter of speed: all but nine are processed.
+    let leave = "update postrider_inbox.jobs set processed_at = now() where processed_at is null and seq not in
+        (select seq from postrider_inbox.jobs where processed_at is null order by seq limit 8)";
+    world.sql.batch(leave).await;
+    await_intake(&relay, "going on, or all stored", |it| {
+        it["state"] == "storing" || it["stored_total"] == 20
+    })
+    .await;
+}
+
+/// The broker loses its newest records, and others get their offsets: it says so when a fetch begins at the stored one.
+#[tokio::test]
+async fn a_log_that_was_truncated_blocks_its_partition_until_a_person_has_decided() {
+    let world = World::create(Version::Pg16, "intake_truncated").await;
+    let mut kafka = PrivateKafka::start("").await;
+    let topics = Topics::new(&kafka.brokers(), "intake_truncated");
+    let topic = topics.create("numbers", 1).await;
+    write_numbers(&topic, 1..=10, |_| "k".to_owned()).await;
+    kafka.stop().await;
+    let saved = kafka.saved();
+    // Each start is another epoch of the leader.
+    kafka.restart().await;
+    write_numbers(&topic, 11..=20, |_| "k".to_owned()).await;
+    let relay = Relay::spawn_intake(&world.config(&topic, ""));
+    await_answer(&world.sql, COUNT, "20", &relay).await;
+    relay.kill().await;
+    kafka.stop().await;
+    kafka.restore(&saved);
+
+    kafka.restart().await;
+    let relay = Relay::spawn_intake(&world.config(&topic, ""));
+    let shorter = await_intake(&relay, "blocked", |it| it["blocked_total"] == 1).await;
+    assert_eq!(blocked(&shorter).0, "log_shorter");
+    assert!(blocked(&shorter).2.contains("the 10 records from offset 10 on"), "{shorter}");
+    relay.kill().await;
+    kafka.stop().await;
+    kafka.restart().await;
+    write_numbers(&topic, 21..=45, |_| "k".to_owned()).await;
+    let relay = Relay::spawn_intake(&world.config(&topic, ""));
+    let truncated = await_intake(&relay, "blocked", |it| it["blocked_total"] == 1).await;
+    assert_eq!(blocked(&truncated).0, "log_truncated");
+    assert_eq!(world.sql.text(COUNT).await.as_deref(), Some("20"));
+    // To the first record that was replaced: those with the same offsets are other messages.
+    let words = ["inbox", "seek", "jobs", "--topic", &topic.name, "--partition", "0", "--to", "10"];
+    postrider_ok(&world.config(&topic, ""), &[&words[..], &["--yes"]].concat());
+    await_answer(&world.sql, COUNT, "45", &relay).await;
+    assert_eq!(faults(&world.sql, 45).await, "");
+}
+
+/// The decision may be to go on at the same offset.
+#[tokio::test]
+async fn a_seek_to_the_same_offset_of_a_new_topic_is_a_decision_too() {
+    let world = World::create(Version::Pg15, "intake_same").await;
+    let topics = Topics::new(&brokers(), "intake_same");
+    let topic = topics.create("numbers", 1).await;
+    write_numbers(&topic, 1..=5, |_| "k".to_owned()).await;
+    let relay = Relay::spawn_intake(&world.config(&topic, ""));
+    await_answer(&world.sql, COUNT, "5", &relay).await;
+    relay.kill().await;
+    topic.delete().await;
+    let topic = topics.create("numbers", 1).await;
+    write_numbers(&topic, 1..=9, |_| "k".to_owned()).await;
+    let relay = Relay::spawn_intake(&world.config(&topic, ""));
+    await_intake(&relay, "blocked", |it| it["state"] == "blocked").await;
+    let words = ["inbox", "seek", "jobs", "--topic", &topic.name, "--partition", "0", "--to", "5"];
+    postrider_ok(&world.config(&topic, ""), &[&words[..], &["--yes"]].concat());
+    await_answer(&world.sql, COUNT, "9", &relay).await;
+    assert_eq!(faults(&world.sql, 9).await, "");
 }

@@ -101,3 +101,19 @@ async fn the_rights_of_a_worker_are_enough_and_their_lack_is_named() {
     relay.kill().await;
     world.sql.batch(&format!("drop owned by {role}; drop role {role}")).await;
 }
+
+#[tokio::test]
+async fn a_stop_ends_within_its_grace_although_the_broker_does_not_answer() {
+    let world = World::create(Version::Pg18, "intake_stop").await;
+    let kafka = PrivateKafka::start("").await;
+    let topics = Topics::new(&kafka.brokers(), "intake_stop");
+    let topic = topics.create("numbers", 1).await;
+    let config = format!("shutdown_grace = \"2s\"\n{}", world.config(&topic, ""));
+    let relay = Relay::spawn_intake(&config);
+    await_intake_state(&relay, "storing").await;
+    kafka.freeze();
+    let start = std::time::Instant::now();
+    assert_eq!(relay.terminate(END).await.code, Some(0));
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    kafka.thaw();
+}

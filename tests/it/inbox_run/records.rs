@@ -301,3 +301,52 @@ async fn a_record_of_many_mebibytes_is_stored() {
     let (_, most) = relay.memory_kib();
     assert!(most < 400 << 10, "{most} KiB");
 }
+
+/// Nothing is remembered of an inbox that was dropped: another one of its name gets everything.
+#[tokio::test]
+async fn an_inbox_that_is_dropped_and_created_again_is_filled_again() {
+    let world = World::create(Version::Pg17, "intake_again").await;
+    let topics = Topics::new(&brokers(), "intake_refill");
+    let topic = topics.create("orders", 1).await;
+    let headers: &[(&str, &[u8])] =
+        &[("id", b"7"), ("position", b"68F1A2B3-0000000001A2B3C8-00000005")];
+    let record = Written { key: Some(b"42"), value: Some(b"{}"), headers, partition: None };
+    for positions in [false, true] {
+        let rules = format!("[inboxes.jobs.message]\npositions = {positions}\n");
+        write(&topic, &[record; 2]).await;
+        let relay = Relay::spawn_intake(&world.config(&topic, &rules));
+        await_intake(&relay, "no lag", |it| it["lag_records"] == 0).await;
+        assert_eq!(world.sql.text(COUNT).await.as_deref(), Some("1"));
+        relay.kill().await;
+        world
+            .sql
+            .batch("select postrider.drop_inbox('jobs', false, true); select postrider.create_inbox('jobs')")
+            .await;
+    }
+}
+
+/// A database that can't store every text: what it refuses is dead, with its headers as bytes, and holds nothing back.
+#[tokio::test]
+async fn headers_that_the_encoding_of_the_database_lacks_are_kept_as_bytes() {
+    let admin = Client::connect(&Version::Pg18.variable("URL")).await.expect("a session");
+    let name = crate::server::unique("intake_latin");
+    let create = format!("create database {name} encoding 'LATIN1' locale 'C' template template0");
+    admin.batch(&create).await;
+    let url = format!("postgresql://postgres@127.0.0.1:{}/{name}", Version::Pg18.variable("PORT"));
+    let sql = Client::connect(&url).await.expect("a session");
+    create_inbox(&sql).await;
+    let topics = Topics::new(&brokers(), "intake_latin");
+    let topic = topics.create("numbers", 1).await;
+    let greek: &[(&str, &[u8])] = &[("name", "\u{3b1}".as_bytes())];
+    let record =
+        Written { key: Some(b"k"), value: Some(b"{\"n\": 1}"), headers: greek, partition: None };
+    write(&topic, &[record]).await;
+    write_numbers(&topic, 2..=3, |_| "k".to_owned()).await;
+    let relay = Relay::spawn_intake(&config(&url, &topic.brokers, &topic.name, ""));
+    await_answer(&sql, COUNT, "3", &relay).await;
+    let dead = "select (headers ? 'base64') || ' ' || convert_from(payload_bytes, 'UTF8') from postrider_inbox.dlq_jobs";
+    assert_eq!(sql.text(dead).await.as_deref(), Some("true {\"n\": 1}"));
+    relay.kill().await;
+    drop(sql);
+    admin.batch(&format!("drop database {name} with (force)")).await;
+}

@@ -234,6 +234,22 @@ impl PrivateKafka {
         exit_of(&mut child, END_DEADLINE).await;
     }
 
+    /// A copy of its data, which it must not have open.
+    pub(crate) fn saved(&self) -> tempfile::TempDir {
+        assert!(self.child.is_none(), "the broker runs");
+        let saved = tempfile::tempdir().expect("a directory");
+        copy(&self.dir.0.join("data"), &saved.path().join("data"));
+        saved
+    }
+
+    /// Replaces its data by a copy: what was written since is gone.
+    pub(crate) fn restore(&self, saved: &tempfile::TempDir) {
+        assert!(self.child.is_none(), "the broker runs");
+        let data = self.dir.0.join("data");
+        fs::remove_dir_all(&data).expect("its data");
+        copy(&saved.path().join("data"), &data);
+    }
+
     /// SIGSTOP: connections stay open and nothing answers.
     pub(crate) fn freeze(&self) {
         signal(self.pid(), Signal::Stop);
@@ -268,6 +284,11 @@ impl PrivateKafka {
         .await;
         self.child = Some(child.into_inner());
     }
+}
+
+fn copy(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("-a").arg(from).arg(to).status();
+    assert!(copied.is_ok_and(|status| status.success()), "a copy of {}", from.display());
 }
 
 /// Java with a broker's classes, in its directory. Small and quick to start: a test's broker holds little and lives for

@@ -5,7 +5,6 @@
 
 use crate::batch::Partition;
 use crate::mapping::KafkaRecord;
-use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::types::{RDKafkaErrorCode, RDKafkaRespErr};
@@ -233,20 +232,6 @@ pub(super) fn high(client: *mut sys::rd_kafka_t, partition: &Partition) -> Optio
         )
     };
     (got == NO_ERROR && high >= 0).then_some(high)
-}
-
-/// Sets the epoch of the leader that the record before the offset of a partition came from. The client then finds a log
-/// that was truncated, when it begins to fetch.
-pub(super) fn set_leader_epoch(list: &TopicPartitionList, topic: &str, partition: i32, epoch: i32) {
-    let Ok(topic) = CString::new(topic) else { return };
-    // SAFETY: the list is alive, and the element that is found belongs to it.
-    unsafe {
-        let element =
-            sys::rd_kafka_topic_partition_list_find(list.ptr(), topic.as_ptr(), partition);
-        if !element.is_null() {
-            sys::rd_kafka_topic_partition_set_leader_epoch(element, epoch);
-        }
-    }
 }
 
 /// The ids of topics; a topic that the broker does not know, or has no id for, is not in the result. Waits at most

@@ -45,8 +45,8 @@ pub enum Decision {
     Continue {
         /// The offset.
         at: i64,
-        /// The epoch of the leader that the record before it came from.
-        leader_epoch: Option<i32>,
+        /// The offset of the oldest record that the broker has.
+        low: i64,
         /// Whether the id of the topic is to be stored, because none is.
         is_id_new: bool,
     },
@@ -86,7 +86,8 @@ pub enum Block {
         /// The offset behind its newest record.
         high: i64,
     },
-    /// The broker has found that the log was truncated below the stored offset, and has other records since.
+    /// The record before the stored offset is another one than the one that was stored: the log was truncated, and has
+    /// other records since.
     Truncated {
         /// The stored offset.
         stored: i64,
@@ -101,16 +102,6 @@ impl Block {
             Self::Shorter { .. } => "log_shorter",
             Self::OtherTopic { .. } => "other_topic",
             Self::Truncated { .. } => "log_truncated",
-        }
-    }
-
-    /// The stored offset at which the partition is blocked.
-    pub const fn stored(&self) -> i64 {
-        match self {
-            Self::Deleted { stored, .. }
-            | Self::Shorter { stored, .. }
-            | Self::OtherTopic { stored, .. }
-            | Self::Truncated { stored } => *stored,
         }
     }
 
@@ -199,7 +190,7 @@ impl PartitionFacts {
             Decision::Blocked(Block::Shorter { stored: at, high })
         } else {
             let is_id_new = stored.topic_id.is_none() && self.topic_id.is_some();
-            Decision::Continue { at, leader_epoch: stored.leader_epoch, is_id_new }
+            Decision::Continue { at, low, is_id_new }
         }
     }
 }
@@ -226,8 +217,7 @@ mod tests {
     fn a_stored_offset_within_the_log_is_where_the_partition_continues() {
         for at in [10, 15, 20] {
             let decision = facts(Some(at), (10, 20)).decide(StartAt::Latest);
-            let leader_epoch = Some(3);
-            assert_eq!(decision, Decision::Continue { at, leader_epoch, is_id_new: false });
+            assert_eq!(decision, Decision::Continue { at, low: 10, is_id_new: false });
         }
     }
 
@@ -246,7 +236,7 @@ mod tests {
         assert_eq!(facts.decide(StartAt::Earliest), Decision::Blocked(other));
         // Where one of the two ids is not known, they are not compared; a new one is stored.
         let unknown = PartitionFacts { topic_id: None, ..facts.clone() };
-        let continues = |is_id_new| Decision::Continue { at: 15, leader_epoch: Some(3), is_id_new };
+        let continues = |is_id_new| Decision::Continue { at: 15, low: 0, is_id_new };
         assert_eq!(unknown.decide(StartAt::Earliest), continues(false));
         let mut first = facts;
         first.stored.as_mut().unwrap().topic_id = None;

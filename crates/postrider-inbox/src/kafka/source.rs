@@ -10,12 +10,17 @@ use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{Offset, TopicPartitionList};
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a question to a broker may take.
 const ASK_MAX: Duration = Duration::from_secs(10);
+
+/// How long the questions about all assigned partitions may take: the group removes a member that does not poll for five
+/// minutes.
+const DECIDE_MAX: Duration = Duration::from_mins(2);
 
 /// What a broker says of a partition.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -101,8 +106,11 @@ impl KafkaSource {
         let consumer = self.poller.consumer();
         let ids = native::topic_ids(consumer.client().native_ptr(), &topics, ASK_MAX)
             .map_err(KafkaError::Subscription)?;
-        let mut decisions = BTreeMap::new();
+        let (mut decisions, start) = (BTreeMap::new(), Instant::now());
         for partition in partitions {
+            if start.elapsed() > DECIDE_MAX {
+                return Err(KafkaError::MetadataFetch(RDKafkaErrorCode::OperationTimedOut));
+            }
             let (low, high) =
                 consumer.fetch_watermarks(&partition.topic, partition.number, ASK_MAX)?;
             let topic_id = ids.get(&partition.topic).cloned();
@@ -129,16 +137,11 @@ impl KafkaSource {
     ///
     /// # Errors
     /// librdkafka refuses the assignment, because the client is closed.
-    pub fn assign(&self, partitions: &BTreeMap<Partition, (i64, Option<i32>)>) -> KafkaResult<()> {
+    pub fn assign(&self, partitions: &BTreeMap<Partition, i64>) -> KafkaResult<()> {
         let mut list = TopicPartitionList::with_capacity(partitions.len());
-        for (partition, (at, _)) in partitions {
+        for (partition, at) in partitions {
             let offset = Offset::Offset(*at);
             list.add_partition_offset(&partition.topic, partition.number, offset)?;
-        }
-        for (partition, (_, epoch)) in partitions {
-            if let Some(epoch) = epoch {
-                native::set_leader_epoch(&list, &partition.topic, partition.number, *epoch);
-            }
         }
         self.poller.consumer().assign(&list)
     }
