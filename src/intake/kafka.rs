@@ -442,14 +442,16 @@ impl<'a> KafkaIntake<'a> {
                 self.observer.blocked(Vec::new());
                 self.hold(Duration::ZERO);
             }
-            Polled::Error { code, partition, reason } => self.fails(code, partition, &reason),
+            Polled::Error { code, partition, reason } => {
+                self.fails(code, partition.as_ref(), &reason);
+            }
         }
         true
     }
 
     /// The client reports an error.
     #[expect(clippy::wildcard_enum_match_arm, reason = "librdkafka's list is open")]
-    fn fails(&mut self, code: KafkaErrorCode, partition: Option<Partition>, reason: &str) {
+    fn fails(&mut self, code: KafkaErrorCode, partition: Option<&Partition>, reason: &str) {
         match code {
             // The stored offset is not in the log any more: where the partition continues is decided again.
             KafkaErrorCode::AutoOffsetReset | KafkaErrorCode::OffsetOutOfRange => {

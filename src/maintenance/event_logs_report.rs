@@ -218,7 +218,7 @@ impl EventLogsReport {
 
     /// This process owns the pipeline from now on.
     pub(super) fn begins(&self) {
-        self.update(|summary| summary.ran_at = Some(Instant::now()));
+        self.update(|summary| summary.runs.ran_at = Some(Instant::now()));
     }
 
     /// Every step was done the last time that it was due.
@@ -232,19 +232,13 @@ impl EventLogsReport {
                 "maintenance of event logs works again"
             );
         }
-        self.update(|summary| {
-            summary.ran_at = Some(Instant::now());
-            (summary.reason, summary.hint) = (None, None);
-        });
+        self.update(|summary| summary.runs.done());
     }
 
     /// A step has failed. Events are published nevertheless.
     pub(super) fn failed(&mut self, RunError { error, hint }: RunError) {
         let reason = Chain(&error).to_string();
-        self.update(|summary| {
-            summary.failures_total += 1;
-            (summary.reason, summary.hint) = (Some(reason.clone()), hint.clone());
-        });
+        self.update(|summary| summary.runs.failed(&reason, hint.as_deref()));
         let due = Condition::note(&mut self.failing, reason.clone(), hint.clone(), Instant::now());
         if let Some(DueReport { seconds, tries }) = due {
             warn!(
@@ -267,11 +261,8 @@ impl EventLogsReport {
         self.held.clear();
         self.unreported = 0;
         self.update(|summary| {
-            *summary = EventLogsSummary {
-                dropped_total: summary.dropped_total,
-                failures_total: summary.failures_total,
-                ..EventLogsSummary::default()
-            };
+            summary.runs.rests();
+            (summary.logs, summary.unreported) = (Vec::new(), 0);
         });
     }
 

@@ -73,7 +73,7 @@ impl InboxesReport {
     }
 
     /// The database has inboxes, and this process may not maintain them.
-    pub(super) fn denied(&mut self, reason: &str, hint: String) {
+    pub(super) fn denied(&mut self, reason: &str, hint: &str) {
         self.are_found = true;
         if self.denied.as_deref() != Some(reason) {
             warn!(
@@ -87,8 +87,8 @@ impl InboxesReport {
             self.denied = Some(reason.to_owned());
         }
         self.update(|summary| {
-            summary.ran_at = None;
-            (summary.reason, summary.hint) = (Some(reason.to_owned()), Some(hint));
+            summary.runs.ran_at = None;
+            summary.runs.waits(reason, Some(hint));
         });
     }
 
@@ -103,10 +103,10 @@ impl InboxesReport {
                 seconds = 0,
                 "the inboxes of the database are maintained"
             );
-            self.update(|summary| (summary.reason, summary.hint) = (None, None));
+            self.update(|summary| summary.runs.is_fine());
         }
         self.update(|summary| {
-            summary.ran_at.get_or_insert_with(Instant::now);
+            summary.runs.ran_at.get_or_insert_with(Instant::now);
         });
     }
 
@@ -296,10 +296,7 @@ impl InboxesReport {
                 "maintenance of inboxes works again"
             );
         }
-        self.update(|summary| {
-            summary.ran_at = Some(Instant::now());
-            (summary.reason, summary.hint) = (None, None);
-        });
+        self.update(|summary| summary.runs.done());
     }
 
     /// A step has failed. The pipeline, and the workers of the inboxes, go on nevertheless.
@@ -316,10 +313,7 @@ impl InboxesReport {
             );
             return;
         }
-        self.update(|summary| {
-            summary.failures_total += 1;
-            (summary.reason, summary.hint) = (Some(reason.clone()), hint.clone());
-        });
+        self.update(|summary| summary.runs.failed(&reason, hint.as_deref()));
         let due = Condition::note(&mut self.failing, reason.clone(), hint.clone(), Instant::now());
         if let Some(DueReport { seconds, tries }) = due {
             warn!(
@@ -344,12 +338,8 @@ impl InboxesReport {
         self.unreported = 0;
         if std::mem::take(&mut self.are_found) {
             self.update(|summary| {
-                *summary = InboxesSummary {
-                    database: summary.database,
-                    drained_total: summary.drained_total,
-                    failures_total: summary.failures_total,
-                    ..InboxesSummary::default()
-                };
+                summary.runs.rests();
+                (summary.inboxes, summary.unreported) = (Vec::new(), 0);
             });
         }
     }

@@ -184,7 +184,7 @@ impl InboxesTask {
             "as an administrator: {}; or turn this off: maintenance.inbox_enabled = false",
             self.spec.install_command()
         );
-        self.report.denied(reason, hint);
+        self.report.denied(reason, &hint);
         self.denied.next(fastrand::f64())
     }
 

@@ -79,19 +79,13 @@ impl MaintenanceReport {
                 "maintenance of Postrider's tables works again"
             );
         }
-        self.update(|summary| {
-            summary.ran_at = Some(Instant::now());
-            (summary.reason, summary.hint) = (None, None);
-        });
+        self.update(|summary| summary.runs.done());
     }
 
     /// A run has failed. Events are published nevertheless.
     pub(super) fn failed(&mut self, RunError { error, hint }: RunError) {
         let reason = Chain(&error).to_string();
-        self.update(|summary| {
-            summary.failures_total += 1;
-            (summary.reason, summary.hint) = (Some(reason.clone()), hint.clone());
-        });
+        self.update(|summary| summary.runs.failed(&reason, hint.as_deref()));
         let due = Condition::note(&mut self.failing, reason.clone(), hint.clone(), Instant::now());
         if let Some(DueReport { seconds, tries }) = due {
             warn!(
@@ -109,13 +103,13 @@ impl MaintenanceReport {
     /// A run has found that another process owns the pipeline, or is taking it over.
     pub(super) fn did_nothing(&mut self) {
         self.failing = None;
-        self.update(|summary| (summary.reason, summary.hint) = (None, None));
+        self.update(|summary| summary.runs.is_fine());
     }
 
     /// This process does not own the pipeline any more: another process reports.
     pub(super) fn rests(&mut self) {
         self.did_nothing();
-        self.update(|summary| summary.ran_at = None);
+        self.update(|summary| summary.runs.rests());
     }
 
     fn update(&self, change: impl FnOnce(&mut MaintenanceSummary)) {

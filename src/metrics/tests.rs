@@ -5,7 +5,7 @@ use super::*;
 use crate::intake_status::IntakeState;
 use crate::status::{
     EventLogSummary, EventLogsSummary, GroupSummary, InboxSummary, InboxesSummary, Lag,
-    PipelineState,
+    PipelineState, RunsSummary,
 };
 use expect_test::expect;
 use std::time::{Duration, Instant};
@@ -31,8 +31,8 @@ fn metrics() -> Metrics {
         snapshot.slot_state = Some("reserved".to_owned());
         snapshot.maintenance.pruned_total = 1_200;
         snapshot.maintenance.bookmarks_dropped_total = 1;
-        snapshot.maintenance.failures_total = 2;
-        snapshot.maintenance.ran_at = Some(at);
+        snapshot.maintenance.runs.failures_total = 2;
+        snapshot.maintenance.runs.ran_at = Some(at);
         snapshot.maintenance.event_logs = Some(EventLogsSummary {
             logs: vec![EventLogSummary {
                 log: "shop".to_owned(),
@@ -52,9 +52,7 @@ fn metrics() -> Metrics {
             }],
             unreported: 5,
             dropped_total: 6,
-            failures_total: 7,
-            ran_at: Some(at),
-            ..EventLogsSummary::default()
+            runs: RunsSummary { failures_total: 7, ran_at: Some(at), ..Default::default() },
         });
         snapshot.maintenance.inboxes.push(InboxesSummary {
             database: "source",
@@ -68,9 +66,7 @@ fn metrics() -> Metrics {
             }],
             unreported: 8,
             drained_total: 9,
-            failures_total: 10,
-            ran_at: Some(at),
-            ..InboxesSummary::default()
+            runs: RunsSummary { failures_total: 10, ran_at: Some(at), ..Default::default() },
         });
     });
     counts.latency().observe(Duration::from_micros(500));

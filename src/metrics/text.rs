@@ -266,10 +266,10 @@ impl Scrape {
             snapshot.maintenance.bookmarks_dropped_total
         })?;
         self.counter(encoder, "postrider_maintenance_failures_total", |snapshot| {
-            snapshot.maintenance.failures_total
+            snapshot.maintenance.runs.failures_total
         })?;
         self.gauge(encoder, "postrider_maintenance_last_run_seconds", |snapshot| {
-            snapshot.maintenance.last_run_seconds
+            snapshot.maintenance.runs.last_run_seconds
         })
     }
 
@@ -280,7 +280,7 @@ impl Scrape {
         let writes = |sample: &&PipelineSample| sample.snapshot.maintenance.event_logs.is_some();
         let counters: [EventLogsCounter; 2] = [
             ("postrider_log_children_dropped_total", |logs| logs.dropped_total),
-            ("postrider_log_maintenance_failures_total", |logs| logs.failures_total),
+            ("postrider_log_maintenance_failures_total", |logs| logs.runs.failures_total),
         ];
         for (name, value) in counters {
             let mut family = describe(encoder, name, MetricType::Counter)?;
@@ -292,7 +292,7 @@ impl Scrape {
             }
         }
         self.gauge(encoder, "postrider_log_maintenance_last_run_seconds", |snapshot| {
-            snapshot.maintenance.event_logs.as_ref()?.last_run_seconds
+            snapshot.maintenance.event_logs.as_ref()?.runs.last_run_seconds
         })?;
         self.gauge(encoder, "postrider_groups_unreported", |snapshot| {
             snapshot.maintenance.event_logs.as_ref().map(|logs| real(logs.unreported))
@@ -367,7 +367,7 @@ impl Scrape {
         }
         let counters: [InboxesCounter; 2] = [
             ("postrider_inbox_drained_messages_total", |inboxes| inboxes.drained_total),
-            ("postrider_inbox_maintenance_failures_total", |inboxes| inboxes.failures_total),
+            ("postrider_inbox_maintenance_failures_total", |inboxes| inboxes.runs.failures_total),
         ];
         for (name, value) in counters {
             let mut family = describe(encoder, name, MetricType::Counter)?;
@@ -378,7 +378,9 @@ impl Scrape {
             }
         }
         let gauges: [InboxesGauge; 2] = [
-            ("postrider_inbox_maintenance_last_run_seconds", |inboxes| inboxes.last_run_seconds),
+            ("postrider_inbox_maintenance_last_run_seconds", |inboxes| {
+                inboxes.runs.last_run_seconds
+            }),
             ("postrider_inboxes_unreported", |inboxes| Some(real(inboxes.unreported))),
         ];
         for (name, value) in gauges {

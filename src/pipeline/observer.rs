@@ -549,7 +549,7 @@ pub(super) fn ended(name: &str, status_handle: &StatusHandle, exit: &PipelineExi
             }
             // Maintenance has ended too.
             let maintenance = &mut snapshot.maintenance;
-            (maintenance.ran_at, maintenance.reason, maintenance.hint) = (None, None, None);
+            maintenance.runs.rests();
             // Without the code, which has a field of its own.
             snapshot.reason = Some(halt.message.clone());
             snapshot.halt_code = Some(halt.reason.code());

@@ -144,24 +144,66 @@ pub struct MaintenanceSummary {
     pub pruned_total: u64,
     /// Bookmarks that were dropped since the process started because they had expired, or retained too much WAL.
     pub bookmarks_dropped_total: u64,
-    /// Failed runs since the process started.
-    pub failures_total: u64,
-    /// Seconds since the last run that did all its work; `None` before the first one, and while this process does not
-    /// own the pipeline.
-    pub last_run_seconds: Option<f64>,
-    /// Why the last run failed, in one line; `None` if it did not.
-    pub reason: Option<String>,
-    /// What fixes the problem, if there is one.
-    pub hint: Option<String>,
+    /// Its runs.
+    #[serde(flatten)]
+    pub runs: RunsSummary,
     /// The event logs that the pipeline writes; `None` if its sink is no database with event logs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub event_logs: Option<EventLogsSummary>,
     /// The inboxes of the SQL toolkit, an entry for each database that has them; empty if none has.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub inboxes: Vec<InboxesSummary>,
+}
+
+/// The runs of one kind of maintenance.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct RunsSummary {
+    /// Failed runs, or steps of it, since the process started.
+    pub failures_total: u64,
+    /// Seconds since all its work was last done, or since this process owns the pipeline; `None` before that, while this
+    /// process does not own the pipeline, and while rights are missing.
+    pub last_run_seconds: Option<f64>,
+    /// Why the last run failed, in one line; `None` if it did not.
+    pub reason: Option<String>,
+    /// What fixes the problem, if there is one.
+    pub hint: Option<String>,
     /// `last_run_seconds` is computed from this when the snapshot is read.
     #[serde(skip)]
     pub ran_at: Option<Instant>,
+}
+
+impl RunsSummary {
+    /// All work is done.
+    pub fn done(&mut self) {
+        self.ran_at = Some(Instant::now());
+        self.is_fine();
+    }
+
+    /// Nothing is wrong, as far as this process knows.
+    pub fn is_fine(&mut self) {
+        (self.reason, self.hint) = (None, None);
+    }
+
+    /// Something has failed.
+    pub fn failed(&mut self, reason: &str, hint: Option<&str>) {
+        self.failures_total += 1;
+        self.waits(reason, hint);
+    }
+
+    /// The work can't be done.
+    pub fn waits(&mut self, reason: &str, hint: Option<&str>) {
+        (self.reason, self.hint) = (Some(reason.to_owned()), hint.map(str::to_owned));
+    }
+
+    /// This process does the work no longer: only its failures stay.
+    pub fn rests(&mut self) {
+        *self = Self { failures_total: self.failures_total, ..Self::default() };
+    }
+
+    fn compute(&mut self, now: Instant) {
+        let since = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
+        self.last_run_seconds = self.ran_at.map(since);
+    }
 }
 
 /// The event logs that a pipeline writes, and their consumer groups, as their maintenance last read them.
@@ -173,17 +215,9 @@ pub struct EventLogsSummary {
     pub unreported: u64,
     /// Tables of events that retention has dropped since the process started.
     pub dropped_total: u64,
-    /// Failed steps of this maintenance since the process started.
-    pub failures_total: u64,
-    /// Seconds since no step has been failing, or since this process owns the pipeline; `None` while it does not.
-    pub last_run_seconds: Option<f64>,
-    /// Why a step fails, in one line; `None` if none does.
-    pub reason: Option<String>,
-    /// What fixes the problem, if there is one.
-    pub hint: Option<String>,
-    /// `last_run_seconds` is computed from this when the snapshot is read.
-    #[serde(skip)]
-    pub ran_at: Option<Instant>,
+    /// The steps of this maintenance.
+    #[serde(flatten)]
+    pub runs: RunsSummary,
 }
 
 /// An event log.
@@ -240,18 +274,9 @@ pub struct InboxesSummary {
     pub unreported: u64,
     /// Old messages that this process has deleted since it started.
     pub drained_total: u64,
-    /// Failed steps of this maintenance since the process started.
-    pub failures_total: u64,
-    /// Seconds since nothing has been failing, or since this process owns the pipeline; `None` while it does not, and
-    /// while the rights are missing.
-    pub last_run_seconds: Option<f64>,
-    /// Why a step fails, in one line; `None` if none does.
-    pub reason: Option<String>,
-    /// What fixes the problem, if there is one.
-    pub hint: Option<String>,
-    /// `last_run_seconds` is computed from this when the snapshot is read.
-    #[serde(skip)]
-    pub ran_at: Option<Instant>,
+    /// The steps of this maintenance.
+    #[serde(flatten)]
+    pub runs: RunsSummary,
 }
 
 /// An inbox that stores messages.
@@ -412,12 +437,12 @@ impl StatusHandle {
             |at: Option<Instant>| at.map(|at| now.saturating_duration_since(at).as_secs_f64());
         snapshot.lag_seconds = snapshot.moments.lag.at(now).as_secs_f64();
         snapshot.source_contact_seconds = since(snapshot.moments.source_contact_at);
-        snapshot.maintenance.last_run_seconds = since(snapshot.maintenance.ran_at);
+        snapshot.maintenance.runs.compute(now);
         if let Some(logs) = &mut snapshot.maintenance.event_logs {
-            logs.last_run_seconds = since(logs.ran_at);
+            logs.runs.compute(now);
         }
         for inboxes in &mut snapshot.maintenance.inboxes {
-            inboxes.last_run_seconds = since(inboxes.ran_at);
+            inboxes.runs.compute(now);
         }
         snapshot
     }
