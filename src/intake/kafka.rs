@@ -10,18 +10,16 @@
 //! as a member.
 
 use super::observer::IntakeObserver;
+use super::partitions::{Decisions, Partitions};
 use super::spec::IntakeSpec;
 use crate::backoff::Backoff;
 use crate::inbox::batch::{Batch, Partition};
-use crate::inbox::kafka::{
-    Block, Decision, KafkaErrorCode, KafkaSource, KafkaSourceConfig, Polled,
-};
-use crate::inbox::mapping::{KafkaRecord, MessageRules, Requirements};
+use crate::inbox::kafka::{Decision, KafkaErrorCode, KafkaSource, KafkaSourceConfig, Polled};
 use crate::inbox::store::{InboxStore, StoreError, Stored, StoredOffset};
-use crate::intake_status::{BlockedPartition, IntakeState};
+use crate::intake_status::IntakeState;
 use crate::pipeline::Stop;
 use crate::postgres::{SourceError, error_policy};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// The longest wait for an event of the client; a stop is noticed after it.
@@ -47,58 +45,6 @@ const RESUME_PART: u64 = 10;
 
 /// A client whose login was refused is made again after this time, with secrets that are read again.
 const REOPEN_AFTER: Duration = Duration::from_secs(15);
-
-/// How far a partition is.
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    /// The stored offset.
-    stored: i64,
-    /// The offset behind the last record that was read.
-    next: i64,
-    /// Offset and epoch of the last record that was stored before the partition was placed. It is read once more: if the
-    /// record that has its offset now is of another epoch, the log was truncated, and has other records since.
-    last: Option<(i64, i32)>,
-    /// That was found. Nothing more is read.
-    is_truncated: bool,
-}
-
-impl Place {
-    /// Where a partition continues; `low` is the offset of the oldest record.
-    fn at(offset: &StoredOffset, low: i64) -> Self {
-        let before = offset.next - 1;
-        let last = offset.leader_epoch.filter(|_| before >= low).map(|epoch| (before, epoch));
-        Self { stored: offset.next, next: offset.next, last, is_truncated: false }
-    }
-
-    /// The offset at which fetching begins.
-    fn fetched_from(&self) -> i64 {
-        self.last.map_or(self.stored, |(before, _)| before)
-    }
-
-    /// Whether a record is to be stored. It is not if it was read before, or is read only to be compared.
-    fn takes(&mut self, record: &KafkaRecord<'_>) -> bool {
-        if let Some((offset, epoch)) = self.last {
-            let is_other = record.leader_epoch.is_some_and(|now| now != epoch);
-            self.is_truncated |= offset == record.offset && is_other;
-        }
-        let takes = !self.is_truncated && record.offset >= self.next;
-        if takes {
-            self.next = record.offset + 1;
-        }
-        takes
-    }
-}
-
-/// By topic and number, so that a record finds its place without an allocation.
-type FetchedTopics = BTreeMap<String, TopicPlaces>;
-
-/// The partitions of a topic that are fetched.
-#[derive(Debug, Default)]
-struct TopicPlaces {
-    /// The id of the topic; `None` if the broker has no ids.
-    id: Option<String>,
-    partitions: BTreeMap<i32, Place>,
-}
 
 /// Why nothing is fetched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -146,15 +92,7 @@ struct KafkaIntake<'a> {
     source: KafkaSource,
     /// The session; `None` after a failure.
     store: Option<InboxStore>,
-    /// The partitions that the group has given to this process.
-    assigned: BTreeSet<Partition>,
-    /// Those that are fetched.
-    places: FetchedTopics,
-    /// Those that wait for a decision of a person, and their stored offsets.
-    blocked: BTreeMap<Partition, (Block, StoredOffset)>,
-    /// Partitions whose log was truncated, and the stored offset and epoch at which that was found: they are blocked as
-    /// long as these are stored.
-    truncated: BTreeMap<Partition, (i64, i32)>,
+    partitions: Partitions,
     flow: Flow,
     batch: Batch,
     /// Messages of a batch at most: fewer for a while after one took too long.
@@ -199,10 +137,7 @@ impl<'a> KafkaIntake<'a> {
             observer,
             source,
             store: None,
-            assigned: BTreeSet::new(),
-            places: FetchedTopics::new(),
-            blocked: BTreeMap::new(),
-            truncated: BTreeMap::new(),
+            partitions: Partitions::default(),
             flow: Flow::Held(now),
             batch: Batch::default(),
             batch_max: spec.batch_messages,
@@ -239,7 +174,7 @@ impl<'a> KafkaIntake<'a> {
         match open(self.config, &self.spec.name) {
             Ok(source) => {
                 self.source = source;
-                self.assigned.clear();
+                self.partitions.revoke();
                 (self.is_broker_down, self.is_member) = (false, false);
                 self.hold(Duration::ZERO);
             }
@@ -253,7 +188,7 @@ impl<'a> KafkaIntake<'a> {
 
     /// Nothing is fetched: places the partitions if it is time.
     async fn places(&mut self, until: Instant) {
-        if self.assigned.is_empty() {
+        if self.partitions.assigned().is_empty() {
             self.poll(POLL_MAX);
             self.looks_for_broker();
             if !self.is_broker_down {
@@ -270,7 +205,7 @@ impl<'a> KafkaIntake<'a> {
             Ok(true) => {
                 self.backoff.reset();
                 self.is_broker_down = false;
-                let read = self.places.values().map(|topic| topic.partitions.len()).sum();
+                let read = self.partitions.fetched();
                 self.observer.stores(read);
                 if read > 0 {
                     self.flow = Flow::Open;
@@ -308,10 +243,10 @@ impl<'a> KafkaIntake<'a> {
             return Ok(false);
         }
         let store = session(&mut self.store, self.spec).await?;
-        let assigned: Vec<Partition> = self.assigned.iter().cloned().collect();
+        let assigned: Vec<Partition> = self.partitions.assigned().iter().cloned().collect();
         let known = store.known_topics().await?;
         let stored = store.offsets(&assigned).await?;
-        let decided = self.source.decide(&self.assigned, &stored, &known);
+        let decided = self.source.decide(self.partitions.assigned(), &stored, &known);
         let decided = decided.map_err(|error| PlaceError::Broker(error.to_string()))?;
         let new = new_offsets(&decided);
         store.begin_partitions(&new).await?;
@@ -327,47 +262,15 @@ impl<'a> KafkaIntake<'a> {
     /// Fetches what is not blocked.
     fn fetch(
         &mut self,
-        decided: BTreeMap<Partition, (Decision, Option<String>)>,
+        decisions: Decisions,
         stored: &BTreeMap<Partition, StoredOffset>,
     ) -> Result<(), String> {
-        self.places.clear();
-        self.blocked.clear();
-        let mut assign = BTreeMap::new();
-        for (partition, (decision, topic_id)) in decided {
-            let Some(offset) = stored.get(&partition) else {
-                return Err(format!("the first offset of {partition:?} is not stored any more"));
-            };
-            let stored_at = offset.leader_epoch.map(|epoch| (offset.next, epoch));
-            let is_truncated = self.truncated.get(&partition).copied();
-            let is_truncated = is_truncated.is_some() && is_truncated == stored_at;
-            match decision {
-                Decision::Blocked(block) => {
-                    self.blocked.insert(partition, (block, offset.clone()));
-                }
-                Decision::Continue { .. } if is_truncated => {
-                    let block = Block::Truncated { stored: offset.next };
-                    self.blocked.insert(partition, (block, offset.clone()));
-                }
-                Decision::Continue { low, .. } | Decision::Begin { at: low } => {
-                    let place = Place::at(offset, low);
-                    let topic = self.places.entry(partition.topic.clone()).or_default();
-                    topic.id = topic_id;
-                    topic.partitions.insert(partition.number, place);
-                    assign.insert(partition, place.fetched_from());
-                }
-            }
-        }
-        let inbox = &self.spec.name;
-        let shown = self.blocked.iter().map(|(partition, (block, _))| BlockedPartition {
-            topic: partition.topic.clone(),
-            partition: partition.number,
-            code: block.name(),
-            reason: block.to_string(),
-            hint: block.hint(inbox, &partition.topic, partition.number),
-        });
-        self.observer.blocked(shown.collect());
+        let fetched_from = self.partitions.place(decisions, stored).map_err(|partition| {
+            format!("the first offset of {partition:?} is not stored any more")
+        })?;
+        self.observer.blocked(self.partitions.blocked(&self.spec.name));
         self.looked_at = Instant::now();
-        self.source.assign(&assign).map_err(|error| error.to_string())
+        self.source.assign(&fetched_from).map_err(|error| error.to_string())
     }
 
     /// Whether the inbox has room, by the number of messages that wait.
@@ -415,17 +318,18 @@ impl<'a> KafkaIntake<'a> {
 
     /// Takes one event; false if there was none.
     fn poll(&mut self, wait: Duration) -> bool {
-        let Self { source, places, batch, spec, store, .. } = self;
+        let Self { source, partitions, batch, spec, store, .. } = self;
         let requirements = store.as_ref().map(|store| store.requirements().clone());
         let mut truncated = None;
         let polled = source.poll(wait, &mut |record| {
             // Without a session nothing is fetched.
             let Some(requirements) = &requirements else { return };
-            let taken = take(places, batch, (&spec.rules, requirements), record);
+            let taken = partitions.take(batch, (&spec.rules, requirements), record);
             truncated = taken.err();
         });
         if let Some(partition) = truncated {
-            self.is_truncated(partition);
+            self.partitions.is_truncated(partition);
+            self.hold(Duration::ZERO);
         }
         match polled {
             Polled::Nothing => return false,
@@ -433,12 +337,11 @@ impl<'a> KafkaIntake<'a> {
             Polled::Assigned(partitions) => {
                 self.broker_answers();
                 self.is_member = true;
-                self.assigned = partitions.into_iter().collect();
+                self.partitions.assign(partitions);
                 self.hold(Duration::ZERO);
             }
             Polled::Revoked => {
-                self.assigned.clear();
-                self.blocked.clear();
+                self.partitions.revoke();
                 self.observer.blocked(Vec::new());
                 self.hold(Duration::ZERO);
             }
@@ -499,16 +402,6 @@ impl<'a> KafkaIntake<'a> {
         }
     }
 
-    /// The record before the stored offset is another one than the one that was stored.
-    fn is_truncated(&mut self, partition: Partition) {
-        let topic = self.places.get(&partition.topic);
-        let place = topic.and_then(|topic| topic.partitions.get(&partition.number));
-        if let Some(Place { stored, last: Some((_, epoch)), .. }) = place {
-            self.truncated.insert(partition, (*stored, *epoch));
-        }
-        self.hold(Duration::ZERO);
-    }
-
     /// The broker is not available. What is assigned stays so; the client tries again by itself.
     fn broker_fails(&mut self, reason: &str, hint: Option<&str>) {
         self.is_broker_down = true;
@@ -529,7 +422,7 @@ impl<'a> KafkaIntake<'a> {
     /// Fetches nothing, and places the partitions again after `pause`. What was read and not stored is dropped.
     fn hold(&mut self, pause: Duration) {
         self.batch.clear();
-        self.places.clear();
+        self.partitions.hold();
         self.flow = Flow::Held(Instant::now() + pause);
         if let Err(error) = self.source.hold() {
             // A client that is closed by a fatal error.
@@ -587,14 +480,7 @@ impl<'a> KafkaIntake<'a> {
             self.observer.moved();
             return self.hold(Duration::ZERO);
         };
-        for (partition, span) in self.batch.spans() {
-            let places = self.places.get_mut(&partition.topic);
-            if let Some(place) =
-                places.and_then(|topic| topic.partitions.get_mut(&partition.number))
-            {
-                place.stored = span.next;
-            }
-        }
+        self.partitions.stored(&self.batch);
         self.observer.stored(&counts);
         self.batch.clear();
         self.backoff.reset();
@@ -614,43 +500,31 @@ impl<'a> KafkaIntake<'a> {
                 Err(error) => return self.database_fails(&error),
             }
         }
-        if !self.blocked.is_empty() && now.duration_since(self.looked_at) >= LOOK_AGAIN {
+        let waiting = self.partitions.waiting();
+        if !waiting.is_empty() && now.duration_since(self.looked_at) >= LOOK_AGAIN {
             self.looked_at = now;
-            if let Err(error) = self.look_at_blocked().await {
+            if let Err(error) = self.look_at_blocked(&waiting).await {
                 self.database_fails(&error);
             }
         }
     }
 
     /// Places the partitions again if a person has changed the offset of a blocked one.
-    async fn look_at_blocked(&mut self) -> Result<(), SourceError> {
+    async fn look_at_blocked(&mut self, waiting: &[Partition]) -> Result<(), SourceError> {
         let store = session(&mut self.store, self.spec).await?;
-        let partitions: Vec<Partition> = self.blocked.keys().cloned().collect();
-        let stored = store.offsets(&partitions).await?;
-        // Not the offset alone: a seek to the same one in another topic, or in a log that was truncated, is a decision.
-        let is_moved = self
-            .blocked
-            .iter()
-            .any(|(partition, (_, before))| stored.get(partition) != Some(before));
-        if is_moved {
+        if self.partitions.is_decided(&store.offsets(waiting).await?) {
             self.hold(Duration::ZERO);
         }
         Ok(())
     }
 
     fn report_lag(&self) {
-        let mut offsets = BTreeMap::new();
-        let mut lag = Some(0);
-        for (topic, places) in &self.places {
-            for (number, place) in &places.partitions {
-                let partition = Partition { topic: topic.clone(), number: *number };
-                let behind = self.source.high(&partition).map(|high| high - place.stored);
-                let behind = behind.map(|behind| u64::try_from(behind).unwrap_or(0));
-                lag = lag.zip(behind).map(|(sum, behind): (u64, u64)| sum + behind);
-                offsets.insert(partition, place.stored);
-            }
-        }
-        self.observer.lag(lag);
+        let offsets = self.partitions.offsets();
+        let behind = offsets.iter().map(|(partition, stored)| {
+            let behind = self.source.high(partition)? - stored;
+            Some(u64::try_from(behind).unwrap_or(0))
+        });
+        self.observer.lag(behind.sum());
         self.source.show_offsets(&offsets);
     }
 }
@@ -676,33 +550,8 @@ async fn session<'s>(
     Ok(store.insert(InboxStore::connect(&spec.inbox, &label).await?))
 }
 
-/// Adds a record to the batch, unless it was read before, or its partition is not fetched any more.
-///
-/// # Errors
-/// The partition, if its log was truncated.
-fn take(
-    places: &mut FetchedTopics,
-    batch: &mut Batch,
-    (rules, requirements): (&MessageRules, &Requirements),
-    record: &KafkaRecord<'_>,
-) -> Result<(), Partition> {
-    let Some(topic) = places.get_mut(record.topic) else { return Ok(()) };
-    let Some(place) = topic.partitions.get_mut(&record.partition) else { return Ok(()) };
-    if !place.takes(record) {
-        let of = || Partition { topic: record.topic.to_owned(), number: record.partition };
-        return if place.is_truncated { Err(of()) } else { Ok(()) };
-    }
-    let record = KafkaRecord { topic_id: topic.id.as_deref(), ..*record };
-    let message = rules.message(&record, requirements);
-    let of = (record.topic, record.partition);
-    batch.push_record(message, of, (place.stored, record.offset), record.leader_epoch);
-    Ok(())
-}
-
 /// The offsets that are stored before the partitions are fetched: of new partitions, and ids of topics.
-fn new_offsets(
-    decided: &BTreeMap<Partition, (Decision, Option<String>)>,
-) -> BTreeMap<Partition, StoredOffset> {
+fn new_offsets(decided: &Decisions) -> BTreeMap<Partition, StoredOffset> {
     let mut new = BTreeMap::new();
     for (partition, (decision, topic_id)) in decided {
         let at = match decision {

@@ -10,6 +10,8 @@ mod kafka;
     expect(dead_code, reason = "each source calls a part of it")
 )]
 mod observer;
+#[cfg(feature = "kafka")]
+mod partitions;
 mod service;
 mod spec;
 mod upkeep;

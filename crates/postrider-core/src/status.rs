@@ -160,8 +160,8 @@ pub struct MaintenanceSummary {
 pub struct RunsSummary {
     /// Failed runs, or steps of it, since the process started.
     pub failures_total: u64,
-    /// Seconds since all its work was last done, or since this process owns the pipeline; `None` before that, while this
-    /// process does not own the pipeline, and while rights are missing.
+    /// Seconds since all its work was last done, or since this process owns the pipeline; `None` before that, while
+    /// this process does not own the pipeline, and while rights are missing.
     pub last_run_seconds: Option<f64>,
     /// Why the last run failed, in one line; `None` if it did not.
     pub reason: Option<String>,

@@ -845,7 +845,8 @@ DECLARE
 BEGIN
     PERFORM postrider.check_number('p_keep', p_keep, 1, 1000), postrider.check_number('p_max', p_max, 1, 1000000),
         postrider.check_read_committed('sweep_states');
-    -- The rows of a partition have consecutive n. So steps of 1, 2, 4, ... back from the newest find one that is deleted.
+    -- The rows of a partition have consecutive n. So steps of 1, 2, 4, ... back from the newest find a row that is
+    -- deleted.
     FOR r IN
         SELECT s.group_name, s.part, s.n FROM postrider.consumer_group g
         CROSS JOIN LATERAL postrider.group_state(g.name) s WHERE s.n >= p_keep

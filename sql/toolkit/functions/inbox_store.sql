@@ -578,8 +578,8 @@ BEGIN
 END $$;
 
 -- Reports that the work on a message has failed. The message is given out again after p_retry_after, by default after
--- 1 s, 2 s, 4 s ... up to 1 h with up to a fifth more or less; with the last of max_retries failures it is dead. Returns
--- whether it is dead. Messages of other workers raise PR114.
+-- 1 s, 2 s, 4 s ... up to 1 h with up to a fifth more or less; with the last of max_retries failures it is dead.
+-- Returns whether it is dead. Messages of other workers raise PR114.
 --
 -- Roll back the effects before, to a savepoint or by another transaction.
 CREATE OR REPLACE FUNCTION postrider.inbox_fail(p_name text, p_event_id text, p_error text,

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 /// How long a question to a broker may take.
 const ASK_MAX: Duration = Duration::from_secs(10);
 
-/// How long the questions about all assigned partitions may take: the group removes a member that does not poll for five
-/// minutes.
+/// How long the questions about all assigned partitions may take: the group removes a member that does not poll for
+/// five minutes.
 const DECIDE_MAX: Duration = Duration::from_mins(2);
 
 /// What a broker says of a partition.
