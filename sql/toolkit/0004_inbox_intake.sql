@@ -16,3 +16,20 @@ CREATE TABLE IF NOT EXISTS postrider.inbox_offset (
     updated_at   timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (inbox, topic, part)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+
+-- The oldest pending message was looked up in an index that had the dead messages too.
+DO $$
+DECLARE
+    r record;
+BEGIN
+    FOR r IN
+        SELECT i.table_schema, c.relname, format('%I.%I', i.table_schema, i.table_name) AS of_table
+        FROM postrider.inbox i
+        JOIN pg_catalog.pg_index x ON x.indrelid = to_regclass(format('%I.%I', i.table_schema, i.table_name))
+        JOIN pg_catalog.pg_class c ON c.oid = x.indexrelid
+        WHERE i.is_managed AND pg_get_indexdef(x.indexrelid) LIKE '%(seq) WHERE (processed_at IS NULL)'
+    LOOP
+        EXECUTE format('DROP INDEX %I.%I', r.table_schema, r.relname);
+        EXECUTE format('CREATE INDEX ON %s (seq) WHERE processed_at IS NULL AND dead_at IS NULL', r.of_table);
+    END LOOP;
+END $$;

@@ -164,8 +164,7 @@ impl InboxesReport {
                 inbox = name,
                 %id,
                 hint = dead_hint(name),
-                "a message of inbox {name} is dead: it has failed as often as the inbox allows, and is not given out \
-                 any more"
+                "a message of inbox {name} is dead, and is not given out any more"
             );
         }
         if rest > 0 {

@@ -20,6 +20,10 @@ const CONNECT_MAX: Duration = Duration::from_secs(30);
 /// The channel on which the SQL toolkit announces a message that has become dead.
 const DEAD_CHANNEL: &str = "postrider_inbox_dead";
 
+/// The sender of a webhook forgets a message that is acknowledged. Other sessions commit without waiting for the
+/// synchronous standby, which would lose such a message in a failover.
+const WAIT_FOR_STANDBY: &str = "SET synchronous_commit = 'on'";
+
 /// Bytes of an error text that are stored with a dead message.
 const ERROR_BYTES_MAX: usize = 500;
 
@@ -106,6 +110,8 @@ impl StoreError {
             ("57014", _) => Self::TooLong(error),
             // Values: no such text, number or JSON; a constraint of the table; too large for the server.
             (_, "22" | "23" | "54") if of_messages => Self::Value(error),
+            // A trigger of the application refuses a row.
+            ("P0001", _) if of_messages => Self::Value(error),
             _ => Self::Database(error),
         }
     }
@@ -147,6 +153,8 @@ impl InboxStore {
 
     async fn open(spec: &InboxSpec, label: &str) -> Result<Self, SourceError> {
         let control = Control::connect(&spec.conninfo, label).await?;
+        let waits = control.client().batch_execute(WAIT_FOR_STANDBY).await;
+        waits.map_err(|error| SourceError::control("set up the session of the inbox", error))?;
         let InboxFacts { table, created, requirements } = facts(&control, &spec.inbox).await?;
         // Of a former inbox of this name nothing is remembered: its messages are gone.
         let consumer = format!("inbox {} {created}", spec.inbox);
@@ -181,8 +189,9 @@ impl InboxStore {
         self.end(result).await
     }
 
-    /// Stores a batch in one transaction, message by message. A message that the server refuses is stored with its
-    /// content as bytes, and if it is refused again, as a dead one, at last with its headers as bytes.
+    /// Stores a batch in one transaction, message by message. A message whose content the server can't store is stored
+    /// with its content as bytes; one that is refused for another reason, or again, as a dead one, at last with its
+    /// headers as bytes.
     ///
     /// # Errors
     /// Those of [`store`](Self::store). [`StoreError::Value`]: not even as a dead message could it be stored.
@@ -242,7 +251,8 @@ impl InboxStore {
         Ok(Stored::Committed(counts))
     }
 
-    /// Stores one message as it is, else with its content as bytes, else as a dead one.
+    /// Stores one message as it is, else with its content as bytes, else as a dead one. What a constraint or a trigger
+    /// refuses is dead at once.
     async fn write_one(&self, message: &Message) -> Result<Counts, StoreError> {
         let (mut message, mut is_bare) = (message.clone(), false);
         loop {
@@ -253,7 +263,11 @@ impl InboxStore {
                 Err(other) => return Err(other),
             };
             self.run("ROLLBACK TO SAVEPOINT message", "store a message").await?;
-            if let Body::Json(_) = &message.body {
+            // Class 22: the value may be no JSON that jsonb can store. Otherwise a constraint, or a trigger, has
+            // refused the row.
+            let is_of_value = error.sqlstate().is_some_and(|state| state.class() == "22");
+            let is_json = matches!(message.body, Body::Json(_));
+            if is_json && (is_of_value || message.dead.is_some()) {
                 message.body = std::mem::take(&mut message.body).as_bytes();
             } else if message.dead.is_none() {
                 message = self.dead(message, &error);
@@ -548,6 +562,9 @@ FROM unnest($2::pg_catalog.text[], $3::pg_catalog.int4[], $4::pg_catalog.int8[],
 WHERE o.inbox = $1 AND o.topic = n.topic AND o.part = n.part AND o.next_offset = n.since";
 
 /// Inserts the messages that are new, in their order: by what is remembered of them, and by their key.
+///
+/// The positions are compared by a scan of the messages alone, which has their order: a join may have any, and an event
+/// that is compared after a later one of its aggregate counts as a repetition.
 const INSERT: &str = "\
 WITH m AS MATERIALIZED ( \
     SELECT * FROM unnest($2::pg_catalog.text[], $3::pg_catalog.text[], $4::pg_catalog.text[], \
@@ -560,16 +577,18 @@ WITH m AS MATERIALIZED ( \
     INSERT INTO postrider.inbox_seen_undated (consumer, source, message_id) \
     SELECT $1, m.source, m.remembered FROM m WHERE m.remembered IS NOT NULL \
     ON CONFLICT (consumer, source, message_id) DO NOTHING RETURNING source, message_id \
+), ahead AS MATERIALIZED ( \
+    SELECT m.n FROM m WHERE CASE WHEN m.remembered IS NULL AND m.position IS NOT NULL \
+        THEN postrider.inbox_is_new($1, m.source, m.aggregate, m.id, m.position, NULL) ELSE false END \
 ) \
 INSERT INTO TABLE_OF_THE_INBOX AS t (event_id, event_type, source, aggregate_id, payload, payload_bytes, headers, \
     trace_id, sequence_num, priority, error, dead_at) \
 SELECT m.event_id, m.event_type, m.source, m.aggregate_id, m.payload::pg_catalog.jsonb, m.payload_bytes, \
     m.headers::pg_catalog.jsonb, m.trace_id, m.sequence_num, m.priority, m.error, \
     CASE WHEN m.error IS NOT NULL THEN pg_catalog.clock_timestamp() END \
-FROM m LEFT JOIN seen s ON s.source = m.source AND s.message_id = m.remembered \
+FROM m LEFT JOIN seen s ON s.source = m.source AND s.message_id = m.remembered LEFT JOIN ahead a ON a.n = m.n \
 WHERE CASE WHEN m.remembered IS NOT NULL THEN s.message_id IS NOT NULL \
-    WHEN m.position IS NOT NULL THEN postrider.inbox_is_new($1, m.source, m.aggregate, m.id, m.position, NULL) \
-    ELSE true END \
+    WHEN m.position IS NOT NULL THEN a.n IS NOT NULL ELSE true END \
 ORDER BY m.n \
 ON CONFLICT (event_id) DO NOTHING RETURNING t.event_id";
 

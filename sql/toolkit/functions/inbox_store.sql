@@ -159,6 +159,7 @@ END $$;
 CREATE OR REPLACE FUNCTION postrider.inbox_truncated() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended(TG_ARGV[0], 7366915));   -- inbox_fold says why
     DELETE FROM postrider.inbox_delta d WHERE d.inbox = TG_ARGV[0];
     DELETE FROM postrider.inbox_wake w WHERE w.inbox = TG_ARGV[0];
     RETURN NULL;
@@ -198,6 +199,11 @@ DECLARE
     v_more bigint;
 BEGIN
     PERFORM postrider.check_number('p_max', p_max, 1, 1000000);
+    -- inbox_recount and inbox_truncated take this lock too: a DELETE that waited for a transaction that folds the
+    -- numbers would delete the rows of before, and not see the row that has their sum.
+    IF NOT pg_try_advisory_xact_lock(hashtextextended(p_name, 7366915)) THEN
+        RETURN 0;
+    END IF;
     WITH gone AS (
         DELETE FROM postrider.inbox_delta d WHERE d.ctid = ANY (ARRAY(
             SELECT x.ctid FROM postrider.inbox_delta x WHERE x.inbox = p_name ORDER BY x.minute LIMIT p_max
@@ -280,7 +286,7 @@ BEGIN
             claimed_by   text
         ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000)$f$, v_table);
     EXECUTE format('CREATE INDEX ON %s (due_at, seq) WHERE processed_at IS NULL AND dead_at IS NULL', v_table);
-    EXECUTE format('CREATE INDEX ON %s (seq) WHERE processed_at IS NULL', v_table);
+    EXECUTE format('CREATE INDEX ON %s (seq) WHERE processed_at IS NULL AND dead_at IS NULL', v_table);
     EXECUTE format('CREATE INDEX ON %s (processed_at) WHERE processed_at IS NOT NULL', v_table);
     EXECUTE format('CREATE INDEX ON %s (dead_at) WHERE dead_at IS NOT NULL', v_table);
     EXECUTE format('CREATE TRIGGER inbox_inserted AFTER INSERT ON %s REFERENCING NEW TABLE AS new_rows '
@@ -336,42 +342,50 @@ BEGIN
         END IF;
         v_claim := nextval('postrider.lease_token');
     END IF;
-    IF i.ordering IS NOT NULL THEN
-        v_ids := postrider.inbox_heads(i, p_max, v_now, v_now + p_lease);
-    ELSE
-        EXECUTE format($f$
-            SELECT array_agg(x.event_id ORDER BY x.n) FROM (
-                SELECT m.event_id, row_number() OVER () AS n FROM (
-                    SELECT t.event_id FROM %s t WHERE t.processed_at IS NULL AND t.dead_at IS NULL AND t.due_at <= $1
-                    ORDER BY %s LIMIT $2 FOR UPDATE SKIP LOCKED) m) x$f$, v_table,
-            CASE WHEN i.tiers IS NULL THEN 't.due_at, t.seq' ELSE 't.priority, t.seq' END)
-        INTO v_ids USING v_now, p_max;
-    END IF;
-    IF v_ids IS NULL THEN
-        RETURN;
-    END IF;
-    IF v_claim IS NOT NULL THEN
-        -- A lease that ended without inbox_done and inbox_fail is a failure: the message may have killed its worker.
-        EXECUTE format($f$
-            UPDATE %s t SET claim = CASE WHEN l.is_dead THEN NULL ELSE $1 END, claimed_by = $2, due_at = $3,
-                retry_count = l.retry_count, dead_at = CASE WHEN l.is_dead THEN clock_timestamp() END,
-                error = CASE WHEN l.is_lost THEN 'the lease of ' || t.claimed_by || ' ended' ELSE t.error END
-            FROM (SELECT x.event_id, x.claim IS NOT NULL AS is_lost, x.retry_count + (x.claim IS NOT NULL)::int
-                    AS retry_count, x.claim IS NOT NULL AND x.retry_count + 1 >= $5 AS is_dead
-                FROM %1$s x WHERE x.event_id = ANY ($4)) l
-            WHERE t.event_id = l.event_id$f$, v_table)
-        USING v_claim, p_worker, v_now + p_lease, v_ids, i.max_retries;
-        EXECUTE format('SELECT array_agg(t.event_id) FROM %s t WHERE t.event_id = ANY ($1) AND t.dead_at IS NOT NULL',
-            v_table) INTO v_dead USING v_ids;
-        IF v_dead IS NOT NULL THEN
-            PERFORM pg_notify('postrider_inbox_dead', p_name);
-            v_ids := ARRAY(SELECT u.id FROM unnest(v_ids) WITH ORDINALITY u(id, n) WHERE u.id <> ALL (v_dead)
-                ORDER BY u.n);
-            IF i.ordering IS NOT NULL THEN
-                PERFORM postrider.inbox_settle(i, postrider.inbox_lock(i, v_dead));
+    -- Once more if all that were due have become dead: there may be others.
+    LOOP
+        IF i.ordering IS NOT NULL THEN
+            v_ids := postrider.inbox_heads(i, p_max, v_now, v_now + p_lease);
+        ELSE
+            EXECUTE format($f$
+                SELECT array_agg(x.event_id ORDER BY x.n) FROM (
+                    SELECT m.event_id, row_number() OVER () AS n FROM (
+                        SELECT t.event_id FROM %s t
+                        WHERE t.processed_at IS NULL AND t.dead_at IS NULL AND t.due_at <= $1
+                        ORDER BY %s LIMIT $2 FOR UPDATE SKIP LOCKED) m) x$f$, v_table,
+                CASE WHEN i.tiers IS NULL THEN 't.due_at, t.seq' ELSE 't.priority, t.seq' END)
+            INTO v_ids USING v_now, p_max;
+        END IF;
+        IF v_ids IS NULL THEN
+            RETURN;
+        END IF;
+        IF v_claim IS NOT NULL THEN
+            -- A lease that ended without inbox_done and inbox_fail is a failure: the message may have killed its
+            -- worker.
+            EXECUTE format($f$
+                UPDATE %s t SET claim = CASE WHEN l.is_dead THEN NULL ELSE $1 END, claimed_by = $2, due_at = $3,
+                    retry_count = l.retry_count, dead_at = CASE WHEN l.is_dead THEN clock_timestamp() END,
+                    error = CASE WHEN l.is_lost THEN 'the lease of ' || t.claimed_by || ' ended' ELSE t.error END
+                FROM (SELECT x.event_id, x.claim IS NOT NULL AS is_lost, x.retry_count + (x.claim IS NOT NULL)::int
+                        AS retry_count, x.claim IS NOT NULL AND x.retry_count + 1 >= $5 AS is_dead
+                    FROM %1$s x WHERE x.event_id = ANY ($4)) l
+                WHERE t.event_id = l.event_id$f$, v_table)
+            USING v_claim, p_worker, v_now + p_lease, v_ids, i.max_retries;
+            EXECUTE format($f$
+                SELECT array_agg(t.event_id) FROM %s t
+                WHERE t.event_id = ANY ($1) AND t.dead_at IS NOT NULL$f$, v_table)
+            INTO v_dead USING v_ids;
+            IF v_dead IS NOT NULL THEN
+                PERFORM pg_notify('postrider_inbox_dead', p_name);
+                v_ids := ARRAY(SELECT u.id FROM unnest(v_ids) WITH ORDINALITY u(id, n) WHERE u.id <> ALL (v_dead)
+                    ORDER BY u.n);
+                IF i.ordering IS NOT NULL THEN
+                    PERFORM postrider.inbox_settle(i, postrider.inbox_lock(i, v_dead));
+                END IF;
             END IF;
         END IF;
-    END IF;
+        EXIT WHEN cardinality(v_ids) > 0;
+    END LOOP;
     RETURN QUERY EXECUTE format($f$
         SELECT t.event_id, t.event_type, t.source, t.aggregate_id, t.payload, t.payload_bytes, t.headers, t.trace_id,
             t.received_at, t.retry_count, t.sequence_num, t.priority, t.seq, $2
@@ -768,6 +782,7 @@ DECLARE
 BEGIN
     PERFORM postrider.check_read_committed('inbox_recount');
     EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', postrider.inbox_table(i));
+    PERFORM pg_advisory_xact_lock(hashtextextended(p_name, 7366915));   -- inbox_fold says why
     DELETE FROM postrider.inbox_delta d WHERE d.inbox = p_name;
     EXECUTE format($f$
         INSERT INTO postrider.inbox_delta (inbox, event_type, minute, pending, dead, processed, done, seconds)

@@ -270,7 +270,12 @@ async fn a_lease_that_ends_without_an_answer_counts_as_a_failure() {
         world.run_out().await;
         let call = "update postrider_inbox.jobs set retry_count = 0 where event_id = 'm2'";
         world.sql.batch(call).await;
-        assert_eq!(world.next("three", 10, LEASE).await.ids, ["m2"]);
+        // The first two that are due have become dead; the call looks for others, and returns those.
+        world.add(4..=4).await;
+        assert_eq!(world.next("three", 1, LEASE).await.ids, ["m2"]);
+        let given = world.next("three", 1, LEASE).await;
+        assert_eq!(given.ids, ids(4..=4));
+        world.done(&given).await;
         let health = world.health(&["pending_count", "dead_letter_count"]).await;
         assert_eq!(health, "1 1");
         await_that("the notification", SOON, || async {
@@ -700,6 +705,59 @@ async fn a_recount_mends_the_statistics_of_rows_that_no_trigger_saw() {
     assert_eq!(world.number(WRONG_NUMBERS).await, 0);
     world.sql.batch("select postrider.inbox_fold('jobs'); delete from postrider_inbox.jobs").await;
     assert_eq!(world.number(WRONG_NUMBERS).await, 0);
+}
+
+/// A count that deletes the numbers of before while another transaction folds them.
+#[tokio::test]
+async fn numbers_that_are_folded_while_they_are_counted_again_are_not_doubled() {
+    let world = InboxDatabase::with_inbox(Version::Pg15, "inbox_recount_fold").await;
+    for call in ["select postrider.inbox_recount('jobs')", "truncate postrider_inbox.jobs"] {
+        for i in 1..=10 {
+            world.add(i..=i).await;
+        }
+        let folding = world.database.connect().await;
+        folding.batch("begin; select postrider.inbox_fold('jobs')").await;
+        let counting = world.database.connect().await;
+        let pid = counting.text("select pg_backend_pid()").await.expect("a number");
+        let counts = tokio::spawn(async move { counting.batch(call).await });
+        let waits = format!(
+            "select count(*) from pg_stat_activity where pid = {pid} and wait_event_type = 'Lock'"
+        );
+        await_that("the count waits", SOON, || async {
+            if world.number(&waits).await == 1 { Ok(()) } else { Err("it does not wait") }
+        })
+        .await;
+        // Others do not wait for it, and fold nothing meanwhile.
+        assert_eq!(world.number("select postrider.inbox_fold('jobs')").await, 0);
+        folding.batch("commit").await;
+        counts.await.expect("no panic");
+        assert_eq!(world.number(WRONG_NUMBERS).await, 0, "{call}");
+        world.sql.batch("truncate postrider_inbox.jobs").await;
+    }
+}
+
+/// The oldest pending message is found without reading the dead ones that are older.
+#[tokio::test]
+async fn health_does_not_read_the_dead_messages() {
+    let world = InboxDatabase::with_inbox(Version::Pg15, "inbox_health_dead").await;
+    world.add(1..=2000).await;
+    world.sql.batch("update postrider_inbox.jobs set dead_at = now() where seq < 2000").await;
+    world.sql.batch("vacuum analyze postrider_inbox.jobs").await;
+    let plan = "explain (analyze, costs off, timing off, summary off, buffers off)
+        select t.received_at from postrider_inbox.jobs t where t.processed_at is null and t.dead_at is null
+        order by t.seq limit 1";
+    let read = format!(
+        "create function explained() returns text language plpgsql as $$
+         declare
+             r text; v_all text := '';
+         begin
+             for r in execute $q${plan}$q$ loop v_all := v_all || r || chr(10); end loop;
+             return v_all;
+         end $$"
+    );
+    world.sql.batch(&read).await;
+    let plan = world.sql.text("select explained()").await.unwrap_or_default();
+    assert!(plan.contains("Index") && !plan.contains("Rows Removed"), "{plan}");
 }
 
 #[tokio::test]
