@@ -154,7 +154,7 @@ async fn a_message_that_an_ordered_inbox_can_not_order_is_dead_and_holds_back_no
         sql.text(COLUMNS).await.expect("messages"),
         format!(
             "hooks//msg_1 | hooks | 7 | {{}} | 1\n\
-             hooks//msg_2 | hooks | //msg_2 | {{}} | 1 | {why} \"x-order\", and the inbox has an order\n\
+             hooks//msg_2 | hooks | //hooks//msg_2 | {{}} | 1 | {why} \"x-order\", and the inbox has an order\n\
              hooks//msg_3 | hooks | 7 | {{}} | 1 | {why} \"x-number\", and the inbox is ordered by sequence\n\
              hooks//msg_4 | hooks | 7 | {{}} | 2"
         )
