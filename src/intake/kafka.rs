@@ -208,11 +208,11 @@ impl<'a> KafkaIntake<'a> {
             store.begin_partitions(&new).await?;
             store.offsets(&assigned).await
         };
-        let begun = self.writer.ask(begin).await?;
+        let placed = self.writer.ask(begin).await?;
         for (partition, offset) in new.iter().filter(|(it, _)| !stored.contains_key(it)) {
             self.observer.begins(&partition.topic, partition.number, offset.next);
         }
-        self.fetch(decided, &begun).map_err(PlaceError::Broker)?;
+        self.fetch(decided, &placed).map_err(PlaceError::Broker)?;
         Ok(true)
     }
 
@@ -379,7 +379,9 @@ impl<'a> KafkaIntake<'a> {
     async fn store_batch(&mut self) {
         match self.writer.write(&self.batch).await {
             Written::Refused(_) => self.store_each().await,
-            written => self.ends(written),
+            written @ (Written::Committed(_) | Written::Moved | Written::Failed(_)) => {
+                self.ends(written);
+            }
         }
     }
 

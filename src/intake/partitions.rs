@@ -3,7 +3,8 @@
 
 use crate::inbox::batch::{Batch, Partition};
 use crate::inbox::kafka::{Block, Decision};
-use crate::inbox::mapping::{KafkaRecord, MessageRules, Requirements};
+use crate::inbox::mapping::{KafkaRecord, MessageRules};
+use crate::inbox::message::Requirements;
 use crate::inbox::store::StoredOffset;
 use crate::intake_status::BlockedPartition;
 use std::collections::{BTreeMap, BTreeSet};

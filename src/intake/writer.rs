@@ -7,7 +7,7 @@ use super::observer::IntakeObserver;
 use super::spec::IntakeSpec;
 use crate::backoff::Backoff;
 use crate::inbox::batch::Batch;
-use crate::inbox::mapping::Requirements;
+use crate::inbox::message::Requirements;
 use crate::inbox::store::{Counts, InboxSpec, InboxStore, StoreError, Stored};
 use crate::intake_status::IntakeState;
 use crate::postgres::{SourceError, SourceErrorKind, error_policy};

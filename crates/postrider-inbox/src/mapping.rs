@@ -1,7 +1,8 @@
 //! What becomes of a record of Kafka: the message that an inbox stores.
 
 use crate::message::{
-    Body, ID_BYTES_MAX, Identity, Message, Remembered, SOURCE_BYTES_MAX, TEXT_BYTES_MAX,
+    Body, ID_BYTES_MAX, Identity, Message, Remembered, Requirements, SOURCE_BYTES_MAX,
+    TEXT_BYTES_MAX,
 };
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -77,17 +78,6 @@ impl Default for MessageRules {
             positions: false,
         }
     }
-}
-
-/// What an inbox requires of its messages.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Requirements {
-    /// Every message needs an aggregate.
-    pub aggregate: bool,
-    /// Every message needs a number; the first one of an aggregate is this.
-    pub first_sequence: Option<i64>,
-    /// The priority of messages that have none.
-    pub default_priority: Option<i16>,
 }
 
 /// The headers of a record that were found to be a text, or why not.

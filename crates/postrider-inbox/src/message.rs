@@ -1,6 +1,5 @@
 //! A message as an inbox stores it.
 
-use crate::mapping::Requirements;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use std::fmt;
@@ -40,6 +39,17 @@ pub struct Message {
     pub priority: Option<i16>,
     /// Why the message is stored as a dead one: it does not have what the inbox requires. `None` for other messages.
     pub dead: Option<String>,
+}
+
+/// What an inbox requires of its messages.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Requirements {
+    /// Every message needs an aggregate.
+    pub aggregate: bool,
+    /// Every message needs a number; the first one of an aggregate is this.
+    pub first_sequence: Option<i64>,
+    /// The priority of messages that have none.
+    pub default_priority: Option<i16>,
 }
 
 /// What is remembered of a message beyond its row.

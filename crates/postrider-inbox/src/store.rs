@@ -5,7 +5,7 @@
 //! and neither does one that repeats a transaction whose commit was not answered.
 
 use crate::batch::{Batch, Partition, Span};
-use crate::mapping::Requirements;
+use crate::message::Requirements;
 use crate::message::{Body, Message, Remembered};
 use postrider_postgres::control::Control;
 use postrider_postgres::names::ident;

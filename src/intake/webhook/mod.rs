@@ -225,7 +225,7 @@ impl<'a> StoreLoop<'a> {
         let batch = self.batch(&waiting);
         match self.writer.write(&batch).await {
             Written::Refused(_) => self.store_each(waiting).await,
-            written => {
+            written @ (Written::Committed(_) | Written::Moved | Written::Failed(_)) => {
                 let end = self.ends(written);
                 for request in waiting {
                     request.answer(end.clone());

@@ -2,8 +2,8 @@
 
 use super::scheme::{Header, Scheme};
 use super::signature::Verified;
-use crate::mapping::{Headers, MessageRules, Requirements, json_text, number, plain, trace_id};
-use crate::message::{Body, Identity, Message, Remembered, TEXT_BYTES_MAX};
+use crate::mapping::{Headers, MessageRules, json_text, number, plain, trace_id};
+use crate::message::{Body, Identity, Message, Remembered, Requirements, TEXT_BYTES_MAX};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use std::fmt;
