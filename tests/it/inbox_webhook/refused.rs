@@ -189,13 +189,19 @@ async fn bodies_in_memory_are_bounded_and_further_requests_are_put_off() {
     .await;
     let sender = hooks.receiver.sender();
     let head = format!("POST /hooks HTTP/1.1\r\nHost: hooks\r\nContent-Length: {BODY}\r\n\r\n");
-    let mut large = Vec::new();
-    for _ in 0..4 {
-        let mut client = sender.connect().await.expect("a connection");
-        client.write_all(head.as_bytes()).await.expect("a header");
-        // All but the last byte.
-        client.write_all(&vec![b'a'; BODY - 1]).await.expect("a body");
-        large.push(client);
+    // A body that is not complete is given up after 10 s, so each is sent again until the test has seen the bound.
+    let mut large = tokio::task::JoinSet::new();
+    for _ in 0..6 {
+        let (sender, head) = (sender.clone(), head.clone());
+        large.spawn(async move {
+            loop {
+                let mut client = sender.connect().await.expect("a connection");
+                // All but the last byte; one that is refused is closed.
+                let body = [head.as_bytes(), &vec![b'a'; BODY - 1]].concat();
+                drop(client.write_all(&body).await);
+                drop(client.read_to_end(&mut Vec::new()).await);
+            }
+        });
     }
     let body = format!("{{\"a\": \"{}\"}}", "a".repeat(1000));
     await_that("a request that is put off", SOON, || async {
@@ -204,7 +210,7 @@ async fn bodies_in_memory_are_bounded_and_further_requests_are_put_off() {
         if is_busy { Ok(()) } else { Err(format!("{answer:?}")) }
     })
     .await;
-    drop(large);
+    large.shutdown().await;
     await_that("room", SOON, || async {
         let answer = sender.send("msg_1", &body).await?;
         if answer.code == 204 { Ok(()) } else { Err(format!("{answer:?}")) }
