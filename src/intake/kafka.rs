@@ -9,44 +9,32 @@
 //! While nothing can be stored, no partition is fetched, but the client is polled, so that the group keeps the process
 //! as a member.
 
+use super::client::IntakeClient;
 use super::observer::IntakeObserver;
 use super::partitions::{Decisions, Partitions};
+use super::room::{COUNT_INTERVAL, Room};
 use super::spec::IntakeSpec;
-use crate::backoff::Backoff;
+use super::writer::{BACKOFF, BATCH_BYTES_MAX, InboxWriter, Written};
 use crate::inbox::batch::{Batch, Partition};
-use crate::inbox::kafka::{Decision, KafkaErrorCode, KafkaSource, KafkaSourceConfig, Polled};
-use crate::inbox::store::{InboxStore, StoreError, Stored, StoredOffset};
+use crate::inbox::kafka::{Decision, KafkaErrorCode, KafkaSourceConfig, Polled};
+use crate::inbox::store::{InboxStore, StoredOffset};
 use crate::intake_status::IntakeState;
 use crate::pipeline::Stop;
-use crate::postgres::{SourceError, error_policy};
+use crate::postgres::SourceError;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// The longest wait for an event of the client; a stop is noticed after it.
 const POLL_MAX: Duration = Duration::from_millis(100);
 
-/// Pauses after failures.
-const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(15));
-
-/// Bytes of a batch, after which it is stored.
-const BATCH_BYTES_MAX: usize = 16 << 20;
-
-/// Attempts of a transaction that another one was in the way of, before the partitions are placed again.
-const CONFLICTS_MAX: u32 = 5;
-
-/// Pause between two looks at blocked partitions, and at a full inbox.
+/// Pause between two comparisons of the stored offsets, and between two questions about the lag while nothing is
+/// fetched.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
-/// Pause between two reports of lag and number of messages that wait, and two commits of offsets to Kafka.
-const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+/// How long the questions about the lag may take while nothing is fetched.
+const LAG_MAX: Duration = Duration::from_secs(2);
 
-/// A full inbox is read into again when this part of the largest number has been processed: a tenth.
-const RESUME_PART: u64 = 10;
-
-/// A client whose login was refused is made again after this time, with secrets that are read again.
-const REOPEN_AFTER: Duration = Duration::from_secs(15);
-
-/// Why nothing is fetched.
+/// Whether records are fetched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Flow {
     /// Records are fetched and stored.
@@ -66,10 +54,8 @@ pub(super) async fn run(
     let mut backoff = BACKOFF;
     while !stop.is_requested() {
         observer.turns();
-        match open(config, &spec.name) {
-            Ok(source) => {
-                return KafkaIntake::new((spec, config), stop, observer, source).run().await;
-            }
+        match IntakeClient::open(config, &spec.name) {
+            Ok(client) => return KafkaIntake::new(spec, stop, observer, client).run().await,
             Err(error) => {
                 let hint = "check the files that the ssl.* and sasl.* properties name".to_owned();
                 observer.waits(IntakeState::BrokerDown, &error, Some(&hint));
@@ -86,27 +72,17 @@ pub(super) async fn run(
 /// One intake that reads Kafka.
 struct KafkaIntake<'a> {
     spec: &'a IntakeSpec,
-    config: &'a KafkaSourceConfig,
     stop: &'a Stop,
     observer: IntakeObserver,
-    source: KafkaSource,
-    /// The session; `None` after a failure.
-    store: Option<InboxStore>,
+    client: IntakeClient<'a>,
+    writer: InboxWriter,
+    room: Room,
     partitions: Partitions,
     flow: Flow,
     batch: Batch,
-    /// Messages of a batch at most: fewer for a while after one took too long.
-    batch_max: usize,
-    backoff: Backoff,
-    /// The inbox was full when it was last counted.
-    is_full: bool,
-    /// The group has answered: it has assigned partitions, or none.
-    is_member: bool,
-    /// The broker can't be reached, or refuses requests, as far as its errors say.
-    is_broker_down: bool,
-    /// When the client is made again.
-    reopen_at: Option<Instant>,
+    /// When lag and messages that wait were last reported.
     reported_at: Instant,
+    /// When the stored offsets were last read.
     looked_at: Instant,
 }
 
@@ -124,28 +100,22 @@ impl From<SourceError> for PlaceError {
 
 impl<'a> KafkaIntake<'a> {
     fn new(
-        (spec, config): (&'a IntakeSpec, &'a KafkaSourceConfig),
+        spec: &'a IntakeSpec,
         stop: &'a Stop,
         observer: IntakeObserver,
-        source: KafkaSource,
+        client: IntakeClient<'a>,
     ) -> Self {
         let now = Instant::now();
         Self {
             spec,
-            config,
             stop,
             observer,
-            source,
-            store: None,
+            client,
+            writer: InboxWriter::new(spec),
+            room: Room::new(spec),
             partitions: Partitions::default(),
             flow: Flow::Held(now),
             batch: Batch::default(),
-            batch_max: spec.batch_messages,
-            backoff: BACKOFF,
-            is_full: false,
-            is_member: false,
-            is_broker_down: false,
-            reopen_at: None,
             reported_at: now,
             looked_at: now,
         }
@@ -162,27 +132,19 @@ impl<'a> KafkaIntake<'a> {
                 Flow::Held(until) => self.places(until).await,
             }
         }
+        self.client.source().show_offsets(&self.partitions.offsets());
         self.observer.stopped();
     }
 
     /// Makes the client again, with secrets that are read again.
     fn reopen_if_due(&mut self) {
-        if self.reopen_at.is_none_or(|at| Instant::now() < at) {
-            return;
-        }
-        self.reopen_at = None;
-        match open(self.config, &self.spec.name) {
-            Ok(source) => {
-                self.source = source;
+        match self.client.reopens() {
+            None => {}
+            Some(Ok(())) => {
                 self.partitions.revoke();
-                (self.is_broker_down, self.is_member) = (false, false);
                 self.hold(Duration::ZERO);
             }
-            Err(error) => {
-                // A file may be missing in the middle of a rotation.
-                self.reopen_at = Some(Instant::now() + REOPEN_AFTER);
-                self.broker_fails(&error, None);
-            }
+            Some(Err(error)) => self.broker_fails(&error, None),
         }
     }
 
@@ -190,12 +152,15 @@ impl<'a> KafkaIntake<'a> {
     async fn places(&mut self, until: Instant) {
         if self.partitions.assigned().is_empty() {
             self.poll(POLL_MAX);
-            self.looks_for_broker();
-            if !self.is_broker_down {
-                self.observer.stands_by(self.is_member);
+            if self.client.asks_broker() {
+                self.broker_answers();
+            }
+            if !self.client.is_broker_down() {
+                self.observer.stands_by(self.client.is_member());
             }
             return;
         }
+        self.reports_held();
         let wait = until.saturating_duration_since(Instant::now());
         if !wait.is_zero() {
             self.poll(wait.min(POLL_MAX));
@@ -203,8 +168,7 @@ impl<'a> KafkaIntake<'a> {
         }
         match self.place().await {
             Ok(true) => {
-                self.backoff.reset();
-                self.is_broker_down = false;
+                self.client.broker_answers();
                 let read = self.partitions.fetched();
                 self.observer.stores(read);
                 if read > 0 {
@@ -214,25 +178,14 @@ impl<'a> KafkaIntake<'a> {
                 }
             }
             // The inbox is full.
-            Ok(false) => self.flow = Flow::Held(Instant::now() + REPORT_INTERVAL),
+            Ok(false) => self.flow = Flow::Held(Instant::now() + COUNT_INTERVAL),
             Err(PlaceError::Database(error)) => self.database_fails(&error),
             Err(PlaceError::Broker(error)) => self.broker_fails(&error, None),
         }
     }
 
-    /// Now and then while the broker is not available and nothing is assigned: whether it answers again.
-    fn looks_for_broker(&mut self) {
-        if self.is_broker_down && self.looked_at.elapsed() >= LOOK_AGAIN {
-            self.looked_at = Instant::now();
-            if self.source.answers() {
-                self.broker_answers();
-            }
-        }
-    }
-
     fn broker_answers(&mut self) {
-        if std::mem::take(&mut self.is_broker_down) {
-            self.backoff.reset();
+        if self.client.broker_answers() {
             self.observer.broker_answers();
         }
     }
@@ -242,20 +195,24 @@ impl<'a> KafkaIntake<'a> {
         if !self.has_room().await? {
             return Ok(false);
         }
-        let store = session(&mut self.store, self.spec).await?;
         let assigned: Vec<Partition> = self.partitions.assigned().iter().cloned().collect();
-        let known = store.known_topics().await?;
-        let stored = store.offsets(&assigned).await?;
-        let decided = self.source.decide(self.partitions.assigned(), &stored, &known);
+        let known = async |store: &mut InboxStore| {
+            Ok((store.known_topics().await?, store.offsets(&assigned).await?))
+        };
+        let (known, stored) = self.writer.ask(known).await?;
+        let decided = self.client.source().decide(self.partitions.assigned(), &stored, &known);
         let decided = decided.map_err(|error| PlaceError::Broker(error.to_string()))?;
         let new = new_offsets(&decided);
-        store.begin_partitions(&new).await?;
+        // Another process may have begun one of them meanwhile.
+        let begin = async |store: &mut InboxStore| {
+            store.begin_partitions(&new).await?;
+            store.offsets(&assigned).await
+        };
+        let placed = self.writer.ask(begin).await?;
         for (partition, offset) in new.iter().filter(|(it, _)| !stored.contains_key(it)) {
             self.observer.begins(&partition.topic, partition.number, offset.next);
         }
-        // Another process may have begun one of them meanwhile.
-        let stored = store.offsets(&assigned).await?;
-        self.fetch(decided, &stored).map_err(PlaceError::Broker)?;
+        self.fetch(decided, &placed).map_err(PlaceError::Broker)?;
         Ok(true)
     }
 
@@ -270,25 +227,13 @@ impl<'a> KafkaIntake<'a> {
         })?;
         self.observer.blocked(self.partitions.blocked(&self.spec.name));
         self.looked_at = Instant::now();
-        self.source.assign(&fetched_from).map_err(|error| error.to_string())
+        self.client.source().assign(&fetched_from).map_err(|error| error.to_string())
     }
 
     /// Whether the inbox has room, by the number of messages that wait.
     async fn has_room(&mut self) -> Result<bool, SourceError> {
-        let Some(max) = self.spec.pending_max else { return Ok(true) };
-        let pending = session(&mut self.store, self.spec).await?.pending().await?;
-        self.observer.pending(pending);
-        let limit = if self.is_full { max - max / RESUME_PART } else { max };
-        self.is_full = pending >= limit.max(1);
-        if self.is_full {
-            let reason = format!(
-                "{pending} messages of inbox \"{}\" wait to be processed, and the limit is {max}",
-                self.spec.inbox.inbox
-            );
-            let hint = "start more workers, or raise pending_max".to_owned();
-            self.observer.waits(IntakeState::Full, &reason, Some(&hint));
-        }
-        Ok(!self.is_full)
+        let pending = self.writer.ask(async |store| store.pending().await).await?;
+        Ok(self.room.counted(pending, &mut self.observer))
     }
 
     /// Reads what has come, and stores it.
@@ -308,7 +253,9 @@ impl<'a> KafkaIntake<'a> {
     /// Reads records until the batch is full, or none is there.
     fn gather(&mut self) {
         let mut wait = POLL_MAX;
-        while self.batch.len() < self.batch_max && self.batch.size_bytes() < BATCH_BYTES_MAX {
+        while self.batch.len() < self.writer.batch_max()
+            && self.batch.size_bytes() < BATCH_BYTES_MAX
+        {
             if !self.poll(wait) || self.flow != Flow::Open {
                 return;
             }
@@ -318,12 +265,12 @@ impl<'a> KafkaIntake<'a> {
 
     /// Takes one event; false if there was none.
     fn poll(&mut self, wait: Duration) -> bool {
-        let Self { source, partitions, batch, spec, store, .. } = self;
-        let requirements = store.as_ref().map(|store| store.requirements().clone());
+        let Self { client, partitions, batch, spec, writer, .. } = self;
+        let requirements = writer.requirements();
         let mut truncated = None;
-        let polled = source.poll(wait, &mut |record| {
+        let polled = client.source().poll(wait, &mut |record| {
             // Without a session nothing is fetched.
-            let Some(requirements) = &requirements else { return };
+            let Some(requirements) = requirements else { return };
             let taken = partitions.take(batch, (&spec.rules, requirements), record);
             truncated = taken.err();
         });
@@ -336,13 +283,14 @@ impl<'a> KafkaIntake<'a> {
             Polled::Record => {}
             Polled::Assigned(partitions) => {
                 self.broker_answers();
-                self.is_member = true;
+                self.client.joins();
                 self.partitions.assign(partitions);
                 self.hold(Duration::ZERO);
             }
             Polled::Revoked => {
                 self.partitions.revoke();
                 self.observer.blocked(Vec::new());
+                self.observer.lag(None);
                 self.hold(Duration::ZERO);
             }
             Polled::Error { code, partition, reason } => {
@@ -365,17 +313,16 @@ impl<'a> KafkaIntake<'a> {
                     ?partition,
                     reason
                 );
-                self.hold(REPORT_INTERVAL);
+                self.hold(COUNT_INTERVAL);
             }
             KafkaErrorCode::Authentication
             | KafkaErrorCode::SaslAuthenticationFailed
             | KafkaErrorCode::SSL => {
-                let at = Instant::now() + REOPEN_AFTER;
-                self.reopen_at.get_or_insert(at);
+                self.client.is_refused();
                 self.broker_fails(reason, Some(LOGIN_HINT));
             }
             KafkaErrorCode::Fatal => {
-                self.reopen_at.get_or_insert(Instant::now());
+                self.client.is_closed();
                 self.broker_fails(reason, None);
             }
             // Other topics are read meanwhile.
@@ -383,7 +330,7 @@ impl<'a> KafkaIntake<'a> {
                 self.observer.warns(reason, TOPIC_HINT);
             }
             KafkaErrorCode::TopicAuthorizationFailed | KafkaErrorCode::GroupAuthorizationFailed => {
-                let group = &self.config.group;
+                let group = self.client.group();
                 let hint =
                     format!("give the user the right to read the topics and the group \"{group}\"");
                 self.observer.warns(reason, &hint);
@@ -404,18 +351,15 @@ impl<'a> KafkaIntake<'a> {
 
     /// The broker is not available. What is assigned stays so; the client tries again by itself.
     fn broker_fails(&mut self, reason: &str, hint: Option<&str>) {
-        self.is_broker_down = true;
         self.observer.waits(IntakeState::BrokerDown, reason, hint);
-        let pause = self.backoff.next(fastrand::f64());
+        self.observer.lag(None);
+        let pause = self.client.broker_fails();
         self.hold(pause);
     }
 
     /// The database is not available, or refuses a statement. A new session is opened after a pause.
     fn database_fails(&mut self, error: &SourceError) {
-        self.store = None;
-        let hint = super::hint(error, &self.spec.inbox.inbox).or_else(|| error_policy::hint(error));
-        self.observer.waits(IntakeState::DatabaseDown, &error.to_string(), hint.as_deref());
-        let pause = self.backoff.next(fastrand::f64());
+        let pause = self.writer.fails(error, &mut self.observer);
         self.hold(pause);
     }
 
@@ -424,108 +368,117 @@ impl<'a> KafkaIntake<'a> {
         self.batch.clear();
         self.partitions.hold();
         self.flow = Flow::Held(Instant::now() + pause);
-        if let Err(error) = self.source.hold() {
+        if let Err(error) = self.client.source().hold() {
             // A client that is closed by a fatal error.
             tracing::debug!(event = "intake_client_error", intake = self.spec.name, %error);
-            self.reopen_at.get_or_insert(Instant::now());
+            self.client.is_closed();
         }
     }
 
     /// Stores the batch.
     async fn store_batch(&mut self) {
-        let mut conflicts = 0;
-        loop {
-            let Some(store) = &mut self.store else { return self.hold(Duration::ZERO) };
-            let error = match store.store(&self.batch).await {
-                Ok(stored) => return self.ends(stored),
-                Err(error) => error,
-            };
-            match error {
-                StoreError::Value(_) => return self.store_each().await,
-                StoreError::Conflict(error) if conflicts == CONFLICTS_MAX => {
-                    return self.database_fails(&error);
-                }
-                StoreError::Conflict(_) => {
-                    conflicts += 1;
-                    let pause = Duration::from_millis(20).mul_f64(fastrand::f64());
-                    tokio::time::sleep(pause * conflicts).await;
-                }
-                StoreError::TooLong(error) => {
-                    self.batch_max = (self.batch.len() / 2).max(1);
-                    return self.database_fails(&error);
-                }
-                StoreError::Database(error) => return self.database_fails(&error),
+        match self.writer.write(&self.batch).await {
+            Written::Refused(_) => self.store_each().await,
+            written @ (Written::Committed(_) | Written::Moved | Written::Failed(_)) => {
+                self.ends(written);
             }
         }
     }
 
     /// The server has refused a value of a message: stores them one by one, so that the others are not held back.
     async fn store_each(&mut self) {
-        let Some(store) = &mut self.store else { return self.hold(Duration::ZERO) };
-        match store.requirements_changed().await {
+        match self.writer.ask(async |store| store.requirements_changed().await).await {
             // The messages were made for an inbox with another order or other priorities: they are read again.
             Ok(true) => return self.hold(Duration::ZERO),
             Ok(false) => {}
             Err(error) => return self.database_fails(&error),
         }
-        match store.store_each(&self.batch).await {
-            Ok(stored) => self.ends(stored),
-            Err(error) => self.database_fails(error.error()),
+        let written = self.writer.write_each(&self.batch).await;
+        if let Written::Refused(error) = &written {
+            self.observer.unstorable(error);
         }
+        self.ends(written);
     }
 
     /// A transaction has ended.
-    fn ends(&mut self, stored: Stored) {
-        let Stored::Committed(counts) = stored else {
-            self.observer.moved();
-            return self.hold(Duration::ZERO);
-        };
-        self.partitions.stored(&self.batch);
-        self.observer.stored(&counts);
-        self.batch.clear();
-        self.backoff.reset();
-        self.batch_max = self.batch_max.saturating_mul(2).min(self.spec.batch_messages);
+    fn ends(&mut self, written: Written) {
+        match written {
+            Written::Committed(counts) => {
+                self.partitions.stored(&self.batch);
+                self.observer.stored(&counts);
+                self.room.fills(self.batch.len());
+                self.batch.clear();
+            }
+            Written::Moved => {
+                self.observer.moved();
+                self.hold(Duration::ZERO);
+            }
+            Written::Refused(error) | Written::Failed(error) => self.database_fails(&error),
+        }
     }
 
-    /// Now and then: whether the inbox is full, how far behind the intake is, and whether a blocked partition can be
-    /// read again.
+    /// Now and then: whether the inbox is full, how far behind the intake is, and whether a person or another process
+    /// has changed a stored offset.
     async fn reports(&mut self) {
         let now = Instant::now();
-        if now.duration_since(self.reported_at) >= REPORT_INTERVAL {
+        if now.duration_since(self.reported_at) >= COUNT_INTERVAL {
             self.reported_at = now;
             self.report_lag();
             match self.has_room().await {
                 Ok(true) => {}
-                Ok(false) => return self.hold(REPORT_INTERVAL),
+                Ok(false) => return self.hold(COUNT_INTERVAL),
                 Err(error) => return self.database_fails(&error),
             }
         }
-        let waiting = self.partitions.waiting();
-        if !waiting.is_empty() && now.duration_since(self.looked_at) >= LOOK_AGAIN {
+        if now.duration_since(self.looked_at) >= LOOK_AGAIN {
             self.looked_at = now;
-            if let Err(error) = self.look_at_blocked(&waiting).await {
+            if let Err(error) = self.compare_offsets().await {
                 self.database_fails(&error);
             }
         }
     }
 
-    /// Places the partitions again if a person has changed the offset of a blocked one.
-    async fn look_at_blocked(&mut self, waiting: &[Partition]) -> Result<(), SourceError> {
-        let store = session(&mut self.store, self.spec).await?;
-        if self.partitions.is_decided(&store.offsets(waiting).await?) {
+    /// Places the partitions again if a stored offset is not the expected one: without it, a change would be noticed
+    /// with the next record of the partition only, and one of a blocked partition never.
+    async fn compare_offsets(&mut self) -> Result<(), SourceError> {
+        let assigned: Vec<Partition> = self.partitions.assigned().iter().cloned().collect();
+        let stored =
+            self.writer.ask(async |store: &mut InboxStore| store.offsets(&assigned).await).await?;
+        if stored.len() < assigned.len() {
+            // The inbox was dropped: the next session finds out whether there is another one of its name.
+            self.writer.close();
+        }
+        if self.partitions.is_moved(&stored) {
+            self.observer.moved();
             self.hold(Duration::ZERO);
         }
         Ok(())
     }
 
+    /// By what the last fetches have shown.
     fn report_lag(&self) {
         let offsets = self.partitions.offsets();
+        let source = self.client.source();
         let behind = offsets.iter().map(|(partition, stored)| {
-            let behind = self.source.high(partition)? - stored;
+            let behind = source.high(partition)? - stored;
             Some(u64::try_from(behind).unwrap_or(0))
         });
         self.observer.lag(behind.sum());
-        self.source.show_offsets(&offsets);
+        source.show_offsets(&offsets);
+    }
+
+    /// Now and then while nothing is fetched: how far behind the intake is, as a broker says it. Fetches show nothing
+    /// then, and the last number would seem to be true for as long as the outage lasts.
+    fn reports_held(&mut self) {
+        if self.reported_at.elapsed() < LOOK_AGAIN {
+            return;
+        }
+        let offsets = self.partitions.offsets();
+        let is_known = !self.client.is_broker_down() && !offsets.is_empty();
+        let lag = is_known.then(|| self.client.source().lag(&offsets, LAG_MAX)).flatten();
+        self.observer.lag(lag);
+        self.client.source().show_offsets(&offsets);
+        self.reported_at = Instant::now();
     }
 }
 
@@ -533,22 +486,6 @@ const LOGIN_HINT: &str = "check the login (sasl.username, sasl.password) and the
                           replaced are read again within 15 s";
 
 const TOPIC_HINT: &str = "create the topic, or correct `topics`";
-
-fn open(config: &KafkaSourceConfig, name: &str) -> Result<KafkaSource, String> {
-    KafkaSource::open(config, &format!("postrider-inbox-{name}")).map_err(|error| error.to_string())
-}
-
-/// The session, which is opened if there is none.
-async fn session<'s>(
-    store: &'s mut Option<InboxStore>,
-    spec: &IntakeSpec,
-) -> Result<&'s mut InboxStore, SourceError> {
-    if let Some(store) = store {
-        return Ok(store);
-    }
-    let label = format!("postrider inbox {}", spec.name);
-    Ok(store.insert(InboxStore::connect(&spec.inbox, &label).await?))
-}
 
 /// The offsets that are stored before the partitions are fetched: of new partitions, and ids of topics.
 fn new_offsets(decided: &Decisions) -> BTreeMap<Partition, StoredOffset> {

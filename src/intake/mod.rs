@@ -4,6 +4,8 @@
 //! the loop around them, a thread for each intake, with its status and its log lines.
 
 #[cfg(feature = "kafka")]
+mod client;
+#[cfg(feature = "kafka")]
 mod kafka;
 #[cfg_attr(
     not(all(feature = "admin", feature = "kafka")),
@@ -12,11 +14,17 @@ mod kafka;
 mod observer;
 #[cfg(feature = "kafka")]
 mod partitions;
+#[cfg(any(feature = "admin", feature = "kafka"))]
+#[cfg_attr(not(feature = "admin"), expect(dead_code, reason = "webhooks use the rest of it"))]
+mod room;
 mod service;
 mod spec;
 mod upkeep;
 #[cfg(feature = "admin")]
 mod webhook;
+#[cfg(any(feature = "admin", feature = "kafka"))]
+#[cfg_attr(not(feature = "kafka"), expect(dead_code, reason = "Kafka uses the rest of it"))]
+mod writer;
 
 pub use service::{IntakeExit, IntakeService};
 pub use spec::{IntakeSource, IntakeSpec};
@@ -47,6 +55,13 @@ fn hint(error: &SourceError, inbox: &str) -> Option<String> {
              ADMIN_URL --worker ROLE"
                 .to_owned(),
         ),
-        _ => None,
+        _ => {
+            // What a batch can't be stored with, after it was tried message by message.
+            let constraint = error.report()?.constraint.as_ref()?;
+            Some(format!(
+                "constraint \"{constraint}\" of inbox {inbox} refuses a message even as a dead one, without type and \
+                 trace: change the constraint, or drop it"
+            ))
+        }
     }
 }

@@ -3,9 +3,14 @@
 use crate::health::{Condition, DueReport, LogRateLimit, duration_text};
 use crate::inbox::store::{Counts, DeadMessage};
 use crate::intake_status::{BLOCKED_MAX, BlockedPartition, IntakeHandle, IntakeState};
+use crate::postgres::SourceError;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Instant;
 use tracing::{error, info, warn};
+
+/// Kinds of refusals that have a line of their own; further ones have none.
+const UNSTORABLE_MAX: usize = 100;
 
 /// The status and the log of one intake. Its own thread calls it, and nothing else.
 #[derive(Debug)]
@@ -22,6 +27,8 @@ pub(crate) struct IntakeObserver {
     dead_lines: LogRateLimit,
     /// Lines about refused requests.
     refused_lines: LogRateLimit,
+    /// SQLSTATE and constraint of the refusals that were logged.
+    unstorable: BTreeSet<(String, Option<String>)>,
     /// Why the file of secrets can't be read, while it lasts.
     secrets: Option<Condition>,
 }
@@ -43,6 +50,7 @@ impl IntakeObserver {
             blocked: Vec::new(),
             dead_lines: LogRateLimit::default(),
             refused_lines: LogRateLimit::default(),
+            unstorable: BTreeSet::new(),
             secrets: None,
         }
     }
@@ -214,6 +222,26 @@ impl IntakeObserver {
             snapshot.dead_total += u64::try_from(counts.dead.len()).unwrap_or(u64::MAX);
             snapshot.stored_at = Some(Instant::now());
         });
+    }
+
+    /// The database refuses a message even as a dead one. One line for each SQLSTATE and constraint: the message comes
+    /// again until somebody changes the constraint.
+    pub(crate) fn unstorable(&mut self, error: &SourceError) {
+        let Some(report) = error.report() else { return };
+        let kind = (report.sqlstate.to_string(), report.constraint.clone());
+        if self.unstorable.len() >= UNSTORABLE_MAX || !self.unstorable.insert(kind) {
+            return;
+        }
+        let (intake, sqlstate, constraint) = (&self.intake, report.sqlstate, &report.constraint);
+        warn!(
+            event = "intake_message_unstorable",
+            intake,
+            %sqlstate,
+            constraint,
+            hint = "change the constraint of the inbox's table, or drop it: until then the message is neither stored \
+                    nor lost",
+            "the database refuses a message even as a dead one without type and trace (SQLSTATE {sqlstate})"
+        );
     }
 
     /// A request was refused. `reason` has no content of the request.

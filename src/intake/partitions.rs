@@ -3,7 +3,8 @@
 
 use crate::inbox::batch::{Batch, Partition};
 use crate::inbox::kafka::{Block, Decision};
-use crate::inbox::mapping::{KafkaRecord, MessageRules, Requirements};
+use crate::inbox::mapping::{KafkaRecord, MessageRules};
+use crate::inbox::message::Requirements;
 use crate::inbox::store::StoredOffset;
 use crate::intake_status::BlockedPartition;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +19,8 @@ pub(super) struct Partitions {
     assigned: BTreeSet<Partition>,
     /// Those that are fetched: by topic and number, so that a record finds its place without an allocation.
     places: BTreeMap<String, TopicPlaces>,
+    /// The stored offsets of those that were fetched, while none is.
+    held: BTreeMap<Partition, i64>,
     /// Those that wait for a decision of a person, and their stored offsets.
     blocked: BTreeMap<Partition, (Block, StoredOffset)>,
     /// Partitions whose log was truncated, and the stored offset and epoch at which that was found: they are blocked as
@@ -94,6 +97,8 @@ impl Partitions {
 
     /// Nothing is fetched any more. What was read and is not stored is read again.
     pub(super) fn hold(&mut self) {
+        self.held = self.offsets();
+        self.held.retain(|partition, _| self.assigned.contains(partition));
         self.places.clear();
     }
 
@@ -107,6 +112,7 @@ impl Partitions {
         stored: &BTreeMap<Partition, StoredOffset>,
     ) -> Result<BTreeMap<Partition, i64>, Partition> {
         self.places.clear();
+        self.held.clear();
         self.blocked.clear();
         let mut fetched_from = BTreeMap::new();
         for (partition, (decision, topic_id)) in decisions {
@@ -197,9 +203,9 @@ impl Partitions {
         }
     }
 
-    /// The stored offset of each partition that is fetched.
+    /// The stored offset of each partition that is fetched, or was before all were held.
     pub(super) fn offsets(&self) -> BTreeMap<Partition, i64> {
-        let mut offsets = BTreeMap::new();
+        let mut offsets = self.held.clone();
         for (topic, places) in &self.places {
             for (number, place) in &places.partitions {
                 let partition = Partition { topic: topic.clone(), number: *number };
@@ -221,15 +227,14 @@ impl Partitions {
         shown.collect()
     }
 
-    /// The partitions that wait for a decision of a person.
-    pub(super) fn waiting(&self) -> Vec<Partition> {
-        self.blocked.keys().cloned().collect()
-    }
-
-    /// Whether a person has decided about one of them. The whole stored offset is compared: a seek to the same offset,
-    /// in another topic or in a log that was truncated, is a decision.
-    pub(super) fn is_decided(&self, stored: &BTreeMap<Partition, StoredOffset>) -> bool {
+    /// Whether another process or a person has changed a stored offset. Of a blocked partition the whole stored offset
+    /// is compared: a seek to the same offset, in another topic or in a log that was truncated, is a decision.
+    pub(super) fn is_moved(&self, stored: &BTreeMap<Partition, StoredOffset>) -> bool {
+        let of_fetched = |(partition, next): (&Partition, &i64)| {
+            stored.get(partition).map(|offset| offset.next) != Some(*next)
+        };
         let mut blocked = self.blocked.iter();
-        blocked.any(|(partition, (_, before))| stored.get(partition) != Some(before))
+        self.offsets().iter().any(of_fetched)
+            || blocked.any(|(partition, (_, before))| stored.get(partition) != Some(before))
     }
 }

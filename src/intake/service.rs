@@ -26,16 +26,24 @@ impl IntakeService {
     /// Starts a thread for each intake.
     ///
     /// # Errors
-    /// The system can't create a thread.
+    /// The system can't create a thread, or what its runtime needs.
     pub fn start(intakes: Vec<(IntakeSpec, IntakeHandle)>, stop: &Stop) -> std::io::Result<Self> {
         let mut started = Vec::with_capacity(intakes.len());
         for (spec, handle) in intakes {
             let name = spec.name.clone();
+            // Made here, so that a system without descriptors is an error of the start and not the end of a thread.
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let (ended, wait) = oneshot::channel();
             let stop = stop.clone();
-            let thread = std::thread::Builder::new()
-                .name(format!("inbox-{name}"))
-                .spawn(move || thread(&spec, &handle, &stop, ended))?;
+            let thread =
+                std::thread::Builder::new().name(format!("inbox-{name}")).spawn(move || {
+                    // If the thread panics, its sender is dropped.
+                    let guard = FailedOnPanic(handle.clone());
+                    runtime.block_on(run(&spec, &stop, IntakeObserver::new(&spec.name, handle)));
+                    drop(guard);
+                    // The receiver is dropped if the process is exiting.
+                    ended.send(()).unwrap_or_default();
+                })?;
             started.push((name, thread, wait));
         }
         Ok(Self { intakes: started })
@@ -64,23 +72,6 @@ impl IntakeService {
         drop(thread.join());
         Some((name, exit))
     }
-}
-
-fn thread(spec: &IntakeSpec, handle: &IntakeHandle, stop: &Stop, ended: oneshot::Sender<()>) {
-    // If this thread panics, its sender is dropped too.
-    let guard = FailedOnPanic(handle.clone());
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            tracing::error!(%error, "could not make the intake's runtime");
-            return;
-        }
-    };
-    let observer = IntakeObserver::new(&spec.name, handle.clone());
-    runtime.block_on(run(spec, stop, observer));
-    drop(guard);
-    // The receiver is dropped if the process is exiting.
-    ended.send(()).unwrap_or_default();
 }
 
 async fn run(spec: &IntakeSpec, stop: &Stop, observer: IntakeObserver) {

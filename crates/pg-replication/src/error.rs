@@ -182,6 +182,7 @@ impl SourceError {
                 message: clean(db.message()),
                 detail: db.detail().map(clean),
                 hint: db.hint().map(clean),
+                constraint: db.constraint().map(clean),
                 associated_lsn: db.where_().and_then(associated_lsn),
             };
             return Self::server(doing, report.without_values());
@@ -194,6 +195,7 @@ impl SourceError {
                 message: clean(&wrong.to_string()),
                 detail: None,
                 hint: None,
+                constraint: None,
                 associated_lsn: None,
             };
             return Self::server(doing, report);
@@ -272,6 +274,8 @@ pub struct ServerReport {
     pub detail: Option<String>,
     /// HINT, at most 1,000 characters.
     pub hint: Option<String>,
+    /// CONSTRAINT NAME: the constraint that a value broke. It is a name of the schema, and never a value.
+    pub constraint: Option<String>,
     /// The "associated LSN" of an error of the output plugin.
     pub associated_lsn: Option<Lsn>,
 }
@@ -291,6 +295,7 @@ impl ServerReport {
             message: String::new(),
             detail: None,
             hint: None,
+            constraint: None,
             associated_lsn: None,
         };
         for field in body.split(|byte| *byte == 0) {
@@ -303,6 +308,7 @@ impl ServerReport {
                 b'M' => report.message = clean(&text),
                 b'D' => report.detail = Some(clean(&text)),
                 b'H' => report.hint = Some(clean(&text)),
+                b'n' => report.constraint = Some(clean(&text)),
                 b'W' => report.associated_lsn = associated_lsn(&text),
                 _ => {}
             }
@@ -378,8 +384,10 @@ mod tests {
     #[test]
     fn texts_that_quote_values_are_not_shown() {
         for (sqlstate, shown) in [("22P02", false), ("23505", false), ("22023", true)] {
-            let fields = format!("C{sqlstate}\0Mbad: hunter2\0DKey (id)=(hunter2) exists.\0\0");
+            let fields =
+                format!("C{sqlstate}\0Mbad: hunter2\0DKey (id)=(hunter2) exists.\0njobs_check\0\0");
             let report = ServerReport::from_fields(fields.as_bytes());
+            assert_eq!(report.constraint.as_deref(), Some("jobs_check"));
             assert_eq!(report.sqlstate.as_str(), sqlstate);
             assert_eq!(format!("{report:?}").contains("hunter2"), shown, "{sqlstate}");
         }

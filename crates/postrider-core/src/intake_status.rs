@@ -16,7 +16,8 @@ pub enum IntakeState {
     Starting,
     /// Messages are stored as they come.
     Storing,
-    /// Other members of the consumer group have all partitions.
+    /// The group gives this process no partition: other members have all of them, or no topic can be read, and then
+    /// the reason says why.
     StandingBy,
     /// The inbox has as many messages that wait as it may have: nothing is read.
     Full,

@@ -1,6 +1,6 @@
 //! Messages that are stored in one transaction, and how far that takes each partition.
 
-use crate::message::{Body, Message, Remembered};
+use crate::message::Message;
 use std::collections::BTreeMap;
 
 /// A partition of a topic.
@@ -88,66 +88,6 @@ impl Batch {
         self.messages.clear();
         self.spans.clear();
         self.bytes = 0;
-    }
-}
-
-/// The columns of some messages, one array for each parameter of the statement that inserts them.
-#[derive(Default)]
-pub(crate) struct Columns<'a> {
-    pub(crate) event_ids: Vec<&'a str>,
-    pub(crate) event_types: Vec<Option<&'a str>>,
-    pub(crate) sources: Vec<&'a str>,
-    pub(crate) aggregates: Vec<Option<&'a str>>,
-    pub(crate) payloads: Vec<Option<&'a str>>,
-    pub(crate) payload_bytes: Vec<Option<&'a [u8]>>,
-    pub(crate) headers: Vec<&'a str>,
-    pub(crate) traces: Vec<Option<&'a str>>,
-    pub(crate) sequences: Vec<Option<i64>>,
-    pub(crate) priorities: Vec<Option<i16>>,
-    pub(crate) errors: Vec<Option<&'a str>>,
-    /// What is remembered by id alone.
-    pub(crate) remembered: Vec<Option<&'a str>>,
-    /// Aggregate, id and position of what is remembered by position.
-    pub(crate) positioned: [Vec<Option<&'a str>>; 3],
-}
-
-impl<'a> Columns<'a> {
-    pub(crate) fn of(messages: impl IntoIterator<Item = &'a Message>) -> Self {
-        let mut columns = Self::default();
-        for message in messages {
-            columns.push(message);
-        }
-        columns
-    }
-
-    fn push(&mut self, message: &'a Message) {
-        self.event_ids.push(&message.event_id);
-        self.event_types.push(message.event_type.as_deref());
-        self.sources.push(&message.source);
-        self.aggregates.push(message.aggregate_id.as_deref());
-        let (json, bytes) = match &message.body {
-            Body::Absent => (None, None),
-            Body::Json(text) => (Some(text.as_str()), None),
-            Body::Bytes(bytes) => (None, Some(bytes.as_slice())),
-        };
-        self.payloads.push(json);
-        self.payload_bytes.push(bytes);
-        self.headers.push(&message.headers);
-        self.traces.push(message.trace_id.as_deref());
-        self.sequences.push(message.sequence_num);
-        self.priorities.push(message.priority);
-        self.errors.push(message.dead.as_deref());
-        let (id, positioned) = match &message.remembered {
-            None => (None, [None; 3]),
-            Some(Remembered::Id(id)) => (Some(id.as_str()), [None; 3]),
-            Some(Remembered::Position { aggregate, id, position }) => {
-                (None, [Some(aggregate.as_str()), Some(id.as_str()), Some(position.as_str())])
-            }
-        };
-        self.remembered.push(id);
-        for (column, value) in self.positioned.iter_mut().zip(positioned) {
-            column.push(value);
-        }
     }
 }
 

@@ -1,14 +1,14 @@
 //! What becomes of a record of Kafka: the message that an inbox stores.
 
-use crate::message::{Body, ID_BYTES_MAX, Identity, Message, Remembered, SOURCE_BYTES_MAX};
+use crate::message::{
+    Body, ID_BYTES_MAX, Identity, Message, Remembered, Requirements, SOURCE_BYTES_MAX,
+    TEXT_BYTES_MAX,
+};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 use std::fmt::Write as _;
-
-/// Longer aggregates are stored as a hash. Unit: bytes.
-const AGGREGATE_BYTES_MAX: usize = 1000;
 
 /// A record of Kafka.
 #[derive(Clone, Copy, Debug)]
@@ -80,17 +80,6 @@ impl Default for MessageRules {
     }
 }
 
-/// What an inbox requires of its messages.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Requirements {
-    /// Every message needs an aggregate.
-    pub aggregate: bool,
-    /// Every message needs a number; the first one of an aggregate is this.
-    pub first_sequence: Option<i64>,
-    /// The priority of messages that have none.
-    pub default_priority: Option<i16>,
-}
-
 /// The headers of a record that were found to be a text, or why not.
 pub(crate) struct Headers<'a>(pub(crate) &'a [(&'a [u8], Option<&'a [u8]>)]);
 
@@ -111,6 +100,22 @@ impl<'a> Headers<'a> {
                 Some(text) => Ok(Some(text)),
                 None => Err(format!("header \"{name}\" is no text")),
             },
+        }
+    }
+
+    /// The same as a text of at most [`TEXT_BYTES_MAX`] bytes.
+    ///
+    /// # Errors
+    /// The value is no such text.
+    pub(crate) fn short_text(&self, name: &str) -> Result<Option<&'a str>, String> {
+        match self.text(name)? {
+            Some(text) if text.len() > TEXT_BYTES_MAX => {
+                let bytes = text.len();
+                Err(format!(
+                    "header \"{name}\" has {bytes} bytes, and {TEXT_BYTES_MAX} can be stored"
+                ))
+            }
+            text => Ok(text),
         }
     }
 }
@@ -134,15 +139,7 @@ impl MessageRules {
         });
         message.body = record.value.map_or(Body::Absent, Body::of);
         message.headers = headers_json(record, message.aggregate_id.as_deref());
-        if message.dead.is_some() {
-            // Alone in an aggregate of its own, so that it holds back no other message.
-            if needs.aggregate && message.aggregate_id.is_none() {
-                message.aggregate_id = Some(record.place().event_id());
-            }
-            message.sequence_num = message.sequence_num.or(needs.first_sequence);
-        }
-        message.priority = message.priority.or(needs.default_priority);
-        message
+        message.with_required(needs)
     }
 
     /// A message without content and headers.
@@ -170,7 +167,7 @@ impl MessageRules {
         let mut message = Message {
             event_id,
             remembered,
-            event_type: headers.text(&self.type_header)?.map(str::to_owned),
+            event_type: headers.short_text(&self.type_header)?.map(str::to_owned),
             source,
             aggregate_id,
             trace_id: trace_id(headers)?,
@@ -232,14 +229,7 @@ impl MessageRules {
         headers: &Headers<'_>,
     ) -> Result<Option<String>, String> {
         if let Some(header) = &self.aggregate_header {
-            return match headers.text(header)? {
-                Some(text) if text.len() <= AGGREGATE_BYTES_MAX => Ok(Some(text.to_owned())),
-                Some(text) => Err(format!(
-                    "header \"{header}\" has {} bytes, an aggregate has at most {AGGREGATE_BYTES_MAX}",
-                    text.len()
-                )),
-                None => Ok(None),
-            };
+            return Ok(headers.short_text(header)?.map(str::to_owned));
         }
         let Some(key) = record.key else { return Ok(None) };
         let topic = record.topic;
@@ -249,7 +239,7 @@ impl MessageRules {
             Some(text) => format!("{topic}/{text}"),
             None => format!("{topic}#{}", STANDARD.encode(key)),
         };
-        if text.len() <= AGGREGATE_BYTES_MAX {
+        if text.len() <= TEXT_BYTES_MAX {
             return Ok(Some(text));
         }
         let mut hash = format!("{topic}#sha256=");
@@ -262,10 +252,11 @@ impl MessageRules {
 }
 
 fn checked<'a>(header: &str, id: &'a str) -> Result<&'a str, String> {
-    // The history and a slash are before it where it is remembered.
-    let max = ID_BYTES_MAX - 9;
-    if id.is_empty() || id.len() > max {
-        return Err(format!("header \"{header}\" has {} bytes, an id has 1 to {max}", id.len()));
+    if id.is_empty() || id.len() > ID_BYTES_MAX {
+        let bytes = id.len();
+        return Err(format!(
+            "header \"{header}\" has {bytes} bytes, an id has 1 to {ID_BYTES_MAX}"
+        ));
     }
     Ok(id)
 }

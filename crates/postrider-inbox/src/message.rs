@@ -4,8 +4,12 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use std::fmt;
 
-/// The largest id of a message. Unit: bytes.
-pub const ID_BYTES_MAX: usize = 1000;
+/// The largest id that a producer gives. Where it is remembered, a history of eight digits and a slash are before it,
+/// and both together are a key of at most [`TEXT_BYTES_MAX`] bytes. Unit: bytes.
+pub const ID_BYTES_MAX: usize = TEXT_BYTES_MAX - 9;
+
+/// The largest aggregate, and the largest type of an event: both are parts of indexes. Unit: bytes.
+pub const TEXT_BYTES_MAX: usize = 1000;
 
 /// The largest name of a source. Unit: bytes.
 pub const SOURCE_BYTES_MAX: usize = 200;
@@ -35,6 +39,17 @@ pub struct Message {
     pub priority: Option<i16>,
     /// Why the message is stored as a dead one: it does not have what the inbox requires. `None` for other messages.
     pub dead: Option<String>,
+}
+
+/// What an inbox requires of its messages.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Requirements {
+    /// Every message needs an aggregate.
+    pub aggregate: bool,
+    /// Every message needs a number; the first one of an aggregate is this.
+    pub first_sequence: Option<i64>,
+    /// The priority of messages that have none.
+    pub default_priority: Option<i16>,
 }
 
 /// What is remembered of a message beyond its row.
@@ -107,6 +122,21 @@ impl Message {
     pub fn bare(self) -> Self {
         let headers = serde_json::json!({"base64": STANDARD.encode(&self.headers)}).to_string();
         Self { headers, event_type: None, trace_id: None, ..self }
+    }
+
+    /// Gives the message the columns that the inbox requires and that it may still lack: the default priority; and to a
+    /// dead message an aggregate of its own, so that it holds back no other message, and the first number.
+    #[must_use]
+    pub(crate) fn with_required(mut self, needs: &Requirements) -> Self {
+        if self.dead.is_some() {
+            if needs.aggregate && self.aggregate_id.is_none() {
+                // No topic is empty, so no aggregate of topic and key begins with a slash.
+                self.aggregate_id = Some(format!("//{}", self.event_id));
+            }
+            self.sequence_num = self.sequence_num.or(needs.first_sequence);
+        }
+        self.priority = self.priority.or(needs.default_priority);
+        self
     }
 
     /// Approximate size of the message in memory and in a statement. Unit: bytes.
@@ -227,6 +257,24 @@ mod tests {
         assert_eq!(unique.len(), all.len(), "{all:?}");
         assert_eq!(all[0], "orders/68F1A2B3/7");
         assert_eq!(all[10], "orders@/3//7");
+    }
+
+    #[test]
+    fn a_dead_message_without_an_aggregate_has_one_of_its_own() {
+        let needs =
+            Requirements { aggregate: true, first_sequence: Some(1), default_priority: Some(5) };
+        let message = |dead: Option<&str>| Message {
+            event_id: "orders@/3//7".to_owned(),
+            dead: dead.map(str::to_owned),
+            ..Message::default()
+        };
+        let dead = message(Some("no key")).with_required(&needs);
+        assert_eq!(dead.aggregate_id.as_deref(), Some("//orders@/3//7"));
+        assert_eq!((dead.sequence_num, dead.priority), (Some(1), Some(5)));
+        let other = message(None).with_required(&needs);
+        assert_eq!((other.aggregate_id, other.sequence_num, other.priority), (None, None, Some(5)));
+        let kept = Message { aggregate_id: Some("a".to_owned()), ..message(Some("no number")) };
+        assert_eq!(kept.with_required(&needs).aggregate_id.as_deref(), Some("a"));
     }
 
     #[test]

@@ -4,9 +4,9 @@
 //! still the one that the batch begins at, so a process that has lost a partition without knowing it commits nothing,
 //! and neither does one that repeats a transaction whose commit was not answered.
 
-use crate::batch::{Batch, Columns, Partition, Span};
-use crate::mapping::Requirements;
-use crate::message::{Body, Message};
+use crate::batch::{Batch, Partition, Span};
+use crate::message::Requirements;
+use crate::message::{Body, Message, Remembered};
 use postrider_postgres::control::Control;
 use postrider_postgres::names::ident;
 use postrider_postgres::{Conninfo, SourceError, SourceErrorKind};
@@ -335,8 +335,8 @@ impl InboxStore {
                     &columns.event_types,
                     &columns.sources,
                     &columns.aggregates,
-                    &columns.payloads,
-                    &columns.payload_bytes,
+                    &columns.payloads.0,
+                    &columns.payloads.1,
                     &columns.headers,
                     &columns.traces,
                     &columns.sequences,
@@ -591,6 +591,66 @@ WHERE CASE WHEN m.remembered IS NOT NULL THEN s.message_id IS NOT NULL \
     WHEN m.position IS NOT NULL THEN a.n IS NOT NULL ELSE true END \
 ORDER BY m.n \
 ON CONFLICT (event_id) DO NOTHING RETURNING t.event_id";
+
+/// The columns of some messages, one array for each parameter of the statement that inserts them.
+#[derive(Default)]
+struct Columns<'a> {
+    event_ids: Vec<&'a str>,
+    event_types: Vec<Option<&'a str>>,
+    sources: Vec<&'a str>,
+    aggregates: Vec<Option<&'a str>>,
+    /// Contents that are JSON, and contents that are other bytes.
+    payloads: (Vec<Option<&'a str>>, Vec<Option<&'a [u8]>>),
+    headers: Vec<&'a str>,
+    traces: Vec<Option<&'a str>>,
+    sequences: Vec<Option<i64>>,
+    priorities: Vec<Option<i16>>,
+    errors: Vec<Option<&'a str>>,
+    /// What is remembered by id alone.
+    remembered: Vec<Option<&'a str>>,
+    /// Aggregate, id and position of what is remembered by position.
+    positioned: [Vec<Option<&'a str>>; 3],
+}
+
+impl<'a> Columns<'a> {
+    fn of(messages: impl IntoIterator<Item = &'a Message>) -> Self {
+        let mut columns = Self::default();
+        for message in messages {
+            columns.push(message);
+        }
+        columns
+    }
+
+    fn push(&mut self, message: &'a Message) {
+        self.event_ids.push(&message.event_id);
+        self.event_types.push(message.event_type.as_deref());
+        self.sources.push(&message.source);
+        self.aggregates.push(message.aggregate_id.as_deref());
+        let (json, bytes) = match &message.body {
+            Body::Absent => (None, None),
+            Body::Json(text) => (Some(text.as_str()), None),
+            Body::Bytes(bytes) => (None, Some(bytes.as_slice())),
+        };
+        self.payloads.0.push(json);
+        self.payloads.1.push(bytes);
+        self.headers.push(&message.headers);
+        self.traces.push(message.trace_id.as_deref());
+        self.sequences.push(message.sequence_num);
+        self.priorities.push(message.priority);
+        self.errors.push(message.dead.as_deref());
+        let (id, positioned) = match &message.remembered {
+            None => (None, [None; 3]),
+            Some(Remembered::Id(id)) => (Some(id.as_str()), [None; 3]),
+            Some(Remembered::Position { aggregate, id, position }) => {
+                (None, [Some(aggregate.as_str()), Some(id.as_str()), Some(position.as_str())])
+            }
+        };
+        self.remembered.push(id);
+        for (column, value) in self.positioned.iter_mut().zip(positioned) {
+            column.push(value);
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {

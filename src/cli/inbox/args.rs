@@ -359,27 +359,6 @@ fn hours(text: &str) -> Result<u32, String> {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tiers_and_hours_are_read_as_they_are_documented() {
-        assert_eq!(tier("urgent=0..3"), Ok(("urgent".to_owned(), 0, 3)));
-        assert_eq!(tier("a=-5..-1"), Ok(("a".to_owned(), -5, -1)));
-        for text in
-            ["", "urgent", "urgent=0", "urgent=0-3", "urgent=3..0", "u=0..99999", "=..", "u=a..b"]
-        {
-            assert!(tier(text).is_err(), "{text}");
-        }
-        assert_eq!((hours("0"), hours("72h"), hours("3d")), (Ok(0), Ok(72), Ok(72)));
-        for text in ["", "72", "90m", "1ms", "0h", "-1h", "99999999999999d"] {
-            assert!(hours(text).is_err(), "{text}");
-        }
-        assert_eq!(hours("120m"), Ok(2));
-    }
-}
-
 /// `postrider inbox seek`
 #[derive(clap::Args, Debug)]
 #[cfg(feature = "kafka")]
@@ -429,5 +408,26 @@ impl std::str::FromStr for SeekOffset {
                 Ok(_) | Err(_) => Err("expected a number from 0 on, earliest or latest"),
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiers_and_hours_are_read_as_they_are_documented() {
+        assert_eq!(tier("urgent=0..3"), Ok(("urgent".to_owned(), 0, 3)));
+        assert_eq!(tier("a=-5..-1"), Ok(("a".to_owned(), -5, -1)));
+        for text in
+            ["", "urgent", "urgent=0", "urgent=0-3", "urgent=3..0", "u=0..99999", "=..", "u=a..b"]
+        {
+            assert!(tier(text).is_err(), "{text}");
+        }
+        assert_eq!((hours("0"), hours("72h"), hours("3d")), (Ok(0), Ok(72), Ok(72)));
+        for text in ["", "72", "90m", "1ms", "0h", "-1h", "99999999999999d"] {
+            assert!(hours(text).is_err(), "{text}");
+        }
+        assert_eq!(hours("120m"), Ok(2));
     }
 }

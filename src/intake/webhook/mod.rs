@@ -10,15 +10,15 @@
 mod reception;
 
 use super::observer::IntakeObserver;
+use super::room::{COUNT_INTERVAL, Room};
 use super::spec::IntakeSpec;
-use crate::backoff::Backoff;
+use super::writer::{BACKOFF, BATCH_BYTES_MAX, InboxWriter, Written};
 use crate::connections::{self, Bounds, Watch, WhenFull};
 use crate::inbox::batch::Batch;
-use crate::inbox::store::{InboxStore, StoreError, Stored};
 use crate::inbox::webhook::WebhookConfig;
 use crate::intake_status::IntakeState;
 use crate::pipeline::Stop;
-use crate::postgres::{SourceError, SourceErrorKind, error_policy};
+use crate::postgres::SourceError;
 use reception::{ANSWER_MAX, BODY_TIME_MAX, Gate, ReceptionEnd, Shared, Waiting};
 use std::future::Future;
 use std::io;
@@ -31,30 +31,11 @@ use tokio::sync::mpsc;
 /// Requests that wait to be stored.
 const QUEUE_MAX: usize = 1000;
 
-/// Bytes of a batch, after which it is stored.
-const BATCH_BYTES_MAX: usize = 16 << 20;
-
-/// Attempts of a transaction that another one was in the way of.
-const CONFLICTS_MAX: u32 = 5;
-
-/// The longest time for a transaction. After it the session is given up: a server that does not answer would otherwise
-/// keep all requests waiting.
-const STORE_MAX: Duration = Duration::from_mins(1);
-
 /// The longest time from the accept of a connection to the end of its request header.
 const HEADER_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// What the answer itself may take.
 const SEND_MAX: Duration = Duration::from_secs(5);
-
-/// Pause between two counts of the messages that wait to be processed.
-const COUNT_INTERVAL: Duration = Duration::from_secs(1);
-
-/// A full inbox is written into again when fewer messages wait than the largest number less this part of it: a tenth.
-const RESUME_PART: u64 = 10;
-
-/// Pauses after failures.
-const BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(15));
 
 /// What a sender is asked to wait. Unit: seconds.
 const RETRY_DATABASE: u32 = 5;
@@ -155,25 +136,10 @@ struct StoreLoop<'a> {
     config: &'a WebhookConfig,
     shared: Arc<Shared>,
     queue: mpsc::Receiver<Waiting>,
-    /// The session; `None` after a failure.
-    store: Option<InboxStore>,
-    /// Messages of a batch at most: fewer for a while after one took too long.
-    batch_max: usize,
-    backoff: Backoff,
+    writer: InboxWriter,
+    room: Room,
     /// When the next session is opened, or the messages are counted again.
     next_at: Instant,
-    /// Messages that may be stored before they are counted again.
-    room: u64,
-    /// The inbox was full when it was last counted.
-    is_full: bool,
-}
-
-/// A batch was not stored.
-enum Trouble {
-    /// The server refused a value of a message.
-    Value,
-    /// It is not known to be stored.
-    Failed(SourceError),
 }
 
 impl<'a> StoreLoop<'a> {
@@ -187,12 +153,9 @@ impl<'a> StoreLoop<'a> {
             config,
             shared,
             queue,
-            store: None,
-            batch_max: spec.batch_messages.max(1),
-            backoff: BACKOFF,
+            writer: InboxWriter::new(spec),
+            room: Room::new(spec),
             next_at: Instant::now(),
-            room: 0,
-            is_full: false,
         }
     }
 
@@ -204,7 +167,7 @@ impl<'a> StoreLoop<'a> {
     /// One step; none if the receiver has ended.
     async fn turn(&mut self) -> Option<()> {
         self.shared.observer().turns();
-        if self.store.is_none() || self.is_full {
+        if self.writer.requirements().is_none() || self.room.is_full() {
             return self.opens().await;
         }
         let counts_at = tokio::time::Instant::from_std(self.next_at);
@@ -225,45 +188,27 @@ impl<'a> StoreLoop<'a> {
         if part < pause {
             return Some(());
         }
-        if self.store.is_none() {
-            let label = format!("postrider inbox {}", self.spec.name);
-            let connecting = Box::pin(InboxStore::connect(&self.spec.inbox, &label));
-            match refuses(&mut self.queue, connecting).await? {
-                Ok(store) => self.store = Some(store),
-                Err(error) => {
-                    self.database_fails(&error);
-                    return Some(());
-                }
-            }
+        let Self { queue, writer, .. } = self;
+        let opened = refuses(queue, writer.open()).await?.map(drop);
+        match opened {
+            Ok(()) => self.counts().await,
+            Err(error) => self.database_fails(&error),
         }
-        self.counts().await;
         Some(())
     }
 
     /// Counts the messages that wait to be processed, and opens or closes the gate.
     async fn counts(&mut self) {
         self.next_at = Instant::now() + COUNT_INTERVAL;
-        let Some(store) = &self.store else { return };
-        let pending = match bounded(store.pending()).await {
+        let pending = match self.writer.ask(async |store| store.pending().await).await {
             Ok(pending) => pending,
             Err(error) => return self.database_fails(&error),
         };
-        self.shared.observer().pending(pending);
-        let max = self.spec.pending_max.unwrap_or(u64::MAX);
-        let limit = if self.is_full { max - max / RESUME_PART } else { max };
-        self.is_full = pending >= limit.max(1);
-        self.room = max.saturating_sub(pending);
-        if self.is_full {
-            let inbox = &self.spec.inbox.inbox;
-            let reason = format!(
-                "{pending} messages of inbox \"{inbox}\" wait to be processed, and the limit is {max}"
-            );
-            let hint = "start more workers, or raise pending_max".to_owned();
-            self.shared.observer().waits(IntakeState::Full, &reason, Some(&hint));
-            self.close("the inbox is full", RETRY_FULL);
-        } else {
+        if self.room.counted(pending, &mut self.shared.observer()) {
             self.shared.observer().stores(0);
             self.shared.set_gate(Gate::Open);
+        } else {
+            self.close("the inbox is full", RETRY_FULL);
         }
     }
 
@@ -271,132 +216,84 @@ impl<'a> StoreLoop<'a> {
     async fn stores(&mut self, first: Waiting) {
         let mut waiting = vec![first];
         let mut bytes = 0;
-        let max = self.batch_max.min(usize::try_from(self.room).unwrap_or(usize::MAX));
+        let max = self.writer.batch_max().min(self.room.left());
         while waiting.len() < max && bytes < BATCH_BYTES_MAX {
             let Ok(next) = self.queue.try_recv() else { break };
             bytes += next.request.body.len();
             waiting.push(next);
         }
         let batch = self.batch(&waiting);
-        match self.store_batch(&batch).await {
-            Ok(()) => {
+        match self.writer.write(&batch).await {
+            Written::Refused(_) => self.store_each(waiting).await,
+            written @ (Written::Committed(_) | Written::Moved | Written::Failed(_)) => {
+                let end = self.ends(written);
                 for request in waiting {
-                    request.answer(ReceptionEnd::Stored);
-                }
-            }
-            Err(Trouble::Value) => self.store_each(waiting).await,
-            Err(Trouble::Failed(error)) => {
-                self.database_fails(&error);
-                for request in waiting {
-                    request.answer(ReceptionEnd::Unknown);
+                    request.answer(end.clone());
                 }
             }
         }
-        let stored = u64::try_from(batch.len()).unwrap_or(u64::MAX);
-        self.room = self.room.saturating_sub(stored);
-        if self.room == 0 && self.store.is_some() {
+        self.room.fills(batch.len());
+        if self.room.left() == 0 && self.writer.requirements().is_some() {
             self.counts().await;
         }
     }
 
     fn batch(&self, waiting: &[Waiting]) -> Batch {
         let mut batch = Batch::default();
-        let Some(store) = &self.store else { return batch };
+        let Some(requirements) = self.writer.requirements() else { return batch };
         let (rules, name) = (&self.spec.rules, &self.spec.name);
         for Waiting { request, .. } in waiting {
-            batch.push(request.message(&self.config.scheme, rules, name, store.requirements()));
+            batch.push(request.message(&self.config.scheme, rules, name, requirements));
         }
         batch
-    }
-
-    /// Stores a batch in one transaction.
-    async fn store_batch(&mut self, batch: &Batch) -> Result<(), Trouble> {
-        let mut conflicts = 0;
-        loop {
-            let Some(store) = &mut self.store else { return Err(Trouble::Failed(late())) };
-            let result = Box::pin(tokio::time::timeout(STORE_MAX, store.store(batch))).await;
-            match result {
-                Ok(Ok(stored)) => {
-                    self.ends(stored);
-                    self.batch_max =
-                        self.batch_max.saturating_mul(2).min(self.spec.batch_messages).max(1);
-                    return Ok(());
-                }
-                Ok(Err(StoreError::Value(_))) => return Err(Trouble::Value),
-                Ok(Err(StoreError::Conflict(_))) if conflicts < CONFLICTS_MAX => {
-                    conflicts += 1;
-                    let pause = Duration::from_millis(20).mul_f64(fastrand::f64());
-                    tokio::time::sleep(pause * conflicts).await;
-                }
-                Ok(Err(StoreError::TooLong(error))) => {
-                    self.batch_max = (batch.len() / 2).max(1);
-                    return Err(Trouble::Failed(error));
-                }
-                Ok(Err(StoreError::Conflict(error) | StoreError::Database(error))) => {
-                    return Err(Trouble::Failed(error));
-                }
-                Err(elapsed) => return Err(Trouble::Failed(late().caused_by(elapsed))),
-            }
-        }
     }
 
     /// The server has refused a value of a message: stores each request in a transaction of its own, as a dead message
     /// if it is refused again. One that can't be stored at all does not keep others from being stored.
     async fn store_each(&mut self, waiting: Vec<Waiting>) {
-        let Some(store) = &mut self.store else { return };
         // The inbox may have another order or other priorities by now.
-        if let Err(error) = bounded(store.requirements_changed()).await {
+        if let Err(error) = self.writer.ask(async |store| store.requirements_changed().await).await
+        {
             self.database_fails(&error);
         }
         for request in waiting {
-            let batch = self.batch(std::slice::from_ref(&request));
             // After a failure nothing more is tried: the senders send again.
-            let Some(store) = &mut self.store else {
+            if self.writer.requirements().is_none() {
                 request.answer(ReceptionEnd::Unknown);
                 continue;
-            };
-            let result = Box::pin(tokio::time::timeout(STORE_MAX, store.store_each(&batch))).await;
-            let outcome = match result {
-                Ok(Ok(stored)) => {
-                    self.ends(stored);
-                    ReceptionEnd::Stored
-                }
-                Ok(Err(StoreError::Value(error))) => {
-                    let state = error.sqlstate().map(|state| state.as_str().to_owned());
-                    ReceptionEnd::Refused { state: state.unwrap_or_default() }
-                }
-                Ok(Err(error)) => {
-                    self.database_fails(error.error());
-                    ReceptionEnd::Unknown
-                }
-                Err(elapsed) => {
-                    self.database_fails(&late().caused_by(elapsed));
-                    ReceptionEnd::Unknown
-                }
-            };
-            request.answer(outcome);
+            }
+            let batch = self.batch(std::slice::from_ref(&request));
+            let written = self.writer.write_each(&batch).await;
+            request.answer(self.ends(written));
         }
     }
 
-    /// A transaction has ended. A batch without partitions is always committed.
-    fn ends(&mut self, stored: Stored) {
-        self.backoff.reset();
-        if let Stored::Committed(counts) = stored {
-            self.shared.observer().stored(&counts);
+    /// A transaction has ended.
+    fn ends(&mut self, written: Written) -> ReceptionEnd {
+        match written {
+            Written::Committed(counts) => {
+                self.shared.observer().stored(&counts);
+                ReceptionEnd::Stored
+            }
+            Written::Refused(error) => {
+                self.shared.observer().unstorable(&error);
+                let state = error.sqlstate().map(|state| state.to_string());
+                ReceptionEnd::Refused { state: state.unwrap_or_default() }
+            }
+            Written::Failed(error) => {
+                self.database_fails(&error);
+                ReceptionEnd::Unknown
+            }
+            // A batch without partitions has no offset that could be moved.
+            Written::Moved => ReceptionEnd::Unknown,
         }
     }
 
     /// The database is not available, or refuses a statement. A new session is opened after a pause.
     fn database_fails(&mut self, error: &SourceError) {
-        self.store = None;
-        let hint = super::hint(error, &self.spec.inbox.inbox).or_else(|| error_policy::hint(error));
-        self.shared.observer().waits(
-            IntakeState::DatabaseDown,
-            &error.to_string(),
-            hint.as_deref(),
-        );
+        let pause = self.writer.fails(error, &mut self.shared.observer());
         self.close("the database of the inbox is not available", RETRY_DATABASE);
-        self.next_at = Instant::now() + self.backoff.next(fastrand::f64());
+        self.next_at = Instant::now() + pause;
     }
 
     fn close(&self, why: &'static str, retry_after: u32) {
@@ -417,16 +314,4 @@ async fn refuses<T>(
             waiting = queue.recv() => waiting?.answer(ReceptionEnd::Unknown),
         }
     }
-}
-
-/// A statement that must not take longer than a transaction.
-async fn bounded<T>(
-    statement: impl Future<Output = Result<T, SourceError>>,
-) -> Result<T, SourceError> {
-    let result = tokio::time::timeout(STORE_MAX, statement).await;
-    result.unwrap_or_else(|elapsed| Err(late().caused_by(elapsed)))
-}
-
-fn late() -> SourceError {
-    SourceError::new(SourceErrorKind::Timeout(STORE_MAX), "store messages in the inbox")
 }

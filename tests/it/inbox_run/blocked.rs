@@ -213,6 +213,33 @@ async fn a_log_that_was_truncated_blocks_its_partition_until_a_person_has_decide
     assert_eq!(faults(&world.sql, 45).await, "");
 }
 
+#[tokio::test]
+async fn a_seek_on_a_topic_without_new_records_is_noticed_within_seconds() {
+    let world = World::create(Version::Pg18, "intake_seek").await;
+    let topics = Topics::new(&brokers(), "intake_seek");
+    let topic = topics.create("numbers", 2).await;
+    write_numbers(&topic, 1..=40, |n| (n % 7).to_string()).await;
+    let relay = Relay::spawn_intake(&world.config(&topic, ""));
+    await_answer(&world.sql, COUNT, "40", &relay).await;
+    let first = "select next_offset from postrider.inbox_offset where part = 0";
+    let records: u64 = world.sql.text(first).await.expect("an offset").parse().expect("a number");
+    assert!(records > 0);
+    let words =
+        ["inbox", "seek", "jobs", "--topic", &topic.name, "--partition", "0", "--to", "earliest"];
+    postrider_ok(&world.config(&topic, ""), &[&words[..], &["--yes"]].concat());
+    let start = std::time::Instant::now();
+    // Its records are read again, and are known.
+    await_intake(&relay, "repeats", |it| it["repeated_total"] == records).await;
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    relay.await_log("has changed the stored offsets", SOON).await;
+    // The same inbox, dropped and created again: it is filled again without a new record.
+    world
+        .sql
+        .batch("select postrider.drop_inbox('jobs'); select postrider.create_inbox('jobs')")
+        .await;
+    await_answer(&world.sql, COUNT, "40", &relay).await;
+}
+
 /// The decision may be to go on at the same offset.
 #[tokio::test]
 async fn a_seek_to_the_same_offset_of_a_new_topic_is_a_decision_too() {

@@ -5,6 +5,8 @@ use super::*;
 use crate::private::{PrivateKafka, PrivatePostgres};
 use crate::server::brokers;
 use crate::topic::Topics;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::{Offset, TopicPartitionList};
 
 #[tokio::test]
 async fn sessions_that_are_terminated_and_a_server_that_is_killed_change_nothing() {
@@ -51,11 +53,60 @@ async fn a_broker_that_is_killed_is_waited_for() {
     kafka.kill().await;
     let intake = await_intake_state(&relay, "broker_down").await;
     assert!(intake["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{intake}");
+    assert!(intake["lag_records"].is_null(), "nobody knows it: {intake}");
     kafka.restart().await;
     await_intake_state(&relay, "storing").await;
     write_numbers(&topic, 101..=200, |_| "k".to_owned()).await;
     await_answer(&world.sql, COUNT, "200", &relay).await;
     assert_eq!(faults(&world.sql, 200).await, "");
+}
+
+/// `statement_timeout` is the server's, and a frozen server does not keep it.
+#[tokio::test]
+async fn a_database_that_is_frozen_is_given_up_and_each_record_is_stored_once() {
+    let server = PrivatePostgres::start(Version::Pg17, "").await;
+    create_inbox(&server.connect().await).await;
+    let topics = Topics::new(&brokers(), "intake_frozen");
+    let topic = topics.create("numbers", 2).await;
+    write_numbers(&topic, 1..=100, |n| (n % 5).to_string()).await;
+    let relay = Relay::spawn_intake(&config(&server.url(), &topic.brokers, &topic.name, ""));
+    await_answer(&server.connect().await, COUNT, "100", &relay).await;
+    server.freeze();
+    let start = std::time::Instant::now();
+    write_numbers(&topic, 101..=200, |n| (n % 5).to_string()).await;
+    await_intake_state(&relay, "database_down").await;
+    assert!(start.elapsed() < Duration::from_secs(90), "{:?}", start.elapsed());
+    // The broker answers, so the lag is known.
+    await_intake(&relay, "lag", |it| it["state"] == "database_down" && it["lag_records"] == 100)
+        .await;
+    server.thaw();
+    let sql = server.connect().await;
+    await_answer(&sql, COUNT, "200", &relay).await;
+    await_intake_state(&relay, "storing").await;
+    assert_eq!(faults(&sql, 200).await, "");
+}
+
+#[tokio::test]
+async fn the_lag_rises_while_the_inbox_is_full_and_kafka_has_the_stored_offset_after_a_stop() {
+    let world = World::create(Version::Pg16, "intake_lag").await;
+    let topics = Topics::new(&brokers(), "intake_lag");
+    let topic = topics.create("numbers", 1).await;
+    write_numbers(&topic, 1..=20, |_| "k".to_owned()).await;
+    let full = "[inboxes.jobs]\npending_max = 10\nbatch = 20\n";
+    let relay = Relay::spawn_intake(&world.config(&topic, "").replace("[inboxes.jobs]\n", full));
+    await_intake(&relay, "full", |it| it["state"] == "full" && it["lag_records"] == 0).await;
+    write_numbers(&topic, 21..=70, |_| "k".to_owned()).await;
+    await_intake(&relay, "a lag", |it| it["state"] == "full" && it["lag_records"] == 50).await;
+    assert_eq!(world.sql.text(COUNT).await.as_deref(), Some("20"));
+    assert_eq!(relay.terminate(END).await.code, Some(0));
+    let mut reader = crate::topic::client_config(&topic.brokers);
+    reader.set("group.id", &topic.name);
+    let reader: BaseConsumer = reader.create().expect("a consumer");
+    let mut list = TopicPartitionList::new();
+    list.add_partition(&topic.name, 0);
+    let committed = reader.committed_offsets(list, END).expect("offsets");
+    let offset = committed.find_partition(&topic.name, 0).map(|found| found.offset());
+    assert_eq!(offset, Some(Offset::Offset(20)));
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Databases that are killed, stopped, frozen and full: what was acknowledged is there once, and nothing else.
 
 use super::sender::Sender;
-use super::{Hooks, Receiver, create_inbox};
+use super::{Hooks, Receiver, create_inbox, with_inbox};
 use crate::await_that::{SOON, await_that};
 use crate::groups::number;
 use crate::private::PrivatePostgres;
@@ -154,6 +154,60 @@ async fn a_server_that_does_not_answer_keeps_no_request_waiting_for_long() {
     let sql = postgres.connect().await;
     assert_eq!(number(&sql, "select count(*) from postrider_inbox.hooks").await, 1);
     receiver.stop().await;
+}
+
+#[tokio::test]
+async fn an_address_that_another_process_has_is_waited_for() {
+    let (database, sql) = with_inbox(Version::Pg16, "hook_address").await;
+    let mut other = None;
+    let receiver = Receiver::start(&database.url(), |_, config| {
+        other = std::net::TcpListener::bind(config.listen).ok();
+    })
+    .await;
+    receiver.await_state(IntakeState::ListenerDown).await;
+    let status = receiver.status();
+    let hint = status.hint.as_deref().unwrap_or_default();
+    assert!(hint.contains("another process listens there"), "{status:?}");
+    drop(other.expect("the address"));
+    receiver.await_state(IntakeState::Storing).await;
+    deliver(&receiver.sender(), "msg_1").await;
+    assert_eq!(number(&sql, "select count(*) from postrider_inbox.hooks").await, 1);
+    receiver.stop().await;
+}
+
+#[tokio::test]
+async fn requests_that_find_a_full_queue_are_put_off_and_stored_afterwards() {
+    const REQUESTS: usize = 1200;
+    let hooks = Hooks::start_with(Version::Pg17, "hook_queue", |_, config| {
+        config.connections_max = 4096;
+    })
+    .await;
+    let lock = hooks.database.connect().await;
+    lock.batch("begin; lock table postrider_inbox.hooks in share mode").await;
+    let sender = hooks.receiver.sender();
+    let mut sends = JoinSet::new();
+    for i in 0..REQUESTS {
+        let sender = sender.clone();
+        sends.spawn(async move { sender.send(&format!("msg_{i}"), "{}").await });
+    }
+    let mut busy = 0;
+    while let Some(answer) = sends.join_next().await {
+        // A connection may be lost when so many are opened at once.
+        let Ok(answer) = answer.expect("a sender") else { continue };
+        assert!(answer.code == 204 || answer.is_put_off(), "{answer:?}");
+        if answer.body == "too many requests wait to be stored\n" {
+            busy += 1;
+            if busy == 1 {
+                lock.batch("commit").await;
+            }
+        }
+    }
+    assert!(busy > 0);
+    for i in 0..REQUESTS {
+        deliver(&sender, &format!("msg_{i}")).await;
+    }
+    assert_eq!(hooks.count().await, 1200);
+    hooks.receiver.stop().await;
 }
 
 #[tokio::test]

@@ -158,11 +158,74 @@ async fn clients_that_do_nothing_keep_no_sender_out() {
     hooks.receiver.stop().await;
 }
 
+/// More than a header may have, and a body that never ends.
+#[tokio::test]
+async fn requests_that_are_too_slow_or_have_too_large_a_header_are_answered() {
+    let hooks = Hooks::start(Version::Pg17, "hook_bounds").await;
+    let sender = hooks.receiver.sender();
+    for headers in
+        ["X-Long: ".to_owned() + &"a".repeat(20 << 10) + "\r\n", "X-Many: a\r\n".repeat(80)]
+    {
+        let request = format!("POST /hooks HTTP/1.1\r\nHost: hooks\r\n{headers}\r\n");
+        let answer = sender.raw(request.as_bytes()).await.expect("an answer");
+        assert_eq!(answer.code, 431, "{answer:?}");
+    }
+    let start = Instant::now();
+    let endless =
+        "POST /hooks HTTP/1.1\r\nHost: hooks\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n";
+    let answer = sender.raw(endless.as_bytes()).await.expect("an answer");
+    assert_eq!((answer.code, answer.body.as_str()), (408, "the body did not arrive within 10 s\n"));
+    assert!(start.elapsed() >= Duration::from_secs(9), "{:?}", start.elapsed());
+    assert_eq!(sender.sent("msg_1", "{}").await.code, 204);
+    hooks.receiver.stop().await;
+}
+
+#[tokio::test]
+async fn bodies_in_memory_are_bounded_and_further_requests_are_put_off() {
+    const BODY: usize = 16 << 20;
+    let hooks = Hooks::start_with(Version::Pg17, "hook_memory", |_, config| {
+        config.body_max = BODY;
+    })
+    .await;
+    let sender = hooks.receiver.sender();
+    let head = format!("POST /hooks HTTP/1.1\r\nHost: hooks\r\nContent-Length: {BODY}\r\n\r\n");
+    // A body that is not complete is given up after 10 s, so each is sent again until the test has seen the bound.
+    let mut large = tokio::task::JoinSet::new();
+    for _ in 0..6 {
+        let (sender, head) = (sender.clone(), head.clone());
+        large.spawn(async move {
+            loop {
+                let mut client = sender.connect().await.expect("a connection");
+                // All but the last byte; one that is refused is closed.
+                let body = [head.as_bytes(), &vec![b'a'; BODY - 1]].concat();
+                drop(client.write_all(&body).await);
+                drop(client.read_to_end(&mut Vec::new()).await);
+            }
+        });
+    }
+    let body = format!("{{\"a\": \"{}\"}}", "a".repeat(1000));
+    await_that("a request that is put off", SOON, || async {
+        let answer = sender.send("msg_1", &body).await?;
+        let is_busy = answer.is_put_off() && answer.body == "too many requests wait to be stored\n";
+        if is_busy { Ok(()) } else { Err(format!("{answer:?}")) }
+    })
+    .await;
+    large.shutdown().await;
+    await_that("room", SOON, || async {
+        let answer = sender.send("msg_1", &body).await?;
+        if answer.code == 204 { Ok(()) } else { Err(format!("{answer:?}")) }
+    })
+    .await;
+    assert_eq!(hooks.count().await, 1);
+    hooks.receiver.stop().await;
+}
+
 #[tokio::test]
 async fn no_line_of_the_log_has_a_payload_a_secret_or_a_signature() {
     let log = Log::begin();
     let hooks = Hooks::start(Version::Pg17, "hook_log").await;
-    hooks.sql.batch("alter table postrider_inbox.hooks add check (event_type <> 'never')").await;
+    let constraint = "alter table postrider_inbox.hooks add constraint no_msg_2 check (event_id <> 'hooks//msg_2')";
+    hooks.sql.batch(constraint).await;
     let sender = hooks.receiver.sender();
     let card = "4242424242424242";
     let body = format!("{{\"type\": \"paid\", \"card\": \"{card}\"}}");
@@ -171,7 +234,9 @@ async fn no_line_of_the_log_has_a_payload_a_secret_or_a_signature() {
     headers.push(("Authorization", "Bearer hush-hush".to_owned()));
     assert_eq!(sender.post(&headers, body.as_bytes()).await.expect("an answer").code, 204);
     assert_eq!(sender.post(&headers, never.as_bytes()).await.expect("an answer").code, 401);
-    assert_eq!(sender.sent("msg_2", &never).await.code, 503);
+    for _ in 0..2 {
+        assert_eq!(sender.sent("msg_2", &never).await.code, 503);
+    }
     let zero = format!("{{\"card\": \"{card}\\u0000\"}}");
     assert_eq!(sender.sent("msg_3", &zero).await.code, 204);
     hooks.receiver.give_secrets(&["hush-hush"]);
@@ -191,6 +256,13 @@ async fn no_line_of_the_log_has_a_payload_a_secret_or_a_signature() {
     for event in ["intake_listens", "intake_request_refused", "intake_stopped"] {
         assert!(text.contains(event), "{event}: {text}");
     }
+    let unstorable: Vec<&str> =
+        text.lines().filter(|line| line.contains("intake_message_unstorable")).collect();
+    assert_eq!(unstorable.len(), 1, "{unstorable:?}");
+    assert!(
+        unstorable[0].contains("no_msg_2") && unstorable[0].contains("23514"),
+        "{unstorable:?}"
+    );
     // Clients of databases log their statements at level TRACE; the lines of Postrider are looked at.
     let ours: Vec<&str> =
         text.lines().filter(|line| line.contains("\"target\":\"postrider")).collect();

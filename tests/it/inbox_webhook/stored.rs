@@ -154,7 +154,7 @@ async fn a_message_that_an_ordered_inbox_can_not_order_is_dead_and_holds_back_no
         sql.text(COLUMNS).await.expect("messages"),
         format!(
             "hooks//msg_1 | hooks | 7 | {{}} | 1\n\
-             hooks//msg_2 | hooks | //msg_2 | {{}} | 1 | {why} \"x-order\", and the inbox has an order\n\
+             hooks//msg_2 | hooks | //hooks//msg_2 | {{}} | 1 | {why} \"x-order\", and the inbox has an order\n\
              hooks//msg_3 | hooks | 7 | {{}} | 1 | {why} \"x-number\", and the inbox is ordered by sequence\n\
              hooks//msg_4 | hooks | 7 | {{}} | 2"
         )
@@ -166,8 +166,10 @@ async fn a_message_that_an_ordered_inbox_can_not_order_is_dead_and_holds_back_no
 #[tokio::test]
 async fn a_value_that_the_server_refuses_keeps_no_other_message_from_being_stored() {
     let hooks = Hooks::start(Version::Pg17, "hook_values").await;
-    // A constraint of the application's own, which one type of message breaks even as a dead one.
-    hooks.sql.batch("alter table postrider_inbox.hooks add check (event_type <> 'never')").await;
+    // Constraints of the application's own: one that a dead message without a type does not break, and one that every
+    // message with such an id breaks.
+    let constraints = "alter table postrider_inbox.hooks add check (event_type <> 'never'), add check (event_id !~ '9$')";
+    hooks.sql.batch(constraints).await;
     let mut sends = JoinSet::new();
     for i in 0..40 {
         let sender = hooks.receiver.sender();
@@ -182,14 +184,17 @@ async fn a_value_that_the_server_refuses_keeps_no_other_message_from_being_store
     let mut refused = 0;
     while let Some(sent) = sends.join_next().await {
         let (i, code) = sent.expect("a code");
-        assert_eq!(code, if i % 10 == 7 { 503 } else { 204 }, "message {i}");
+        assert_eq!(code, if i % 10 == 9 { 503 } else { 204 }, "message {i}");
         refused += i32::from(code == 503);
     }
     assert_eq!((refused, hooks.count().await), (4, 36));
     let bytes = "select count(*) from postrider_inbox.hooks where payload is null and payload_bytes is not null";
-    assert_eq!(number(&hooks.sql, bytes).await, 4);
+    assert_eq!(number(&hooks.sql, bytes).await, 8);
+    let dead = "select count(*) from postrider_inbox.hooks where dead_at is not null and event_type is null";
+    assert_eq!(number(&hooks.sql, dead).await, 4);
     let status = hooks.receiver.stop().await;
-    assert_eq!((status.stored_total, status.refused_total), (36, 4), "{status:?}");
+    let totals = (status.stored_total, status.dead_total, status.refused_total);
+    assert_eq!(totals, (32, 4, 4), "{status:?}");
 }
 
 /// The id, and the code of the answer; 0 if there was none.

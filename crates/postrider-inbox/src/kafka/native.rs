@@ -1,6 +1,6 @@
 //! The calls of librdkafka that the crate `rdkafka` does not have, or not as they are needed: ids of topics, epochs of
 //! leaders, partitions of errors, and headers whose names are no UTF-8, at which that crate panics. This is the only
-//! file with `unsafe`.
+//! file of this crate with `unsafe`.
 #![expect(unsafe_code, reason = "librdkafka's C functions, on handles that the crate keeps alive")]
 
 use crate::batch::Partition;

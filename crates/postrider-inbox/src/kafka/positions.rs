@@ -105,11 +105,12 @@ impl Block {
         }
     }
 
-    /// What fixes it, as a sentence with the command, and how many records it passes over or repeats.
-    pub fn hint(&self, inbox: &str, topic: &str, partition: i32) -> String {
+    /// What fixes it, as a sentence with the command, and how many records it passes over or repeats. `intake` is the
+    /// name of the intake in the configuration.
+    pub fn hint(&self, intake: &str, topic: &str, partition: i32) -> String {
         let seek = |to: &str| {
             format!(
-                "postrider inbox seek {inbox} --topic {topic} --partition {partition} --to {to}"
+                "postrider inbox seek {intake} --topic {topic} --partition {partition} --to {to}"
             )
         };
         match self {

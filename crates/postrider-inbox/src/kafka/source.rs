@@ -159,9 +159,26 @@ impl KafkaSource {
         native::high(self.poller.consumer().client().native_ptr(), partition)
     }
 
+    /// Records behind these offsets, by asking the brokers; `None` if they do not answer `within` this time.
+    pub fn lag(&self, offsets: &BTreeMap<Partition, i64>, within: Duration) -> Option<u64> {
+        let (start, mut lag) = (Instant::now(), 0);
+        for (partition, stored) in offsets {
+            let left = within.checked_sub(start.elapsed())?;
+            let consumer = self.poller.consumer();
+            let (_, high) =
+                consumer.fetch_watermarks(&partition.topic, partition.number, left).ok()?;
+            lag += u64::try_from(high - stored).unwrap_or(0);
+        }
+        Some(lag)
+    }
+
     /// Commits offsets to Kafka, for tools that show how far a group is behind. Nothing depends on them, and nothing
     /// waits for the answer.
     pub fn show_offsets(&self, partitions: &BTreeMap<Partition, i64>) {
+        // An empty list would be one of everything that is assigned.
+        if partitions.is_empty() {
+            return;
+        }
         let mut list = TopicPartitionList::with_capacity(partitions.len());
         for (partition, at) in partitions {
             let offset = Offset::Offset(*at);

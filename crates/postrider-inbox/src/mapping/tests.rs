@@ -151,7 +151,7 @@ fn a_record_that_lacks_what_the_inbox_needs_is_a_dead_message_with_the_reason() 
     assert_eq!(dead.dead.as_deref(), Some("the record has no key, and the inbox has an order"));
     assert_eq!(
         dead.aggregate_id.as_deref(),
-        Some("order@ID/3/2/17"),
+        Some("//order@ID/3/2/17"),
         "it holds back no other message"
     );
     let dead = rules.message(&record(&[]), &by_number);
@@ -169,7 +169,9 @@ fn a_record_that_lacks_what_the_inbox_needs_is_a_dead_message_with_the_reason() 
 fn headers_that_can_not_be_columns_make_a_dead_message_and_keep_the_content() {
     let long = vec![b's'; 201];
     let long_id = vec![b'i'; 1000];
-    let cases: [&[Header<'_>]; 5] = [
+    let long_type = vec![b't'; 1001];
+    let cases: [&[Header<'_>]; 6] = [
+        &[(b"type", Some(&long_type))],
         &[(b"source", Some(&long))],
         &[(b"source", Some(b"\xff"))],
         &[(b"type", Some(b"a\0"))],

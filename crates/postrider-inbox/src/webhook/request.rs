@@ -2,14 +2,11 @@
 
 use super::scheme::{Header, Scheme};
 use super::signature::Verified;
-use crate::mapping::{Headers, MessageRules, Requirements, json_text, number, plain, trace_id};
-use crate::message::{Body, Identity, Message, Remembered};
+use crate::mapping::{Headers, MessageRules, json_text, number, plain, trace_id};
+use crate::message::{Body, Identity, Message, Remembered, Requirements, TEXT_BYTES_MAX};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use std::fmt;
-
-/// The largest aggregate, and the largest type. Unit: bytes.
-const TEXT_BYTES_MAX: usize = 1000;
 
 /// Headers that are not stored: they prove who the sender is, to this receiver or to another one.
 const SECRET_HEADERS: &[&str] = &[
@@ -63,17 +60,8 @@ impl WebhookRequest {
             headers: self.headers_json(scheme),
             ..Message::default()
         };
-        if let Err(why) = self.fill(&mut message, scheme, rules, needs) {
-            message.dead = Some(why);
-            // Alone in an aggregate of its own, so that it holds back no other message. No aggregate of a sender begins
-            // with two slashes and the id of this message.
-            if needs.aggregate && message.aggregate_id.is_none() {
-                message.aggregate_id = Some(format!("//{id}"));
-            }
-            message.sequence_num = message.sequence_num.or(needs.first_sequence);
-        }
-        message.priority = message.priority.or(needs.default_priority);
-        message
+        message.dead = self.fill(&mut message, scheme, rules, needs).err();
+        message.with_required(needs)
     }
 
     /// The columns that come from headers and body.
@@ -162,13 +150,8 @@ fn lacks(header: Option<&str>, key: &str, rule: &str) -> String {
 
 /// A header that is a text of at most [`TEXT_BYTES_MAX`] bytes; none if it is empty.
 fn bounded(headers: &Headers<'_>, header: &str) -> Result<Option<String>, String> {
-    match headers.text(header)? {
-        Some(text) if text.len() > TEXT_BYTES_MAX => Err(format!(
-            "header \"{header}\" has {} bytes, and {TEXT_BYTES_MAX} can be stored",
-            text.len()
-        )),
-        text => Ok(text.filter(|text| !text.is_empty()).map(str::to_owned)),
-    }
+    let text = headers.short_text(header)?;
+    Ok(text.filter(|text| !text.is_empty()).map(str::to_owned))
 }
 
 /// Member `type` of a JSON object, if it is a text.
@@ -292,7 +275,7 @@ mod tests {
         assert_eq!((good.sequence_num, good.priority), (Some(3), Some(1)));
 
         let lost = of(&whole[1..], &rules);
-        assert_eq!(lost.aggregate_id.as_deref(), Some("//msg_1"));
+        assert_eq!(lost.aggregate_id.as_deref(), Some("//hooks//msg_1"));
         let why = "the request has no header \"x-order\", and the inbox has an order";
         assert_eq!(lost.dead.as_deref(), Some(why));
         let lost = of(&whole[..1], &rules);
@@ -306,6 +289,6 @@ mod tests {
         assert!(odd.dead.is_some_and(|why| !why.contains("hush")));
         let long = "a".repeat(TEXT_BYTES_MAX + 1);
         let odd = of(&[("x-order", &long), ("x-number", "3")], &rules);
-        assert!(odd.dead.is_some() && odd.aggregate_id.as_deref() == Some("//msg_1"));
+        assert!(odd.dead.is_some() && odd.aggregate_id.as_deref() == Some("//hooks//msg_1"));
     }
 }

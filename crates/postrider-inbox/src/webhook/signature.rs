@@ -12,9 +12,6 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 use std::time::Duration;
 
-/// The largest id: where it is remembered, a history and a slash are before it. Unit: bytes.
-const REQUEST_ID_BYTES_MAX: usize = ID_BYTES_MAX - 9;
-
 /// Digits of a time. Unit: digits of seconds since 1970.
 const TIMESTAMP_DIGITS_MAX: usize = 12;
 
@@ -227,7 +224,7 @@ fn id(headers: &[Header], name: &str) -> Result<String, Refused> {
     if value.is_empty() {
         return Err(Refused::NoId { header: header() });
     }
-    if value.len() > REQUEST_ID_BYTES_MAX {
+    if value.len() > ID_BYTES_MAX {
         return Err(bad("is longer than 991 bytes"));
     }
     let text = std::str::from_utf8(value).ok().filter(|text| !text.contains('\0'));
@@ -418,7 +415,7 @@ mod tests {
             let refused = verify(&Scheme::Standard, SECRET, &all, BODY, TIME).unwrap_err();
             assert!(matches!(refused, Refused::Twice { .. }), "{refused}");
         }
-        let long = "a".repeat(REQUEST_ID_BYTES_MAX + 1);
+        let long = "a".repeat(ID_BYTES_MAX + 1);
         let refused = standard_at(&long, &time, SIGNATURE, TIME).unwrap_err();
         assert!(refused.is_malformed() && !refused.to_string().contains("aaa"), "{refused}");
     }

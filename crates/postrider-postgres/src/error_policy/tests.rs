@@ -14,6 +14,7 @@ fn server(state: &str) -> SourceErrorKind {
         message: "the server's words".to_owned(),
         detail: None,
         hint: None,
+        constraint: None,
         associated_lsn: None,
     }))
 }

@@ -242,6 +242,7 @@ impl StatusWriter {
             message,
             detail: None,
             hint: None,
+            constraint: None,
             associated_lsn: None,
         };
         SourceError::server(doing(&self.table), report).of(Statement::Mark)

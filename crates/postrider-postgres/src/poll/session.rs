@@ -229,6 +229,7 @@ impl Poller {
             message: format!("table {table} was renamed or dropped, and another one has its name"),
             detail: None,
             hint: None,
+            constraint: None,
             associated_lsn: None,
         };
         SourceError::server(format!("claim rows of table {table}"), report).of(Statement::Claim)
@@ -364,6 +365,7 @@ impl Poller {
             hint: Some(
                 "see which trigger or rule of the table changes what is written to it".to_owned(),
             ),
+            constraint: None,
             associated_lsn: None,
         };
         Err(SourceError::server(doing(), report).of(Statement::Settle))

@@ -124,6 +124,7 @@ fn refused(table: &TableName, sqlstate: &str, message: String) -> SourceError {
         message,
         detail: None,
         hint: None,
+        constraint: None,
         associated_lsn: None,
     };
     SourceError::server(format!("poll table {table}"), report)
