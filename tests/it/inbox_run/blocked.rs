@@ -235,7 +235,10 @@ async fn a_seek_on_a_topic_without_new_records_is_noticed_within_seconds() {
     // The same inbox, dropped and created again: it is filled again without a new record.
     world
         .sql
-        .batch("select postrider.drop_inbox('jobs'); select postrider.create_inbox('jobs')")
+        .batch(
+            "select postrider.drop_inbox('jobs'); drop table if exists postrider_inbox.jobs;
+             select postrider.create_inbox('jobs')",
+        )
         .await;
     await_answer(&world.sql, COUNT, "40", &relay).await;
 }
