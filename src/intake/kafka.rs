@@ -245,6 +245,9 @@ impl<'a> KafkaIntake<'a> {
         if !self.batch.is_empty() {
             self.store_batch().await;
         }
+        if self.flow == Flow::Open && self.partitions.is_due() {
+            self.hold(Duration::ZERO);
+        }
         if self.flow == Flow::Open {
             self.reports().await;
         }
@@ -293,59 +296,81 @@ impl<'a> KafkaIntake<'a> {
                 self.observer.lag(None);
                 self.hold(Duration::ZERO);
             }
-            Polled::Error { code, partition, reason } => {
-                self.fails(code, partition.as_ref(), &reason);
+            Polled::End { partition, offset } => {
+                self.partitions.ends(&mut self.batch, partition, offset);
             }
+            Polled::Error { code, partition, reason } => self.fails(code, partition, &reason),
         }
         true
     }
 
     /// The client reports an error.
-    #[expect(clippy::wildcard_enum_match_arm, reason = "librdkafka's list is open")]
-    fn fails(&mut self, code: KafkaErrorCode, partition: Option<&Partition>, reason: &str) {
-        match code {
+    fn fails(&mut self, code: KafkaErrorCode, of: Option<(Partition, i64)>, reason: &str) {
+        tracing::debug!(
+            event = "intake_client_error",
+            intake = self.spec.name,
+            ?code,
+            partition = ?of,
+            reason
+        );
+        match (code, of) {
             // The stored offset is not in the log any more: where the partition continues is decided again.
-            KafkaErrorCode::AutoOffsetReset | KafkaErrorCode::OffsetOutOfRange => {
-                tracing::debug!(
-                    event = "intake_client_error",
-                    intake = self.spec.name,
-                    ?code,
-                    ?partition,
-                    reason
-                );
+            (KafkaErrorCode::AutoOffsetReset | KafkaErrorCode::OffsetOutOfRange, _) => {
                 self.hold(COUNT_INTERVAL);
             }
-            KafkaErrorCode::Authentication
-            | KafkaErrorCode::SaslAuthenticationFailed
-            | KafkaErrorCode::SSL => {
+            // The topic may have been deleted and created again: its id is compared.
+            (
+                KafkaErrorCode::UnknownTopicOrPartition
+                | KafkaErrorCode::UnknownTopic
+                | KafkaErrorCode::UnknownPartition
+                | KafkaErrorCode::UnknownTopicId,
+                _,
+            ) => {
+                self.observer.warns(reason, TOPIC_HINT);
+                self.hold(COUNT_INTERVAL);
+            }
+            (
+                KafkaErrorCode::Authentication
+                | KafkaErrorCode::SaslAuthenticationFailed
+                | KafkaErrorCode::SSL,
+                _,
+            ) => {
                 self.client.is_refused();
                 self.broker_fails(reason, Some(LOGIN_HINT));
             }
-            KafkaErrorCode::Fatal => {
+            (KafkaErrorCode::Fatal, _) => {
                 self.client.is_closed();
                 self.broker_fails(reason, None);
             }
-            // Other topics are read meanwhile.
-            KafkaErrorCode::UnknownTopicOrPartition | KafkaErrorCode::UnknownTopic => {
-                self.observer.warns(reason, TOPIC_HINT);
-            }
-            KafkaErrorCode::TopicAuthorizationFailed | KafkaErrorCode::GroupAuthorizationFailed => {
+            (
+                KafkaErrorCode::TopicAuthorizationFailed | KafkaErrorCode::GroupAuthorizationFailed,
+                _,
+            ) => {
                 let group = self.client.group();
                 let hint =
                     format!("give the user the right to read the topics and the group \"{group}\"");
                 self.observer.warns(reason, &hint);
             }
-            KafkaErrorCode::AllBrokersDown => {
+            (KafkaErrorCode::AllBrokersDown, _) => {
                 let hint = "check `brokers`, the network, and that the brokers run";
                 self.broker_fails(reason, Some(hint));
             }
+            // The client goes on behind such a record, or asks for it for ever.
+            (
+                KafkaErrorCode::BadMessage
+                | KafkaErrorCode::BadCompression
+                | KafkaErrorCode::NotImplemented
+                | KafkaErrorCode::InvalidMessage
+                | KafkaErrorCode::InvalidMessageSize
+                | KafkaErrorCode::MessageSizeTooLarge,
+                Some((partition, at)),
+            ) => self.partitions.is_unreadable(partition, at, reason),
+            // Other partitions are read meanwhile.
+            (_, Some(_)) => self.observer.warns(reason, PARTITION_HINT),
+            // A broker has refused a request, for instance to join the group.
+            (_, None) if code as i32 > 0 => self.observer.warns(reason, GROUP_HINT),
             // A single connection: the client has others, and tries again.
-            _ => tracing::debug!(
-                event = "intake_client_error",
-                intake = self.spec.name,
-                ?code,
-                reason
-            ),
+            (_, None) => {}
         }
     }
 
@@ -484,6 +509,10 @@ impl<'a> KafkaIntake<'a> {
 
 const LOGIN_HINT: &str = "check the login (sasl.username, sasl.password) and the certificates (ssl.*); files that were \
                           replaced are read again within 15 s";
+
+const PARTITION_HINT: &str = "the client tries again; look at the brokers' logs if it does not end";
+
+const GROUP_HINT: &str = "all members of the group must be intakes of one configuration: give this one a `group` of its own";
 
 const TOPIC_HINT: &str = "create the topic, or correct `topics`";
 

@@ -26,6 +26,11 @@ pub(super) struct Partitions {
     /// Partitions whose log was truncated, and the stored offset and epoch at which that was found: they are blocked as
     /// long as these are stored.
     truncated: BTreeMap<Partition, (i64, i32)>,
+    /// Offsets at which the client could not read a record, and what it said: the partition is blocked until a later
+    /// offset is stored.
+    unreadable: BTreeMap<Partition, (i64, String)>,
+    /// A partition is to be blocked: they are to be placed again when what was read is stored.
+    is_due: bool,
 }
 
 /// The partitions of a topic that are fetched.
@@ -49,6 +54,8 @@ struct Place {
     last: Option<(i64, i32)>,
     /// That was found. Nothing more is read.
     is_truncated: bool,
+    /// A record could not be read. The client goes on behind it, and nothing more is taken.
+    is_closed: bool,
 }
 
 impl Place {
@@ -56,7 +63,7 @@ impl Place {
     fn at(offset: &StoredOffset, low: i64) -> Self {
         let before = offset.next - 1;
         let last = offset.leader_epoch.filter(|_| before >= low).map(|epoch| (before, epoch));
-        Self { stored: offset.next, next: offset.next, last, is_truncated: false }
+        Self { stored: offset.next, next: offset.next, last, is_truncated: false, is_closed: false }
     }
 
     /// The offset at which fetching begins.
@@ -70,7 +77,7 @@ impl Place {
             let is_other = record.leader_epoch.is_some_and(|now| now != epoch);
             self.is_truncated |= offset == record.offset && is_other;
         }
-        let takes = !self.is_truncated && record.offset >= self.next;
+        let takes = !self.is_truncated && !self.is_closed && record.offset >= self.next;
         if takes {
             self.next = record.offset + 1;
         }
@@ -100,6 +107,12 @@ impl Partitions {
         self.held = self.offsets();
         self.held.retain(|partition, _| self.assigned.contains(partition));
         self.places.clear();
+        self.is_due = false;
+    }
+
+    /// Whether the partitions are to be placed again when what was read is stored.
+    pub(super) const fn is_due(&self) -> bool {
+        self.is_due
     }
 
     /// Follows the decisions. Returns the offset from which each partition is fetched.
@@ -145,8 +158,12 @@ impl Partitions {
     ) -> Result<i64, Block> {
         let stored_at = offset.leader_epoch.map(|epoch| (offset.next, epoch));
         let truncated_at = self.truncated.get(partition).copied();
+        let unreadable = self.unreadable.get(partition).filter(|(at, _)| offset.next <= *at);
         match decision {
             Decision::Blocked(block) => Err(block.clone()),
+            Decision::Continue { .. } if let Some((at, reason)) = unreadable => {
+                Err(Block::Unreadable { at: *at, reason: reason.clone() })
+            }
             Decision::Continue { .. } if truncated_at.is_some() && truncated_at == stored_at => {
                 Err(Block::Truncated { stored: offset.next })
             }
@@ -180,6 +197,34 @@ impl Partitions {
         let of = (record.topic, record.partition);
         batch.push_record(message, of, (place.stored, record.offset), record.leader_epoch);
         Ok(())
+    }
+
+    /// Every record of a partition before `end` was read: lets the batch take it there, if its last record is not the
+    /// one before `end`.
+    pub(super) fn ends(&mut self, batch: &mut Batch, partition: Partition, end: i64) {
+        let topic = self.places.get_mut(&partition.topic);
+        let place = topic.and_then(|topic| topic.partitions.get_mut(&partition.number));
+        if let Some(place) = place
+            && !place.is_truncated
+            && !place.is_closed
+            && end > place.next
+        {
+            place.next = end;
+            batch.push_end(partition, place.stored, end);
+        }
+    }
+
+    /// The client can't read the record at an offset. Nothing behind it is taken.
+    pub(super) fn is_unreadable(&mut self, partition: Partition, at: i64, reason: &str) {
+        let topic = self.places.get_mut(&partition.topic);
+        let place = topic.and_then(|topic| topic.partitions.get_mut(&partition.number));
+        if let Some(place) = place
+            && !place.is_closed
+        {
+            place.is_closed = true;
+            self.is_due = true;
+            self.unreadable.insert(partition, (at.max(place.next), reason.to_owned()));
+        }
     }
 
     /// The last stored record of a partition is another one than the one that was stored: the partition is blocked from
@@ -236,5 +281,90 @@ impl Partitions {
         let mut blocked = self.blocked.iter();
         self.offsets().iter().any(of_fetched)
             || blocked.any(|(partition, (_, before))| stored.get(partition) != Some(before))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn partition() -> Partition {
+        Partition { topic: "orders".to_owned(), number: 0 }
+    }
+
+    fn stored(next: i64) -> BTreeMap<Partition, StoredOffset> {
+        let offset = StoredOffset { next, leader_epoch: None, topic_id: None };
+        BTreeMap::from([(partition(), offset)])
+    }
+
+    /// Partition 0, read from an offset on.
+    fn at(next: i64) -> Partitions {
+        let mut partitions = Partitions::default();
+        partitions.assign(vec![partition()]);
+        place(&mut partitions, next);
+        partitions
+    }
+
+    fn place(partitions: &mut Partitions, next: i64) {
+        let decision = Decision::Continue { low: 0, at: next, is_id_new: false };
+        let decisions = Decisions::from([(partition(), (decision, None))]);
+        partitions.place(decisions, &stored(next)).expect("an offset is stored");
+    }
+
+    fn read(partitions: &mut Partitions, batch: &mut Batch, offset: i64) {
+        let record = KafkaRecord {
+            topic: "orders",
+            topic_id: None,
+            partition: 0,
+            offset,
+            leader_epoch: None,
+            timestamp_ms: None,
+            key: None,
+            value: None,
+            headers: &[],
+        };
+        let rules = (&MessageRules::default(), &Requirements::default());
+        partitions.take(batch, rules, &record).expect("no truncation");
+    }
+
+    fn spans(batch: &Batch) -> Vec<(i64, i64)> {
+        batch.spans().values().map(|span| (span.from, span.next)).collect()
+    }
+
+    #[test]
+    fn marks_of_transactions_behind_the_last_record_are_passed_once() {
+        let (mut partitions, mut batch) = (at(5), Batch::default());
+        read(&mut partitions, &mut batch, 5);
+        partitions.ends(&mut batch, partition(), 6);
+        assert_eq!(spans(&batch), [(5, 6)]);
+        partitions.ends(&mut batch, partition(), 8);
+        assert_eq!((spans(&batch), batch.len()), (vec![(5, 8)], 1));
+        partitions.stored(&batch);
+        batch.clear();
+        partitions.ends(&mut batch, partition(), 8);
+        assert!(batch.is_empty());
+        partitions.ends(&mut batch, partition(), 9);
+        assert_eq!((spans(&batch), batch.len()), (vec![(8, 9)], 0));
+        assert_eq!(partitions.offsets()[&partition()], 8);
+    }
+
+    #[test]
+    fn nothing_behind_a_record_that_can_not_be_read_is_taken() {
+        let (mut partitions, mut batch) = (at(5), Batch::default());
+        read(&mut partitions, &mut batch, 5);
+        partitions.is_unreadable(partition(), 6, "CRC");
+        read(&mut partitions, &mut batch, 7);
+        partitions.ends(&mut batch, partition(), 9);
+        assert_eq!((spans(&batch), partitions.is_due()), (vec![(5, 6)], true));
+        partitions.hold();
+        place(&mut partitions, 6);
+        assert_eq!((partitions.fetched(), partitions.is_due()), (0, false));
+        let blocked = partitions.blocked("jobs");
+        assert_eq!(blocked[0].code, "record_unreadable");
+        assert!(blocked[0].reason.contains("offset 6") && blocked[0].reason.contains("CRC"));
+        assert!(blocked[0].hint.contains("--to OFFSET"));
+        // A person has let it go on behind the record.
+        place(&mut partitions, 7);
+        assert_eq!(partitions.fetched(), 1);
     }
 }

@@ -12,14 +12,14 @@ pub struct Partition {
     pub number: i32,
 }
 
-/// The records of a partition that a batch has.
+/// How far a batch takes a partition.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     /// The stored offset that the batch begins at.
     pub from: i64,
-    /// The offset behind its last record.
+    /// The offset behind its last record, and behind the marks of transactions after that.
     pub next: i64,
-    /// The epoch of the leader that the last record came from; `None` if it is not known.
+    /// The epoch of the leader that the last record came from; `None` if it is not known, or there is no record.
     pub leader_epoch: Option<i32>,
 }
 
@@ -58,6 +58,13 @@ impl Batch {
         self.push(message);
     }
 
+    /// A partition was read up to `end`, and has no record between the last one of the batch and `end`: marks of
+    /// transactions, or records that compaction removed. `stored` as for [`push_record`](Self::push_record).
+    pub fn push_end(&mut self, partition: Partition, stored: i64, end: i64) {
+        let begin = Span { from: stored, next: stored, leader_epoch: None };
+        self.spans.entry(partition).or_insert(begin).next = end;
+    }
+
     /// The messages.
     pub fn messages(&self) -> &[Message] {
         &self.messages
@@ -73,9 +80,9 @@ impl Batch {
         self.messages.len()
     }
 
-    /// Whether there is no message.
-    pub const fn is_empty(&self) -> bool {
-        self.messages.is_empty()
+    /// Whether there is nothing to be stored: no message, and no offset.
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty() && self.spans.is_empty()
     }
 
     /// Approximate size of all messages. Unit: bytes.
@@ -113,6 +120,12 @@ mod tests {
         );
         assert_eq!((batch.len(), batch.is_empty()), (3, false));
         assert!(batch.size_bytes() > 600);
+        let partition = |number| Partition { topic: "orders".to_owned(), number };
+        batch.push_end(partition(0), 5, 12);
+        batch.push_end(partition(2), 3, 4);
+        let spans: Vec<_> = batch.spans().values().map(|span| (span.from, span.next)).collect();
+        assert_eq!(spans, [(5, 12), (0, 1), (3, 4)]);
+        assert_eq!(batch.spans()[&partition(0)].leader_epoch, Some(2));
         batch.clear();
         assert!(batch.is_empty() && batch.spans().is_empty() && batch.size_bytes() == 0);
     }

@@ -109,9 +109,8 @@ impl StoreError {
             ("40001" | "40P01" | "55P03", _) => Self::Conflict(error),
             ("57014", _) => Self::TooLong(error),
             // Values: no such text, number or JSON; a constraint of the table; too large for the server.
-            (_, "22" | "23" | "54") if of_messages => Self::Value(error),
-            // A trigger of the application refuses a row.
-            ("P0001", _) if of_messages => Self::Value(error),
+            // P0001: a trigger of the application refuses a row.
+            (_, "22" | "23" | "54") | ("P0001", _) if of_messages => Self::Value(error),
             _ => Self::Database(error),
         }
     }
@@ -319,6 +318,9 @@ impl InboxStore {
 
     /// Inserts messages; returns the keys of those that were new.
     async fn insert(&self, messages: &[Message]) -> Result<Vec<String>, StoreError> {
+        if messages.is_empty() {
+            return Ok(Vec::new());
+        }
         let failed = |error| {
             StoreError::of(SourceError::control("store messages in the inbox", error), true)
         };

@@ -719,7 +719,8 @@ async fn numbers_that_are_folded_while_they_are_counted_again_are_not_doubled() 
         folding.batch("begin; select postrider.inbox_fold('jobs')").await;
         let counting = world.database.connect().await;
         let pid = counting.text("select pg_backend_pid()").await.expect("a number");
-        let counts = tokio::spawn(async move { counting.batch(call).await });
+        let mut counts = tokio::task::JoinSet::new();
+        counts.spawn(async move { counting.batch(call).await });
         let waits = format!(
             "select count(*) from pg_stat_activity where pid = {pid} and wait_event_type = 'Lock'"
         );
@@ -730,7 +731,7 @@ async fn numbers_that_are_folded_while_they_are_counted_again_are_not_doubled() 
         // Others do not wait for it, and fold nothing meanwhile.
         assert_eq!(world.number("select postrider.inbox_fold('jobs')").await, 0);
         folding.batch("commit").await;
-        counts.await.expect("no panic");
+        counts.join_next().await.expect("a call").expect("no panic");
         assert_eq!(world.number(WRONG_NUMBERS).await, 0, "{call}");
         world.sql.batch("truncate postrider_inbox.jobs").await;
     }

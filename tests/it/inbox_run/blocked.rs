@@ -20,6 +20,28 @@ fn blocked(intake: &serde_json::Value) -> (String, String, String) {
     (of("code"), of("reason"), of("hint"))
 }
 
+/// Marks of transactions, and records of aborted ones, have offsets: they are not missing when retention deletes them.
+#[tokio::test]
+async fn marks_of_transactions_that_retention_deletes_block_nothing() {
+    let world = World::create(Version::Pg16, "intake_marks").await;
+    let topics = Topics::new(&brokers(), "intake_marks");
+    let topic = topics.create("numbers", 1).await;
+    super::records::write_in_transactions(&topic, &[(1, true), (2, true), (3, false)]).await;
+    let relay = Relay::spawn_intake(&world.config(&topic, ""));
+    // Two records, an aborted one, and three marks.
+    let next = "select next_offset::text from postrider.inbox_offset";
+    await_answer(&world.sql, next, "6", &relay).await;
+    await_intake(&relay, "no lag", |it| it["lag_records"] == 0).await;
+    relay.kill().await;
+    delete_records(&topic, 0, 6).await;
+    let relay = Relay::spawn_intake(&world.config(&topic, ""));
+    write_numbers(&topic, 3..=3, |_| "k".to_owned()).await;
+    await_answer(&world.sql, COUNT, "3", &relay).await;
+    let intake = await_intake(&relay, "no lag", |it| it["lag_records"] == 0).await;
+    assert_eq!(intake["blocked_total"], 0);
+    assert_eq!(faults(&world.sql, 3).await, "");
+}
+
 #[tokio::test]
 async fn records_that_were_deleted_before_they_were_stored_block_their_partition_alone() {
     let world = World::create(Version::Pg18, "intake_deleted").await;

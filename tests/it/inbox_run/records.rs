@@ -111,19 +111,16 @@ async fn what_a_relay_repeats_is_known_even_after_retention_has_deleted_the_mess
     assert_eq!(sql.text(COUNT).await.as_deref(), Some("0"));
 }
 
-#[tokio::test]
-async fn records_of_an_aborted_transaction_are_not_stored() {
-    let world = World::create(Version::Pg16, "intake_aborted").await;
-    let topics = Topics::new(&brokers(), "intake_aborted");
-    let topic = topics.create("numbers", 1).await;
-    let transactional = topic.clone();
+/// Writes numbers, each in a transaction of its own, which is committed or aborted.
+pub(super) async fn write_in_transactions(topic: &Topic, numbers: &[(u64, bool)]) {
+    let (transactional, numbers) = (topic.clone(), numbers.to_owned());
     tokio::task::spawn_blocking(move || {
         let mut config: ClientConfig = client_config(&transactional.brokers);
         config.set("transactional.id", &transactional.name);
         let producer: BaseProducer = config.create().expect("a producer");
         let max = Duration::from_secs(30);
         producer.init_transactions(max).expect("a producer that others can not fence");
-        for (number, commits) in [(1, true), (2, false), (2, true), (3, false)] {
+        for (number, commits) in numbers {
             producer.begin_transaction().expect("a transaction");
             let value = format!("{{\"n\": {number}}}");
             let record: BaseRecord<'_, str, String> =
@@ -139,6 +136,14 @@ async fn records_of_an_aborted_transaction_are_not_stored() {
     })
     .await
     .expect("the producer's thread");
+}
+
+#[tokio::test]
+async fn records_of_an_aborted_transaction_are_not_stored() {
+    let world = World::create(Version::Pg16, "intake_aborted").await;
+    let topics = Topics::new(&brokers(), "intake_aborted");
+    let topic = topics.create("numbers", 1).await;
+    write_in_transactions(&topic, &[(1, true), (2, false), (2, true), (3, false)]).await;
     write_numbers(&topic, 3..=3, |_| "k".to_owned()).await;
     let relay = Relay::spawn_intake(&world.config(&topic, ""));
     await_answer(&world.sql, COUNT, "3", &relay).await;

@@ -44,7 +44,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("isolation.level", "records of transactions that were aborted would be stored", KEPT),
     ("partition.assignment.strategy", EAGER, KEPT),
     ("group.protocol", EAGER, KEPT),
-    ("enable.partition.eof", "nothing reads these marks", KEPT),
+    ("enable.partition.eof", "the ends of partitions show which offsets have no record", KEPT),
     ("allow.auto.create.topics", "a misspelt topic would be created", "create the topic"),
     ("enable.sasl.oauthbearer.unsecure.jwt", "nobody would renew the token when it expires", KEPT),
     ("log.queue", "log lines go to Postrider's own log", KEPT),
@@ -137,6 +137,8 @@ impl KafkaSourceConfig {
             ("enable.auto.offset.store", "false"),
             ("auto.offset.reset", "error"),
             ("isolation.level", "read_committed"),
+            // Marks of transactions have offsets and are no records: only this event says that they were read.
+            ("enable.partition.eof", "true"),
             ("partition.assignment.strategy", "range,roundrobin"),
             ("allow.auto.create.topics", "false"),
             ("socket.keepalive.enable", "true"),

@@ -35,12 +35,19 @@ pub enum Polled {
     Assigned(Vec<Partition>),
     /// The group has taken all partitions away. They are not fetched any more.
     Revoked,
+    /// All records of a partition before this offset were passed to the closure.
+    End {
+        /// The partition.
+        partition: Partition,
+        /// The offset behind the newest record, and behind marks of transactions after that.
+        offset: i64,
+    },
     /// An error of the client, of a broker or of a partition.
     Error {
         /// Its code.
         code: RDKafkaErrorCode,
-        /// The partition, if the error is of one.
-        partition: Option<Partition>,
+        /// The partition, and the offset of the record that could not be read, if the error is of one.
+        partition: Option<(Partition, i64)>,
         /// What librdkafka says, without content of records.
         reason: String,
     },
@@ -208,9 +215,14 @@ unsafe fn error(event: *mut sys::rd_kafka_event_t) -> Polled {
         let partition = (!element.is_null()).then(|| {
             let topic = text((*element).topic);
             let partition = Partition { topic, number: (*element).partition };
+            let offset = (*element).offset;
             sys::rd_kafka_topic_partition_destroy(element);
-            partition
+            (partition, offset)
         });
+        if code == RDKafkaErrorCode::PartitionEOF {
+            return partition
+                .map_or(Polled::Record, |(partition, offset)| Polled::End { partition, offset });
+        }
         Polled::Error { code, partition, reason: text(sys::rd_kafka_event_error_string(event)) }
     }
 }

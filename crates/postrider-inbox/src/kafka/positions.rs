@@ -92,6 +92,13 @@ pub enum Block {
         /// The stored offset.
         stored: i64,
     },
+    /// The client can't read the record at an offset, and would go on behind it.
+    Unreadable {
+        /// The offset.
+        at: i64,
+        /// What the client says, without content of records.
+        reason: String,
+    },
 }
 
 impl Block {
@@ -102,6 +109,7 @@ impl Block {
             Self::Shorter { .. } => "log_shorter",
             Self::OtherTopic { .. } => "other_topic",
             Self::Truncated { .. } => "log_truncated",
+            Self::Unreadable { .. } => "record_unreadable",
         }
     }
 
@@ -138,6 +146,12 @@ impl Block {
                  stored already is recognised by its id, if it has one: {}",
                 seek("OFFSET")
             ),
+            Self::Unreadable { at, .. } => format!(
+                "look at the record with another client. If the cause was mended (a damaged disk: let another replica \
+                 lead), start the intake again, which reads the record once more. To go on without the records from \
+                 offset {at} to OFFSET - 1, which are not stored then: {}",
+                seek("OFFSET")
+            ),
         }
     }
 }
@@ -161,6 +175,9 @@ impl fmt::Display for Block {
             ),
             Self::Truncated { stored } => {
                 write!(f, "the log was truncated below the stored offset {stored}")
+            }
+            Self::Unreadable { at, reason } => {
+                write!(f, "the record at offset {at} can't be read: {reason}")
             }
         }
     }
