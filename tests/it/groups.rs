@@ -10,7 +10,7 @@ mod feed;
 mod gates;
 mod isolation;
 mod promises;
-mod upkeep;
+mod maintenance;
 
 use crate::server::{Client, Database, Version};
 use crate::toolkit::install_toolkit;
