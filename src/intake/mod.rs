@@ -32,7 +32,7 @@ use crate::postgres::names::literal;
 /// What fixes an error of the inbox's database, by its SQLSTATE and the statements of an intake; `None` if the general
 /// hint is right.
 #[cfg(any(feature = "admin", feature = "kafka"))]
-fn hint(error: &SourceError, inbox: &str) -> Option<String> {
+pub(crate) fn hint(error: &SourceError, inbox: &str) -> Option<String> {
     match error.sqlstate()?.as_str() {
         "PR121" => Some(format!("create the inbox: postrider inbox create {inbox}")),
         "PR124" => Some(
