@@ -123,7 +123,7 @@ pub enum Command {
     Setup(SetupArgs),
     /// Run the service until SIGTERM or SIGINT
     Run(RunArgs),
-    /// Show the state of every pipeline of the running process
+    /// Show the state of every pipeline and intake of the running process
     Status(StatusArgs),
     /// Manage events that could not be published: list, show, retry, skip, replace
     Parked(ParkedArgs),

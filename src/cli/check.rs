@@ -427,8 +427,7 @@ impl Style<'_> {
 
     fn head(&self, report: &Report, text: &mut String) {
         // Writing to a String does not fail.
-        writeln!(text, "{}  {}\n", self.paint("1", &report.name), report.route)
-            .unwrap_or_default();
+        writeln!(text, "{}  {}\n", self.paint("1", &report.name), report.route).unwrap_or_default();
     }
 
     /// A finding: severity, name and description; below them the reason and the lines that fix it.

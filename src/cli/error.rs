@@ -362,8 +362,7 @@ fn no_intake(name: Option<&str>, known: &[String]) -> String {
 }
 
 /// The hint of [`CliError::NoPipeline`] for `postrider run`.
-pub(super) const RUN_INTAKES: &str =
-    "postrider inbox run stores the messages of its tables [inboxes.NAME]; for a pipeline add a table [pipelines.NAME]";
+pub(super) const RUN_INTAKES: &str = "postrider inbox run stores the messages of its tables [inboxes.NAME]; for a pipeline add a table [pipelines.NAME]";
 
 /// The same for other commands that concern pipelines.
 pub(super) const FOR_PIPELINES: &str =

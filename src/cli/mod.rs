@@ -180,11 +180,7 @@ fn load(global: &Global, env: Env<'_>) -> Result<Config, CliError> {
 }
 
 /// As [`load`], and refuses a configuration without a pipeline, which has tables `[inboxes.NAME]` alone.
-fn load_pipelines(
-    global: &Global,
-    env: Env<'_>,
-    hint: &'static str,
-) -> Result<Config, CliError> {
+fn load_pipelines(global: &Global, env: Env<'_>, hint: &'static str) -> Result<Config, CliError> {
     let config = load(global, env)?;
     if config.specs.is_empty() {
         return Err(CliError::NoPipeline { file: config.file, hint });

@@ -56,8 +56,7 @@ pub(super) async fn bind(address: SocketAddr) -> Result<Admin, CliError> {
     if !error.is_in_use() {
         return Err(error.into());
     }
-    let (running, intakes) =
-        (running_pipelines(address).await, running_intakes(address).await);
+    let (running, intakes) = (running_pipelines(address).await, running_intakes(address).await);
     if running.is_empty() && intakes.is_empty() {
         return Err(error.into());
     }

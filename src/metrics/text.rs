@@ -357,7 +357,8 @@ impl Scrape {
             }
         }
         let mut family = describe(encoder, "postrider_group_consumers", MetricType::Gauge)?;
-        for ([pipeline, shard, log, name], group) in self.pipelines.iter().flat_map(PipelineSample::groups)
+        for ([pipeline, shard, log, name], group) in
+            self.pipelines.iter().flat_map(PipelineSample::groups)
         {
             let states = [("alive", group.consumers_alive), ("silent", group.consumers_silent)];
             for (state, count) in states {

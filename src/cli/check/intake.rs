@@ -88,9 +88,8 @@ async fn database(spec: &IntakeSpec, findings: &mut Vec<Finding>) {
     }
     findings.push(Finding::ok("inbox", format!("inbox {:?} exists", spec.inbox.inbox)));
     let missing = control.client().query(MISSING_RIGHTS, &[&spec.inbox.inbox]).await;
-    let missing = missing.and_then(|rows| {
-        rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<String>, _>>()
-    });
+    let missing = missing
+        .and_then(|rows| rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<String>, _>>());
     match missing {
         Ok(missing) if missing.is_empty() => {
             let what = format!("role {user:?} may store messages");
@@ -150,8 +149,9 @@ async fn kafka(config: &crate::inbox::kafka::KafkaSourceConfig, findings: &mut V
             } else {
                 let what = format!("topics that this login does not see: {}", missing.join(", "));
                 findings.push(
-                    Finding::warning("inbox_topics", what)
-                        .why("their records are stored once they exist, and the login may read them"),
+                    Finding::warning("inbox_topics", what).why(
+                        "their records are stored once they exist, and the login may read them",
+                    ),
                 );
             }
             return;

@@ -49,9 +49,8 @@ impl InboxDatabase<'_> {
         let tables = of_inbox(config, inbox);
         match (tables.split_first(), inbox) {
             (Some((first, more)), _) => {
-                let is_same = |it: &&IntakeSpec| {
-                    it.inbox.conninfo.is_same_database(&first.inbox.conninfo)
-                };
+                let is_same =
+                    |it: &&IntakeSpec| it.inbox.conninfo.is_same_database(&first.inbox.conninfo);
                 if more.iter().all(is_same) {
                     return Ok(first.inbox.conninfo.clone());
                 }
