@@ -10,7 +10,7 @@ mod tests;
 use crate::connections::{self, Bounds, Watch, WhenFull};
 use crate::intake_status::{IntakeHandle, IntakeSnapshot};
 use crate::metrics::{CONTENT_TYPE, Closed, EndpointMetrics, Metrics};
-use crate::status::{self, Snapshot, StatusHandle};
+use crate::status::{self, InboxesSummary, Snapshot, StatusHandle};
 use axum::Router;
 use axum::extract::State;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE as TYPE};
@@ -66,7 +66,8 @@ impl AdminError {
         match self {
             Self::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
                 "another process listens there: find it with ss -ltnp. If it is no postrider, give admin.listen \
-                 another port, or \"\" for no endpoint"
+                 another port, or \"\" for no endpoint. postrider run and postrider inbox run with one file need two \
+                 addresses: listen = \"${POSTRIDER_LISTEN:-127.0.0.1:9464}\", and the variable set for one of them"
             }
             Self::Bind { .. } | Self::Address(_) => {
                 "give admin.listen an address of this host, or \"\" for no endpoint"
@@ -82,6 +83,8 @@ pub struct AdminView {
     pub status_handles: Vec<StatusHandle>,
     /// One status for each intake.
     pub intake_handles: Vec<IntakeHandle>,
+    /// One status for each database of inboxes that is maintained for an intake.
+    pub maintenance_handles: Vec<StatusHandle>,
     /// The metrics of the process.
     pub metrics: Metrics,
     /// A pipeline with a larger lag is not ready.
@@ -98,6 +101,19 @@ pub struct StatusReport {
     /// The intakes of `postrider inbox run`, in the same order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub intakes: Vec<IntakeSnapshot>,
+    /// The databases of these intakes whose inboxes the process maintains.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub maintenance: Vec<IntakeMaintenanceReport>,
+}
+
+/// The inboxes of a database of intakes, as their maintenance last read them.
+#[derive(Serialize, Debug)]
+pub struct IntakeMaintenanceReport {
+    /// The first intake that has the database.
+    pub intake: String,
+    /// What was read.
+    #[serde(flatten)]
+    pub summary: InboxesSummary,
 }
 
 #[derive(Debug)]
@@ -113,6 +129,16 @@ impl EndpointState {
 
     fn intakes(&self) -> impl Iterator<Item = IntakeSnapshot> {
         self.view.intake_handles.iter().map(IntakeHandle::read)
+    }
+
+    fn maintenance(&self) -> Vec<IntakeMaintenanceReport> {
+        let read = self.view.maintenance_handles.iter().map(StatusHandle::read);
+        let reports = read.flat_map(|snapshot| {
+            let intake = snapshot.key.pipeline;
+            let all = snapshot.maintenance.inboxes.into_iter();
+            all.map(move |summary| IntakeMaintenanceReport { intake: intake.clone(), summary })
+        });
+        reports.collect()
     }
 
     fn why_not_ready(&self, snapshot: &Snapshot, now: Instant) -> Why {
@@ -241,7 +267,9 @@ async fn answer_status(State(shared): State<Arc<EndpointState>>) -> Response {
     for intake in &mut intakes {
         intake.ready = intake.not_ready(shared.started, now).is_none();
     }
-    let status = StatusReport { version: env!("CARGO_PKG_VERSION"), pipelines, intakes };
+    let version = env!("CARGO_PKG_VERSION");
+    let maintenance = shared.maintenance();
+    let status = StatusReport { version, pipelines, intakes, maintenance };
     match serde_json::to_string_pretty(&status) {
         Ok(body) => respond(StatusCode::OK, "application/json", body + "\n"),
         Err(error) => respond(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{error}\n")),

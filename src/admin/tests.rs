@@ -14,6 +14,7 @@ fn view(status_handles: &[StatusHandle]) -> AdminView {
     }
     AdminView {
         intake_handles: Vec::new(),
+        maintenance_handles: Vec::new(),
         status_handles: status_handles.to_vec(),
         metrics,
         ready_lag_max: Duration::from_secs(30),
@@ -186,6 +187,7 @@ fn a_reader_that_reads_nothing_is_given_up() {
         (0..20_000).map(|number| StatusHandle::new(&format!("p{number}"))).collect();
     let view = AdminView {
         intake_handles: Vec::new(),
+        maintenance_handles: Vec::new(),
         status_handles,
         metrics: Metrics::default(),
         ready_lag_max: Duration::from_secs(30),

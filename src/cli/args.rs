@@ -123,7 +123,7 @@ pub enum Command {
     Setup(SetupArgs),
     /// Run the service until SIGTERM or SIGINT
     Run(RunArgs),
-    /// Show the state of every pipeline of the running process
+    /// Show the state of every pipeline and intake of the running process
     Status(StatusArgs),
     /// Manage events that could not be published: list, show, retry, skip, replace
     Parked(ParkedArgs),
@@ -135,7 +135,7 @@ pub enum Command {
     Bookmark(BookmarkArgs),
     /// Manage the consumer groups of event logs: list, create, drop, seek, lag, evict
     Groups(GroupsArgs),
-    /// Manage the inboxes of a service: create, watch, dead messages, replay, skip, purge, drop
+    /// Inboxes of a service: run what stores in them, create, watch, dead messages, replay, skip, purge, seek, drop
     Inbox(InboxArgs),
     /// Publish events again: from a bookmark, an LSN or a time, by id or by aggregate
     Replay(Box<ReplayArgs>),

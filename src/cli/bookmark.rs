@@ -3,7 +3,7 @@
 //! Each bookmark is a replication slot that retains WAL. The list shows how much; `bookmarks.retain_max` limits it.
 //! Every subcommand first drops the bookmarks that have expired or that exceed the limit.
 
-use super::error::{CliError, Exit, printable};
+use super::error::{CliError, Exit, NAME_DATABASE, printable};
 use super::{Output, check_schema};
 use crate::config::{self, Config};
 use crate::pipeline::PipelineSpec;
@@ -31,6 +31,8 @@ pub(super) async fn run(config: &Config, args: &BookmarkArgs) -> Result<Exit, Cl
 pub(super) fn the_one(config: &Config) -> Result<&PipelineSpec, CliError> {
     match config.specs.as_slice() {
         [spec] => Ok(spec),
+        // The commands that need a pipeline itself are refused before (`load_pipelines`).
+        [] => Err(CliError::NoPipeline { file: config.file.clone(), hint: NAME_DATABASE }),
         specs => {
             let known = specs.iter().map(|spec| spec.name().to_owned()).collect();
             Err(CliError::WhichPipeline { known })

@@ -5,6 +5,7 @@
 
 mod columns;
 mod edit;
+mod intake;
 
 use super::Output;
 use super::args::{CheckArgs, Global};
@@ -27,9 +28,12 @@ use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 use std::sync::Arc;
 
-/// The findings of one pipeline.
-struct PipelineReport {
-    pipeline: String,
+/// The findings of one pipeline, or of one intake.
+struct Report {
+    /// `pipeline` or `intake`: the field of the JSON with the name.
+    kind: &'static str,
+    /// The name, as a pipeline's, or `inboxes.NAME`.
+    name: String,
     /// Source and destination, for people.
     route: String,
     findings: Vec<Finding>,
@@ -57,7 +61,25 @@ pub(super) async fn run(
             }
         }
         let route = format!("{} → {}", spec.conninfo.hosts(), spec.common.sink.place());
-        reports.push(PipelineReport { pipeline: spec.name().to_owned(), route, findings });
+        reports.push(Report { kind: "pipeline", name: spec.name().to_owned(), route, findings });
+    }
+    // `-p` selects a pipeline alone. An intake is checked with its own login, whose rights are in question.
+    let intakes = config.inboxes.iter().filter(|_| global.pipeline.is_none());
+    for intake in intakes {
+        let Some(spec) = &intake.spec else { continue };
+        let name = format!("inboxes.{}", intake.name);
+        let mut findings = of_warnings(config, &format!("{name}."));
+        if findings.is_empty() {
+            findings.push(Finding::ok("file", format!("{} has no mistakes", config.file)));
+        }
+        if !args.offline {
+            intake::check(spec, &mut findings).await;
+        }
+        for finding in &mut findings {
+            name_the_file(finding, global);
+        }
+        let route = format!("{} → {}", intake::place(spec), spec.inbox.conninfo.hosts());
+        reports.push(Report { kind: "intake", name, route, findings });
     }
     let is_terminal = std::io::stdout().is_terminal();
     let text = if args.json {
@@ -285,11 +307,8 @@ async fn changes_of(
 
 /// The findings that need only the file: all of `check --offline`, and the first ones of every other check.
 fn file_findings(config: &Config, pipeline: &PipelineConfig, spec: &PipelineSpec) -> Vec<Finding> {
-    let mut found = Vec::new();
     let own = format!("pipelines.{}.", pipeline.name);
-    for warning in config.warnings.iter().filter(|w| w.key.is_empty() || w.key.starts_with(&own)) {
-        found.push(of_warning(&warning.key, &warning.message));
-    }
+    let mut found = of_warnings(config, &own);
     found.extend(preflight::settings(&spec.names, &spec.conninfo));
     found.extend(spec.common.sink.settings(&pipeline.name));
     if spec.common.outbox.key.is_empty() {
@@ -305,6 +324,12 @@ fn file_findings(config: &Config, pipeline: &PipelineConfig, spec: &PipelineSpec
     found
 }
 
+/// The warnings about the whole file, and about the table whose keys begin with `own`.
+fn of_warnings(config: &Config, own: &str) -> Vec<Finding> {
+    let warnings = config.warnings.iter().filter(|w| w.key.is_empty() || w.key.starts_with(own));
+    warnings.map(|warning| of_warning(&warning.key, &warning.message)).collect()
+}
+
 /// The finding of a warning about the file. The command that fixes it, if any, follows "; fix it with: ".
 fn of_warning(key: &str, message: &str) -> Finding {
     let (what, command) = message.split_once("; fix it with: ").unwrap_or((message, ""));
@@ -318,13 +343,13 @@ fn of_warning(key: &str, message: &str) -> Finding {
 }
 
 /// The findings as a JSON array with an object for each. The names of the fields are stable.
-fn render_json(reports: &[PipelineReport]) -> String {
+fn render_json(reports: &[Report]) -> String {
     let findings: Vec<Value> = reports
         .iter()
         .flat_map(|report| {
             report.findings.iter().map(|finding| {
                 json!({
-                    "pipeline": report.pipeline,
+                    (report.kind): report.name.trim_start_matches("inboxes."),
                     "id": finding.id,
                     "severity": finding.severity,
                     "what": finding.what,
@@ -345,7 +370,7 @@ const WHY: usize = 11;
 
 /// The findings as a table for a terminal, or as plain lines. Lines that fix something are never folded, so that they
 /// can be copied. `file` is the configuration file, named before lines that belong in it.
-fn render_table(reports: &[PipelineReport], file: &str, is_terminal: bool, color: bool) -> String {
+fn render_table(reports: &[Report], file: &str, is_terminal: bool, color: bool) -> String {
     let style = Style { file, width: is_terminal.then(width), color };
     let mut text = String::new();
     for report in reports {
@@ -357,7 +382,7 @@ fn render_table(reports: &[PipelineReport], file: &str, is_terminal: bool, color
             if is_terminal {
                 style.row(finding, widest, &mut text);
             } else {
-                style.lines(&report.pipeline, finding, &mut text);
+                style.lines(&report.name, finding, &mut text);
             }
         }
     }
@@ -370,7 +395,7 @@ fn width() -> usize {
     columns.clamp(60, WIDTH)
 }
 
-fn summary(reports: &[PipelineReport]) -> String {
+fn summary(reports: &[Report]) -> String {
     let count = |severity| {
         reports
             .iter()
@@ -400,10 +425,9 @@ impl Style<'_> {
         if self.color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    fn head(&self, report: &PipelineReport, text: &mut String) {
+    fn head(&self, report: &Report, text: &mut String) {
         // Writing to a String does not fail.
-        writeln!(text, "{}  {}\n", self.paint("1", &report.pipeline), report.route)
-            .unwrap_or_default();
+        writeln!(text, "{}  {}\n", self.paint("1", &report.name), report.route).unwrap_or_default();
     }
 
     /// A finding: severity, name and description; below them the reason and the lines that fix it.
@@ -506,7 +530,7 @@ mod tests {
     use super::*;
     use expect_test::expect;
 
-    fn reports() -> [PipelineReport; 1] {
+    fn reports() -> [Report; 1] {
         let findings = vec![
             Finding::ok("server_version", "PostgreSQL 18.4"),
             Finding::error(
@@ -520,8 +544,9 @@ mod tests {
                 .config("pipelines.orders.outbox.table = \"app.outbox\"")
                 .shell("postrider setup -p orders"),
         ];
-        [PipelineReport {
-            pipeline: "orders".to_owned(),
+        [Report {
+            kind: "pipeline",
+            name: "orders".to_owned(),
             route: "db:5432 → k1:9092".to_owned(),
             findings,
         }]

@@ -24,7 +24,7 @@ use std::process::{ExitCode, Termination};
 pub(super) enum CliError {
     #[error(transparent)]
     Config(#[from] ConfigError),
-    #[error("the configuration has no pipeline \"{name}\"; it has {}", .known.join(", "))]
+    #[error("the configuration has no pipeline \"{name}\"; it has {}", listed(.known))]
     Pipeline { name: String, known: Vec<String> },
     #[error("{}", no_intake(.name.as_deref(), .known))]
     Intake { name: Option<String>, known: Vec<String> },
@@ -82,6 +82,15 @@ pub(super) enum CliError {
     Source(#[from] SourceError),
     #[error("the configuration has several pipelines: {}", .known.join(", "))]
     WhichPipeline { known: Vec<String> },
+    #[error("the configuration {file} has no pipeline")]
+    NoPipeline { file: String, hint: &'static str },
+    #[error("the configuration has no pipeline, and no table [inboxes.NAME] that stores in inbox \"{inbox}\"; \
+             its tables store in {}", listed(.known))]
+    NoInboxDatabase { inbox: String, known: Vec<String> },
+    #[error("the tables [inboxes.NAME] of the configuration have several databases: {}", .tables.join(", "))]
+    WhichInboxDatabase { tables: Vec<String> },
+    #[error("inbox {command} has the database of [inboxes.{intake}]: {flag} is not for it")]
+    IntakeHasDatabase { command: &'static str, intake: String, flag: &'static str },
     #[error("no events are selected: give ids, a filter such as --error CODE, or --all")]
     NothingSelected,
     #[error("several events have the id \"{id}\": {}", .ids.join(", "))]
@@ -194,6 +203,10 @@ impl CliError {
             | Self::GroupNeedsYes { .. }
             | Self::NotJson { .. }
             | Self::WhichPipeline { .. }
+            | Self::NoPipeline { .. }
+            | Self::NoInboxDatabase { .. }
+            | Self::WhichInboxDatabase { .. }
+            | Self::IntakeHasDatabase { .. }
             | Self::NothingSelected
             | Self::Ambiguous { .. }
             | Self::PayloadFile { .. }
@@ -286,6 +299,13 @@ impl CliError {
             Self::Stranger(_) => hint("give admin.listen a port of its own"),
             Self::Thread(_) => hint("raise the limit of threads (ulimit -u, pids.max)"),
             Self::WhichPipeline { .. } => hint("select one with -p"),
+            Self::NoPipeline { hint: text, .. } => hint(text),
+            Self::NoInboxDatabase { .. } | Self::WhichInboxDatabase { .. } => {
+                hint("name the database of the service that has the inbox with --url")
+            }
+            Self::IntakeHasDatabase { .. } => hint(
+                "leave it out: the table of the intake names the database; -c names another configuration",
+            ),
             Self::Ambiguous { .. } => hint("give the position of the event in place of its id"),
             Self::NotParked { .. } => hint("list the parked events: postrider parked list --all"),
             Self::Replay(error) => error.hint().map(|text| hint(&text)).unwrap_or_default(),
@@ -308,7 +328,11 @@ impl CliError {
             Self::Write { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
                 hint("give -o another FILE, or --force to overwrite this one")
             }
-            Self::Intake { .. } => {
+            Self::Intake { name: None, .. } => hint(
+                "add a table [inboxes.NAME] (docs/sql/inbox-run.md), or name another file with -c; pipelines are run \
+                 by postrider run",
+            ),
+            Self::Intake { name: Some(_), .. } => {
                 hint("see docs/sql/inbox-run.md for the tables [inboxes.NAME] of the configuration")
             }
             Self::Config(_)
@@ -337,6 +361,16 @@ fn no_intake(name: Option<&str>, known: &[String]) -> String {
     }
 }
 
+/// The hint of [`CliError::NoPipeline`] for `postrider run`.
+pub(super) const RUN_INTAKES: &str = "postrider inbox run stores the messages of its tables [inboxes.NAME]; for a pipeline add a table [pipelines.NAME]";
+
+/// The same for other commands that concern pipelines.
+pub(super) const FOR_PIPELINES: &str =
+    "the command is for pipelines: add a table [pipelines.NAME], or name another file with -c";
+
+/// The same for commands that need only a database.
+pub(super) const NAME_DATABASE: &str = "name the database with --url";
+
 /// Names, or that there are none.
 fn listed(names: &[String]) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
@@ -348,7 +382,9 @@ pub(super) fn printable(text: &str) -> String {
 }
 
 const OCCUPIED: &str = "if it runs the same pipelines, stop that process first, even if it has halted (systemctl \
-    restart postrider stops and starts it). If it runs other pipelines, give admin.listen another port";
+    restart postrider stops and starts it). If it runs other pipelines, give admin.listen another port. postrider run \
+    and postrider inbox run with one file need two addresses: listen = \"${POSTRIDER_LISTEN:-127.0.0.1:9464}\", and the \
+    variable set for one of them";
 
 const OTHER_CONFIGURATION: &str = "if this is another Postrider, give admin.listen a port of its own, or name the \
     configuration of the running process with -c. If the configuration was changed since the start, restart the \

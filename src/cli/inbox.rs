@@ -18,42 +18,40 @@ mod session;
 pub use args::{
     AdoptTableArgs, CreateInboxArgs, DeadArgs, DropInboxArgs, GapsArgs, InboxArgs, InboxCommand,
     InboxOrderArg, InboxRuleArgs, InboxStatusArgs, ListInboxesArgs, PurgeArgs, ReplayInboxArgs,
-    SkipGapArgs, SkipInboxArgs,
+    SkipGapArgs, SkipInboxArgs, StoredInboxCommand,
 };
 #[cfg(feature = "kafka")]
-pub use args::{SeekInboxArgs, SeekOffset};
+pub use args::{IntakeCommand, SeekInboxArgs, SeekOffset};
 #[cfg(feature = "kafka")]
 pub use run::RunInboxArgs;
 
 use super::error::{CliError, Exit};
-use crate::config::{Config, Env};
+use crate::config::Env;
+pub(super) use session::InboxDatabase;
 use session::InboxSession;
 
-/// Runs the command. `config`: if [`InboxArgs::needs_config`].
+/// Runs the command.
 pub(super) async fn run(
-    config: Option<&Config>,
-    args: &InboxArgs,
+    database: &InboxDatabase<'_>,
+    command: &StoredInboxCommand,
     env: Env<'_>,
 ) -> Result<Exit, CliError> {
-    if let InboxCommand::Create(new) = &args.command
+    if let StoredInboxCommand::Create(new) = command
         && new.print_sql
     {
         return create::print_sql(new);
     }
-    let session = InboxSession::open(config, args.url.as_deref(), env).await?;
-    match &args.command {
-        InboxCommand::List(list) => look::list(&session, list).await,
-        InboxCommand::Create(new) => create::create(&session, new).await,
-        InboxCommand::Status(status) => look::status(&session, status).await,
-        InboxCommand::Dead(dead) => look::dead(&session, dead).await,
-        InboxCommand::Replay(replay) => messages::replay(&session, replay).await,
-        InboxCommand::Skip(skip) => messages::skip(&session, skip).await,
-        InboxCommand::Purge(purge) => messages::purge(&session, purge).await,
-        InboxCommand::Gaps(gaps) => look::gaps(&session, gaps).await,
-        InboxCommand::SkipGap(skip) => messages::skip_gap(&session, skip).await,
-        // They have the database of an intake, and no session here.
-        #[cfg(feature = "kafka")]
-        InboxCommand::Run(_) | InboxCommand::Seek(_) => Ok(Exit::Done),
-        InboxCommand::Drop(drop) => create::drop(&session, drop).await,
+    let session = InboxSession::open(database, command.inbox(), env).await?;
+    match command {
+        StoredInboxCommand::List(list) => look::list(&session, list).await,
+        StoredInboxCommand::Create(new) => create::create(&session, new).await,
+        StoredInboxCommand::Status(status) => look::status(&session, status).await,
+        StoredInboxCommand::Dead(dead) => look::dead(&session, dead).await,
+        StoredInboxCommand::Replay(replay) => messages::replay(&session, replay).await,
+        StoredInboxCommand::Skip(skip) => messages::skip(&session, skip).await,
+        StoredInboxCommand::Purge(purge) => messages::purge(&session, purge).await,
+        StoredInboxCommand::Gaps(gaps) => look::gaps(&session, gaps).await,
+        StoredInboxCommand::SkipGap(skip) => messages::skip_gap(&session, skip).await,
+        StoredInboxCommand::Drop(drop) => create::drop(&session, drop).await,
     }
 }

@@ -41,10 +41,10 @@ pub use groups::{
 pub use inbox::{
     AdoptTableArgs, CreateInboxArgs, DeadArgs, DropInboxArgs, GapsArgs, InboxArgs, InboxCommand,
     InboxOrderArg, InboxRuleArgs, InboxStatusArgs, ListInboxesArgs, PurgeArgs, ReplayInboxArgs,
-    SkipGapArgs, SkipInboxArgs,
+    SkipGapArgs, SkipInboxArgs, StoredInboxCommand,
 };
 #[cfg(feature = "kafka")]
-pub use inbox::{RunInboxArgs, SeekInboxArgs, SeekOffset};
+pub use inbox::{IntakeCommand, RunInboxArgs, SeekInboxArgs, SeekOffset};
 pub use parked::{
     ActArgs, FilterArgs, Id, ListArgs, ParkedArgs, ParkedCommand, ReplaceArgs, RetryArgs,
     SelectArgs, ShowArgs, SkipArgs,
@@ -60,7 +60,7 @@ use crate::postgres::control::Control;
 use crate::postgres::schema::{self, SchemaState};
 use crate::postgres::schema_owner::SessionRights;
 use clap::{CommandFactory as _, FromArgMatches as _};
-use error::CliError;
+use error::{CliError, FOR_PIPELINES, RUN_INTAKES};
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, IsTerminal as _, Write};
 use std::path::Path;
@@ -95,11 +95,11 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
         }
         Command::Init(init) => block_on(init::run(init, args.global.pipeline.as_deref(), env))?,
         Command::Setup(setup) => {
-            let config = load(&args.global, env)?;
+            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
             block_on(setup::run(&config, setup, env))?
         }
         Command::Run(run) => {
-            let config = load(&args.global, env)?;
+            let config = load_pipelines(&args.global, env, RUN_INTAKES)?;
             block_on(run::run(config, run))?
         }
         Command::Status(status) => {
@@ -108,19 +108,19 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             block_on(status::run(&config, &args.global, status, color))?
         }
         Command::Parked(parked) => {
-            let config = load(&args.global, env)?;
+            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
             block_on(parked::run(&config, parked, env))?
         }
         Command::Repair(repair) => {
-            let config = load(&args.global, env)?;
+            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
             block_on(repair::run(config, repair))?
         }
         Command::Adopt(adopt) => {
-            let config = load(&args.global, env)?;
+            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
             block_on(adopt::run(&config, adopt))?
         }
         Command::Bookmark(bookmark) => {
-            let config = load(&args.global, env)?;
+            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
             block_on(bookmark::run(&config, bookmark))?
         }
         Command::Groups(groups) => {
@@ -132,7 +132,7 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
         }
         Command::Inbox(inbox) => self::inbox(inbox, &args.global, env),
         Command::Replay(replay) => {
-            let config = load(&args.global, env)?;
+            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
             block_on(Box::pin(replay::run(&config, replay)))?
         }
         #[cfg(feature = "demo")]
@@ -151,22 +151,41 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
 
 /// `postrider inbox`. Those of its commands that concern an intake have the database of the intake.
 fn inbox(args: &InboxArgs, global: &Global, env: Env<'_>) -> Result<Exit, CliError> {
-    let config = args.needs_config().then(|| load(global, env)).transpose()?;
-    #[cfg(feature = "kafka")]
-    if let Some(config) = &config {
-        if let InboxCommand::Run(run) = &args.command {
-            return block_on(inbox::run::run(config, run))?;
+    match &args.command {
+        #[cfg(feature = "kafka")]
+        InboxCommand::Intake(command) => {
+            command.refuse_flags(args.url.is_some(), global.pipeline.is_some())?;
+            let config = load(global, env)?;
+            match command {
+                IntakeCommand::Run(run) => block_on(inbox::run::run(&config, run))?,
+                IntakeCommand::Seek(seek) => block_on(inbox::seek::run(&config, seek))?,
+            }
         }
-        if let InboxCommand::Seek(seek) = &args.command {
-            return block_on(inbox::seek::run(config, seek))?;
+        InboxCommand::Stored(command) => {
+            let needs_config = args.url.is_none() && !command.is_printed();
+            let config = needs_config.then(|| load(global, env)).transpose()?;
+            let chosen = inbox::InboxDatabase {
+                config: config.as_ref(),
+                url: args.url.as_deref(),
+                is_of_pipeline: global.pipeline.is_some(),
+            };
+            block_on(inbox::run(&chosen, command, env))?
         }
     }
-    block_on(inbox::run(config.as_ref(), args, env))?
 }
 
 /// Reads the configuration and logs its warnings.
 fn load(global: &Global, env: Env<'_>) -> Result<Config, CliError> {
     read(global, env).map(warned)
+}
+
+/// As [`load`], and refuses a configuration without a pipeline, which has tables `[inboxes.NAME]` alone.
+fn load_pipelines(global: &Global, env: Env<'_>, hint: &'static str) -> Result<Config, CliError> {
+    let config = load(global, env)?;
+    if config.specs.is_empty() {
+        return Err(CliError::NoPipeline { file: config.file, hint });
+    }
+    Ok(config)
 }
 
 fn warned(config: Config) -> Config {

@@ -3,6 +3,7 @@
 //! The command reads the parked table and writes requests into it, which the relay carries out or declines. Payloads
 //! are printed only by `show --payload`.
 
+use super::bookmark::the_one;
 use super::error::{CliError, Exit};
 use super::{Output, check_schema};
 use crate::config::{self, Config, Env};
@@ -67,13 +68,7 @@ struct ParkedSession<'a> {
 impl<'a> ParkedSession<'a> {
     /// A session for the only pipeline of the configuration, or the one that `-p` selected.
     async fn open(config: &'a Config) -> Result<Self, CliError> {
-        match config.specs.as_slice() {
-            [spec] => Self::of(spec).await,
-            specs => {
-                let known = specs.iter().map(|spec| spec.name().to_owned()).collect();
-                Err(CliError::WhichPipeline { known })
-            }
-        }
+        Self::of(the_one(config)?).await
     }
 
     async fn of(spec: &'a PipelineSpec) -> Result<Self, CliError> {

@@ -2,7 +2,7 @@
 
 use super::args::RunArgs;
 use super::error::{CliError, Exit};
-use super::status::running_pipelines;
+use super::status::{running_intakes, running_pipelines};
 use crate::admin::{Admin, AdminView, CONNECTIONS_MAX};
 use crate::config::Config;
 use crate::metrics::Metrics;
@@ -28,6 +28,7 @@ pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError
     let view = AdminView {
         status_handles: status_handles.clone(),
         intake_handles: Vec::new(),
+        maintenance_handles: Vec::new(),
         metrics,
         ready_lag_max: config.admin.ready_lag_max,
     };
@@ -45,22 +46,26 @@ pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError
     }
 }
 
-/// Listens on the address. If another Postrider occupies it, the error names its pipelines: a process whose pipelines
+/// Listens on the address. If another Postrider occupies it, the error names its pipelines and intakes: a process whose pipelines
 /// have halted keeps its port.
 pub(super) async fn bind(address: SocketAddr) -> Result<Admin, CliError> {
     let error = match Admin::bind(address).await {
         Ok(admin) => return Ok(admin),
         Err(error) => error,
     };
-    let running = running_pipelines(address).await;
-    if running.is_empty() || !error.is_in_use() {
+    if !error.is_in_use() {
         return Err(error.into());
     }
+    let (running, intakes) = (running_pipelines(address).await, running_intakes(address).await);
+    if running.is_empty() && intakes.is_empty() {
+        return Err(error.into());
+    }
+    let intakes = intakes.into_iter().map(|name| format!("intake \"{name}\""));
     let pipelines = running.into_iter().map(|other| match other.halted {
         Some(code) => format!("pipeline \"{}\", halted with {code}", other.pipeline),
         None => format!("pipeline \"{}\"", other.pipeline),
     });
-    Err(CliError::Occupied { address, pipelines: pipelines.collect() })
+    Err(CliError::Occupied { address, pipelines: pipelines.chain(intakes).collect() })
 }
 
 /// The result of a task that runs as long as the process.

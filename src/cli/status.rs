@@ -3,7 +3,7 @@
 use super::Output;
 use super::args::{Global, StatusArgs};
 use super::error::{CliError, Exit, printable};
-use crate::config::Config;
+use crate::config::{Config, InboxConfig};
 use crate::health::grouped;
 use crate::pipeline::PipelineSpec;
 use serde_json::Value;
@@ -78,13 +78,26 @@ async fn query(
     let body = status(address).await?;
     let mut status: Value =
         serde_json::from_str(&body).map_err(|_not_json| CliError::Stranger(address))?;
+    let intakes = rows(&status, "intakes").to_vec();
     let Some(pipelines) = status.get_mut("pipelines").and_then(Value::as_array_mut) else {
         return Err(CliError::Stranger(address));
     };
     if let Some(name) = &global.pipeline {
         pipelines.retain(|pipeline| pipeline["pipeline"] == name.as_str());
     }
-    let differences = differences(pipelines, &config.specs);
+    // `postrider inbox run` has no pipelines: those of the file are another process's.
+    let is_of_intakes = pipelines.is_empty() && !intakes.is_empty();
+    let mut differences = if is_of_intakes && global.pipeline.is_none() {
+        Vec::new()
+    } else {
+        differences(pipelines, &config.specs)
+    };
+    if global.pipeline.is_none() {
+        differences.extend(differences_of_intakes(&intakes, &config.inboxes));
+    } else if let Some(status) = status.as_object_mut() {
+        status.remove("intakes");
+        status.remove("maintenance");
+    }
     if !differences.is_empty() {
         let file = config.file.clone();
         return Err(CliError::OtherConfiguration { address, file, differences });
@@ -117,19 +130,46 @@ fn differences(running: &[Value], ours: &[PipelineSpec]) -> Vec<String> {
     found
 }
 
-impl StatusAnswer {
-    fn pipelines(&self) -> &[Value] {
-        self.status["pipelines"].as_array().map_or(&[], Vec::as_slice)
+/// The same for intakes. `postrider inbox run NAME` runs one of several, so each of them may be missing.
+fn differences_of_intakes(running: &[Value], ours: &[InboxConfig]) -> Vec<String> {
+    let mut found = Vec::new();
+    for intake in running {
+        let Some(name) = intake["intake"].as_str() else { continue };
+        let Some(own) = ours.iter().find(|own| own.name == name) else {
+            found.push(format!("intake \"{name}\" runs only there"));
+            continue;
+        };
+        for (what, here) in [("inbox", own.inbox.as_str()), ("source", own.kind)] {
+            if let Some(there) = intake[what].as_str().filter(|there| *there != here) {
+                found.push(format!("intake \"{name}\" has {what} {there} there, and {here} here"));
+            }
+        }
     }
+    found
+}
 
+/// An array of the status, empty if it has no such field.
+fn rows<'a>(status: &'a Value, key: &str) -> &'a [Value] {
+    status[key].as_array().map_or(&[], Vec::as_slice)
+}
+
+impl StatusAnswer {
     fn table(&self, color: bool) -> String {
-        render(self.pipelines(), color)
+        let of = |key| rows(&self.status, key);
+        let (pipelines, intakes) = (of("pipelines"), of("intakes"));
+        let mut tables = Vec::new();
+        if !pipelines.is_empty() || intakes.is_empty() {
+            tables.push(render(pipelines, color));
+        }
+        if !intakes.is_empty() {
+            tables.push(render_intakes(intakes, of("maintenance"), color));
+        }
+        tables.join("\n\n")
     }
 
     fn exit(&self) -> Exit {
-        let is_ready = |pipeline: &Value| pipeline["ready"] == Value::Bool(true);
-        let pipelines = self.pipelines();
-        let ready = !pipelines.is_empty() && pipelines.iter().all(is_ready);
+        let all = || rows(&self.status, "pipelines").iter().chain(rows(&self.status, "intakes"));
+        let ready = all().count() > 0 && all().all(|row| row["ready"] == Value::Bool(true));
         if ready { Exit::Done } else { Exit::Problems }
     }
 }
@@ -164,12 +204,24 @@ pub(super) struct RunningPipeline {
     pub(super) halted: Option<String>,
 }
 
+/// The status of the Postrider that listens on `address`; null if none does.
+async fn running(address: SocketAddr) -> Value {
+    let answer = tokio::time::timeout(RUNNING_TIMEOUT, status(reachable(address))).await;
+    let Ok(Ok(body)) = answer else { return Value::Null };
+    serde_json::from_str(&body).unwrap_or(Value::Null)
+}
+
+/// The names of the intakes of the Postrider that listens on `address`; empty if none does.
+pub(super) async fn running_intakes(address: SocketAddr) -> Vec<String> {
+    let status = running(address).await;
+    let names = rows(&status, "intakes").iter().filter_map(|intake| intake["intake"].as_str());
+    names.map(printable).collect()
+}
+
 /// The pipelines of the Postrider that listens on `address`; empty if none does.
 pub(super) async fn running_pipelines(address: SocketAddr) -> Vec<RunningPipeline> {
-    let answer = tokio::time::timeout(RUNNING_TIMEOUT, status(reachable(address))).await;
-    let Ok(Ok(body)) = answer else { return Vec::new() };
-    let Ok(status) = serde_json::from_str::<Value>(&body) else { return Vec::new() };
-    let pipelines = status["pipelines"].as_array().map_or(&[][..], Vec::as_slice);
+    let status = running(address).await;
+    let pipelines = rows(&status, "pipelines");
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let running = pipelines.iter().map(|pipeline| RunningPipeline {
         pipeline: text(&pipeline["pipeline"]),
@@ -235,6 +287,14 @@ const HEAD: [&str; 9] = [
 /// Columns of numbers are aligned to the right.
 const RIGHT: [bool; 9] = [false, false, true, true, true, true, false, true, false];
 
+const INTAKE_HEAD: [&str; 9] =
+    ["INTAKE", "SOURCE", "INBOX", "STATE", "LAG", "PENDING", "STORED", "DEAD", "BLOCKED"];
+
+const INTAKE_RIGHT: [bool; 9] = [false, false, false, false, true, true, true, true, true];
+
+/// Index of the coloured column.
+const INTAKE_STATE: usize = 3;
+
 /// Printed behind the remedy of a halt: a halted pipeline does not check again whether its cause was removed.
 const HALTED: &str =
     "then restart the process, which is still running (systemctl restart postrider)";
@@ -244,19 +304,9 @@ const STATE: usize = 1;
 
 /// The status as a table with a line for each pipeline, then the reasons and remedies of those that are not ready.
 fn render(pipelines: &[Value], color: bool) -> String {
-    let rows: Vec<_> = pipelines.iter().map(row).collect();
-    let heads = HEAD.map(str::to_owned);
-    let mut widths = heads.each_ref().map(String::len);
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut text = line(&heads, &widths, None);
-    for (row, pipeline) in rows.iter().zip(pipelines) {
-        text.push('\n');
-        text.push_str(&line(row, &widths, color.then(|| paint(pipeline))));
-    }
+    let rows = pipelines.iter().map(|pipeline| (row(pipeline), color.then(|| paint(pipeline))));
+    let columns = Columns { right: RIGHT, painted: STATE };
+    let mut text = grid(HEAD, &rows.collect::<Vec<_>>(), &columns);
     for pipeline in pipelines {
         text.push_str(&problem(pipeline));
         text.push_str(&maintenance(pipeline));
@@ -264,6 +314,71 @@ fn render(pipelines: &[Value], color: bool) -> String {
         text.push_str(&inboxes(pipeline));
         text.push_str(&parked(pipeline));
         text.push_str(&skipped(pipeline));
+    }
+    text
+}
+
+/// The intakes as a table with a line for each, then the reasons and remedies of those that are not ready, and what the
+/// maintenance of their databases has read.
+fn render_intakes(intakes: &[Value], maintenance: &[Value], color: bool) -> String {
+    let rows = intakes.iter().map(|intake| (intake_row(intake), color.then(|| paint(intake))));
+    let columns = Columns { right: INTAKE_RIGHT, painted: INTAKE_STATE };
+    let mut text = grid(INTAKE_HEAD, &rows.collect::<Vec<_>>(), &columns);
+    for intake in intakes {
+        text.push_str(&intake_problem(intake));
+    }
+    for database in maintenance {
+        let name = database["intake"].as_str().unwrap_or("-");
+        text.push_str(&inboxes_of(name, std::slice::from_ref(database)));
+    }
+    text
+}
+
+fn intake_row(intake: &Value) -> [String; INTAKE_HEAD.len()] {
+    let text = |key: &str| printable(intake[key].as_str().unwrap_or("-"));
+    let count = |key: &str| intake[key].as_u64().map_or_else(|| "-".to_owned(), grouped);
+    [
+        text("intake"),
+        text("source"),
+        text("inbox"),
+        text("state"),
+        count("lag_records"),
+        count("pending"),
+        count("stored_total"),
+        count("dead_total"),
+        count("blocked_total"),
+    ]
+}
+
+/// Why an intake is not ready, and the remedy: its own, and those of its partitions.
+fn intake_problem(intake: &Value) -> String {
+    let name = intake["intake"].as_str().unwrap_or("-");
+    let mut text = String::new();
+    let mut problem = |what: &str, hint: Option<&str>| {
+        // Writing to a String does not fail.
+        write!(text, "\n\n{name}: {what}").unwrap_or_default();
+        for line in hint.unwrap_or_default().lines() {
+            write!(text, "\n  {line}").unwrap_or_default();
+        }
+    };
+    if let Some(reason) = intake["reason"].as_str() {
+        problem(reason, intake["hint"].as_str());
+    }
+    for partition in rows(intake, "blocked") {
+        let of = |key: &str| partition[key].as_str().unwrap_or("-");
+        let number = partition["partition"].as_i64().unwrap_or(0);
+        let what = format!(
+            "partition {number} of topic {} is blocked: {}: {}",
+            printable(of("topic")),
+            of("code"),
+            of("reason")
+        );
+        problem(&what, partition["hint"].as_str());
+    }
+    let listed = u64::try_from(rows(intake, "blocked").len()).unwrap_or(u64::MAX);
+    let more = intake["blocked_total"].as_u64().unwrap_or(0).saturating_sub(listed);
+    if more > 0 {
+        problem(&format!("{} more partitions are blocked", grouped(more)), None);
     }
     text
 }
@@ -287,12 +402,41 @@ fn row(pipeline: &Value) -> [String; HEAD.len()] {
     ]
 }
 
-fn line(cells: &[String; HEAD.len()], widths: &[usize; HEAD.len()], paint: Option<&str>) -> String {
+/// Nine columns of a table: which are aligned to the right, and which one is coloured.
+struct Columns {
+    right: [bool; 9],
+    painted: usize,
+}
+
+/// The lines of a table, with the colour of each.
+fn grid(heads: [&str; 9], rows: &[([String; 9], Option<&str>)], columns: &Columns) -> String {
+    let heads = heads.map(str::to_owned);
+    let mut widths = heads.each_ref().map(String::len);
+    for (row, _) in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut text = line(&heads, &widths, columns, None);
+    for (row, paint) in rows {
+        text.push('\n');
+        text.push_str(&line(row, &widths, columns, *paint));
+    }
+    text
+}
+
+fn line(
+    cells: &[String; 9],
+    widths: &[usize; 9],
+    columns: &Columns,
+    paint: Option<&str>,
+) -> String {
     let mut text = String::new();
-    for (index, ((cell, width), right)) in cells.iter().zip(widths).zip(RIGHT).enumerate() {
+    let cells = cells.iter().zip(widths).zip(columns.right);
+    for (index, ((cell, width), right)) in cells.enumerate() {
         let pad = " ".repeat(width.saturating_sub(cell.chars().count()));
         let cell = match paint {
-            Some(paint) if index == STATE => format!("{paint}{cell}\x1b[0m"),
+            Some(paint) if index == columns.painted => format!("{paint}{cell}\x1b[0m"),
             Some(_) | None => cell.clone(),
         };
         let gap = if index == 0 { "" } else { "  " };
@@ -308,7 +452,7 @@ fn line(cells: &[String; HEAD.len()], widths: &[usize; HEAD.len()], paint: Optio
 fn paint(pipeline: &Value) -> &'static str {
     match (pipeline["ready"].as_bool(), pipeline["state"].as_str()) {
         (Some(true), _) => "\x1b[32m",
-        (_, Some("halted")) => "\x1b[31m",
+        (_, Some("halted" | "blocked" | "failed")) => "\x1b[31m",
         _ => "\x1b[33m",
     }
 }
@@ -416,14 +560,19 @@ fn group_line(group: &Value) -> String {
 /// The inboxes that the pipeline maintains: a line for each, and why their maintenance fails.
 fn inboxes(pipeline: &Value) -> String {
     let name = pipeline["pipeline"].as_str().unwrap_or("-");
-    let array = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    inboxes_of(name, rows(&pipeline["maintenance"], "inboxes"))
+}
+
+/// The inboxes in these databases of a pipeline or an intake.
+fn inboxes_of(name: &str, databases: &[Value]) -> String {
     let mut text = String::new();
-    for database in array(&pipeline["maintenance"]["inboxes"]) {
-        let which = match database["database"].as_str() {
-            Some("sink") => "database of the event logs",
-            Some(_) | None => "database",
+    for database in databases {
+        let (which, unaffected) = match database["database"].as_str() {
+            Some("sink") => ("database of the event logs", "publishing"),
+            Some("inbox") => ("database", "storing"),
+            Some(_) | None => ("database", "publishing"),
         };
-        let inboxes = array(&database["inboxes"]);
+        let inboxes = rows(database, "inboxes");
         if !inboxes.is_empty() {
             // Writing to a String does not fail.
             let count = u64::try_from(inboxes.len()).unwrap_or(u64::MAX);
@@ -432,7 +581,7 @@ fn inboxes(pipeline: &Value) -> String {
         }
         for inbox in inboxes {
             text.push_str("\n  ");
-            text.push_str(&inbox_line(&inbox));
+            text.push_str(&inbox_line(inbox));
         }
         if let Some(more) = database["unreported"].as_u64().filter(|more| *more > 0) {
             write!(text, "\n  {} more: SELECT * FROM postrider.inbox_status();", grouped(more))
@@ -441,7 +590,7 @@ fn inboxes(pipeline: &Value) -> String {
         if let Some(reason) = database["reason"].as_str() {
             write!(
                 text,
-                "\n\n{name}: maintenance of inboxes in its {which} fails; publishing is not affected: {reason}"
+                "\n\n{name}: maintenance of inboxes in its {which} fails; {unaffected} is not affected: {reason}"
             )
             .unwrap_or_default();
             if let Some(hint) = database["hint"].as_str() {
@@ -589,6 +738,47 @@ mod tests {
         let colored = render(&pipelines, true);
         assert!(colored.contains("\x1b[32mstreaming\x1b[0m"), "{colored}");
         assert!(colored.contains("\x1b[31mhalted\x1b[0m"), "{colored}");
+    }
+
+    #[test]
+    fn intakes_have_a_table_of_their_own_with_reasons_and_maintenance() {
+        let intakes = [
+            json!({
+                "intake": "mail", "source": "kafka", "inbox": "letters", "state": "storing", "ready": false,
+                "lag_records": 1_234, "pending": 7, "stored_total": 12_345, "dead_total": 1, "blocked_total": 2,
+                "blocked": [{"topic": "orders", "partition": 3, "code": "records_deleted", "reason": "5 are gone",
+                    "hint": "postrider inbox seek mail"}],
+            }),
+            json!({
+                "intake": "hooks", "source": "webhook", "inbox": "hooks", "state": "database_down", "ready": false,
+                "lag_records": null, "pending": null, "stored_total": 0, "dead_total": 0, "blocked_total": 0,
+                "reason": "no route", "hint": "one\ntwo",
+            }),
+        ];
+        let maintenance = [json!({
+            "intake": "mail", "database": "inbox", "unreported": 0, "reason": "denied", "hint": "GRANT one;",
+            "inboxes": [{"inbox": "letters", "pending": 7, "dead": 1, "health": "degraded"}],
+        })];
+        expect![[r#"
+            INTAKE  SOURCE   INBOX    STATE            LAG  PENDING  STORED  DEAD  BLOCKED
+            mail    kafka    letters  storing        1,234        7  12,345     1        2
+            hooks   webhook  hooks    database_down      -        -       0     0        0
+
+            mail: partition 3 of topic orders is blocked: records_deleted: 5 are gone
+              postrider inbox seek mail
+
+            mail: 1 more partitions are blocked
+
+            hooks: no route
+              one
+              two
+
+            mail: 1 inbox in its database
+              inbox letters: degraded; 7 messages pending, the oldest since 0 s; 1 message dead
+
+            mail: maintenance of inboxes in its database fails; storing is not affected: denied
+              GRANT one;"#]]
+        .assert_eq(&render_intakes(&intakes, &maintenance, false));
     }
 
     #[test]

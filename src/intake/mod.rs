@@ -7,6 +7,8 @@
 mod client;
 #[cfg(feature = "kafka")]
 mod kafka;
+#[cfg(feature = "kafka")]
+mod maintenance;
 #[cfg_attr(
     not(all(feature = "admin", feature = "kafka")),
     expect(dead_code, reason = "each source calls a part of it")
@@ -19,24 +21,26 @@ mod partitions;
 mod room;
 mod service;
 mod spec;
-mod upkeep;
 #[cfg(feature = "admin")]
 mod webhook;
 #[cfg(any(feature = "admin", feature = "kafka"))]
 #[cfg_attr(not(feature = "kafka"), expect(dead_code, reason = "Kafka uses the rest of it"))]
 mod writer;
 
+#[cfg(feature = "kafka")]
+pub use maintenance::IntakeMaintenance;
 pub use service::{IntakeExit, IntakeService};
 pub use spec::{IntakeSource, IntakeSpec};
-pub use upkeep::InboxUpkeep;
 
 #[cfg(any(feature = "admin", feature = "kafka"))]
 use crate::postgres::SourceError;
+#[cfg(any(feature = "admin", feature = "kafka"))]
+use crate::postgres::names::literal;
 
 /// What fixes an error of the inbox's database, by its SQLSTATE and the statements of an intake; `None` if the general
 /// hint is right.
 #[cfg(any(feature = "admin", feature = "kafka"))]
-fn hint(error: &SourceError, inbox: &str) -> Option<String> {
+pub(crate) fn hint(error: &SourceError, inbox: &str) -> Option<String> {
     match error.sqlstate()?.as_str() {
         "PR121" => Some(format!("create the inbox: postrider inbox create {inbox}")),
         "PR124" => Some(
@@ -50,11 +54,13 @@ fn hint(error: &SourceError, inbox: &str) -> Option<String> {
              --install --url ADMIN_URL --worker ROLE, with the role of this intake"
                 .to_owned(),
         ),
-        "42501" => Some(
+        // The installation grants the rights on the tables of inboxes too, but only where its login may.
+        "42501" => Some(format!(
             "give the role of this intake the rights of a worker, as an administrator: postrider sql --install --url \
-             ADMIN_URL --worker ROLE"
-                .to_owned(),
-        ),
+             ADMIN_URL --worker ROLE\nif the inbox belongs to another role, that role grants the rights on its table: \
+             SELECT postrider.inbox_grant({});",
+            literal(inbox)
+        )),
         _ => {
             // What a batch can't be stored with, after it was tried message by message.
             let constraint = error.report()?.constraint.as_ref()?;

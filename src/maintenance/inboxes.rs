@@ -134,7 +134,7 @@ impl InboxesSpec {
     ) -> Vec<Self> {
         let mut specs: Vec<Self> = Vec::new();
         for (intake, conninfo) in intakes.filter(|_| settings.enabled) {
-            if !specs.iter().any(|spec| is_same_database(&spec.conninfo, conninfo)) {
+            if !specs.iter().any(|spec| spec.conninfo.is_same_database(conninfo)) {
                 specs.push(Self {
                     owner: intake.to_owned(),
                     database: "inbox",
@@ -165,7 +165,7 @@ impl InboxesSpec {
         };
         match sink {
             None => vec![spec("source", source)],
-            Some(sink) if is_same_database(source, sink) => vec![spec("source", sink)],
+            Some(sink) if source.is_same_database(sink) => vec![spec("source", sink)],
             Some(sink) => vec![spec("source", source), spec("sink", sink)],
         }
     }
@@ -223,13 +223,6 @@ impl InboxesSpec {
         }
     }
 }
-
-/// Whether two connection strings name the same database. Two names of one server are not known as the same: then the
-/// database is maintained twice, which is harmless.
-fn is_same_database(one: &Conninfo, other: &Conninfo) -> bool {
-    one.host_list() == other.host_list() && one.dbname() == other.dbname()
-}
-
 /// A table could not be locked in time, or a statement took too long.
 const WAITS: &str = "a transaction that is open in the database of the inboxes is waited for, and this query finds it: \
     SELECT pid, xact_start, state, query FROM pg_stat_activity WHERE xact_start IS NOT NULL ORDER BY xact_start;";

@@ -16,9 +16,10 @@ use tracing::{debug, info, warn};
 /// The status and the log of the maintenance of the inboxes of a database.
 #[derive(Debug)]
 pub(super) struct InboxesReport {
-    /// The pipeline's name, or that of another owner.
+    /// The pipeline's name; in `postrider inbox run`, that of the first intake with this database. The field `pipeline`
+    /// of the log lines and the label of the metrics, so that one alert and one search find both.
     owner: String,
-    /// Which database it is: `source` or `sink`.
+    /// Which database it is: `source` or `sink`; `inbox` in `postrider inbox run`.
     database: &'static str,
     /// The status that `/status` and the metrics read.
     status_handle: StatusHandle,

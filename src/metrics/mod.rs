@@ -37,6 +37,8 @@ pub struct Metrics {
     sources: Arc<Mutex<Vec<PipelineSource>>>,
     /// The intakes.
     intakes: Arc<Mutex<Vec<IntakeHandle>>>,
+    /// The databases of inboxes that are maintained for intakes.
+    maintained: Arc<Mutex<Vec<StatusHandle>>>,
     /// Counters of the admin endpoint.
     endpoint: EndpointMetrics,
 }
@@ -65,6 +67,13 @@ impl Metrics {
         self.intakes.lock().unwrap_or_else(PoisonError::into_inner).push(handle.clone());
     }
 
+    /// Registers a database whose inboxes are maintained for an intake. Only `maintenance.inboxes` of its status is
+    /// exported: there is no pipeline.
+    pub fn maintained(&self, status_handle: &StatusHandle) {
+        let mut maintained = self.maintained.lock().unwrap_or_else(PoisonError::into_inner);
+        maintained.push(status_handle.clone());
+    }
+
     /// The metrics as they are now, in the `OpenMetrics` text format.
     ///
     /// # Errors
@@ -73,7 +82,8 @@ impl Metrics {
         let sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let intakes = self.intakes.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let more = (!intakes.is_empty()).then(|| Box::new(IntakeScrape::of(&intakes)) as Box<_>);
-        text::encode(&sources, more, &self.endpoint)
+        let maintained = self.maintained.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        text::encode((&sources, &maintained), more, &self.endpoint)
     }
 
     /// The counters of the admin endpoint.

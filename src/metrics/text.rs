@@ -4,7 +4,7 @@ use super::catalog::describe;
 use super::{Closed, EndpointMetrics, PipelineSource};
 use crate::status::{
     EventLogSummary, EventLogsSummary, GroupSummary, InboxSummary, InboxesSummary, PipelineState,
-    Snapshot,
+    Snapshot, StatusHandle,
 };
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -31,13 +31,16 @@ type GroupGauge = (&'static str, fn(&GroupSummary) -> f64);
 const SLOT_STATES: [&str; 5] = ["reserved", "extended", "unreserved", "lost", "missing"];
 
 pub(super) fn encode(
-    sources: &[PipelineSource],
+    (sources, maintained): (&[PipelineSource], &[StatusHandle]),
     more: Option<Box<dyn Collector>>,
     endpoint: &EndpointMetrics,
 ) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
-    registry
-        .register_collector(Box::new(Scrape(sources.iter().map(PipelineSample::new).collect())));
+    let pipelines: Vec<_> = sources.iter().map(PipelineSample::new).collect();
+    let of_pipelines = pipelines.iter().flat_map(|sample| InboxesSample::of(&sample.snapshot));
+    let of_intakes = maintained.iter().flat_map(|handle| InboxesSample::of(&handle.read()));
+    let inboxes = of_pipelines.chain(of_intakes).collect();
+    registry.register_collector(Box::new(Scrape { pipelines, inboxes }));
     if let Some(more) = more {
         registry.register_collector(more);
     }
@@ -47,9 +50,38 @@ pub(super) fn encode(
     Ok(text)
 }
 
-/// All pipelines at one moment.
+/// All pipelines, and all databases with inboxes, at one moment.
 #[derive(Debug)]
-struct Scrape(Vec<PipelineSample>);
+struct Scrape {
+    pipelines: Vec<PipelineSample>,
+    inboxes: Vec<InboxesSample>,
+}
+
+/// The inboxes of a database, which a pipeline or a process with intakes maintains.
+#[derive(Debug)]
+struct InboxesSample {
+    /// The name of the pipeline, or that of the first intake with this database.
+    owner: String,
+    /// The shard's number as a label.
+    shard: String,
+    summary: InboxesSummary,
+}
+
+impl InboxesSample {
+    fn of(snapshot: &Snapshot) -> Vec<Self> {
+        let key = &snapshot.key;
+        let sample = |summary: &InboxesSummary| Self {
+            owner: key.pipeline.clone(),
+            shard: key.shard.to_string(),
+            summary: summary.clone(),
+        };
+        snapshot.maintenance.inboxes.iter().map(sample).collect()
+    }
+
+    fn labels(&self) -> [(&'static str, &str); 3] {
+        [("pipeline", &self.owner), ("shard", &self.shard), ("database", self.summary.database)]
+    }
+}
 
 #[derive(Debug)]
 struct PipelineSample {
@@ -76,13 +108,6 @@ impl PipelineSample {
     /// The event logs that the pipeline writes.
     fn event_logs(&self) -> &[EventLogSummary] {
         self.snapshot.maintenance.event_logs.as_ref().map_or(&[], |logs| logs.logs.as_slice())
-    }
-
-    /// The databases that have inboxes, with their labels.
-    fn inboxes(&self) -> impl Iterator<Item = ([(&'static str, &str); 3], &InboxesSummary)> {
-        self.snapshot.maintenance.inboxes.iter().map(move |inboxes| {
-            ([self.pipeline(), self.shard(), ("database", inboxes.database)], inboxes)
-        })
     }
 
     /// The consumer groups of these logs, with their labels.
@@ -117,7 +142,7 @@ impl Collector for Scrape {
 impl Scrape {
     fn events(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut family = describe(encoder, "postrider_events_total", MetricType::Counter)?;
-        for sample in &self.0 {
+        for sample in &self.pipelines {
             let snapshot = &sample.snapshot;
             let outcomes = [
                 ("published", snapshot.published_total),
@@ -136,7 +161,7 @@ impl Scrape {
 
     fn skipped(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut family = describe(encoder, "postrider_skipped_total", MetricType::Counter)?;
-        for sample in &self.0 {
+        for sample in &self.pipelines {
             for (reason, count) in sample.snapshot.skipped.reasons() {
                 let labels = [sample.pipeline(), sample.shard(), ("reason", reason)];
                 family
@@ -150,7 +175,7 @@ impl Scrape {
     fn latency(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let name = "postrider_publish_latency_seconds";
         let mut family = describe(encoder, name, MetricType::Histogram)?;
-        for sample in &self.0 {
+        for sample in &self.pipelines {
             let (sum, buckets) = sample.source.counters.latency().read();
             let count = buckets.iter().map(|(_, count)| count).sum();
             let labels = [sample.pipeline(), sample.shard()];
@@ -192,7 +217,7 @@ impl Scrape {
         value: impl Fn(&Snapshot) -> Option<f64>,
     ) -> fmt::Result {
         let mut family = describe(encoder, name, MetricType::Gauge)?;
-        for sample in &self.0 {
+        for sample in &self.pipelines {
             if let Some(value) = value(&sample.snapshot) {
                 family.encode_family(&[sample.pipeline(), sample.shard()])?.encode_gauge(&value)?;
             }
@@ -202,7 +227,7 @@ impl Scrape {
 
     fn parked(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut family = describe(encoder, "postrider_parked_events", MetricType::Gauge)?;
-        for sample in &self.0 {
+        for sample in &self.pipelines {
             let parked = &sample.snapshot.parked;
             let states = [
                 ("waiting", parked.waiting),
@@ -227,7 +252,7 @@ impl Scrape {
 
     fn states(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut family = describe(encoder, "postrider_slot_state", MetricType::Gauge)?;
-        for sample in &self.0 {
+        for sample in &self.pipelines {
             let Some(held) = sample.snapshot.slot_state.as_deref() else { continue };
             for state in SLOT_STATES {
                 let labels = [sample.pipeline(), sample.shard(), ("state", state)];
@@ -235,7 +260,7 @@ impl Scrape {
             }
         }
         let mut family = describe(encoder, "postrider_state", MetricType::Gauge)?;
-        for sample in &self.0 {
+        for sample in &self.pipelines {
             for state in PipelineState::ALL {
                 let labels = [sample.pipeline(), sample.shard(), ("state", state.name())];
                 let holds = u32::from(*state == sample.snapshot.state);
@@ -243,7 +268,7 @@ impl Scrape {
             }
         }
         let mut family = describe(encoder, "postrider_halted", MetricType::Gauge)?;
-        for sample in &self.0 {
+        for sample in &self.pipelines {
             match sample.snapshot.halt_code {
                 Some(code) => {
                     family
@@ -284,7 +309,7 @@ impl Scrape {
         ];
         for (name, value) in counters {
             let mut family = describe(encoder, name, MetricType::Counter)?;
-            for sample in self.0.iter().filter(writes) {
+            for sample in self.pipelines.iter().filter(writes) {
                 let count = sample.snapshot.maintenance.event_logs.as_ref().map_or(0, value);
                 family
                     .encode_family(&[sample.pipeline(), sample.shard()])?
@@ -307,7 +332,7 @@ impl Scrape {
         value: impl Fn(&EventLogSummary) -> u64,
     ) -> fmt::Result {
         let mut family = describe(encoder, name, MetricType::Gauge)?;
-        for sample in &self.0 {
+        for sample in &self.pipelines {
             for log in sample.event_logs() {
                 let labels = [sample.pipeline(), sample.shard(), ("log", log.log.as_str())];
                 family.encode_family(&labels)?.encode_gauge(&real(value(log)))?;
@@ -327,12 +352,13 @@ impl Scrape {
         ];
         for (name, value) in gauges {
             let mut family = describe(encoder, name, MetricType::Gauge)?;
-            for (labels, group) in self.0.iter().flat_map(PipelineSample::groups) {
+            for (labels, group) in self.pipelines.iter().flat_map(PipelineSample::groups) {
                 family.encode_family(&labels)?.encode_gauge(&value(group))?;
             }
         }
         let mut family = describe(encoder, "postrider_group_consumers", MetricType::Gauge)?;
-        for ([pipeline, shard, log, name], group) in self.0.iter().flat_map(PipelineSample::groups)
+        for ([pipeline, shard, log, name], group) in
+            self.pipelines.iter().flat_map(PipelineSample::groups)
         {
             let states = [("alive", group.consumers_alive), ("silent", group.consumers_silent)];
             for (state, count) in states {
@@ -355,9 +381,9 @@ impl Scrape {
         ];
         for (name, value) in gauges {
             let mut family = describe(encoder, name, MetricType::Gauge)?;
-            for (labels, inboxes) in self.0.iter().flat_map(PipelineSample::inboxes) {
-                let [pipeline, shard, database] = labels;
-                for inbox in &inboxes.inboxes {
+            for sample in &self.inboxes {
+                let [pipeline, shard, database] = sample.labels();
+                for inbox in &sample.summary.inboxes {
                     let labels = [pipeline, shard, database, ("inbox", inbox.inbox.as_str())];
                     if let Some(value) = value(inbox) {
                         family.encode_family(&labels)?.encode_gauge(&value)?;
@@ -371,10 +397,10 @@ impl Scrape {
         ];
         for (name, value) in counters {
             let mut family = describe(encoder, name, MetricType::Counter)?;
-            for (labels, inboxes) in self.0.iter().flat_map(PipelineSample::inboxes) {
+            for sample in &self.inboxes {
                 family
-                    .encode_family(&labels)?
-                    .encode_counter::<NoLabelSet, _, f64>(&value(inboxes), None)?;
+                    .encode_family(&sample.labels())?
+                    .encode_counter::<NoLabelSet, _, f64>(&value(&sample.summary), None)?;
             }
         }
         let gauges: [InboxesGauge; 2] = [
@@ -385,9 +411,9 @@ impl Scrape {
         ];
         for (name, value) in gauges {
             let mut family = describe(encoder, name, MetricType::Gauge)?;
-            for (labels, inboxes) in self.0.iter().flat_map(PipelineSample::inboxes) {
-                if let Some(value) = value(inboxes) {
-                    family.encode_family(&labels)?.encode_gauge(&value)?;
+            for sample in &self.inboxes {
+                if let Some(value) = value(&sample.summary) {
+                    family.encode_family(&sample.labels())?.encode_gauge(&value)?;
                 }
             }
         }
@@ -402,7 +428,7 @@ impl Scrape {
         value: impl Fn(&Snapshot) -> u64,
     ) -> fmt::Result {
         let mut family = describe(encoder, name, MetricType::Counter)?;
-        for sample in &self.0 {
+        for sample in &self.pipelines {
             let count = value(&sample.snapshot);
             family
                 .encode_family(&[sample.pipeline(), sample.shard()])?
@@ -413,7 +439,7 @@ impl Scrape {
 
     fn reconnects(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut family = describe(encoder, "postrider_reconnects_total", MetricType::Counter)?;
-        for sample in &self.0 {
+        for sample in &self.pipelines {
             for ((side, class), count) in sample.source.counters.reconnects() {
                 let labels =
                     [sample.pipeline(), sample.shard(), ("side", side.name()), ("class", class)];
@@ -430,12 +456,12 @@ impl Scrape {
     fn common_names(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         self.gauge(encoder, "outbox_lag_seconds", |snapshot| Some(snapshot.lag_seconds))?;
         let mut family = describe(encoder, "outbox_throughput", MetricType::Unknown)?;
-        for sample in &self.0 {
+        for sample in &self.pipelines {
             let count = sample.snapshot.published_total;
             family.encode_family(&[sample.pipeline(), sample.shard()])?.encode_gauge(&count)?;
         }
         let mut family = describe(encoder, "outbox_failures", MetricType::Unknown)?;
-        for sample in &self.0 {
+        for sample in &self.pipelines {
             for (event_type, count) in sample.source.counters.failures() {
                 let labels =
                     [sample.pipeline(), sample.shard(), ("event_type", event_type.as_str())];

@@ -27,7 +27,7 @@ fn said(output: &Output) -> String {
 fn rules_are_rules() {
     let output = promtool(&["check", "rules", "config/alerts.yml"]);
     assert!(output.status.success(), "{}", said(&output));
-    assert!(said(&output).contains("23 rules found"), "{}", said(&output));
+    assert!(said(&output).contains("27 rules found"), "{}", said(&output));
 }
 
 /// One series for half an hour, and which alert it is after six minutes and after one.
@@ -93,6 +93,63 @@ fn groups_without_a_consumer() -> [String; 3] {
         )
     };
     [case("1x30", "0x30", true), case("0x30", "0x30", false), case("1x30", "1x30", false)]
+}
+
+/// Intakes: one that is blocked, down, full or gone; and installations without a pipeline, or with nothing at all.
+fn intakes() -> Vec<String> {
+    let case = |series: &[(&str, &str)], expects: &[(u32, &str, &str)]| {
+        let series: String = series
+            .iter()
+            .map(|(name, values)| format!("      - {{ series: '{name}', values: '{values}' }}\n"))
+            .collect();
+        let expects: String = expects
+            .iter()
+            .map(|(minutes, alert, labels)| {
+                let list = match *labels {
+                    "" => "[]".to_owned(),
+                    labels => format!("[ {{ exp_labels: {{ {labels} }} }} ]"),
+                };
+                format!(
+                    "      - {{ eval_time: {minutes}m, alertname: Postrider{alert}, exp_alerts: {list} }}\n"
+                )
+            })
+            .collect();
+        format!("  - interval: 1m\n    input_series:\n{series}    alert_rule_test:\n{expects}")
+    };
+    let (page, ticket) = ("severity: page, intake: mail", "severity: ticket, intake: mail");
+    let state = |state: &str| format!(r#"postrider_intake_state{{intake="mail",state="{state}"}}"#);
+    let pipeline = r#"postrider_state{pipeline="orders",shard="0",state="streaming"}"#;
+    let blocked = r#"postrider_intake_blocked_partitions{intake="mail"}"#;
+    let mut all = vec![
+        case(
+            &[(blocked, "0 1x30")],
+            &[(0, "IntakeBlocked", ""), (1, "IntakeBlocked", page), (6, "IntakeBlocked", page)],
+        ),
+        case(
+            &[(&state("full"), "1x30")],
+            &[(9, "IntakeFull", ""), (11, "IntakeFull", ticket), (11, "IntakeDown", "")],
+        ),
+        case(
+            &[(&state("storing"), "1x10 stale")],
+            &[(10, "IntakeGone", ""), (14, "IntakeGone", page), (14, "Gone", "severity: page")],
+        ),
+        // Nobody expects a pipeline there.
+        case(
+            &[(&state("storing"), "1x30")],
+            &[(20, "Gone", ""), (20, "PipelineGone", ""), (20, "IntakeGone", "")],
+        ),
+        case(&[(pipeline, "1x30")], &[(20, "Gone", ""), (20, "IntakeGone", "")]),
+        case(
+            &[(pipeline, "1x10 stale"), (&state("storing"), "1x30")],
+            &[(14, "PipelineGone", "severity: page, pipeline: orders, shard: 0"), (14, "Gone", "")],
+        ),
+        case(&[("up", "0x30")], &[(1, "Gone", ""), (3, "Gone", "severity: page")]),
+    ];
+    for down in ["broker_down", "database_down", "listener_down"] {
+        let series = state(down);
+        all.push(case(&[(&series, "1x30")], &[(1, "IntakeDown", ""), (3, "IntakeDown", page)]));
+    }
+    all
 }
 
 #[test]
@@ -177,6 +234,7 @@ fn alerts_call_when_they_should_and_not_before() {
     }
     tests.extend(beside_a_version_without_shards());
     tests.extend(groups_without_a_consumer());
+    tests.extend(intakes());
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tests.yml");
     // What is checked here is when, not in which words.

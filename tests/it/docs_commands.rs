@@ -89,6 +89,13 @@ async fn sql_install_page_runs() {
 }
 
 #[tokio::test]
+async fn sql_inbox_run_page_runs() {
+    let world = World::bare().await;
+    world.a_worker_and_topics(&["orders", "payments"]).await;
+    follow("docs/sql/inbox-run.md", world).await;
+}
+
+#[tokio::test]
 async fn operations_page_runs() {
     follow_all("docs/operations", &OPERATIONS, World::set_up().await).await;
 }

@@ -9,8 +9,8 @@ mod evictions;
 mod feed;
 mod gates;
 mod isolation;
+mod maintenance;
 mod promises;
-mod upkeep;
 
 use crate::server::{Client, Database, Version};
 use crate::toolkit::install_toolkit;

@@ -202,6 +202,11 @@ impl Conninfo {
         self.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
     }
 
+    /// Whether both name the same database of the same servers, whoever logs in.
+    pub fn is_same_database(&self, other: &Self) -> bool {
+        self.host_list() == other.host_list() && self.dbname() == other.dbname()
+    }
+
     /// The hosts, in the order of the connection string.
     pub fn host_list(&self) -> &[Host] {
         &self.hosts

@@ -266,7 +266,8 @@ pub struct GroupSummary {
 /// The inboxes of a database, as their maintenance last read them.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct InboxesSummary {
-    /// Which database it is: `source`, that of the outbox, or `sink`, that of the event logs.
+    /// Which database it is: `source`, that of the outbox, `sink`, that of the event logs, or
+    /// `inbox`, that of intakes.
     pub database: &'static str,
     /// The inboxes by name, as many as are reported.
     pub inboxes: Vec<InboxSummary>,

@@ -1,5 +1,7 @@
 //! The arguments of `postrider inbox`.
 
+#[cfg(feature = "kafka")]
+use crate::cli::error::CliError;
 use crate::config;
 use crate::postgres::store::inboxes::InboxOrder;
 use clap::{ArgGroup, Subcommand};
@@ -15,7 +17,7 @@ use std::time::Duration;
 pub struct InboxArgs {
     /// The database of the service.
     #[arg(
-        help = "The database of the service that has the inbox, as a URL [default: the source of the pipeline]"
+        help = "The database of the service that has the inbox, as a URL [default: of the table [inboxes.NAME] that stores in the inbox, else the source of the pipeline]"
     )]
     #[arg(long, value_name = "URL", global = true)]
     pub url: Option<String>,
@@ -24,32 +26,65 @@ pub struct InboxArgs {
     pub command: InboxCommand,
 }
 
-impl InboxArgs {
-    /// The database is that of the configuration.
-    pub(crate) const fn needs_config(&self) -> bool {
-        match &self.command {
-            InboxCommand::Create(new) => self.url.is_none() && !new.print_sql,
-            InboxCommand::List(_)
-            | InboxCommand::Status(_)
-            | InboxCommand::Dead(_)
-            | InboxCommand::Replay(_)
-            | InboxCommand::Skip(_)
-            | InboxCommand::Purge(_)
-            | InboxCommand::Gaps(_)
-            | InboxCommand::SkipGap(_)
-            | InboxCommand::Drop(_) => self.url.is_none(),
-            #[cfg(feature = "kafka")]
-            InboxCommand::Run(_) | InboxCommand::Seek(_) => true,
-        }
-    }
-}
-
 /// The subcommands of `postrider inbox`.
 #[derive(Subcommand, Debug)]
 pub enum InboxCommand {
-    /// Store the messages of Kafka in inboxes until SIGTERM or SIGINT, as [inboxes.NAME] of the configuration says
+    /// Those that concern an intake, and have its database.
     #[cfg(feature = "kafka")]
+    #[command(flatten)]
+    Intake(IntakeCommand),
+    /// Those that concern an inbox in the database of a service.
+    #[command(flatten)]
+    Stored(StoredInboxCommand),
+}
+
+/// The subcommands that concern an intake: what stores messages in an inbox, as a table `[inboxes.NAME]` says.
+#[cfg(feature = "kafka")]
+#[derive(Subcommand, Debug)]
+pub enum IntakeCommand {
+    /// Store records of Kafka, or webhooks, in inboxes until SIGTERM or SIGINT, as [inboxes.NAME] of the file says
     Run(super::run::RunInboxArgs),
+    /// Let an intake continue at another offset of a partition of Kafka
+    Seek(SeekInboxArgs),
+}
+
+#[cfg(feature = "kafka")]
+impl IntakeCommand {
+    /// Refuses `--url` and `-p`, which other commands have: the intake's table names the database.
+    pub(in crate::cli) fn refuse_flags(
+        &self,
+        has_url: bool,
+        has_pipeline: bool,
+    ) -> Result<(), CliError> {
+        let flag = match (has_url, has_pipeline) {
+            (true, _) => "--url",
+            (false, true) => "--pipeline",
+            (false, false) => return Ok(()),
+        };
+        let (command, intake) = match self {
+            Self::Run(_) => ("run", "NAME".to_owned()),
+            Self::Seek(seek) => ("seek", seek.name.clone()),
+        };
+        Err(CliError::IntakeHasDatabase { command, intake, flag })
+    }
+}
+
+/// Flags of other commands that these refuse. They replace the flags of the same names that `postrider` and `postrider
+/// inbox` pass on to every subcommand, so that the help does not offer them.
+#[cfg(feature = "kafka")]
+#[derive(clap::Args, Debug)]
+pub struct NoDatabaseArgs {
+    /// Refused.
+    #[arg(long, value_name = "URL", hide = true)]
+    pub url: Option<String>,
+    /// Refused.
+    #[arg(short, long, value_name = "NAME", hide = true)]
+    pub pipeline: Option<String>,
+}
+
+/// The subcommands that concern an inbox in the database of a service.
+#[derive(Subcommand, Debug)]
+pub enum StoredInboxCommand {
     /// List the inboxes: table, order or priorities, retention, pending and dead messages
     List(ListInboxesArgs),
     /// Create an inbox, or adopt a table of yours
@@ -68,11 +103,31 @@ pub enum InboxCommand {
     Gaps(GapsArgs),
     /// Give up waiting for the missing numbers of aggregates
     SkipGap(SkipGapArgs),
-    /// Let an intake continue at another offset of a partition of Kafka
-    #[cfg(feature = "kafka")]
-    Seek(SeekInboxArgs),
     /// Delete an inbox with its messages; an adopted table stays
     Drop(DropInboxArgs),
+}
+
+impl StoredInboxCommand {
+    /// The command prints SQL, and needs no database.
+    pub(crate) fn is_printed(&self) -> bool {
+        matches!(self, Self::Create(new) if new.print_sql)
+    }
+
+    /// The inbox that the command names, if it names one.
+    pub(super) fn inbox(&self) -> Option<&str> {
+        match self {
+            Self::List(_) => None,
+            Self::Create(new) => Some(&new.name),
+            Self::Status(status) => status.name.as_deref(),
+            Self::Dead(dead) => Some(&dead.name),
+            Self::Replay(replay) => Some(&replay.name),
+            Self::Skip(skip) => Some(&skip.name),
+            Self::Purge(purge) => Some(&purge.name),
+            Self::Gaps(gaps) => Some(&gaps.name),
+            Self::SkipGap(skip) => Some(&skip.name),
+            Self::Drop(drop) => Some(&drop.name),
+        }
+    }
 }
 
 /// `postrider inbox list`
@@ -381,6 +436,9 @@ pub struct SeekInboxArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// Refused.
+    #[command(flatten)]
+    pub refused: NoDatabaseArgs,
 }
 
 /// Where an intake continues.

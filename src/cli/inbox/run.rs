@@ -1,10 +1,10 @@
-//! `postrider inbox run`: stores the messages of Kafka in inboxes until a signal stops the process.
+//! `postrider inbox run`: stores records of Kafka, and webhooks, in inboxes until a signal stops the process.
 
 use crate::admin::{Admin, AdminView};
 use crate::cli::error::{CliError, Exit};
 use crate::cli::run::{Process, bind};
 use crate::config::Config;
-use crate::intake::{InboxUpkeep, IntakeExit, IntakeService, IntakeSpec};
+use crate::intake::{IntakeExit, IntakeMaintenance, IntakeService, IntakeSpec};
 use crate::intake_status::IntakeHandle;
 use crate::metrics::Metrics;
 use crate::pipeline::Stop;
@@ -16,6 +16,9 @@ pub struct RunInboxArgs {
     /// Only these tables [inboxes.NAME] of the configuration
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
+    /// Refused.
+    #[command(flatten)]
+    pub refused: super::args::NoDatabaseArgs,
 }
 
 /// Runs the intakes, and the admin endpoint.
@@ -34,14 +37,18 @@ pub(crate) async fn run(config: &Config, args: &RunInboxArgs) -> Result<Exit, Cl
         None => None,
     };
     announce(config, &specs, admin.as_ref());
+    let maintenance = IntakeMaintenance::start(&specs, &config.maintenance.inboxes);
+    for status_handle in maintenance.status_handles() {
+        metrics.maintained(status_handle);
+    }
     let view = AdminView {
         status_handles: Vec::new(),
         intake_handles: handles.clone(),
+        maintenance_handles: maintenance.status_handles().to_vec(),
         metrics,
         ready_lag_max: config.admin.ready_lag_max,
     };
     let (stop_handle, stop) = Stop::new();
-    let _upkeep = InboxUpkeep::start(&specs, &config.maintenance.inboxes);
     let intakes = specs.into_iter().zip(handles).collect();
     let service = IntakeService::start(intakes, &stop).map_err(CliError::Thread)?;
     let mut ended = pin!(all_end(service, &stop_handle));

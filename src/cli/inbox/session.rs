@@ -1,9 +1,11 @@
-//! The session of `postrider inbox`: in the database of `--url`, else in the source of the pipeline.
+//! The session of `postrider inbox`: in the database of `--url`, else in that of the table `[inboxes.NAME]` that stores in
+//! the inbox, else in the source of the pipeline.
 
 use super::error::{InboxCommandError, InboxStatement};
 use crate::cli::bookmark::the_one;
 use crate::cli::error::{CliError, printable};
 use crate::config::{Config, Env};
+use crate::intake::IntakeSpec;
 use crate::postgres::control::Control;
 use crate::postgres::store::inboxes::{self, InboxFacts};
 use crate::postgres::{Conninfo, SourceError};
@@ -23,18 +25,70 @@ pub(super) struct InboxSession {
     control: Control,
 }
 
+/// Where a command looks for the database.
+pub(crate) struct InboxDatabase<'a> {
+    /// The configuration, unless `--url` is given.
+    pub(crate) config: Option<&'a Config>,
+    /// `--url`
+    pub(crate) url: Option<&'a str>,
+    /// `-p` has chosen the pipeline whose source it is.
+    pub(crate) is_of_pipeline: bool,
+}
+
+impl InboxDatabase<'_> {
+    /// The database, for the inbox that the command names.
+    fn conninfo(&self, inbox: Option<&str>, env: Env<'_>) -> Result<Conninfo, CliError> {
+        let config = match (self.url, self.config) {
+            (Some(url), _) => return Ok(Conninfo::parse(url, env)?),
+            (None, Some(config)) => config,
+            (None, None) => return Err(CliError::WhichInboxDatabase { tables: Vec::new() }),
+        };
+        if self.is_of_pipeline {
+            return Ok(the_one(config)?.conninfo.clone());
+        }
+        let tables = of_inbox(config, inbox);
+        match (tables.split_first(), inbox) {
+            (Some((first, more)), _) => {
+                let is_same =
+                    |it: &&IntakeSpec| it.inbox.conninfo.is_same_database(&first.inbox.conninfo);
+                if more.iter().all(is_same) {
+                    return Ok(first.inbox.conninfo.clone());
+                }
+                let tables = tables.iter().map(|table| format!("[inboxes.{}]", table.name));
+                Err(CliError::WhichInboxDatabase { tables: tables.collect() })
+            }
+            (None, Some(inbox)) if config.specs.is_empty() => {
+                let known = config.inboxes.iter().map(|table| table.inbox.clone()).collect();
+                Err(CliError::NoInboxDatabase { inbox: printable(inbox), known })
+            }
+            (None, _) => Ok(the_one(config)?.conninfo.clone()),
+        }
+    }
+}
+
+/// The tables `[inboxes.NAME]` that store in an inbox, or else the one of this name. Without an inbox: all of them,
+/// unless a pipeline has a database too.
+fn of_inbox<'a>(config: &'a Config, inbox: Option<&str>) -> Vec<&'a IntakeSpec> {
+    let tables = || config.inboxes.iter().filter_map(|table| table.spec.as_ref());
+    let Some(inbox) = inbox else {
+        return tables().filter(|_| config.specs.is_empty()).collect();
+    };
+    let storing: Vec<_> = tables().filter(|table| table.inbox.inbox == inbox).collect();
+    if storing.is_empty() {
+        return tables().filter(|table| table.name == inbox).collect();
+    }
+    storing
+}
+
 impl InboxSession {
+    /// `inbox`: the one that the command names.
     pub(super) async fn open(
-        config: Option<&Config>,
-        url: Option<&str>,
+        database: &InboxDatabase<'_>,
+        inbox: Option<&str>,
         env: Env<'_>,
     ) -> Result<Self, CliError> {
-        let database = match (url, config) {
-            (Some(url), _) => Conninfo::parse(url, env)?,
-            (None, Some(config)) => the_one(config)?.conninfo.clone(),
-            (None, None) => return Err(CliError::WhichPipeline { known: Vec::new() }),
-        };
-        Ok(Self { control: Control::connect(&database, APPLICATION_NAME).await? })
+        let conninfo = database.conninfo(inbox, env)?;
+        Ok(Self { control: Control::connect(&conninfo, APPLICATION_NAME).await? })
     }
 
     pub(super) fn client(&self) -> &Client {

@@ -77,6 +77,14 @@ impl World {
         self.statement("CREATE ROLE postrider LOGIN REPLICATION", "set up").await;
     }
 
+    /// A role for workers, and these topics.
+    pub(super) async fn a_worker_and_topics(&self, topics: &[&str]) {
+        self.statement("CREATE ROLE worker LOGIN", "set up").await;
+        for topic in topics {
+            create_topic(&self.kafka.brokers(), topic, 1, &[]).await;
+        }
+    }
+
     /// An outbox and settings, and neither role nor objects of ours.
     pub(super) async fn configured(&mut self) {
         self.settings(SETTINGS, "set up");
@@ -162,6 +170,7 @@ impl World {
                 self.kafka(first, command, place).await;
             }
             (_, "postrider run") => self.start(place).await,
+            (_, "postrider inbox run") => self.start_as(&["inbox", "run"], place).await,
             ("systemctl", _) => {
                 if command.contains("stop") || command.contains("restart") {
                     self.stop(place).await;
@@ -280,12 +289,16 @@ impl World {
 
     /// `postrider run`, until the document stops it or ends.
     async fn start(&mut self, place: &str) {
+        self.start_as(&["run"], place).await;
+    }
+
+    async fn start_as(&mut self, args: &[&str], place: &str) {
         if self.run.is_some() {
             return;
         }
         let log = fs::File::options().create(true).append(true).open(self.dir.path().join("log"));
         let child = Command::new(env!("CARGO_BIN_EXE_postrider"))
-            .arg("run")
+            .args(args)
             .current_dir(self.dir.path())
             .env_remove("POSTRIDER_CONFIG")
             .stdin(Stdio::null())

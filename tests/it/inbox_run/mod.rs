@@ -1,6 +1,7 @@
 //! `postrider inbox run`: records of Kafka are stored in an inbox, each once and in order, whatever is killed.
 
 mod blocked;
+mod commands;
 mod crowd;
 mod outages;
 mod records;

@@ -10,4 +10,4 @@ pub use native::Polled;
 pub use positions::{Block, Decision, StartAt};
 pub use rdkafka::error::KafkaError;
 pub use rdkafka::types::RDKafkaErrorCode as KafkaErrorCode;
-pub use source::{KafkaSource, PartitionBounds, bounds};
+pub use source::{KafkaSource, PartitionBounds, bounds, missing_topics};

@@ -51,6 +51,21 @@ pub fn bounds(
     Ok(PartitionBounds { low, high, topic_id: ids.get(&partition.topic).cloned() })
 }
 
+/// Asks a broker which of the topics do not exist, or may not be seen by this login. Regular expressions are passed over.
+///
+/// # Errors
+/// librdkafka makes no client of the settings, or no broker answers.
+pub fn missing_topics(config: &KafkaSourceConfig) -> Result<Vec<String>, KafkaError> {
+    let mut settings = config.client_config("postrider-check");
+    settings.remove("group.id");
+    let client: BaseConsumer<Quiet> = settings.create_with_context(Quiet)?;
+    let metadata = client.fetch_metadata(None, ASK_MAX)?;
+    let known: BTreeSet<&str> =
+        metadata.topics().iter().map(rdkafka::metadata::MetadataTopic::name).collect();
+    let named = config.topics.iter().filter(|topic| !topic.starts_with('^'));
+    Ok(named.filter(|topic| !known.contains(topic.as_str())).cloned().collect())
+}
+
 /// A consumer of a group. Dropping it leaves the group.
 pub struct KafkaSource {
     poller: Poller<Quiet>,
