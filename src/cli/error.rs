@@ -300,12 +300,8 @@ impl CliError {
             Self::Thread(_) => hint("raise the limit of threads (ulimit -u, pids.max)"),
             Self::WhichPipeline { .. } => hint("select one with -p"),
             Self::NoPipeline { hint: text, .. } => hint(text),
-            Self::NoInboxDatabase { .. } | Self::WhichInboxDatabase { .. } => {
-                hint("name the database of the service that has the inbox with --url")
-            }
-            Self::IntakeHasDatabase { .. } => hint(
-                "leave it out: the table of the intake names the database; -c names another configuration",
-            ),
+            Self::NoInboxDatabase { .. } | Self::WhichInboxDatabase { .. } => hint(INBOX_DATABASE),
+            Self::IntakeHasDatabase { .. } => hint(INTAKE_DATABASE),
             Self::Ambiguous { .. } => hint("give the position of the event in place of its id"),
             Self::NotParked { .. } => hint("list the parked events: postrider parked list --all"),
             Self::Replay(error) => error.hint().map(|text| hint(&text)).unwrap_or_default(),
@@ -328,13 +324,8 @@ impl CliError {
             Self::Write { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
                 hint("give -o another FILE, or --force to overwrite this one")
             }
-            Self::Intake { name: None, .. } => hint(
-                "add a table [inboxes.NAME] (docs/sql/inbox-run.md), or name another file with -c; pipelines are run \
-                 by postrider run",
-            ),
-            Self::Intake { name: Some(_), .. } => {
-                hint("see docs/sql/inbox-run.md for the tables [inboxes.NAME] of the configuration")
-            }
+            Self::Intake { name: None, .. } => hint(NO_INTAKES),
+            Self::Intake { name: Some(_), .. } => hint(NO_SUCH_INTAKE),
             Self::Config(_)
             | Self::Pipeline { .. }
             | Self::Runtime(_)
@@ -350,6 +341,17 @@ impl CliError {
         }
     }
 }
+
+const INBOX_DATABASE: &str = "name the database of the service that has the inbox with --url";
+
+const INTAKE_DATABASE: &str =
+    "leave it out: the table of the intake names the database; -c names another configuration";
+
+const NO_INTAKES: &str = "add a table [inboxes.NAME] (docs/sql/inbox-run.md), or name another file with -c; pipelines \
+                          are run by postrider run";
+
+const NO_SUCH_INTAKE: &str =
+    "see docs/sql/inbox-run.md for the tables [inboxes.NAME] of the configuration";
 
 /// The configuration has no table of this name, or none at all.
 fn no_intake(name: Option<&str>, known: &[String]) -> String {
