@@ -232,6 +232,7 @@ mod tests {
     fn the_first_pipeline_of_the_status_is_taken() {
         let body = serde_json::to_string(&crate::admin::StatusReport {
             intakes: Vec::new(),
+            maintenance: Vec::new(),
             version: "1",
             pipelines: vec![crate::status::Snapshot { lag_bytes: 7, ..Default::default() }],
         });
