@@ -268,6 +268,7 @@ impl CliError {
     }
 
     /// Detail, meaning and hint, where there are any.
+    #[expect(clippy::too_many_lines, reason = "a row for each error")]
     fn notes(&self) -> Vec<(&'static str, String)> {
         match self {
             Self::Setup(SetupError::Halt(halt))
@@ -364,7 +365,8 @@ fn no_intake(name: Option<&str>, known: &[String]) -> String {
 }
 
 /// The hint of [`CliError::NoPipeline`] for `postrider run`.
-pub(super) const RUN_INTAKES: &str = "postrider inbox run stores the messages of its tables [inboxes.NAME]; for a pipeline add a table [pipelines.NAME]";
+pub(super) const RUN_INTAKES: &str = "postrider inbox run serves its tables [inboxes.NAME]; \
+    for a pipeline add a table [pipelines.NAME]";
 
 /// The same for other commands that concern pipelines.
 pub(super) const FOR_PIPELINES: &str =
@@ -385,8 +387,8 @@ pub(super) fn printable(text: &str) -> String {
 
 const OCCUPIED: &str = "if it runs the same pipelines, stop that process first, even if it has halted (systemctl \
     restart postrider stops and starts it). If it runs other pipelines, give admin.listen another port. postrider run \
-    and postrider inbox run with one file need two addresses: listen = \"${POSTRIDER_LISTEN:-127.0.0.1:9464}\", and the \
-    variable set for one of them";
+    and postrider inbox run with one file need two addresses: listen = \"${POSTRIDER_LISTEN:-127.0.0.1:9464}\", and \
+    the variable set for one of them";
 
 const OTHER_CONFIGURATION: &str = "if this is another Postrider, give admin.listen a port of its own, or name the \
     configuration of the running process with -c. If the configuration was changed since the start, restart the \

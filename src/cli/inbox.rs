@@ -55,3 +55,22 @@ pub(super) async fn run(
         StoredInboxCommand::Drop(drop) => create::drop(&session, drop).await,
     }
 }
+
+/// Refuses `--url` and `-p`, which other commands have, for one that concerns an intake: its table names the database.
+#[cfg(feature = "kafka")]
+pub(super) fn refuse_flags(
+    command: &IntakeCommand,
+    has_url: bool,
+    has_pipeline: bool,
+) -> Result<(), CliError> {
+    let flag = match (has_url, has_pipeline) {
+        (true, _) => "--url",
+        (false, true) => "--pipeline",
+        (false, false) => return Ok(()),
+    };
+    let (command, intake) = match command {
+        IntakeCommand::Run(_) => ("run", "NAME".to_owned()),
+        IntakeCommand::Seek(seek) => ("seek", seek.name.clone()),
+    };
+    Err(CliError::IntakeHasDatabase { command, intake, flag })
+}

@@ -154,7 +154,7 @@ fn inbox(args: &InboxArgs, global: &Global, env: Env<'_>) -> Result<Exit, CliErr
     match &args.command {
         #[cfg(feature = "kafka")]
         InboxCommand::Intake(command) => {
-            command.refuse_flags(args.url.is_some(), global.pipeline.is_some())?;
+            inbox::refuse_flags(command, args.url.is_some(), global.pipeline.is_some())?;
             let config = load(global, env)?;
             match command {
                 IntakeCommand::Run(run) => block_on(inbox::run::run(&config, run))?,

@@ -46,8 +46,8 @@ pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError
     }
 }
 
-/// Listens on the address. If another Postrider occupies it, the error names its pipelines and intakes: a process whose pipelines
-/// have halted keeps its port.
+/// Listens on the address. If another Postrider occupies it, the error names its pipelines and intakes: a process whose
+/// pipelines have halted keeps its port.
 pub(super) async fn bind(address: SocketAddr) -> Result<Admin, CliError> {
     let error = match Admin::bind(address).await {
         Ok(admin) => return Ok(admin),

@@ -98,11 +98,11 @@ fn groups_without_a_consumer() -> [String; 3] {
 /// Intakes: one that is blocked, down, full or gone; and installations without a pipeline, or with nothing at all.
 fn intakes() -> Vec<String> {
     let case = |series: &[(&str, &str)], expects: &[(u32, &str, &str)]| {
-        let series: String = series
+        let series: Vec<String> = series
             .iter()
             .map(|(name, values)| format!("      - {{ series: '{name}', values: '{values}' }}\n"))
             .collect();
-        let expects: String = expects
+        let expects: Vec<String> = expects
             .iter()
             .map(|(minutes, alert, labels)| {
                 let list = match *labels {
@@ -114,6 +114,7 @@ fn intakes() -> Vec<String> {
                 )
             })
             .collect();
+        let (series, expects) = (series.concat(), expects.concat());
         format!("  - interval: 1m\n    input_series:\n{series}    alert_rule_test:\n{expects}")
     };
     let (page, ticket) = ("severity: page, intake: mail", "severity: ticket, intake: mail");

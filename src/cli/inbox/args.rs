@@ -1,7 +1,5 @@
 //! The arguments of `postrider inbox`.
 
-#[cfg(feature = "kafka")]
-use crate::cli::error::CliError;
 use crate::config;
 use crate::postgres::store::inboxes::InboxOrder;
 use clap::{ArgGroup, Subcommand};
@@ -17,7 +15,8 @@ use std::time::Duration;
 pub struct InboxArgs {
     /// The database of the service.
     #[arg(
-        help = "The database of the service that has the inbox, as a URL [default: of the table [inboxes.NAME] that stores in the inbox, else the source of the pipeline]"
+        help = "The database of the service that has the inbox, as a URL [default: that of the \
+                table [inboxes.NAME] that stores in the inbox, else the source of the pipeline]"
     )]
     #[arg(long, value_name = "URL", global = true)]
     pub url: Option<String>,
@@ -46,27 +45,6 @@ pub enum IntakeCommand {
     Run(super::run::RunInboxArgs),
     /// Let an intake continue at another offset of a partition of Kafka
     Seek(SeekInboxArgs),
-}
-
-#[cfg(feature = "kafka")]
-impl IntakeCommand {
-    /// Refuses `--url` and `-p`, which other commands have: the intake's table names the database.
-    pub(in crate::cli) fn refuse_flags(
-        &self,
-        has_url: bool,
-        has_pipeline: bool,
-    ) -> Result<(), CliError> {
-        let flag = match (has_url, has_pipeline) {
-            (true, _) => "--url",
-            (false, true) => "--pipeline",
-            (false, false) => return Ok(()),
-        };
-        let (command, intake) = match self {
-            Self::Run(_) => ("run", "NAME".to_owned()),
-            Self::Seek(seek) => ("seek", seek.name.clone()),
-        };
-        Err(CliError::IntakeHasDatabase { command, intake, flag })
-    }
 }
 
 /// Flags of other commands that these refuse. They replace the flags of the same names that `postrider` and `postrider

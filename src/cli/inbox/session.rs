@@ -1,5 +1,5 @@
-//! The session of `postrider inbox`: in the database of `--url`, else in that of the table `[inboxes.NAME]` that stores in
-//! the inbox, else in the source of the pipeline.
+//! The session of `postrider inbox`: in the database of `--url`, else in that of the table `[inboxes.NAME]` that stores
+//! in the inbox, else in the source of the pipeline.
 
 use super::error::{InboxCommandError, InboxStatement};
 use crate::cli::bookmark::the_one;

@@ -10,6 +10,7 @@ use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::metadata::MetadataTopic;
 use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{Offset, TopicPartitionList};
 use std::collections::{BTreeMap, BTreeSet};
@@ -51,7 +52,8 @@ pub fn bounds(
     Ok(PartitionBounds { low, high, topic_id: ids.get(&partition.topic).cloned() })
 }
 
-/// Asks a broker which of the topics do not exist, or may not be seen by this login. Regular expressions are passed over.
+/// Asks a broker which of the topics do not exist, or may not be seen by this login. Regular expressions are passed
+/// over.
 ///
 /// # Errors
 /// librdkafka makes no client of the settings, or no broker answers.
@@ -60,8 +62,7 @@ pub fn missing_topics(config: &KafkaSourceConfig) -> Result<Vec<String>, KafkaEr
     settings.remove("group.id");
     let client: BaseConsumer<Quiet> = settings.create_with_context(Quiet)?;
     let metadata = client.fetch_metadata(None, ASK_MAX)?;
-    let known: BTreeSet<&str> =
-        metadata.topics().iter().map(rdkafka::metadata::MetadataTopic::name).collect();
+    let known: BTreeSet<&str> = metadata.topics().iter().map(MetadataTopic::name).collect();
     let named = config.topics.iter().filter(|topic| !topic.starts_with('^'));
     Ok(named.filter(|topic| !known.contains(topic.as_str())).cloned().collect())
 }
