@@ -268,7 +268,6 @@ impl CliError {
     }
 
     /// Detail, meaning and hint, where there are any.
-    #[expect(clippy::too_many_lines, reason = "a row for each error")]
     fn notes(&self) -> Vec<(&'static str, String)> {
         match self {
             Self::Setup(SetupError::Halt(halt))
