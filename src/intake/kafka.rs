@@ -10,11 +10,13 @@
 //! as a member.
 
 use super::observer::IntakeObserver;
-use super::partitions::{Decisions, Partitions};
+use super::partitions::Partitions;
 use super::spec::IntakeSpec;
 use crate::backoff::Backoff;
 use crate::inbox::batch::{Batch, Partition};
-use crate::inbox::kafka::{Decision, KafkaErrorCode, KafkaSource, KafkaSourceConfig, Polled};
+use crate::inbox::kafka::{
+    Decision, Decisions, KafkaErrorCode, KafkaSource, KafkaSourceConfig, Polled,
+};
 use crate::inbox::store::{InboxStore, StoreError, Stored, StoredOffset};
 use crate::intake_status::IntakeState;
 use crate::pipeline::Stop;
@@ -213,7 +215,7 @@ impl<'a> KafkaIntake<'a> {
                     self.flow = Flow::Held(Instant::now() + LOOK_AGAIN);
                 }
             }
-            // The inbox is full.
+            // The inbox is full, or another process has begun a topic.
             Ok(false) => self.flow = Flow::Held(Instant::now() + REPORT_INTERVAL),
             Err(PlaceError::Database(error)) => self.database_fails(&error),
             Err(PlaceError::Broker(error)) => self.broker_fails(&error, None),
@@ -237,19 +239,26 @@ impl<'a> KafkaIntake<'a> {
         }
     }
 
-    /// Places the assigned partitions at their stored offsets, and fetches them; false if the inbox is full.
+    /// Places the assigned partitions at their stored offsets, and fetches them; false if that has to be tried again: the
+    /// inbox is full, or another process has begun a topic meanwhile.
     async fn place(&mut self) -> Result<bool, PlaceError> {
         if !self.has_room().await? {
             return Ok(false);
         }
+        let cluster = self.source.cluster().map_err(PlaceError::Broker)?;
         let store = session(&mut self.store, self.spec).await?;
+        store.set_cluster(&cluster);
+        self.partitions.set_cluster(cluster);
         let assigned: Vec<Partition> = self.partitions.assigned().iter().cloned().collect();
         let known = store.known_topics().await?;
         let stored = store.offsets(&assigned).await?;
         let decided = self.source.decide(self.partitions.assigned(), &stored, &known);
-        let decided = decided.map_err(|error| PlaceError::Broker(error.to_string()))?;
+        let decided = decided.map_err(PlaceError::Broker)?;
         let new = new_offsets(&decided);
-        store.begin_partitions(&new).await?;
+        if !store.begin_partitions(&known, &new).await? {
+            // Another process has begun a topic meanwhile, so where they begin is decided again.
+            return Ok(false);
+        }
         for (partition, offset) in new.iter().filter(|(it, _)| !stored.contains_key(it)) {
             self.observer.begins(&partition.topic, partition.number, offset.next);
         }
@@ -509,10 +518,15 @@ impl<'a> KafkaIntake<'a> {
         }
     }
 
-    /// Places the partitions again if a person has changed the offset of a blocked one.
+    /// Places the partitions again if a person has changed the offset of a blocked one, or if the brokers have an answer
+    /// about one that had none.
     async fn look_at_blocked(&mut self, waiting: &[Partition]) -> Result<(), SourceError> {
         let store = session(&mut self.store, self.spec).await?;
-        if self.partitions.is_decided(&store.offsets(waiting).await?) {
+        let (known, stored) = (store.known_topics().await?, store.offsets(waiting).await?);
+        let unanswered = self.partitions.unanswered();
+        if self.partitions.is_decided(&stored)
+            || self.source.has_answer(&unanswered, &stored, &known)
+        {
             self.hold(Duration::ZERO);
         }
         Ok(())

@@ -2,24 +2,23 @@
 //! wait for the decision of a person.
 
 use crate::inbox::batch::{Batch, Partition};
-use crate::inbox::kafka::{Block, Decision};
+use crate::inbox::kafka::{Block, Decision, Decisions};
 use crate::inbox::mapping::{KafkaRecord, MessageRules, Requirements};
 use crate::inbox::store::StoredOffset;
 use crate::intake_status::BlockedPartition;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What was decided about each assigned partition, and the id of its topic.
-pub(super) type Decisions = BTreeMap<Partition, (Decision, Option<String>)>;
-
 /// The assigned partitions.
 #[derive(Debug, Default)]
 pub(super) struct Partitions {
+    /// The id of the cluster; empty if its brokers have none.
+    cluster: String,
     /// The partitions that the group has given to this process.
     assigned: BTreeSet<Partition>,
     /// Those that are fetched: by topic and number, so that a record finds its place without an allocation.
     places: BTreeMap<String, TopicPlaces>,
-    /// Those that wait for a decision of a person, and their stored offsets.
-    blocked: BTreeMap<Partition, (Block, StoredOffset)>,
+    /// Those that wait for a decision of a person, or for an answer of the brokers, and their stored offsets.
+    blocked: BTreeMap<Partition, (Block, Option<StoredOffset>)>,
     /// Partitions whose log was truncated, and the stored offset and epoch at which that was found: they are blocked as
     /// long as these are stored.
     truncated: BTreeMap<Partition, (i64, i32)>,
@@ -97,7 +96,12 @@ impl Partitions {
         self.places.clear();
     }
 
-    /// Follows the decisions. Returns the offset from which each partition is fetched.
+    /// From now on the records are of this cluster.
+    pub(super) fn set_cluster(&mut self, cluster: String) {
+        self.cluster = cluster;
+    }
+
+    /// Follows the decisions about what is assigned. Returns the offset from which each partition is fetched.
     ///
     /// # Errors
     /// The partition, if its offset is not stored any more.
@@ -110,11 +114,19 @@ impl Partitions {
         self.blocked.clear();
         let mut fetched_from = BTreeMap::new();
         for (partition, (decision, topic_id)) in decisions {
-            let Some(offset) = stored.get(&partition) else { return Err(partition) };
+            if !self.assigned.contains(&partition) {
+                continue;
+            }
+            let offset = stored.get(&partition);
+            if let Decision::Blocked(block @ Block::NoAnswer { .. }) = decision {
+                self.blocked.insert(partition, (block, offset.cloned()));
+                continue;
+            }
+            let Some(offset) = offset else { return Err(partition) };
             let low = match self.block(&partition, &decision, offset) {
                 Ok(low) => low,
                 Err(block) => {
-                    self.blocked.insert(partition, (block, offset.clone()));
+                    self.blocked.insert(partition, (block, Some(offset.clone())));
                     continue;
                 }
             };
@@ -163,13 +175,14 @@ impl Partitions {
         (rules, requirements): (&MessageRules, &Requirements),
         record: &KafkaRecord<'_>,
     ) -> Result<(), Partition> {
-        let Some(topic) = self.places.get_mut(record.topic) else { return Ok(()) };
+        let Self { cluster, places, .. } = self;
+        let Some(topic) = places.get_mut(record.topic) else { return Ok(()) };
         let Some(place) = topic.partitions.get_mut(&record.partition) else { return Ok(()) };
         if !place.takes(record) {
             let of = || Partition { topic: record.topic.to_owned(), number: record.partition };
             return if place.is_truncated { Err(of()) } else { Ok(()) };
         }
-        let record = KafkaRecord { topic_id: topic.id.as_deref(), ..*record };
+        let record = KafkaRecord { cluster, topic_id: topic.id.as_deref(), ..*record };
         let message = rules.message(&record, requirements);
         let of = (record.topic, record.partition);
         batch.push_record(message, of, (place.stored, record.offset), record.leader_epoch);
@@ -217,11 +230,18 @@ impl Partitions {
             code: block.name(),
             reason: block.to_string(),
             hint: block.hint(intake, &partition.topic, partition.number),
+            needs_decision: block.needs_decision(),
         });
         shown.collect()
     }
 
-    /// The partitions that wait for a decision of a person.
+    /// The partitions about which the brokers had no answer.
+    pub(super) fn unanswered(&self) -> BTreeSet<Partition> {
+        let blocked = self.blocked.iter().filter(|(_, (block, _))| !block.needs_decision());
+        blocked.map(|(partition, _)| partition.clone()).collect()
+    }
+
+    /// The partitions that wait for a decision of a person, or for an answer of the brokers.
     pub(super) fn waiting(&self) -> Vec<Partition> {
         self.blocked.keys().cloned().collect()
     }
@@ -230,6 +250,6 @@ impl Partitions {
     /// in another topic or in a log that was truncated, is a decision.
     pub(super) fn is_decided(&self, stored: &BTreeMap<Partition, StoredOffset>) -> bool {
         let mut blocked = self.blocked.iter();
-        blocked.any(|(partition, (_, before))| stored.get(partition) != Some(before))
+        blocked.any(|(partition, (_, before))| stored.get(partition) != before.as_ref())
     }
 }

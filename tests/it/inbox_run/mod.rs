@@ -3,6 +3,7 @@
 mod blocked;
 mod crowd;
 mod outages;
+mod placing;
 mod records;
 
 use crate::await_that::{SOON, await_or_dump};
