@@ -4,6 +4,9 @@
 
 CREATE TABLE IF NOT EXISTS postrider.inbox_offset (
     inbox        text        NOT NULL REFERENCES postrider.inbox (name) ON DELETE CASCADE,
+    -- The id of the Kafka cluster: a topic of the same name in another cluster has other records. Empty if the brokers
+    -- have none (before 0.10.1).
+    cluster_id   text        NOT NULL,
     topic        text        NOT NULL,
     part         integer     NOT NULL CHECK (part >= 0),
     -- The offset of the next record.
@@ -14,7 +17,7 @@ CREATE TABLE IF NOT EXISTS postrider.inbox_offset (
     -- The id of the topic. Another topic of the same name has other records. NULL if the broker has no ids.
     topic_id     text,
     updated_at   timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (inbox, topic, part)
+    PRIMARY KEY (inbox, cluster_id, topic, part)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
 -- The oldest pending message was looked up in an index that had the dead messages too.

@@ -11,12 +11,12 @@
 
 use super::client::IntakeClient;
 use super::observer::IntakeObserver;
-use super::partitions::{Decisions, Partitions};
+use super::partitions::Partitions;
 use super::room::{COUNT_INTERVAL, Room};
 use super::spec::IntakeSpec;
 use super::writer::{BACKOFF, BATCH_BYTES_MAX, InboxWriter, Written};
 use crate::inbox::batch::{Batch, Partition};
-use crate::inbox::kafka::{Decision, KafkaErrorCode, KafkaSourceConfig, Polled};
+use crate::inbox::kafka::{Decision, Decisions, KafkaErrorCode, KafkaSourceConfig, Polled};
 use crate::inbox::store::{InboxStore, StoredOffset};
 use crate::intake_status::IntakeState;
 use crate::pipeline::Stop;
@@ -177,7 +177,7 @@ impl<'a> KafkaIntake<'a> {
                     self.flow = Flow::Held(Instant::now() + LOOK_AGAIN);
                 }
             }
-            // The inbox is full.
+            // The inbox is full, or another process has begun a topic.
             Ok(false) => self.flow = Flow::Held(Instant::now() + COUNT_INTERVAL),
             Err(PlaceError::Database(error)) => self.database_fails(&error),
             Err(PlaceError::Broker(error)) => self.broker_fails(&error, None),
@@ -190,25 +190,31 @@ impl<'a> KafkaIntake<'a> {
         }
     }
 
-    /// Places the assigned partitions at their stored offsets, and fetches them; false if the inbox is full.
+    /// Places the assigned partitions at their stored offsets, and fetches them; false if that has to be tried again: the
+    /// inbox is full, or another process has begun a topic meanwhile.
     async fn place(&mut self) -> Result<bool, PlaceError> {
         if !self.has_room().await? {
             return Ok(false);
         }
+        let cluster = self.client.source().cluster().map_err(PlaceError::Broker)?;
+        self.partitions.set_cluster(cluster.clone());
         let assigned: Vec<Partition> = self.partitions.assigned().iter().cloned().collect();
         let known = async |store: &mut InboxStore| {
+            store.set_cluster(&cluster);
             Ok((store.known_topics().await?, store.offsets(&assigned).await?))
         };
         let (known, stored) = self.writer.ask(known).await?;
         let decided = self.client.source().decide(self.partitions.assigned(), &stored, &known);
-        let decided = decided.map_err(|error| PlaceError::Broker(error.to_string()))?;
+        let decided = decided.map_err(PlaceError::Broker)?;
         let new = new_offsets(&decided);
-        // Another process may have begun one of them meanwhile.
         let begin = async |store: &mut InboxStore| {
-            store.begin_partitions(&new).await?;
-            store.offsets(&assigned).await
+            let begun = store.begin_partitions(&known, &new).await?;
+            Ok(if begun { Some(store.offsets(&assigned).await?) } else { None })
         };
-        let placed = self.writer.ask(begin).await?;
+        let Some(placed) = self.writer.ask(begin).await? else {
+            // Another process has begun a topic meanwhile, so where they begin is decided again.
+            return Ok(false);
+        };
         for (partition, offset) in new.iter().filter(|(it, _)| !stored.contains_key(it)) {
             self.observer.begins(&partition.topic, partition.number, offset.next);
         }
@@ -400,8 +406,14 @@ impl<'a> KafkaIntake<'a> {
         }
     }
 
-    /// Stores the batch.
+    /// Stores the batch. Before that the ids of the topics are compared: what was read until now is of the topics that
+    /// have them.
     async fn store_batch(&mut self) {
+        match self.client.source().are_same(&self.partitions.topic_ids()) {
+            Ok(true) => {}
+            Ok(false) => return self.hold(Duration::ZERO),
+            Err(error) => return self.broker_fails(&error, None),
+        }
         match self.writer.write(&self.batch).await {
             Written::Refused(_) => self.store_each().await,
             written @ (Written::Committed(_) | Written::Moved | Written::Failed(_)) => {
@@ -464,17 +476,22 @@ impl<'a> KafkaIntake<'a> {
     }
 
     /// Places the partitions again if a stored offset is not the expected one: without it, a change would be noticed
-    /// with the next record of the partition only, and one of a blocked partition never.
+    /// with the next record of the partition only, and one of a blocked partition never. So it does if the brokers have
+    /// an answer about a partition that had none.
     async fn compare_offsets(&mut self) -> Result<(), SourceError> {
         let assigned: Vec<Partition> = self.partitions.assigned().iter().cloned().collect();
-        let stored =
-            self.writer.ask(async |store: &mut InboxStore| store.offsets(&assigned).await).await?;
-        if stored.len() < assigned.len() {
+        let read = async |store: &mut InboxStore| {
+            Ok((store.known_topics().await?, store.offsets(&assigned).await?))
+        };
+        let (known, stored) = self.writer.ask(read).await?;
+        if self.partitions.are_lost(&stored) {
             // The inbox was dropped: the next session finds out whether there is another one of its name.
             self.writer.close();
         }
         if self.partitions.is_moved(&stored) {
             self.observer.moved();
+            self.hold(Duration::ZERO);
+        } else if self.client.source().has_answer(&self.partitions.unanswered(), &stored, &known) {
             self.hold(Duration::ZERO);
         }
         Ok(())

@@ -142,11 +142,31 @@ impl IntakeObserver {
         warn!(event = "intake_waits", intake, state, seconds, tries, reason, hint, "{words}");
     }
 
-    /// The partitions that wait for a decision of a person.
+    /// The partitions that wait for a decision of a person, or for an answer of the brokers.
     pub(crate) fn blocked(&mut self, blocked: Vec<BlockedPartition>) {
         let intake = &self.intake;
-        for new in blocked.iter().filter(|new| !self.blocked.contains(new)) {
-            let BlockedPartition { topic, partition, code, reason, hint } = new;
+        let same = |one: &BlockedPartition, other: &BlockedPartition| {
+            (&one.topic, one.partition) == (&other.topic, other.partition)
+        };
+        // What the brokers say instead of an answer changes while they are asked again and again: it is logged once.
+        let was_logged = |new: &BlockedPartition| {
+            let mut former = self.blocked.iter().filter(|former| same(former, new));
+            former.any(|former| former == new || !new.needs_decision && former.code == new.code)
+        };
+        for new in blocked.iter().filter(|new| !was_logged(new)) {
+            let BlockedPartition { topic, partition, code, reason, hint, needs_decision } = new;
+            if !needs_decision {
+                warn!(
+                    event = "intake_partition_unavailable",
+                    intake,
+                    topic,
+                    partition,
+                    code,
+                    hint,
+                    "partition {partition} of topic \"{topic}\" is not read meanwhile: {reason}"
+                );
+                continue;
+            }
             error!(
                 event = "intake_partition_blocked",
                 intake,
@@ -157,9 +177,6 @@ impl IntakeObserver {
                 "partition {partition} of topic \"{topic}\" is not read until a person decides: {reason}"
             );
         }
-        let same = |one: &BlockedPartition, other: &BlockedPartition| {
-            (&one.topic, one.partition) == (&other.topic, other.partition)
-        };
         for former in &self.blocked {
             if !blocked.iter().any(|now| same(now, former)) {
                 let BlockedPartition { topic, partition, .. } = former;

@@ -2,27 +2,26 @@
 //! wait for the decision of a person.
 
 use crate::inbox::batch::{Batch, Partition};
-use crate::inbox::kafka::{Block, Decision};
+use crate::inbox::kafka::{Block, Decision, Decisions};
 use crate::inbox::mapping::{KafkaRecord, MessageRules};
 use crate::inbox::message::Requirements;
 use crate::inbox::store::StoredOffset;
 use crate::intake_status::BlockedPartition;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What was decided about each assigned partition, and the id of its topic.
-pub(super) type Decisions = BTreeMap<Partition, (Decision, Option<String>)>;
-
 /// The assigned partitions.
 #[derive(Debug, Default)]
 pub(super) struct Partitions {
+    /// The id of the cluster; empty if its brokers have none.
+    cluster: String,
     /// The partitions that the group has given to this process.
     assigned: BTreeSet<Partition>,
     /// Those that are fetched: by topic and number, so that a record finds its place without an allocation.
     places: BTreeMap<String, TopicPlaces>,
     /// The stored offsets of those that were fetched, while none is.
     held: BTreeMap<Partition, i64>,
-    /// Those that wait for a decision of a person, and their stored offsets.
-    blocked: BTreeMap<Partition, (Block, StoredOffset)>,
+    /// Those that wait for a decision of a person, or for an answer of the brokers, and their stored offsets.
+    blocked: BTreeMap<Partition, (Block, Option<StoredOffset>)>,
     /// Partitions whose log was truncated, and the stored offset and epoch at which that was found: they are blocked as
     /// long as these are stored.
     truncated: BTreeMap<Partition, (i64, i32)>,
@@ -115,7 +114,12 @@ impl Partitions {
         self.is_due
     }
 
-    /// Follows the decisions. Returns the offset from which each partition is fetched.
+    /// From now on the records are of this cluster.
+    pub(super) fn set_cluster(&mut self, cluster: String) {
+        self.cluster = cluster;
+    }
+
+    /// Follows the decisions about what is assigned. Returns the offset from which each partition is fetched.
     ///
     /// # Errors
     /// The partition, if its offset is not stored any more.
@@ -129,11 +133,19 @@ impl Partitions {
         self.blocked.clear();
         let mut fetched_from = BTreeMap::new();
         for (partition, (decision, topic_id)) in decisions {
-            let Some(offset) = stored.get(&partition) else { return Err(partition) };
+            if !self.assigned.contains(&partition) {
+                continue;
+            }
+            let offset = stored.get(&partition);
+            if let Decision::Blocked(block @ Block::NoAnswer { .. }) = decision {
+                self.blocked.insert(partition, (block, offset.cloned()));
+                continue;
+            }
+            let Some(offset) = offset else { return Err(partition) };
             let low = match self.block(&partition, &decision, offset) {
                 Ok(low) => low,
                 Err(block) => {
-                    self.blocked.insert(partition, (block, offset.clone()));
+                    self.blocked.insert(partition, (block, Some(offset.clone())));
                     continue;
                 }
             };
@@ -171,6 +183,13 @@ impl Partitions {
         }
     }
 
+    /// The ids of the topics that are fetched, of those that have one.
+    pub(super) fn topic_ids(&self) -> BTreeMap<&str, &str> {
+        let ids =
+            self.places.iter().map(|(topic, places)| Some((topic.as_str(), places.id.as_deref()?)));
+        ids.flatten().collect()
+    }
+
     /// Number of partitions that are fetched.
     pub(super) fn fetched(&self) -> usize {
         self.places.values().map(|topic| topic.partitions.len()).sum()
@@ -186,13 +205,14 @@ impl Partitions {
         (rules, requirements): (&MessageRules, &Requirements),
         record: &KafkaRecord<'_>,
     ) -> Result<(), Partition> {
-        let Some(topic) = self.places.get_mut(record.topic) else { return Ok(()) };
+        let Self { cluster, places, .. } = self;
+        let Some(topic) = places.get_mut(record.topic) else { return Ok(()) };
         let Some(place) = topic.partitions.get_mut(&record.partition) else { return Ok(()) };
         if !place.takes(record) {
             let of = || Partition { topic: record.topic.to_owned(), number: record.partition };
             return if place.is_truncated { Err(of()) } else { Ok(()) };
         }
-        let record = KafkaRecord { topic_id: topic.id.as_deref(), ..*record };
+        let record = KafkaRecord { cluster, topic_id: topic.id.as_deref(), ..*record };
         let message = rules.message(&record, requirements);
         let of = (record.topic, record.partition);
         batch.push_record(message, of, (place.stored, record.offset), record.leader_epoch);
@@ -268,6 +288,7 @@ impl Partitions {
             code: block.name(),
             reason: block.to_string(),
             hint: block.hint(intake, &partition.topic, partition.number),
+            needs_decision: block.needs_decision(),
         });
         shown.collect()
     }
@@ -280,7 +301,21 @@ impl Partitions {
         };
         let mut blocked = self.blocked.iter();
         self.offsets().iter().any(of_fetched)
-            || blocked.any(|(partition, (_, before))| stored.get(partition) != Some(before))
+            || blocked.any(|(partition, (_, before))| stored.get(partition) != before.as_ref())
+    }
+
+    /// Whether a partition has no stored offset any more.
+    pub(super) fn are_lost(&self, stored: &BTreeMap<Partition, StoredOffset>) -> bool {
+        let had = self.blocked.iter().filter(|(_, (_, before))| before.is_some());
+        had.map(|(partition, _)| partition)
+            .chain(self.offsets().keys())
+            .any(|partition| !stored.contains_key(partition))
+    }
+
+    /// The partitions about which the brokers had no answer.
+    pub(super) fn unanswered(&self) -> BTreeSet<Partition> {
+        let blocked = self.blocked.iter().filter(|(_, (block, _))| !block.needs_decision());
+        blocked.map(|(partition, _)| partition.clone()).collect()
     }
 }
 
@@ -313,6 +348,7 @@ mod tests {
 
     fn read(partitions: &mut Partitions, batch: &mut Batch, offset: i64) {
         let record = KafkaRecord {
+            cluster: "",
             topic: "orders",
             topic_id: None,
             partition: 0,

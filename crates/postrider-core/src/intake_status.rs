@@ -67,7 +67,7 @@ impl IntakeState {
     }
 }
 
-/// A partition that waits for a decision of a person.
+/// A partition that is not read.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct BlockedPartition {
     /// The topic.
@@ -80,6 +80,8 @@ pub struct BlockedPartition {
     pub reason: String,
     /// What fixes it.
     pub hint: String,
+    /// Whether a person has to decide. Otherwise the brokers have no answer about the partition, and are asked again.
+    pub needs_decision: bool,
 }
 
 /// An intake at one moment.
@@ -101,7 +103,7 @@ pub struct IntakeSnapshot {
     pub hint: Option<String>,
     /// Partitions that are read.
     pub partitions: usize,
-    /// Partitions that wait for a decision of a person, at most [`BLOCKED_MAX`].
+    /// Partitions that wait for a decision of a person, or for an answer of the brokers, at most [`BLOCKED_MAX`].
     pub blocked: Vec<BlockedPartition>,
     /// Number of all of them.
     pub blocked_total: usize,

@@ -13,6 +13,8 @@ use std::fmt::Write as _;
 /// A record of Kafka.
 #[derive(Clone, Copy, Debug)]
 pub struct KafkaRecord<'a> {
+    /// The id of the cluster; empty if the brokers have none.
+    pub cluster: &'a str,
     /// The topic.
     pub topic: &'a str,
     /// The id of the topic; `None` if the broker has no ids.
@@ -37,6 +39,7 @@ impl KafkaRecord<'_> {
     /// The identity of a record without an id.
     const fn place(&self) -> Identity<'_> {
         Identity::Record {
+            cluster: self.cluster,
             topic: self.topic,
             topic_id: self.topic_id,
             partition: self.partition,

@@ -174,6 +174,9 @@ pub enum Identity<'a> {
     /// A record without an id: its place in Kafka. A topic that is created again has another id, and a record that
     /// takes the offset of one that was truncated has a higher epoch.
     Record {
+        /// The id of the cluster: without an id of the topic it tells topics of the same name apart. Empty if the brokers
+        /// have none.
+        cluster: &'a str,
         /// The topic.
         topic: &'a str,
         /// The id of the topic; `None` if the broker has no ids.
@@ -194,8 +197,11 @@ impl Identity<'_> {
         match self {
             Self::Event { source, history, id } => format!("{}/{history}/{id}", escaped(source)),
             Self::Id { source, id } => format!("{}//{id}", escaped(source)),
-            Self::Record { topic, topic_id, partition, leader_epoch, offset } => {
-                let id = topic_id.unwrap_or_default();
+            Self::Record { cluster, topic, topic_id, partition, leader_epoch, offset } => {
+                // No id of a topic begins with a dot.
+                let cluster_id =
+                    || if cluster.is_empty() { String::new() } else { format!(".{cluster}") };
+                let id = topic_id.map_or_else(cluster_id, str::to_owned);
                 let epoch = leader_epoch.map(|epoch| epoch.to_string()).unwrap_or_default();
                 format!("{topic}@{id}/{partition}/{epoch}/{offset}")
             }
@@ -230,9 +236,11 @@ mod tests {
     fn messages_that_differ_have_different_keys() {
         let event = |source, history, id| Identity::Event { source, history, id }.event_id();
         let id = |source, id| Identity::Id { source, id }.event_id();
-        let record = |topic, (topic_id, leader_epoch), partition, offset| {
-            Identity::Record { topic, topic_id, partition, leader_epoch, offset }.event_id()
+        let record_in = |cluster, topic, (topic_id, leader_epoch), partition, offset| {
+            Identity::Record { cluster, topic, topic_id, partition, leader_epoch, offset }
+                .event_id()
         };
+        let record = |topic, ids, partition, offset| record_in("", topic, ids, partition, offset);
         let all = [
             event("orders", "68F1A2B3", "7"),
             event("orders", "68F1A2B4", "7"),
@@ -250,6 +258,8 @@ mod tests {
             record("orders", (Some("other"), None), 3, 7),
             record("orders", (None, Some(1)), 3, 7),
             record("orders", (None, Some(2)), 3, 7),
+            record_in("a", "orders", (None, None), 3, 7),
+            record_in("b", "orders", (None, None), 3, 7),
         ];
         let mut unique = all.to_vec();
         unique.sort();

@@ -10,9 +10,10 @@ use crate::message::{Body, Message, Remembered};
 use postrider_postgres::control::Control;
 use postrider_postgres::names::ident;
 use postrider_postgres::{Conninfo, SourceError, SourceErrorKind};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio_postgres::Statement;
+use tokio_postgres::types::ToSql;
 
 /// The longest time for a login.
 const CONNECT_MAX: Duration = Duration::from_secs(30);
@@ -77,6 +78,15 @@ pub struct StoredOffset {
     pub topic_id: Option<String>,
 }
 
+/// The topics of which an inbox has the offset of a partition.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct KnownTopics {
+    /// Those of the cluster that is read.
+    pub here: BTreeSet<String>,
+    /// Those of other clusters.
+    pub elsewhere: BTreeSet<String>,
+}
+
 /// Why a batch could not be stored.
 #[derive(Debug)]
 pub enum StoreError {
@@ -121,6 +131,9 @@ impl StoreError {
 pub struct InboxStore {
     control: Control,
     inbox: String,
+    /// The id of the Kafka cluster whose offsets are read and written: another cluster has other records in topics of the
+    /// same names. Empty if its brokers have none.
+    cluster: String,
     /// What is remembered is remembered for this consumer.
     consumer: String,
     requirements: Requirements,
@@ -158,7 +171,13 @@ impl InboxStore {
         // Of a former inbox of this name nothing is remembered: its messages are gone.
         let consumer = format!("inbox {} {created}", spec.inbox);
         let statements = Statements::prepare(&control, &table).await?;
-        Ok(Self { control, inbox: spec.inbox.clone(), consumer, requirements, statements })
+        let (inbox, cluster) = (spec.inbox.clone(), String::new());
+        Ok(Self { control, inbox, cluster, consumer, requirements, statements })
+    }
+
+    /// From now on offsets are those of this cluster.
+    pub fn set_cluster(&mut self, cluster: &str) {
+        cluster.clone_into(&mut self.cluster);
     }
 
     /// What the inbox requires of its messages.
@@ -309,7 +328,7 @@ impl InboxStore {
         let moved = client
             .execute(
                 &self.statements.advance,
-                &[&self.inbox, &topics, &parts, &from, &next, &epochs],
+                &[&self.inbox, &topics, &parts, &from, &next, &epochs, &self.cluster],
             )
             .await
             .map_err(failed)?;
@@ -383,9 +402,10 @@ impl InboxStore {
                    FROM postrider.inbox_offset o \
                    JOIN unnest($2::pg_catalog.text[], $3::pg_catalog.int4[]) n(topic, part) \
                      ON o.topic = n.topic AND o.part = n.part \
-                   WHERE o.inbox = $1";
+                   WHERE o.inbox = $1 AND o.cluster_id = $4";
         let client = self.control.client();
-        let rows = client.query(sql, &[&self.inbox, &topics, &parts]).await.map_err(failed)?;
+        let parameters: [&(dyn ToSql + Sync); 4] = [&self.inbox, &topics, &parts, &self.cluster];
+        let rows = client.query(sql, &parameters).await.map_err(failed)?;
         rows.iter()
             .map(|row| {
                 let partition = Partition { topic: row.try_get(0)?, number: row.try_get(1)? };
@@ -404,36 +424,76 @@ impl InboxStore {
     ///
     /// # Errors
     /// An error of the server or of the connection.
-    pub async fn known_topics(&self) -> Result<Vec<String>, SourceError> {
+    pub async fn known_topics(&self) -> Result<KnownTopics, SourceError> {
         let failed = |error| SourceError::control("read the topics of the inbox", error);
-        let sql = "SELECT DISTINCT o.topic FROM postrider.inbox_offset o WHERE o.inbox = $1";
-        let rows = self.control.client().query(sql, &[&self.inbox]).await.map_err(failed)?;
-        rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(failed)
+        let sql = "SELECT DISTINCT o.topic, o.cluster_id = $2 \
+                   FROM postrider.inbox_offset o WHERE o.inbox = $1";
+        let client = self.control.client();
+        let rows = client.query(sql, &[&self.inbox, &self.cluster]).await.map_err(failed)?;
+        let mut known = KnownTopics::default();
+        for row in &rows {
+            let topic = row.try_get(0).map_err(failed)?;
+            let is_here: bool = row.try_get(1).map_err(failed)?;
+            let topics = if is_here { &mut known.here } else { &mut known.elsewhere };
+            topics.insert(topic);
+        }
+        Ok(known)
     }
 
-    /// Stores the first offset of partitions, and the id of a topic where none is known. An offset that another process
-    /// has stored meanwhile stays.
+    /// Stores the first offset of partitions, and the id of a topic where none is known, in one transaction: no topic is
+    /// ever begun by half, which would make its other partitions look as if they had been added later. `known` is what the
+    /// offsets were decided by; false, and nothing is stored, if another process has begun a topic since.
     ///
     /// # Errors
     /// An error of the server or of the connection.
     pub async fn begin_partitions(
         &self,
+        known: &KnownTopics,
         offsets: &BTreeMap<Partition, StoredOffset>,
-    ) -> Result<(), SourceError> {
-        let failed = |error| SourceError::control("store the first offsets of the inbox", error);
-        let sql = "INSERT INTO postrider.inbox_offset AS o (inbox, topic, part, next_offset, topic_id) \
-                   VALUES ($1, $2, $3, $4, $5) ON CONFLICT (inbox, topic, part) \
-                   DO UPDATE SET topic_id = excluded.topic_id \
-                   WHERE o.topic_id IS NULL AND excluded.topic_id IS NOT NULL";
-        for (partition, offset) in offsets {
-            let (topic, part) = (&partition.topic, partition.number);
-            let client = self.control.client();
-            client
-                .execute(sql, &[&self.inbox, topic, &part, &offset.next, &offset.topic_id])
-                .await
-                .map_err(failed)?;
+    ) -> Result<bool, SourceError> {
+        if offsets.is_empty() {
+            return Ok(true);
         }
-        Ok(())
+        let failed = |error| SourceError::control("store the first offsets of the inbox", error);
+        let client = self.control.client();
+        let transaction = "BEGIN TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE";
+        client.batch_execute(transaction).await.map_err(failed)?;
+        let are_stored = self.begin_if_known(known, offsets).await;
+        let end = if matches!(are_stored, Ok(true)) { "COMMIT" } else { "ROLLBACK" };
+        let ended = client.batch_execute(end).await.map_err(failed);
+        let are_stored = are_stored?;
+        ended?;
+        Ok(are_stored)
+    }
+
+    async fn begin_if_known(
+        &self,
+        known: &KnownTopics,
+        offsets: &BTreeMap<Partition, StoredOffset>,
+    ) -> Result<bool, SourceError> {
+        let failed = |error| SourceError::control("store the first offsets of the inbox", error);
+        let client = self.control.client();
+        // Processes of one inbox begin topics one after the other.
+        let lock = "SELECT pg_catalog.pg_advisory_xact_lock( \
+                    pg_catalog.hashtextextended('postrider inbox_offset ' || $1::pg_catalog.text, 0))";
+        client.query(lock, &[&self.inbox]).await.map_err(failed)?;
+        if self.known_topics().await? != *known {
+            return Ok(false);
+        }
+        let topics: Vec<&str> = offsets.keys().map(|it| it.topic.as_str()).collect();
+        let parts: Vec<i32> = offsets.keys().map(|it| it.number).collect();
+        let next: Vec<i64> = offsets.values().map(|it| it.next).collect();
+        let ids: Vec<Option<&str>> = offsets.values().map(|it| it.topic_id.as_deref()).collect();
+        let sql = "INSERT INTO postrider.inbox_offset AS o (inbox, cluster_id, topic, part, next_offset, topic_id) \
+                   SELECT $1, $2, n.topic, n.part, n.next, n.topic_id \
+                   FROM unnest($3::pg_catalog.text[], $4::pg_catalog.int4[], $5::pg_catalog.int8[], \
+                     $6::pg_catalog.text[]) n(topic, part, next, topic_id) \
+                   ON CONFLICT (inbox, cluster_id, topic, part) DO UPDATE SET topic_id = excluded.topic_id \
+                   WHERE o.topic_id IS NULL AND excluded.topic_id IS NOT NULL";
+        let parameters: [&(dyn ToSql + Sync); 6] =
+            [&self.inbox, &self.cluster, &topics, &parts, &next, &ids];
+        client.execute(sql, &parameters).await.map_err(failed)?;
+        Ok(true)
     }
 
     /// Lets a partition continue at another offset, if it is still at `from`; false if it is not.
@@ -447,18 +507,23 @@ impl InboxStore {
         to: &StoredOffset,
     ) -> Result<bool, SourceError> {
         let failed = |error| SourceError::control("write the offset of the inbox", error);
-        let sql = "UPDATE postrider.inbox_offset o SET next_offset = $4, leader_epoch = $5, topic_id = $6, \
-                     updated_at = pg_catalog.clock_timestamp() \
-                   WHERE o.inbox = $1 AND o.topic = $2 AND o.part = $3 AND o.next_offset = $7";
+        let sql = "UPDATE postrider.inbox_offset o SET next_offset = $4, leader_epoch = $5, \
+                     topic_id = coalesce($6, o.topic_id), updated_at = pg_catalog.clock_timestamp() \
+                   WHERE o.inbox = $1 AND o.topic = $2 AND o.part = $3 AND o.next_offset = $7 \
+                     AND o.cluster_id = $8";
         let (topic, part) = (&partition.topic, partition.number);
         let client = self.control.client();
-        let changed = client
-            .execute(
-                sql,
-                &[&self.inbox, topic, &part, &to.next, &to.leader_epoch, &to.topic_id, &from],
-            )
-            .await
-            .map_err(failed)?;
+        let parameters: [&(dyn ToSql + Sync); 8] = [
+            &self.inbox,
+            topic,
+            &part,
+            &to.next,
+            &to.leader_epoch,
+            &to.topic_id,
+            &from,
+            &self.cluster,
+        ];
+        let changed = client.execute(sql, &parameters).await.map_err(failed)?;
         Ok(changed == 1)
     }
 
@@ -561,7 +626,7 @@ UPDATE postrider.inbox_offset o SET next_offset = n.next, \
     leader_epoch = coalesce(n.leader_epoch, o.leader_epoch), updated_at = pg_catalog.clock_timestamp() \
 FROM unnest($2::pg_catalog.text[], $3::pg_catalog.int4[], $4::pg_catalog.int8[], $5::pg_catalog.int8[], \
     $6::pg_catalog.int4[]) n(topic, part, since, next, leader_epoch) \
-WHERE o.inbox = $1 AND o.topic = n.topic AND o.part = n.part AND o.next_offset = n.since";
+WHERE o.inbox = $1 AND o.cluster_id = $7 AND o.topic = n.topic AND o.part = n.part AND o.next_offset = n.since";
 
 /// Inserts the messages that are new, in their order: by what is remembered of them, and by their key.
 ///

@@ -4,6 +4,7 @@ mod blocked;
 mod commands;
 mod crowd;
 mod outages;
+mod placing;
 mod records;
 
 use crate::await_that::{SOON, await_or_dump};

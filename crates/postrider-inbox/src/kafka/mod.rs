@@ -7,7 +7,7 @@ mod source;
 
 pub use config::KafkaSourceConfig;
 pub use native::Polled;
-pub use positions::{Block, Decision, StartAt};
+pub use positions::{Block, Decision, Decisions, PartitionBounds, StartAt};
 pub use rdkafka::error::KafkaError;
 pub use rdkafka::types::RDKafkaErrorCode as KafkaErrorCode;
-pub use source::{KafkaSource, PartitionBounds, bounds, missing_topics};
+pub use source::{KafkaSource, bounds, leader_epoch, missing_topics};

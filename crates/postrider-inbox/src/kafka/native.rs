@@ -1,6 +1,6 @@
-//! The calls of librdkafka that the crate `rdkafka` does not have, or not as they are needed: ids of topics, epochs of
-//! leaders, partitions of errors, and headers whose names are no UTF-8, at which that crate panics. This is the only
-//! file of this crate with `unsafe`.
+//! The calls of librdkafka that the crate `rdkafka` does not have, or not as they are needed: ids of topics, bounds of
+//! many partitions in one request, epochs of leaders, partitions of errors, and headers whose names are no UTF-8, at
+//! which that crate panics. This is the only file of this crate with `unsafe`.
 #![expect(unsafe_code, reason = "librdkafka's C functions, on handles that the crate keeps alive")]
 
 use crate::batch::Partition;
@@ -9,7 +9,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::types::{RDKafkaErrorCode, RDKafkaRespErr};
 use rdkafka_sys as sys;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{self, NonNull};
 use std::time::Duration;
@@ -158,6 +158,7 @@ unsafe fn pass(message: *const sys::rd_kafka_message_t, receive: &mut dyn FnMut(
             // Names of topics are ASCII.
             topic: name.to_str().unwrap_or_default(),
             topic_id: None,
+            cluster: "",
             leader_epoch: (epoch >= 0).then_some(epoch),
             partition: (*message).partition,
             offset: (*message).offset,
@@ -246,54 +247,191 @@ pub(super) fn high(client: *mut sys::rd_kafka_t, partition: &Partition) -> Optio
     (got == NO_ERROR && high >= 0).then_some(high)
 }
 
-/// The ids of topics; a topic that the broker does not know, or has no id for, is not in the result. Waits at most
-/// `timeout`.
+/// What a broker says of a topic.
+pub(super) struct TopicFacts {
+    /// Its id; `None` if the broker has no ids.
+    pub(super) id: Option<String>,
+    /// The numbers of its partitions, and whether each has a leader.
+    pub(super) partitions: BTreeMap<i32, bool>,
+}
+
+/// The facts of topics, or the error that the broker has for one. Waits at most `timeout`.
 ///
 /// # Errors
 /// The broker did not answer, or refused the request.
-pub(super) fn topic_ids(
+pub(super) fn topics(
     client: *mut sys::rd_kafka_t,
-    topics: &[&str],
+    topics: &BTreeSet<&str>,
     timeout: Duration,
-) -> Result<BTreeMap<String, String>, String> {
+) -> Result<BTreeMap<String, Result<TopicFacts, String>>, String> {
     let names: Vec<CString> = topics.iter().filter_map(|name| CString::new(*name).ok()).collect();
     let mut pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
-    let millis = c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX);
-    let mut text: [c_char; 128] = [0; 128];
-    // SAFETY: `client` is a live handle; every object that is created here is destroyed here, after its last use, and
-    // the event owns the result.
+    // SAFETY: `client` is a live handle; the collection is destroyed after its use.
     unsafe {
-        let queue = sys::rd_kafka_queue_new(client);
         let op = sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS;
-        let options = sys::rd_kafka_AdminOptions_new(client, op);
-        sys::rd_kafka_AdminOptions_set_request_timeout(
-            options,
-            millis,
-            text.as_mut_ptr(),
-            text.len(),
-        );
-        let collection =
-            sys::rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
-        sys::rd_kafka_DescribeTopics(client, collection, options, queue);
-        sys::rd_kafka_TopicCollection_destroy(collection);
-        sys::rd_kafka_AdminOptions_destroy(options);
-        let event = sys::rd_kafka_queue_poll(queue, millis);
-        let answer = if event.is_null() {
-            Err("no answer within the time".to_owned())
-        } else {
-            let answer = ids(event);
+        let question = Question::send(client, op, timeout, |options, queue| {
+            let collection =
+                sys::rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
+            sys::rd_kafka_DescribeTopics(client, collection, options, queue);
+            sys::rd_kafka_TopicCollection_destroy(collection);
+        });
+        question.answer(|event| described(event))
+    }
+}
+
+/// The bounds of partitions, or the error of one.
+pub(super) type Bounds = BTreeMap<Partition, Result<(i64, i64), String>>;
+
+/// The bounds of partitions: the offset of the oldest record, and the offset behind the newest one that is committed;
+/// or the error of a partition. Each broker gets one request for all of its partitions. Waits at most `timeout`.
+///
+/// # Errors
+/// No broker answered, or the request was refused.
+pub(super) fn bounds(
+    client: *mut sys::rd_kafka_t,
+    partitions: &[&Partition],
+    timeout: Duration,
+) -> Result<Bounds, String> {
+    use sys::rd_kafka_OffsetSpec_t as Spec;
+    if partitions.is_empty() {
+        return Ok(Bounds::new());
+    }
+    // SAFETY: `client` is a live handle.
+    let (oldest, newest) = unsafe {
+        let ask = |spec: Spec| offsets_question(client, partitions, spec as i64, timeout);
+        // Both are sent before the first answer is waited for.
+        let (oldest, newest) =
+            (ask(Spec::RD_KAFKA_OFFSET_SPEC_EARLIEST), ask(Spec::RD_KAFKA_OFFSET_SPEC_LATEST));
+        (oldest.answer(|event| listed(event))?, newest.answer(|event| listed(event))?)
+    };
+    let of = |partition: &Partition| {
+        let of = |offsets: &BTreeMap<Partition, Result<i64, String>>| {
+            let none = || Err("its leader does not answer".to_owned());
+            offsets.get(partition).cloned().unwrap_or_else(none)
+        };
+        Ok((of(&oldest)?, of(&newest)?))
+    };
+    Ok(partitions.iter().map(|partition| ((*partition).clone(), of(partition))).collect())
+}
+
+/// # Safety
+/// `client` is a live handle.
+unsafe fn offsets_question(
+    client: *mut sys::rd_kafka_t,
+    partitions: &[&Partition],
+    spec: i64,
+    timeout: Duration,
+) -> Question {
+    let op = sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_LISTOFFSETS;
+    // SAFETY: what the caller promises; the list is destroyed after its use, and its elements belong to it.
+    unsafe {
+        Question::send(client, op, timeout, |options, queue| {
+            // As the consumer itself sees a log.
+            let committed = sys::rd_kafka_IsolationLevel_t::RD_KAFKA_ISOLATION_LEVEL_READ_COMMITTED;
+            let error = sys::rd_kafka_AdminOptions_set_isolation_level(options, committed);
+            if !error.is_null() {
+                sys::rd_kafka_error_destroy(error);
+            }
+            let count = c_int::try_from(partitions.len()).unwrap_or(c_int::MAX);
+            let list = sys::rd_kafka_topic_partition_list_new(count);
+            for partition in partitions {
+                let Ok(topic) = CString::new(partition.topic.as_str()) else { continue };
+                let element =
+                    sys::rd_kafka_topic_partition_list_add(list, topic.as_ptr(), partition.number);
+                (*element).offset = spec;
+            }
+            sys::rd_kafka_ListOffsets(client, list, options, queue);
+            sys::rd_kafka_topic_partition_list_destroy(list);
+        })
+    }
+}
+
+/// The id of the cluster, once the client has metadata of it; `None` if the brokers have none.
+pub(super) fn cluster_id(client: *mut sys::rd_kafka_t) -> Option<String> {
+    // SAFETY: `client` is a live handle; the text is a copy, which is freed here.
+    unsafe {
+        let id = sys::rd_kafka_clusterid(client, 0);
+        let copy = (!id.is_null()).then(|| text(id));
+        if !id.is_null() {
+            sys::rd_kafka_mem_free(client, id.cast());
+        }
+        copy
+    }
+}
+
+/// A request of the admin API that was sent, and the queue of its answer.
+struct Question {
+    queue: *mut sys::rd_kafka_queue_t,
+    timeout: Duration,
+}
+
+impl Question {
+    /// # Safety
+    /// `client` is a live handle, and outlives the question; `send` sends one request with these options to this queue.
+    unsafe fn send(
+        client: *mut sys::rd_kafka_t,
+        op: sys::rd_kafka_admin_op_t,
+        timeout: Duration,
+        send: impl FnOnce(*mut sys::rd_kafka_AdminOptions_t, *mut sys::rd_kafka_queue_t),
+    ) -> Self {
+        let mut error: [c_char; 128] = [0; 128];
+        // SAFETY: what the caller promises; the options are destroyed here, and the queue on drop.
+        unsafe {
+            let queue = sys::rd_kafka_queue_new(client);
+            let options = sys::rd_kafka_AdminOptions_new(client, op);
+            sys::rd_kafka_AdminOptions_set_request_timeout(
+                options,
+                millis(timeout),
+                error.as_mut_ptr(),
+                error.len(),
+            );
+            send(options, queue);
+            sys::rd_kafka_AdminOptions_destroy(options);
+            Self { queue, timeout }
+        }
+    }
+
+    /// Waits for the answer, and reads it.
+    fn answer<T>(
+        self,
+        read: impl FnOnce(*mut sys::rd_kafka_event_t) -> Result<T, String>,
+    ) -> Result<T, String> {
+        // A broker that does not answer has its part of the answer at the end of the timeout.
+        let wait = self.timeout + Duration::from_secs(1);
+        // SAFETY: the queue is alive; the event is destroyed after its last use.
+        unsafe {
+            let event = sys::rd_kafka_queue_poll(self.queue, millis(wait));
+            if event.is_null() {
+                return Err("no answer within the time".to_owned());
+            }
+            let answer = if event_error(event) == 0 {
+                read(event)
+            } else {
+                Err(text(sys::rd_kafka_event_error_string(event)))
+            };
             sys::rd_kafka_event_destroy(event);
             answer
-        };
-        sys::rd_kafka_queue_destroy(queue);
-        answer
+        }
     }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        // SAFETY: the reference that `send` took.
+        unsafe { sys::rd_kafka_queue_destroy(self.queue) };
+    }
+}
+
+fn millis(time: Duration) -> c_int {
+    c_int::try_from(time.as_millis()).unwrap_or(c_int::MAX)
 }
 
 /// # Safety
 /// `event` is a live event of a `DescribeTopics` queue.
-unsafe fn ids(event: *mut sys::rd_kafka_event_t) -> Result<BTreeMap<String, String>, String> {
-    // SAFETY: what the caller promises; the array is as long as its count says.
+unsafe fn described(
+    event: *mut sys::rd_kafka_event_t,
+) -> Result<BTreeMap<String, Result<TopicFacts, String>>, String> {
+    // SAFETY: what the caller promises; the arrays are as long as their counts say.
     unsafe {
         let result = sys::rd_kafka_event_DescribeTopics_result(event);
         if result.is_null() {
@@ -304,17 +442,77 @@ unsafe fn ids(event: *mut sys::rd_kafka_event_t) -> Result<BTreeMap<String, Stri
         let mut found = BTreeMap::new();
         for index in 0..count {
             let topic = *topics.add(index);
-            let id = sys::rd_kafka_TopicDescription_topic_id(topic);
+            let name = text(sys::rd_kafka_TopicDescription_name(topic));
             let error = sys::rd_kafka_TopicDescription_error(topic);
-            let is_known = error.is_null() || sys::rd_kafka_error_code(error) == NO_ERROR;
-            if is_known && !id.is_null() {
-                // As Kafka's own tools print it: base64 for URLs.
-                let id = text(sys::rd_kafka_Uuid_base64str(id)).replace('+', "-").replace('/', "_");
-                // Brokers before 2.8 have no ids: all zeros.
-                if !id.is_empty() && id.bytes().any(|byte| byte != b'A') {
-                    found.insert(text(sys::rd_kafka_TopicDescription_name(topic)), id);
-                }
+            let facts = if error.is_null() || sys::rd_kafka_error_code(error) == NO_ERROR {
+                Ok(TopicFacts { id: topic_id(topic), partitions: led(topic) })
+            } else {
+                Err(text(sys::rd_kafka_error_string(error)))
+            };
+            found.insert(name, facts);
+        }
+        Ok(found)
+    }
+}
+
+/// # Safety
+/// `topic` is a live description.
+unsafe fn topic_id(topic: *const sys::rd_kafka_TopicDescription_t) -> Option<String> {
+    // SAFETY: what the caller promises; the id belongs to the description.
+    unsafe {
+        let id = sys::rd_kafka_TopicDescription_topic_id(topic);
+        if id.is_null() {
+            return None;
+        }
+        // As Kafka's own tools print it: base64 for URLs.
+        let id = text(sys::rd_kafka_Uuid_base64str(id)).replace('+', "-").replace('/', "_");
+        // Brokers before 2.8 have no ids: all zeros.
+        id.bytes().any(|byte| byte != b'A').then_some(id)
+    }
+}
+
+/// # Safety
+/// `topic` is a live description.
+unsafe fn led(topic: *const sys::rd_kafka_TopicDescription_t) -> BTreeMap<i32, bool> {
+    let mut count = 0;
+    // SAFETY: what the caller promises; the array is as long as its count says, and belongs to the description.
+    unsafe {
+        let partitions = sys::rd_kafka_TopicDescription_partitions(topic, &raw mut count);
+        let of = |index| {
+            let partition = *partitions.add(index);
+            let has_leader = !sys::rd_kafka_TopicPartitionInfo_leader(partition).is_null();
+            (sys::rd_kafka_TopicPartitionInfo_partition(partition), has_leader)
+        };
+        (0..count).map(of).collect()
+    }
+}
+
+/// # Safety
+/// `event` is a live event of a `ListOffsets` queue.
+unsafe fn listed(
+    event: *mut sys::rd_kafka_event_t,
+) -> Result<BTreeMap<Partition, Result<i64, String>>, String> {
+    // SAFETY: what the caller promises; the array is as long as its count says.
+    unsafe {
+        let result = sys::rd_kafka_event_ListOffsets_result(event);
+        if result.is_null() {
+            return Err(text(sys::rd_kafka_event_error_string(event)));
+        }
+        let mut count = 0;
+        let infos = sys::rd_kafka_ListOffsets_result_infos(result, &raw mut count);
+        let mut found = BTreeMap::new();
+        for index in 0..count {
+            let info = *infos.add(index);
+            let element = sys::rd_kafka_ListOffsetsResultInfo_topic_partition(info);
+            let partition =
+                Partition { topic: text((*element).topic), number: (*element).partition };
+            let offset = (*element).offset;
+            if (*element).err != NO_ERROR {
+                found.insert(partition, Err(text(sys::rd_kafka_err2str((*element).err))));
+            } else if offset >= 0 {
+                found.insert(partition, Ok(offset));
             }
+            // Otherwise its leader has not answered.
         }
         Ok(found)
     }

@@ -1,6 +1,8 @@
-//! Where a partition continues: decided by its stored offset, the bounds of its log and the id of its topic.
+//! Where partitions continue: decided by their stored offsets, the bounds of their logs and the ids of their topics.
 
-use crate::store::StoredOffset;
+use crate::batch::Partition;
+use crate::store::{KnownTopics, StoredOffset};
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// Where to begin with a partition of which nothing is stored.
@@ -23,19 +25,34 @@ impl StartAt {
     }
 }
 
-/// What is known of a partition when it was assigned.
+/// What a broker says of a partition.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct PartitionFacts {
-    /// The stored offset; `None` if nothing is stored.
-    pub(super) stored: Option<StoredOffset>,
-    /// The offset of the oldest record that the broker has.
-    pub(super) low: i64,
+pub struct PartitionBounds {
+    /// The offset of the oldest record.
+    pub low: i64,
     /// The offset behind the newest record.
-    pub(super) high: i64,
+    pub high: i64,
     /// The id of the topic; `None` if the broker has no ids.
-    pub(super) topic_id: Option<String>,
-    /// Whether an offset of another partition of the topic is stored: the topic has got a new partition.
-    pub(super) topic_is_known: bool,
+    pub topic_id: Option<String>,
+}
+
+/// The answer of a broker about a partition, or why there is none.
+pub(super) type Answer = Result<PartitionBounds, String>;
+
+/// What was decided about partitions, and the ids of their topics.
+pub type Decisions = BTreeMap<Partition, (Decision, Option<String>)>;
+
+/// What the inbox and the configuration say.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Placing<'a> {
+    /// The stored offsets.
+    pub(super) stored: &'a BTreeMap<Partition, StoredOffset>,
+    /// The topics of which any offset is stored.
+    pub(super) known: &'a KnownTopics,
+    /// Where to begin with a topic of which nothing is stored.
+    pub(super) start: StartAt,
+    /// The topics of the configuration. Others are found by its regular expressions.
+    pub(super) named: &'a [String],
 }
 
 /// Where a partition continues.
@@ -74,6 +91,8 @@ pub enum Block {
     Shorter {
         /// The stored offset.
         stored: i64,
+        /// The offset of the oldest record.
+        low: i64,
         /// The offset behind the newest record.
         high: i64,
     },
@@ -99,6 +118,12 @@ pub enum Block {
         /// What the client says, without content of records.
         reason: String,
     },
+    /// The brokers do not say what the partition has: it has no leader, or there is an error of its topic. They are
+    /// asked again, and nobody has to decide.
+    NoAnswer {
+        /// What they say instead.
+        error: String,
+    },
 }
 
 impl Block {
@@ -110,6 +135,7 @@ impl Block {
             Self::OtherTopic { .. } => "other_topic",
             Self::Truncated { .. } => "log_truncated",
             Self::Unreadable { .. } => "record_unreadable",
+            Self::NoAnswer { .. } => "no_answer",
         }
     }
 
@@ -123,15 +149,20 @@ impl Block {
         };
         match self {
             Self::Deleted { stored, low } => format!(
-                "to go on without the {} records that are gone: {}; keep records longer than the inbox can be behind \
+                "to go on without up to {} records that are gone: {}; keep records longer than the inbox can be behind \
                  (retention.ms of the topic)",
                 low - stored,
                 seek("earliest")
             ),
-            Self::Shorter { stored, high } => format!(
-                "find out what became of the {} records from offset {high} on (a replica that was behind became the \
-                 leader, or the broker lost its disk). To go on with what is written from now on: {}",
+            Self::Shorter { stored, low, high } => format!(
+                "find out what became of up to {} records from offset {high} on (a replica that was behind became the \
+                 leader, or the broker lost its disk). Records below offset {high} that were written since are not \
+                 stored: to read them, go back to the first offset whose record is another one than the stored one, \
+                 {WHICH}: {}. To pass over them, which are up to {} records, and go on with what is written from now \
+                 on: {}",
                 stored - high,
+                seek("OFFSET"),
+                high - low,
                 seek("latest")
             ),
             Self::OtherTopic { low, high, .. } => format!(
@@ -142,8 +173,8 @@ impl Block {
             ),
             Self::Truncated { stored } => format!(
                 "records before offset {stored} were replaced by others, which are not stored (a replica that was \
-                 behind became the leader). To read them, go back to an offset before the first of them; what is \
-                 stored already is recognised by its id, if it has one: {}",
+                 behind became the leader). To read them, go back to the first offset whose record is another one than \
+                 the stored one, {WHICH}; what is stored already is recognised by its id, if it has one: {}",
                 seek("OFFSET")
             ),
             Self::Unreadable { at, .. } => format!(
@@ -152,22 +183,37 @@ impl Block {
                  offset {at} to OFFSET - 1, which are not stored then: {}",
                 seek("OFFSET")
             ),
+            Self::NoAnswer { .. } => {
+                "nothing to decide: the brokers are asked again every 5 s. Check that the brokers that have a replica of \
+                 the partition run (kafka-topics.sh --describe --unavailable-partitions)"
+                    .to_owned()
+            }
         }
     }
+
+    /// Whether a person has to decide. Otherwise the brokers are asked again.
+    pub const fn needs_decision(&self) -> bool {
+        !matches!(self, Self::NoAnswer { .. })
+    }
 }
+
+/// Where it is described how the offset is found.
+const WHICH: &str = "which the page \"Storing messages of Kafka in an inbox\" (docs/sql/inbox-run.md, Which offset) tells \
+                     how to find";
 
 impl fmt::Display for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Deleted { stored, low } => write!(
                 f,
-                "{} records from offset {stored} on were deleted before they were stored; the oldest one has offset \
+                "up to {} records from offset {stored} on were deleted before they were stored; the oldest one has offset \
                  {low}",
                 low - stored
             ),
-            Self::Shorter { stored, high } => write!(
+            Self::Shorter { stored, high, .. } => write!(
                 f,
-                "the log ends at offset {high}, and everything before offset {stored} was stored"
+                "the log ends at offset {high}, and everything before offset {stored} was stored; the records below \
+                 offset {high} may be other ones than those that were stored"
             ),
             Self::OtherTopic { stored, .. } => write!(
                 f,
@@ -179,102 +225,205 @@ impl fmt::Display for Block {
             Self::Unreadable { at, reason } => {
                 write!(f, "the record at offset {at} can't be read: {reason}")
             }
+            Self::NoAnswer { error } => write!(f, "the brokers have no answer about it: {error}"),
         }
     }
 }
 
-impl PartitionFacts {
-    /// Where the partition continues.
-    pub(super) fn decide(&self, start: StartAt) -> Decision {
-        let Some(stored) = &self.stored else {
+impl Placing<'_> {
+    /// Where each partition continues.
+    pub(super) fn decide(&self, answers: BTreeMap<Partition, Answer>) -> Decisions {
+        // A topic begins behind what is there with all of its partitions or with none: a partition that is begun later
+        // is read from its beginning.
+        let mut incomplete: BTreeMap<String, String> = BTreeMap::new();
+        for (Partition { topic, number }, answer) in &answers {
+            if let Err(error) = answer
+                && self.begins(topic) == Some(StartAt::Latest)
+            {
+                incomplete.entry(topic.clone()).or_insert_with(|| {
+                    format!(
+                        "partition {number}: {error}; with start = \"latest\" all partitions of a topic begin together"
+                    )
+                });
+            }
+        }
+        let decide = |partition: &Partition, answer: Answer| match answer {
+            Ok(bounds) => match incomplete.get(&partition.topic) {
+                Some(error) => (no_answer(error), bounds.topic_id),
+                None => (self.decide_one(partition, &bounds), bounds.topic_id),
+            },
+            Err(error) => (no_answer(&error), None),
+        };
+        let answers = answers.into_iter();
+        answers.map(|(of, answer)| (of.clone(), decide(&of, answer))).collect()
+    }
+
+    /// Where a topic begins; `None` if an offset of a partition is stored.
+    pub(super) fn begins(&self, topic: &str) -> Option<StartAt> {
+        let KnownTopics { here, elsewhere } = self.known;
+        if here.contains(topic) {
+            return None;
+        }
+        let is_named = self.named.iter().any(|named| named == topic);
+        // A topic that a regular expression finds later has records that were written before it was noticed. One that
+        // is known of another cluster may be the same after a move: nothing of it is passed over in silence.
+        let is_later = !is_named && !here.is_empty();
+        let is_earliest = is_later || elsewhere.contains(topic);
+        Some(if is_earliest { StartAt::Earliest } else { self.start })
+    }
+
+    fn decide_one(&self, partition: &Partition, bounds: &PartitionBounds) -> Decision {
+        let PartitionBounds { low, high, topic_id } = bounds;
+        let (low, high) = (*low, *high);
+        let Some(stored) = self.stored.get(partition) else {
             // A partition that was added later is read from its beginning: its first records may be older than the
             // moment at which it was noticed.
-            let at = match start {
-                StartAt::Latest if !self.topic_is_known => self.high,
-                StartAt::Latest | StartAt::Earliest => self.low,
+            let at = match self.begins(&partition.topic) {
+                Some(StartAt::Latest) => high,
+                Some(StartAt::Earliest) | None => low,
             };
             return Decision::Begin { at };
         };
-        let (at, low, high) = (stored.next, self.low, self.high);
-        let is_other = match (&stored.topic_id, &self.topic_id) {
-            (Some(stored), Some(now)) => stored != now,
-            (None, _) | (_, None) => false,
-        };
-        if is_other {
-            Decision::Blocked(Block::OtherTopic { stored: at, low, high })
-        } else if at < low {
+        let at = stored.next;
+        match (&stored.topic_id, topic_id) {
+            // The topic may be another one.
+            (Some(_), None) => return no_answer(NO_ID),
+            (Some(stored), Some(now)) if stored != now => {
+                return Decision::Blocked(Block::OtherTopic { stored: at, low, high });
+            }
+            (Some(_), Some(_)) | (None, _) => {}
+        }
+        if at < low {
             Decision::Blocked(Block::Deleted { stored: at, low })
         } else if at > high {
-            Decision::Blocked(Block::Shorter { stored: at, high })
+            Decision::Blocked(Block::Shorter { stored: at, low, high })
         } else {
-            let is_id_new = stored.topic_id.is_none() && self.topic_id.is_some();
+            let is_id_new = stored.topic_id.is_none() && topic_id.is_some();
             Decision::Continue { at, low, is_id_new }
         }
     }
 }
 
+fn no_answer(error: &str) -> Decision {
+    Decision::Blocked(Block::NoAnswer { error: error.to_owned() })
+}
+
+/// The error of a broker that has not said the id of a topic.
+pub(super) const NO_ID: &str =
+    "they do not say the id of the topic, and the stored offset is of a topic with an id";
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn facts(stored: Option<i64>, (low, high): (i64, i64)) -> PartitionFacts {
-        PartitionFacts {
-            stored: stored.map(|next| StoredOffset {
-                next,
-                leader_epoch: Some(3),
-                topic_id: Some("id".to_owned()),
-            }),
-            low,
-            high,
-            topic_id: Some("id".to_owned()),
-            topic_is_known: false,
-        }
+    fn of(topic: &str, number: i32) -> Partition {
+        Partition { topic: topic.to_owned(), number }
+    }
+
+    fn stored(next: i64, topic_id: Option<&str>) -> StoredOffset {
+        StoredOffset { next, leader_epoch: Some(3), topic_id: topic_id.map(str::to_owned) }
+    }
+
+    #[expect(clippy::unnecessary_wraps, reason = "the answer of a broker may be an error")]
+    fn answer((low, high): (i64, i64), topic_id: Option<&str>) -> Answer {
+        Ok(PartitionBounds { low, high, topic_id: topic_id.map(str::to_owned) })
+    }
+
+    /// One partition of a topic, whose offset is stored.
+    fn continued(offset: StoredOffset, now: Answer) -> Decision {
+        let (partition, named) = (of("orders", 0), ["orders".to_owned()]);
+        let stored = BTreeMap::from([(partition.clone(), offset)]);
+        let known = KnownTopics { here: ["orders".to_owned()].into(), ..KnownTopics::default() };
+        let start = StartAt::Latest;
+        let placing = Placing { stored: &stored, known: &known, start, named: &named };
+        placing.decide(BTreeMap::from([(partition.clone(), now)])).remove(&partition).unwrap().0
+    }
+
+    /// The partitions of some topics, of which no offset is stored, with `start = "latest"`.
+    fn begun(
+        known: &KnownTopics,
+        named: &[&str],
+        answers: &[(Partition, Answer)],
+    ) -> Vec<Decision> {
+        let named: Vec<String> = named.iter().map(|&topic| topic.to_owned()).collect();
+        let (stored, start) = (BTreeMap::new(), StartAt::Latest);
+        let placing = Placing { stored: &stored, known, start, named: &named };
+        let decided = placing.decide(answers.iter().cloned().collect());
+        decided.into_values().map(|(decision, _)| decision).collect()
+    }
+
+    fn known(here: &[&str], elsewhere: &[&str]) -> KnownTopics {
+        let of = |topics: &[&str]| topics.iter().map(|&topic| topic.to_owned()).collect();
+        KnownTopics { here: of(here), elsewhere: of(elsewhere) }
     }
 
     #[test]
     fn a_stored_offset_within_the_log_is_where_the_partition_continues() {
         for at in [10, 15, 20] {
-            let decision = facts(Some(at), (10, 20)).decide(StartAt::Latest);
+            let decision = continued(stored(at, Some("id")), answer((10, 20), Some("id")));
             assert_eq!(decision, Decision::Continue { at, low: 10, is_id_new: false });
         }
     }
 
     #[test]
     fn a_stored_offset_outside_of_the_log_blocks_the_partition() {
-        let decide = |at| facts(Some(at), (10, 20)).decide(StartAt::Earliest);
+        let decide = |at| continued(stored(at, Some("id")), answer((10, 20), Some("id")));
         assert_eq!(decide(9), Decision::Blocked(Block::Deleted { stored: 9, low: 10 }));
-        assert_eq!(decide(21), Decision::Blocked(Block::Shorter { stored: 21, high: 20 }));
+        let shorter = Block::Shorter { stored: 21, low: 10, high: 20 };
+        assert_eq!(decide(21), Decision::Blocked(shorter));
     }
 
     #[test]
     fn offsets_of_a_former_topic_are_not_used() {
-        let facts =
-            PartitionFacts { topic_id: Some("other".to_owned()), ..facts(Some(15), (0, 20)) };
-        let other = Block::OtherTopic { stored: 15, low: 0, high: 20 };
-        assert_eq!(facts.decide(StartAt::Earliest), Decision::Blocked(other));
-        // Where one of the two ids is not known, they are not compared; a new one is stored.
-        let unknown = PartitionFacts { topic_id: None, ..facts.clone() };
+        let other = continued(stored(15, Some("id")), answer((0, 20), Some("other")));
+        assert_eq!(other, Decision::Blocked(Block::OtherTopic { stored: 15, low: 0, high: 20 }));
+        // Without a stored id they are not compared, and a new one is stored.
         let continues = |is_id_new| Decision::Continue { at: 15, low: 0, is_id_new };
-        assert_eq!(unknown.decide(StartAt::Earliest), continues(false));
-        let mut first = facts;
-        first.stored.as_mut().unwrap().topic_id = None;
-        assert_eq!(first.decide(StartAt::Earliest), continues(true));
+        assert_eq!(continued(stored(15, None), answer((0, 20), Some("id"))), continues(true));
+        assert_eq!(continued(stored(15, None), answer((0, 20), None)), continues(false));
+    }
+
+    #[test]
+    fn a_broker_that_does_not_say_the_id_of_a_topic_any_more_is_asked_again() {
+        let decision = continued(stored(15, Some("id")), answer((0, 20), None));
+        assert_eq!(decision, no_answer(NO_ID));
     }
 
     #[test]
     fn a_new_partition_begins_where_the_configuration_says_and_a_later_one_at_its_beginning() {
-        let new = facts(None, (10, 20));
-        assert_eq!(new.decide(StartAt::Earliest), Decision::Begin { at: 10 });
-        assert_eq!(new.decide(StartAt::Latest), Decision::Begin { at: 20 });
-        let added = PartitionFacts { topic_is_known: true, ..new };
-        assert_eq!(added.decide(StartAt::Latest), Decision::Begin { at: 10 });
+        let asked = [(of("orders", 0), answer((10, 20), None))];
+        let begin = |known: KnownTopics, named: &[&str]| begun(&known, named, &asked);
+        let at = |at| vec![Decision::Begin { at }];
+        assert_eq!(begin(known(&[], &[]), &["orders"]), at(20));
+        assert_eq!(begin(known(&["orders"], &[]), &["orders"]), at(10), "added later");
+        assert_eq!(begin(known(&["payments"], &[]), &["orders"]), at(20));
+        assert_eq!(begin(known(&[], &[]), &["^o"]), at(20));
+        assert_eq!(begin(known(&["others"], &[]), &["^o"]), at(10), "found later");
+        assert_eq!(begin(known(&[], &["orders"]), &["orders"]), at(10), "of another cluster");
+    }
+
+    #[test]
+    fn a_partition_without_a_leader_is_asked_again_and_the_others_are_placed() {
+        let none = || Err("it has no leader".to_owned());
+        let asked = [(of("orders", 0), none()), (of("orders", 1), answer((10, 20), None))];
+        let others = begun(&known(&["orders"], &[]), &["orders"], &asked);
+        assert_eq!(others, [no_answer("it has no leader"), Decision::Begin { at: 10 }]);
+        // A topic that begins with its newest records waits as a whole: what begins later is read from its beginning.
+        let asked = [&asked[..], &[(of("payments", 0), answer((3, 4), None))]].concat();
+        let together = begun(&known(&[], &[]), &["orders", "payments"], &asked);
+        assert_eq!(together[0], no_answer("it has no leader"));
+        let Decision::Blocked(Block::NoAnswer { error }) = &together[1] else {
+            panic!("{together:?}")
+        };
+        assert!(error.starts_with("partition 0: it has no leader; with start"), "{error}");
+        assert_eq!(together[2], Decision::Begin { at: 4 });
     }
 
     #[test]
     fn every_block_says_how_many_records_its_command_passes_over() {
         let all = [
             Block::Deleted { stored: 5, low: 12 },
-            Block::Shorter { stored: 12, high: 5 },
+            Block::Shorter { stored: 12, low: 0, high: 5 },
             Block::OtherTopic { stored: 5, low: 0, high: 7 },
         ];
         for block in all {
@@ -285,5 +434,21 @@ mod tests {
                 "{hint}"
             );
         }
+    }
+
+    /// Other records than the stored ones may have the offsets below the end of the log.
+    #[test]
+    fn of_a_log_that_ends_early_the_hint_says_how_many_records_latest_passes_over() {
+        let block = Block::Shorter { stored: 100, low: 20, high: 90 };
+        assert!(block.to_string().contains("below offset 90 may be other ones"), "{block}");
+        let hint = block.hint("mail", "orders", 3);
+        assert!(hint.contains("--to OFFSET") && hint.contains("up to 70 records"), "{hint}");
+    }
+
+    #[test]
+    fn a_partition_that_is_asked_again_needs_no_seek() {
+        let block = Block::NoAnswer { error: "it has no leader".to_owned() };
+        let hint = block.hint("mail", "orders", 3);
+        assert!(!hint.contains("seek") && !block.needs_decision(), "{hint}");
     }
 }

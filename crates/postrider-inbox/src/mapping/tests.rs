@@ -13,6 +13,7 @@ const EVENT: &[Header<'static>] = &[
 
 fn record<'a>(headers: &'a [Header<'a>]) -> KafkaRecord<'a> {
     KafkaRecord {
+        cluster: "C",
         topic: "order",
         topic_id: Some("ID"),
         leader_epoch: Some(2),
