@@ -190,8 +190,8 @@ impl<'a> KafkaIntake<'a> {
         }
     }
 
-    /// Places the assigned partitions at their stored offsets, and fetches them; false if that has to be tried again: the
-    /// inbox is full, or another process has begun a topic meanwhile.
+    /// Places the assigned partitions at their stored offsets, and fetches them; false if that has to be tried again:
+    /// the inbox is full, or another process has begun a topic meanwhile.
     async fn place(&mut self) -> Result<bool, PlaceError> {
         if !self.has_room().await? {
             return Ok(false);
@@ -529,7 +529,8 @@ const LOGIN_HINT: &str = "check the login (sasl.username, sasl.password) and the
 
 const PARTITION_HINT: &str = "the client tries again; look at the brokers' logs if it does not end";
 
-const GROUP_HINT: &str = "all members of the group must be intakes of one configuration: give this one a `group` of its own";
+const GROUP_HINT: &str = "all members of a group must be intakes of one configuration: give this one a \
+                          `group` of its own";
 
 const TOPIC_HINT: &str = "create the topic, or correct `topics`";
 

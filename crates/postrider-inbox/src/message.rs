@@ -174,8 +174,8 @@ pub enum Identity<'a> {
     /// A record without an id: its place in Kafka. A topic that is created again has another id, and a record that
     /// takes the offset of one that was truncated has a higher epoch.
     Record {
-        /// The id of the cluster: without an id of the topic it tells topics of the same name apart. Empty if the brokers
-        /// have none.
+        /// The id of the cluster: without an id of the topic it tells topics of the same name apart. Empty if the
+        /// brokers have none.
         cluster: &'a str,
         /// The topic.
         topic: &'a str,

@@ -131,8 +131,8 @@ impl StoreError {
 pub struct InboxStore {
     control: Control,
     inbox: String,
-    /// The id of the Kafka cluster whose offsets are read and written: another cluster has other records in topics of the
-    /// same names. Empty if its brokers have none.
+    /// The id of the Kafka cluster whose offsets are read and written: another cluster has other records in topics of
+    /// the same names. Empty if its brokers have none.
     cluster: String,
     /// What is remembered is remembered for this consumer.
     consumer: String,
@@ -440,9 +440,9 @@ impl InboxStore {
         Ok(known)
     }
 
-    /// Stores the first offset of partitions, and the id of a topic where none is known, in one transaction: no topic is
-    /// ever begun by half, which would make its other partitions look as if they had been added later. `known` is what the
-    /// offsets were decided by; false, and nothing is stored, if another process has begun a topic since.
+    /// Stores the first offset of partitions, and the id of a topic where none is known, in one transaction: no topic
+    /// is ever begun by half, which would make its other partitions look as if they had been added later. `known` is
+    /// what the offsets were decided by; false, and nothing is stored, if another process has begun a topic since.
     ///
     /// # Errors
     /// An error of the server or of the connection.

@@ -67,7 +67,8 @@ pub(crate) async fn run(config: &Config, args: &SeekInboxArgs) -> Result<Exit, C
     print(args.json, &value, &format!("the intake continues at offset {to}"))
 }
 
-/// Asks the brokers of an intake for the id of their cluster and the bounds of a partition. The client waits, so another thread asks.
+/// Asks the brokers of an intake for the id of their cluster and the bounds of a partition. The client waits, so
+/// another thread asks.
 async fn ask(
     config: &KafkaSourceConfig,
     partition: &Partition,

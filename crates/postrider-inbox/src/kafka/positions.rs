@@ -178,14 +178,14 @@ impl Block {
                 seek("OFFSET")
             ),
             Self::Unreadable { at, .. } => format!(
-                "look at the record with another client. If the cause was mended (a damaged disk: let another replica \
+                "look at the record with another client. If the cause is removed (a damaged disk: let another replica \
                  lead), start the intake again, which reads the record once more. To go on without the records from \
                  offset {at} to OFFSET - 1, which are not stored then: {}",
                 seek("OFFSET")
             ),
             Self::NoAnswer { .. } => {
-                "nothing to decide: the brokers are asked again every 5 s. Check that the brokers that have a replica of \
-                 the partition run (kafka-topics.sh --describe --unavailable-partitions)"
+                "nothing to decide: the brokers are asked again every 5 s. Check that the brokers that have a replica \
+                 of the partition run (kafka-topics.sh --describe --unavailable-partitions)"
                     .to_owned()
             }
         }
@@ -198,16 +198,16 @@ impl Block {
 }
 
 /// Where it is described how the offset is found.
-const WHICH: &str = "which the page \"Storing messages of Kafka in an inbox\" (docs/sql/inbox-run.md, Which offset) tells \
-                     how to find";
+const WHICH: &str = "which is found as the page \"Storing messages of Kafka in an inbox\" shows (\
+                     docs/sql/inbox-run.md, Which offset)";
 
 impl fmt::Display for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Deleted { stored, low } => write!(
                 f,
-                "up to {} records from offset {stored} on were deleted before they were stored; the oldest one has offset \
-                 {low}",
+                "up to {} records from offset {stored} on were deleted before they were stored; the oldest one has \
+                 offset {low}",
                 low - stored
             ),
             Self::Shorter { stored, high, .. } => write!(

@@ -45,8 +45,8 @@ pub fn bounds(
     Ok((cluster, answer.unwrap_or_else(|| Err("no answer".to_owned()))?))
 }
 
-/// The epoch of the leader that wrote a record; `None` if the record is not there, or not within the time, or the broker
-/// does not say it. Reads the record, without joining the group.
+/// The epoch of the leader that wrote a record; `None` if the record is not there, or not within the time, or the
+/// broker does not say it. Reads the record, without joining the group.
 ///
 /// # Errors
 /// librdkafka makes no client of the settings.
@@ -179,9 +179,10 @@ impl KafkaSource {
         cluster(self.poller.consumer())
     }
 
-    /// Where assigned partitions continue. `stored` has their stored offsets, and `known` the topics of which the inbox
-    /// has any offset. Of a topic of which it has none, all partitions are in the result, assigned or not, for they have
-    /// to begin together; and if it knows no topic of this cluster, those of all topics that are subscribed to.
+    /// Where assigned partitions continue. `stored` has their stored offsets, and `known` the topics of which the
+    /// inbox has any offset. Of a topic of which it has none, all partitions are in the result, assigned or not, for
+    /// they have to begin together; and if it knows no topic of this cluster, those of all topics that are subscribed
+    /// to.
     ///
     /// # Errors
     /// The brokers answer about none of the assigned partitions.
@@ -243,8 +244,8 @@ impl KafkaSource {
         Ok(decided)
     }
 
-    /// The topics that the regular expressions find, if they have to begin at the same moment: behind what is there when
-    /// this cluster is read for the first time. One that is found later is read from its beginning.
+    /// The topics that the regular expressions find, if they have to begin at the same moment: behind what is there
+    /// when this cluster is read for the first time. One that is found later is read from its beginning.
     fn found_first(&self, placing: &Placing<'_>, timeout: Duration) -> Result<Vec<String>, String> {
         let patterns = self.topics.iter().filter(|topic| topic.starts_with('^'));
         // librdkafka's are those of POSIX. Of one that is written in another way, only what is assigned here is found.
@@ -260,8 +261,8 @@ impl KafkaSource {
         Ok(found.map(str::to_owned).collect())
     }
 
-    /// Whether the topics still have these ids. The client goes on at the same offset when a topic is deleted and created
-    /// again.
+    /// Whether the topics still have these ids. The client goes on at the same offset when a topic is deleted and
+    /// created again.
     ///
     /// # Errors
     /// No broker answers.
