@@ -37,15 +37,15 @@ fn help_is_short() {
                        connector
           setup        Create publication, replication slot and Postrider's schema in the database
           run          Run the service until SIGTERM or SIGINT
-          status       Show the state of every pipeline of the running process
+          status       Show the state of every pipeline and intake of the running process
           parked       Manage events that could not be published: list, show, retry, skip, replace
           repair       Recreate a lost replication slot and publish the missed events from the outbox table
           adopt        Continue from the stored position after mode, destination, table or layout was
                        changed
           bookmark     Manage saved positions to replay from: create, list, drop
           groups       Manage the consumer groups of event logs: list, create, drop, seek, lag, evict
-          inbox        Manage the inboxes of a service: create, watch, dead messages, replay, skip, purge,
-                       drop
+          inbox        Inboxes of a service: run what stores in them, create, watch, dead messages, replay,
+                       skip, purge, seek, drop
           replay       Publish events again: from a bookmark, an LSN or a time, by id or by aggregate
           sql          Install the SQL toolkit in a database: event logs, consumer groups and inboxes in SQL
           config       Print the configuration in effect, or its JSON Schema
