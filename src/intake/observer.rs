@@ -135,7 +135,7 @@ impl IntakeObserver {
         let Some(DueReport { seconds, tries }) = due else { return };
         let (intake, state) = (&self.intake, state.name());
         let words = if tries == 1 {
-            format!("stores nothing, and nothing is lost: {reason}")
+            format!("stores nothing until this ends: {reason}")
         } else {
             format!("still stores nothing, {tries} tries, last: {reason}")
         };
