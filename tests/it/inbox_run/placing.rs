@@ -150,7 +150,7 @@ async fn two_clusters_with_a_topic_of_the_same_name_are_read_into_one_inbox() {
     let sought = postrider_ok(&world.config(&same, ""), &seek);
     let sought: serde_json::Value = serde_json::from_str(&sought).expect("JSON");
     assert_eq!((&sought["from"], &sought["to"]), (&25.into(), &20.into()));
-    // The process notices it with the next record. What is read again is known by its place.
+    // With a record more, whether the process has noticed it or not. What is read again is known by its place.
     write_numbers(&same, 41..=41, |_| "k".to_owned()).await;
     await_answer(&world.sql, offsets, "15 26", &second).await;
     assert_eq!(faults(&world.sql, 41).await, "");
