@@ -2,7 +2,8 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use std::fmt;
+use sha2::{Digest as _, Sha256};
+use std::fmt::{self, Write as _};
 
 /// The largest id that a producer gives. Where it is remembered, a history of eight digits and a slash are before it,
 /// and both together are a key of at most [`TEXT_BYTES_MAX`] bytes. Unit: bytes.
@@ -115,13 +116,36 @@ impl Body {
     }
 }
 
+/// A text, or its hash if it is not ASCII: every encoding of a server has ASCII.
+fn ascii(text: String) -> String {
+    if text.is_ascii() {
+        return text;
+    }
+    Sha256::digest(text).iter().fold("#sha256=".to_owned(), |mut hash, byte| {
+        // Writing to a string can't fail.
+        write!(hash, "{byte:02x}").unwrap_or_default();
+        hash
+    })
+}
+
 impl Message {
     /// The message without what a database of another encoding than UTF-8 may not be able to store: the headers in
-    /// base64, and neither type nor trace.
+    /// base64, neither type nor trace, a hash in place of each id that is not ASCII, and nothing remembered but its
+    /// key.
     #[must_use]
     pub fn bare(self) -> Self {
         let headers = serde_json::json!({"base64": STANDARD.encode(&self.headers)}).to_string();
-        Self { headers, event_type: None, trace_id: None, ..self }
+        Self {
+            headers,
+            event_type: None,
+            trace_id: None,
+            event_id: ascii(self.event_id),
+            source: ascii(self.source),
+            aggregate_id: self.aggregate_id.map(ascii),
+            dead: self.dead.map(|reason| reason.replace(|c: char| !c.is_ascii(), "?")),
+            remembered: None,
+            ..self
+        }
     }
 
     /// Gives the message the columns that the inbox requires and that it may still lack: the default priority; and to a

@@ -412,10 +412,21 @@ async fn headers_that_the_encoding_of_the_database_lacks_are_kept_as_bytes() {
         Written { key: Some(b"k"), value: Some(b"{\"n\": 1}"), headers: greek, partition: None };
     write(&topic, &[record]).await;
     write_numbers(&topic, 2..=3, |_| "k".to_owned()).await;
+    // A key, and an id, that the database can't store.
+    let id: &[(&str, &[u8])] =
+        &[("id", "\u{3b2}".as_bytes()), ("history", b"68F1A2B3"), ("source", "\u{3b3}".as_bytes())];
+    let key = Some("\u{3b1}".as_bytes());
+    write(&topic, &[Written { key, value: Some(b"{\"n\": 4}"), headers: id, partition: None }; 2])
+        .await;
+    write_numbers(&topic, 5..=5, |_| "k".to_owned()).await;
     let relay = Relay::spawn_intake(&config(&url, &topic.brokers, &topic.name, ""));
-    await_answer(&sql, COUNT, "3", &relay).await;
-    let dead = "select (headers ? 'base64') || ' ' || convert_from(payload_bytes, 'UTF8') from postrider_inbox.dlq_jobs";
-    assert_eq!(sql.text(dead).await.as_deref(), Some("true {\"n\": 1}"));
+    await_answer(&sql, COUNT, "5", &relay).await;
+    let dead = "select string_agg((headers ? 'base64') || ' ' || convert_from(payload_bytes, 'UTF8'), ' ' order by seq)
+                from postrider_inbox.dlq_jobs";
+    assert_eq!(sql.text(dead).await.as_deref(), Some("true {\"n\": 1} true {\"n\": 4}"));
+    let hashes = "select count(*) from postrider_inbox.dlq_jobs where event_id like '#sha256=%'
+                  and aggregate_id like '#sha256=%' and source like '#sha256=%'";
+    await_answer(&sql, hashes, "1", &relay).await;
     relay.kill().await;
     drop(sql);
     admin.batch(&format!("drop database {name} with (force)")).await;

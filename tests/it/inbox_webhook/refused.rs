@@ -256,13 +256,12 @@ async fn no_line_of_the_log_has_a_payload_a_secret_or_a_signature() {
     for event in ["intake_listens", "intake_request_refused", "intake_stopped"] {
         assert!(text.contains(event), "{event}: {text}");
     }
-    let unstorable: Vec<&str> =
-        text.lines().filter(|line| line.contains("intake_message_unstorable")).collect();
+    // Other tests of this process may have such a line too.
+    let is_of_this =
+        |line: &&str| line.contains("intake_message_unstorable") && line.contains("no_msg_2");
+    let unstorable: Vec<&str> = text.lines().filter(is_of_this).collect();
     assert_eq!(unstorable.len(), 1, "{unstorable:?}");
-    assert!(
-        unstorable[0].contains("no_msg_2") && unstorable[0].contains("23514"),
-        "{unstorable:?}"
-    );
+    assert!(unstorable[0].contains("23514"), "{unstorable:?}");
     // Clients of databases log their statements at level TRACE; the lines of Postrider are looked at.
     let ours: Vec<&str> =
         text.lines().filter(|line| line.contains("\"target\":\"postrider")).collect();
