@@ -124,8 +124,10 @@ fn intakes() -> Vec<String> {
     let mut all = vec![
         case(
             &[(blocked, "0 1x30")],
-            &[(0, "IntakeBlocked", ""), (1, "IntakeBlocked", page), (6, "IntakeBlocked", page)],
+            &[(2, "IntakeBlocked", ""), (4, "IntakeBlocked", page), (9, "IntakeBlocked", page)],
         ),
+        // A broker was restarted.
+        case(&[(blocked, "0 1 0x30")], &[(2, "IntakeBlocked", ""), (4, "IntakeBlocked", "")]),
         case(
             &[(&state("full"), "1x30")],
             &[(9, "IntakeFull", ""), (11, "IntakeFull", ticket), (11, "IntakeDown", "")],

@@ -166,8 +166,8 @@ impl Block {
                 seek("latest")
             ),
             Self::OtherTopic { low, high, .. } => format!(
-                "to read the {} records of the new topic from its beginning: {}; records of the former topic that were \
-                 not stored are gone",
+                "to read up to {} records of the new topic from its beginning: {}; records of the former topic that \
+                 were not stored are gone",
                 high - low,
                 seek("earliest")
             ),
