@@ -131,7 +131,7 @@ impl SinkLog {
             pipeline = self.name,
             reason = why,
             from = %cursor,
-            "resetting the Kafka producer; unacknowledged events are sent again"
+            "resetting the producer; unacknowledged events are sent again"
         );
     }
 

@@ -193,6 +193,8 @@ mod servers_answer;
 mod setup;
 /// A caller of a sink, for its tests.
 mod sink_caller;
+/// The conformance test: what every sink promises, on the real server of each.
+mod sinks;
 /// Publishing from the table to a broker that acknowledges slowly.
 mod slow_broker;
 /// A stop while a statement of polling takes its time.

@@ -5,13 +5,25 @@
 //! no source (held by `tests/it/tidy/layers.rs`). Of PostgreSQL it has the client alone, for the sink that writes event
 //! logs.
 
+#[cfg(feature = "worker")]
+mod destinations;
 mod discard;
 #[cfg(feature = "kafka")]
 pub mod kafka;
+#[cfg(feature = "worker")]
+mod life;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "queue")]
+mod queued_sink;
+#[cfg(feature = "queue")]
+mod record_batch;
+#[cfg(feature = "queue")]
+mod send_queue;
 mod stdout;
 pub mod topic;
+#[cfg(feature = "worker")]
+mod worker_thread;
 
 pub use discard::DiscardConfig;
 pub use postrider_core::sink::{

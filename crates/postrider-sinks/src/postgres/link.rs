@@ -2,17 +2,12 @@
 
 use super::batch::{Batch, LogFacts};
 use super::problem::LogProblem;
-use postrider_core::sink::{Mailbox, Post, SinkCall};
-use std::collections::{BTreeSet, HashMap};
+use crate::destinations::Destinations;
+use crate::life::{Life, SinkLife};
+use postrider_core::sink::{Mailbox, NotTaken, Post, SinkCall};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
-use tokio::sync::{Notify, watch};
-
-/// Logs that are known at most. Events of further ones wait.
-pub(super) const LOGS_MAX: usize = 1_000;
-
-/// How long a log's state counts before it is read again while events wait for the log.
-pub(super) const LOOK_PAUSE: Duration = Duration::from_secs(1);
+use std::time::Instant;
+use tokio::sync::Notify;
 
 /// A call of the pipeline that is not answered yet.
 #[derive(Debug)]
@@ -31,37 +26,6 @@ pub(super) enum Job {
     LookUp(String),
 }
 
-/// The life of the sink. The writer drops what belongs to an earlier generation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Life {
-    /// Raised by each reset.
-    pub(super) generation: u64,
-    /// The sink is closed.
-    pub(super) closed: bool,
-}
-
-/// What is known of a log.
-#[derive(Clone, Copy, Debug)]
-enum LogState {
-    /// Its events can be appended.
-    Open(LogFacts),
-    /// It accepts no events, as the server has answered. `missing`: it never did.
-    Closed { missing: bool, at: Instant },
-}
-
-/// The answer about a log.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum LogAnswer {
-    Open(LogFacts),
-    /// It accepts no events. The answer is of this moment.
-    Closed {
-        missing: bool,
-        at: Instant,
-    },
-    /// The server is being asked.
-    Asked,
-}
-
 #[derive(Default, Debug)]
 struct LinkState {
     call: Option<Call>,
@@ -69,9 +33,7 @@ struct LinkState {
     committing: bool,
     /// The writer has recovered in this generation.
     recovered: bool,
-    /// Logs that are to be looked up.
-    wanted: BTreeSet<String>,
-    known: HashMap<String, LogState>,
+    logs: Destinations<LogFacts>,
     /// An empty batch with the memory of an earlier one.
     spare: Option<Batch>,
 }
@@ -81,13 +43,12 @@ pub(super) struct WriterLink {
     pub(super) mailbox: Mailbox,
     state: Mutex<LinkState>,
     work: Notify,
-    life: watch::Sender<Life>,
+    life: SinkLife,
 }
 
 impl WriterLink {
     pub(super) fn new(mailbox: Mailbox) -> Self {
-        let life = watch::Sender::new(Life::default());
-        Self { mailbox, state: Mutex::default(), work: Notify::new(), life }
+        Self { mailbox, state: Mutex::default(), work: Notify::new(), life: SinkLife::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, LinkState> {
@@ -116,19 +77,12 @@ impl WriterLink {
     }
 
     /// What is known of a log; requests a log that is not known, or that accepted no events a while ago.
-    pub(super) fn ask(&self, log: &str) -> LogAnswer {
-        let mut state = self.state();
-        let (answer, asks) = match state.known.get(log) {
-            Some(LogState::Open(facts)) => (LogAnswer::Open(*facts), false),
-            Some(LogState::Closed { missing, at }) => {
-                (LogAnswer::Closed { missing: *missing, at: *at }, at.elapsed() >= LOOK_PAUSE)
-            }
-            None => (LogAnswer::Asked, true),
-        };
-        let has_room = state.wanted.len() < LOGS_MAX;
-        if asks && has_room && !state.wanted.contains(log) {
-            state.wanted.insert(log.to_owned());
-            drop(state);
+    ///
+    /// # Errors
+    /// As [`Destinations::ask`].
+    pub(super) fn ask(&self, log: &str, since: Option<Instant>) -> Result<LogFacts, NotTaken> {
+        let (answer, requested) = self.state().logs.ask(log, since);
+        if requested {
             self.work.notify_one();
         }
         answer
@@ -140,14 +94,14 @@ impl WriterLink {
         // The spare batch too: it takes events of logs that the next writer has not opened.
         *state = LinkState::default();
         // With the state locked: an answer of the earlier generation comes before both, or has no effect.
-        self.life.send_modify(|life| life.generation += 1);
+        self.life.reset();
         drop(state);
         self.work.notify_one();
     }
 
     /// Ends the writer.
     pub(super) fn close(&self) {
-        self.life.send_modify(|life| life.closed = true);
+        self.life.close();
         self.work.notify_one();
     }
 
@@ -160,14 +114,12 @@ impl WriterLink {
 
     /// The present generation.
     pub(super) fn life(&self) -> Life {
-        *self.life.borrow()
+        self.life.now()
     }
 
     /// Waits until the sink is in another generation, or closed.
     pub(super) async fn ended(&self, generation: u64) {
-        let mut life = self.life.subscribe();
-        // The sender lives as long as this.
-        drop(life.wait_for(|life| life.closed || life.generation != generation).await);
+        self.life.ended(generation).await;
     }
 
     /// Waits for work. Level-triggered: take first.
@@ -178,7 +130,7 @@ impl WriterLink {
     /// The next job of this generation.
     pub(super) fn take(&self, generation: u64) -> Option<Job> {
         let mut state = self.state();
-        if self.life() != (Life { generation, closed: false }) {
+        if !self.life.is(generation) {
             return None;
         }
         if let Some(call) = state.call.take() {
@@ -188,13 +140,13 @@ impl WriterLink {
         if !state.recovered {
             return None;
         }
-        state.wanted.pop_first().map(Job::LookUp)
+        state.logs.next_wanted().map(Job::LookUp)
     }
 
     /// Changes the state and posts, if the sink is still in this generation.
     fn answer(&self, generation: u64, change: impl FnOnce(&mut LinkState), post: Option<Post>) {
         let mut state = self.state();
-        if self.life() != (Life { generation, closed: false }) {
+        if !self.life.is(generation) {
             return;
         }
         change(&mut state);
@@ -231,29 +183,14 @@ impl WriterLink {
     /// A log can be written. `was_down`: its problem was reported.
     pub(super) fn opened(&self, generation: u64, log: &str, facts: LogFacts, was_down: bool) {
         let post = if was_down { Post::Up { topic: Some(log.to_owned()) } } else { Post::Retry };
-        let change = |state: &mut LinkState| {
-            state.known.insert(log.to_owned(), LogState::Open(facts));
-        };
-        self.answer(generation, change, Some(post));
+        self.answer(generation, |state| state.logs.opened(log, facts), Some(post));
     }
 
     /// A log accepts no events.
     pub(super) fn unavailable(&self, generation: u64, log: &str, missing: bool, why: LogProblem) {
         let post =
             Post::Down { reason: why.reason, hint: why.hint, topic: Some(log.to_owned()), missing };
-        let change = |state: &mut LinkState| {
-            if state.known.len() >= LOGS_MAX && !state.known.contains_key(log) {
-                // One that accepts no events is asked for again by whoever waits for it.
-                let closed = |known: &LogState| matches!(known, LogState::Closed { .. });
-                let other = state.known.iter().find(|(_, known)| closed(known));
-                let other = other.map(|(name, _)| name.clone());
-                if let Some(name) = other {
-                    state.known.remove(&name);
-                }
-            }
-            state.known.insert(log.to_owned(), LogState::Closed { missing, at: Instant::now() });
-        };
-        self.answer(generation, change, Some(post));
+        self.answer(generation, |state| state.logs.closed(log, missing), Some(post));
     }
 
     /// Posts, if the sink is still in this generation.

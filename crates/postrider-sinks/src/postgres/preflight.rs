@@ -3,49 +3,30 @@
 use super::problem::{LogProblem, Step};
 use super::session::Session;
 use super::spec::PostgresSpec;
+use crate::worker_thread;
 use pg_replication::conninfo::HostAddress;
 use pg_replication::{Conninfo, SourceError};
 use postrider_core::finding::{Finding, shell_word};
-use std::time::Duration;
-
-/// The longest time for all questions.
-const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 /// The findings about the database, and about the logs that are known before the first event.
 pub(super) fn check(spec: &PostgresSpec, logs: &[String]) -> Vec<Finding> {
-    on_a_thread(|| Box::pin(findings(spec, logs))).unwrap_or_else(|finding| vec![*finding])
+    answered(|| findings(spec, logs))
 }
 
 /// Creates the logs that do not exist.
 pub(super) fn create(spec: &PostgresSpec, logs: &[String]) -> Vec<Finding> {
-    on_a_thread(|| Box::pin(created(spec, logs))).unwrap_or_else(|finding| vec![*finding])
+    answered(|| created(spec, logs))
 }
 
-type FindingsFuture<'a> =
-    std::pin::Pin<Box<dyn Future<Output = Result<Vec<Finding>, SourceError>> + 'a>>;
-
-/// Asks on a thread of its own: the caller may be in a runtime, in which it must not wait.
-fn on_a_thread<'a>(
-    ask: impl FnOnce() -> FindingsFuture<'a> + Send,
-) -> Result<Vec<Finding>, Box<Finding>> {
-    let failed = |why: String| Box::new(Finding::error("log_database", why));
-    let asked = std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            Ok::<_, std::io::Error>(
-                runtime.block_on(async { tokio::time::timeout(ANSWER_MAX, ask()).await }),
-            )
-        });
-        thread.join()
-    });
-    match asked {
-        Ok(Ok(Ok(Ok(findings)))) => Ok(findings),
-        Ok(Ok(Ok(Err(error)))) => Err(failed(error.to_string())),
-        Ok(Ok(Err(_elapsed))) => Err(failed(format!(
-            "the server of the event logs has not answered within {ANSWER_MAX:?}"
-        ))),
-        Ok(Err(error)) => Err(failed(format!("could not start a runtime: {error}"))),
-        Err(_panicked) => Err(failed("the check of the event logs has failed".to_owned())),
+/// Asks the server; a finding if there is no answer.
+fn answered<A: Future<Output = Result<Vec<Finding>, SourceError>>>(
+    question: impl FnOnce() -> A + Send,
+) -> Vec<Finding> {
+    let failed = |why: String| vec![Finding::error("log_database", why)];
+    match worker_thread::ask(question) {
+        Ok(Ok(findings)) => findings,
+        Ok(Err(error)) => failed(error.to_string()),
+        Err(unanswered) => failed(format!("the server of the event logs: {unanswered}")),
     }
 }
 

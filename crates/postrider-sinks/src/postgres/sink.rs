@@ -1,18 +1,16 @@
 //! The PostgreSQL sink: the open transaction, and calls for the writer thread.
 
-use super::batch::Batch;
-use super::link::{Call, LogAnswer, WriterLink};
+use super::batch::{Batch, LogFacts};
+use super::link::{Call, WriterLink};
 use super::spec::{NAMES, PostgresSpec};
 use super::writer::Writer;
+use crate::worker_thread;
 use postrider_core::record::{Outcome, Record, Refusal, Ticket};
 use postrider_core::sink::{
     Mailbox, NotTaken, Sink, SinkCall, SinkError, SinkProgress, Transactional,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// How long the answer counts that a log does not exist, if its event may be parked for that.
-const FRESH: Duration = Duration::from_secs(5);
 
 /// The open transaction, and the way to the writer.
 pub(super) struct PostgresSink {
@@ -27,18 +25,7 @@ impl PostgresSink {
         let shared = Arc::new(WriterLink::new(mailbox));
         let size_max = spec.size_max;
         let writer = Writer::new(Arc::clone(&shared), spec);
-        let failed = |error| {
-            let hint =
-                "raise the limits of threads and of open files (ulimit -u, ulimit -n, pids.max)";
-            SinkError::new("could not start the thread of the event logs", hint).caused_by(error)
-        };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(failed)?;
-        // Not joined: it may wait for a server that does not answer, and holds nothing that must be kept.
-        std::thread::Builder::new()
-            .name("log-writer".to_owned())
-            .spawn(move || runtime.block_on(writer.run()))
-            .map_err(failed)?;
+        worker_thread::start("log-writer", move || writer.run())?;
         Ok(Self { shared, open: Batch::default(), size_max })
     }
 
@@ -69,7 +56,7 @@ impl PostgresSink {
     }
 
     /// What is known of a log. An answer from before `since` does not count.
-    fn known(&self, log: &str, since: Option<Instant>) -> Result<super::batch::LogFacts, NotTaken> {
+    fn known(&self, log: &str, since: Option<Instant>) -> Result<LogFacts, NotTaken> {
         if !(NAMES.allows)(log.as_bytes()) {
             let words = "the topic is no name of an event log: 1 to 200 bytes without a zero byte";
             return Err(NotTaken::Refused(Refusal::destination(words)));
@@ -77,21 +64,7 @@ impl PostgresSink {
         if !self.shared.is_recovered() {
             return Err(NotTaken::Full);
         }
-        let (missing, at) = match self.shared.ask(log) {
-            LogAnswer::Open(facts) => return Ok(facts),
-            LogAnswer::Asked => return Err(NotTaken::Destination),
-            LogAnswer::Closed { missing, at } => (missing, at),
-        };
-        let counts = match since {
-            Some(since) => at > since,
-            // The log is asked for again. If the event may be parked on the answer, an old answer is not enough.
-            None => !missing || at.elapsed() < FRESH,
-        };
-        Err(match (counts, missing) {
-            (false, _) => NotTaken::Destination,
-            (true, true) => NotTaken::Missing,
-            (true, false) => NotTaken::Unavailable,
-        })
+        self.shared.ask(log, since)
     }
 }
 

@@ -5,10 +5,12 @@
 //! server may be another one by now, which lacks the last appends.
 
 use super::batch::{Batch, LogBatch, LogFacts};
-use super::link::{Call, Job, LOGS_MAX, Life, WriterLink};
+use super::link::{Call, Job, WriterLink};
 use super::problem::{LogProblem, Step, Verdict};
 use super::session::{Append, CHILDREN_AHEAD, LogEnd, Session};
 use super::spec::PostgresSpec;
+use crate::destinations::DESTINATIONS_MAX;
+use crate::life::Life;
 use pg_replication::{SourceError, SourceErrorKind};
 use postrider_core::backoff::Backoff;
 use postrider_core::record::has_empty_part;
@@ -234,7 +236,7 @@ impl Writer {
     }
 
     fn report_log(&mut self, log: &str) {
-        if self.logs_down.len() < LOGS_MAX {
+        if self.logs_down.len() < DESTINATIONS_MAX {
             self.logs_down.insert(log.to_owned());
         }
     }
@@ -252,9 +254,9 @@ impl Writer {
     async fn find(&mut self, log: &str) -> Result<LogFacts, LogProblem> {
         let spec = &self.spec;
         let failed = |error: SourceError| LogProblem::of(Step::Log, &error, spec);
-        if self.logs.len() >= LOGS_MAX && !self.logs.contains_key(log) {
+        if self.logs.len() >= DESTINATIONS_MAX && !self.logs.contains_key(log) {
             let reason = format!(
-                "the pipeline writes {LOGS_MAX} event logs already, and log {log:?} is another one"
+                "the pipeline writes {DESTINATIONS_MAX} event logs already, and log {log:?} is another one"
             );
             let hint = "write fewer logs: correct route.topic, or divide the events among several pipelines";
             return Err(LogProblem::new(Verdict::Destination, reason, hint));

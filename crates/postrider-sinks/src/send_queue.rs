@@ -1,0 +1,270 @@
+//! What a sink and its worker thread share: the records that are to be sent, and what is known of destinations.
+//!
+//! The sink is called by the pipeline's thread and never waits. The worker talks to the broker. It sends the records in
+//! the order of the queue and reports them; [`queued_sink`](crate::queued_sink) has the rules for both.
+
+use crate::destinations::Destinations;
+use crate::life::{Life, SinkLife};
+use crate::record_batch::RecordBatch;
+use postrider_core::record::{Outcome, Record, Refusal, Scope, Ticket};
+use postrider_core::sink::{Mailbox, NotTaken, Post};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// Buffers that are kept for later batches.
+const SPARE_MAX: usize = 4;
+
+/// The most that waits in the queue; the pipeline's own bounds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QueueLimits {
+    pub(crate) records_max: usize,
+    /// Bytes of topics, keys, values and headers. The last record may exceed it.
+    pub(crate) bytes_max: usize,
+}
+
+/// The queue. `F`: what is known of a destination that accepts records.
+#[derive(Debug)]
+pub(crate) struct SendQueue<F> {
+    mailbox: Mailbox,
+    limits: QueueLimits,
+    state: Mutex<QueueState<F>>,
+    /// Work for the worker.
+    work: Notify,
+    /// The worker has nothing any more; for `close`.
+    emptied: Condvar,
+    life: SinkLife,
+}
+
+#[derive(Debug)]
+struct QueueState<F> {
+    /// Records that the worker has not taken.
+    open: RecordBatch,
+    spare: Vec<RecordBatch>,
+    /// Records that the worker has taken and not settled, also those of earlier generations.
+    taken: usize,
+    /// A record was refused because the queue was full.
+    full: bool,
+    /// A record was not published: nothing is accepted until the reset.
+    failed: bool,
+    destinations: Destinations<F>,
+}
+
+impl<F: Clone> SendQueue<F> {
+    pub(crate) fn new(mailbox: Mailbox, limits: QueueLimits) -> Self {
+        let state = QueueState {
+            open: RecordBatch::default(),
+            spare: Vec::new(),
+            taken: 0,
+            full: false,
+            failed: false,
+            destinations: Destinations::default(),
+        };
+        Self {
+            mailbox,
+            limits,
+            state: Mutex::new(state),
+            work: Notify::new(),
+            emptied: Condvar::new(),
+            life: SinkLife::new(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, QueueState<F>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // The sink's side.
+
+    /// Adds a copy of the record.
+    ///
+    /// # Errors
+    /// [`NotTaken::Full`].
+    pub(crate) fn push(&self, ticket: Ticket, record: &Record<'_>) -> Result<(), NotTaken> {
+        let mut state = self.state();
+        let QueueLimits { records_max, bytes_max } = self.limits;
+        let is_full = state.open.len() >= records_max || state.open.size_bytes() >= bytes_max;
+        if is_full || state.failed {
+            // After a failure the reset lets the pipeline continue.
+            state.full |= is_full;
+            return Err(NotTaken::Full);
+        }
+        let was_empty = state.open.is_empty();
+        state.open.push(ticket, record);
+        drop(state);
+        if was_empty {
+            self.work.notify_one();
+        }
+        Ok(())
+    }
+
+    /// What is known of a destination that accepts records; the others are looked up.
+    ///
+    /// # Errors
+    /// As [`Destinations::ask`].
+    pub(crate) fn destination(&self, name: &str, since: Option<Instant>) -> Result<F, NotTaken> {
+        let (answer, requested) = self.state().destinations.ask(name, since);
+        if requested {
+            self.work.notify_one();
+        }
+        answer
+    }
+
+    /// Whether nothing is queued or in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = self.state();
+        state.open.is_empty() && state.taken == 0
+    }
+
+    /// Gives up all records. What is known of destinations is kept, because the worker keeps its connection.
+    pub(crate) fn reset(&self) {
+        let mut state = self.state();
+        state.open.clear();
+        (state.full, state.failed) = (false, false);
+        // With the state locked: an answer of the earlier generation comes before both, or has no effect.
+        self.life.reset();
+        drop(state);
+        self.work.notify_one();
+    }
+
+    /// Waits until everything is sent and reported, at most `grace`, and ends the worker.
+    pub(crate) fn close(&self, grace: Duration) {
+        let state = self.state();
+        let busy = |state: &mut QueueState<F>| {
+            !state.failed && (!state.open.is_empty() || state.taken > 0)
+        };
+        let waited = self.emptied.wait_timeout_while(state, grace, busy);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.open.clear();
+        self.life.close();
+        drop(state);
+        self.work.notify_one();
+    }
+
+    // The worker's side.
+
+    /// The present generation.
+    pub(crate) fn life(&self) -> Life {
+        self.life.now()
+    }
+
+    /// Waits until the sink is in another generation, or closed. Cancel-safe.
+    pub(crate) async fn ended(&self, generation: u64) {
+        self.life.ended(generation).await;
+    }
+
+    /// Waits for records, destinations to look up, or another life. Cancel-safe, and level-triggered: take first.
+    pub(crate) async fn worked(&self) {
+        self.work.notified().await;
+    }
+
+    /// The records that wait; an empty batch if there are none, or if the sink is in another generation.
+    pub(crate) fn take(&self, generation: u64) -> RecordBatch {
+        let mut state = self.state();
+        if state.open.is_empty() || !self.life.is(generation) {
+            return RecordBatch::default();
+        }
+        let next = state.spare.pop().unwrap_or_default();
+        let batch = std::mem::replace(&mut state.open, next);
+        state.taken += batch.len();
+        let was_full = std::mem::take(&mut state.full);
+        drop(state);
+        if was_full {
+            self.mailbox.post(Post::Retry);
+        }
+        batch
+    }
+
+    /// The next destination to look up.
+    pub(crate) fn next_wanted(&self) -> Option<String> {
+        self.state().destinations.next_wanted()
+    }
+
+    /// The memory of a batch whose records are settled is used again.
+    pub(crate) fn recycle(&self, mut batch: RecordBatch) {
+        batch.clear();
+        let mut state = self.state();
+        if state.spare.len() < SPARE_MAX {
+            state.spare.push(batch);
+        }
+    }
+
+    /// These records are published. Also called for records of an earlier generation, whose publication the pipeline
+    /// has to know.
+    pub(crate) fn acked(&self, tickets: &[Ticket]) {
+        self.mailbox.report_all(tickets, Outcome::Acked);
+        self.settle(tickets.len());
+    }
+
+    /// A record is refused, or its destination accepts no records. Nothing is accepted until the reset that follows, and
+    /// nothing of this generation may be sent.
+    pub(crate) fn rejected(&self, generation: u64, ticket: Ticket, scope: Scope, reason: Refusal) {
+        self.fail(generation, |mailbox| {
+            mailbox.report(ticket, Outcome::Rejected { scope, reason });
+        });
+        self.settle(1);
+    }
+
+    /// Records that are given up without a report, of an earlier generation or behind a failure.
+    pub(crate) fn dropped(&self, records: usize) {
+        self.settle(records);
+    }
+
+    fn settle(&self, records: usize) {
+        let mut state = self.state();
+        state.taken = state.taken.saturating_sub(records);
+        drop(state);
+        self.emptied.notify_all();
+    }
+
+    /// The pipeline has to reset the sink, and to start again from its cursor.
+    pub(crate) fn broken(&self, generation: u64, reason: String) {
+        self.fail(generation, |mailbox| mailbox.post(Post::Broken { reason }));
+    }
+
+    /// The sink can't be used as it is configured.
+    pub(crate) fn unfit(&self, generation: u64, reason: String, hint: String) {
+        self.fail(generation, |mailbox| mailbox.post(Post::Unfit { reason, hint }));
+    }
+
+    fn fail(&self, generation: u64, post: impl FnOnce(&Mailbox)) {
+        let mut state = self.state();
+        if !self.life.is(generation) {
+            return;
+        }
+        state.failed = true;
+        state.open.clear();
+        drop(state);
+        post(&self.mailbox);
+        self.emptied.notify_all();
+    }
+
+    /// The broker can't be reached, or refuses all records. Repeated with each attempt.
+    pub(crate) fn down(&self, reason: String, hint: Option<String>) {
+        self.mailbox.post(Post::Down { reason, hint, topic: None, missing: false });
+    }
+
+    /// The broker is back.
+    pub(crate) fn up(&self) {
+        self.mailbox.post(Post::Up { topic: None });
+    }
+
+    /// A destination accepts records. `was_down`: its problem was reported.
+    pub(crate) fn opened(&self, name: &str, facts: F, was_down: bool) {
+        self.state().destinations.opened(name, facts);
+        let topic = was_down.then(|| name.to_owned());
+        self.mailbox.post(topic.map_or(Post::Retry, |topic| Post::Up { topic: Some(topic) }));
+    }
+
+    /// A destination accepts no records. `missing`: it never did.
+    pub(crate) fn unavailable(
+        &self,
+        name: &str,
+        missing: bool,
+        reason: String,
+        hint: Option<String>,
+    ) {
+        self.state().destinations.closed(name, missing);
+        self.mailbox.post(Post::Down { reason, hint, topic: Some(name.to_owned()), missing });
+    }
+}
