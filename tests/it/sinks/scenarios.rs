@@ -193,7 +193,7 @@ pub(super) async fn relay_that_froze_publishes_nothing_out_of_order<S: SinkServe
         if status["pipelines"][0]["published_total"].as_u64() >= Some(500) {
             return Ok(());
         }
-        if state(&status) != "streaming" {
+        if state(&status) == "standing_by" {
             pipeline.sql.batch(ended).await;
         }
         Err(status.to_string())
