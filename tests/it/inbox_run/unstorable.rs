@@ -96,8 +96,7 @@ async fn a_seek_passes_one_message_that_the_table_refuses() {
     let asked = postrider(&world.config(&topic, ""), &words);
     let asked = String::from_utf8_lossy(&asked.stderr).into_owned();
     assert!(asked.contains("up to 1 records that were not stored will never be stored"), "{asked}");
-    let sought =
-        postrider(&world.config(&topic, ""), &[&words[..], &["--yes", "--json"]].concat());
+    let sought = postrider(&world.config(&topic, ""), &[&words[..], &["--yes", "--json"]].concat());
     let sought: serde_json::Value = serde_json::from_slice(&sought.stdout).expect("JSON");
     assert_eq!((&sought["from"], &sought["to"]), (&3.into(), &4.into()));
     assert_eq!((&sought["not_stored"], &sought["read_again"]), (&1.into(), &0.into()));
@@ -117,7 +116,8 @@ async fn what_precedes_a_refused_message_in_a_large_batch_is_stored_and_survives
         let first = u64::try_from(partition).expect("a number") * 1000 + 1;
         write_to(&topic, partition, first..=first + 999).await;
     }
-    let config = world.config(&topic, "").replace("[inboxes.jobs]\n", "[inboxes.jobs]\nbatch = 5000\n");
+    let config =
+        world.config(&topic, "").replace("[inboxes.jobs]\n", "[inboxes.jobs]\nbatch = 5000\n");
     let relay = Relay::spawn_intake(&config);
     await_answer(&world.sql, COUNT, "1700", &relay).await;
     await_intake(&relay, "two blocked", |it| it["blocked_total"] == 2).await;
