@@ -77,7 +77,11 @@ async fn a_message_that_the_table_refuses_even_as_a_bare_one_blocks_its_partitio
     assert_eq!(relay.get("/ready").await.expect("an answer").0, 200);
     let log = relay.kill().await.stderr;
     assert_eq!(log.matches("is not read until a person decides").count(), 1, "{log}");
-    assert_eq!(log.matches("the database refuses a message even as a dead one").count(), 1, "{log}");
+    assert_eq!(
+        log.matches("the database refuses a message even as a dead one").count(),
+        1,
+        "{log}"
+    );
 }
 
 #[tokio::test]

@@ -473,6 +473,22 @@ mod tests {
     }
 
     #[test]
+    fn of_a_message_that_the_table_refuses_the_hint_names_the_constraint_and_passes_over_one_record()
+     {
+        let block = |constraint: Option<&str>| Block::Unstorable {
+            at: 41,
+            reason: "SQLSTATE 23514".to_owned(),
+            constraint: constraint.map(str::to_owned),
+        };
+        assert!(block(None).to_string().contains("offset 41") && block(None).needs_decision());
+        let hint = block(Some("positive")).hint("mail", "orders", 3);
+        assert!(hint.starts_with("change constraint \"positive\" of"), "{hint}");
+        assert!(hint.ends_with("--topic orders --partition 3 --to 42"), "{hint}");
+        // A trigger has no name in the error.
+        assert!(block(None).hint("mail", "orders", 3).starts_with("change the trigger or"));
+    }
+
+    #[test]
     fn a_partition_that_is_asked_again_needs_no_seek() {
         let block = Block::NoAnswer { error: "it has no leader".to_owned() };
         let hint = block.hint("mail", "orders", 3);
