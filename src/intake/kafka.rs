@@ -525,7 +525,9 @@ impl<'a> KafkaIntake<'a> {
     fn report_lag(&self) {
         let offsets = self.partitions.offsets();
         let source = self.client.source();
-        let behind = offsets.iter().map(|(partition, stored)| {
+        // What waits behind a refused message is not counted, as between its tries.
+        let read = offsets.iter().filter(|(partition, _)| !self.partitions.is_tried(partition));
+        let behind = read.map(|(partition, stored)| {
             let behind = source.high(partition)? - stored;
             Some(u64::try_from(behind).unwrap_or(0))
         });

@@ -254,6 +254,11 @@ impl Partitions {
         self.fetched() - self.tried().count()
     }
 
+    /// Whether a refused message of a partition is being tried again.
+    pub(super) fn is_tried(&self, partition: &Partition) -> bool {
+        self.unstorable.get(partition).is_some_and(|it| it.is_tried)
+    }
+
     /// The partitions of which a refused message is being tried again.
     fn tried(&self) -> impl Iterator<Item = (&Partition, &UnstorableRecord)> {
         self.unstorable.iter().filter(|(partition, it)| {
