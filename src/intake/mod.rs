@@ -65,8 +65,8 @@ pub(crate) fn hint(error: &SourceError, inbox: &str) -> Option<String> {
             // One that is checked when the transaction is committed, so that no message is known to be the reason.
             let constraint = error.report()?.constraint.as_ref()?;
             Some(format!(
-                "constraint \"{constraint}\" of inbox {inbox} is checked at the commit and refuses a message: change it to \
-                 NOT DEFERRABLE, so that only that message is refused, or drop it"
+                "constraint \"{constraint}\" of inbox {inbox}, which is checked at the commit, refuses a message: \
+                 change it to NOT DEFERRABLE, so that only that message is refused, or drop it"
             ))
         }
     }
