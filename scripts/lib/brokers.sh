@@ -17,7 +17,12 @@ need_nats() {
 }
 need_redis() { need_broker redis "$REDIS_VERSION"; }
 need_valkey() { need_broker valkey "$VALKEY_VERSION"; }
-need_rabbitmq() { need_broker rabbitmq "$RABBITMQ_VERSION"; }
+need_rabbitmq() {
+  need_broker rabbitmq "$RABBITMQ_VERSION"
+  # Also where an older checkout filled the user's cache. By a rename: a test may be starting the one before.
+  cp "$ROOT/scripts/lib/rabbitmq-server" "$(broker_dir rabbitmq)/.script.$$"
+  mv "$(broker_dir rabbitmq)/.script.$$" "$(broker_dir rabbitmq)/rabbitmq-server"
+}
 
 # need_broker NAME VERSION: Debian offers one version of a package, so another one than VERSION is accepted and printed.
 need_broker() {
@@ -66,8 +71,7 @@ fetch_valkey() {
 # RabbitMQ starts programs of its own by absolute paths, so its root is entered by chroot in a user namespace.
 fetch_rabbitmq() {
   local root="$1/root" name
-  command -v unshare >/dev/null && unshare -Urm true ||
-    { echo "user namespaces are not available, or unshare is missing"; return 1; }
+  unshare -Urm true || { echo "RabbitMQ needs unshare and user namespaces"; return 1; }
   # Nothing depends on an essential package, so those that its scripts use are named.
   unpack_debian sid "$root" "$2" rabbitmq-server dash bash coreutils sed grep mawk hostname findutils || return 1
   mkdir -p "$root"/{proc,dev,tmp,sys,run,etc,data}
@@ -76,8 +80,6 @@ fetch_rabbitmq() {
   done
   [ -e "$root/usr/bin/sh" ] || ln -s dash "$root/usr/bin/sh"
   cp /etc/passwd /etc/group /etc/hosts "$root/etc/"
-  cp "$ROOT/scripts/lib/rabbitmq-server" "$1/rabbitmq-server"
-  chmod 755 "$1/rabbitmq-server"
 }
 
 nats_version() { "$1/nats-server" --version | sed -n 's/.*v\([0-9.]*\).*/\1/p'; }
@@ -94,7 +96,7 @@ rabbitmq_version() {
 unpack_debian() {
   local suite=$1 root=$2 work=$3 apt="$3/apt" deb
   shift 3
-  command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || { echo "apt-get or dpkg-deb is missing"; return 1; }
+  apt-get --version && dpkg-deb --version || { echo "apt-get and dpkg-deb are needed"; return 1; }
   mkdir -p "$apt"/{lists/partial,state,cache/archives/partial,debs/partial} "$root"
   : >"$apt/empty-status"
   echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $(debian_archive) $suite main" \
@@ -144,7 +146,7 @@ SCRIPT
 # The programs that were fetched, for target/servers/env.
 brokers_env() {
   local name
-  for name in nats redis valkey rabbitmq; do
+  for name in $BROKER_NAMES; do
     if [ -e "$(broker_dir "$name")/.complete" ]; then
       echo "${name^^}_SERVER='$(broker_dir "$name")/$name-server'"
     fi
