@@ -1,6 +1,6 @@
 //! Tests of the private NATS, Redis, Valkey and RabbitMQ, by their plain protocols.
 
-use crate::await_that::{SOON, await_that};
+use crate::await_that::SOON;
 use crate::private::{Flavor, PrivateNats, PrivateRabbitMq, PrivateRedis, tls};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -161,9 +161,7 @@ async fn a_private_rabbitmq_comes_back_from_kill_9_with_its_queue_and_thaws() {
     server.kill().await;
     server.api("GET", "/api/overview", &Value::Null).await.unwrap_err();
     server.restart().await;
-    // A quorum queue elects its leader after the start.
-    let peeked = await_that("the queue", SOON, || server.peek("kept", 5)).await;
-    assert_eq!(peeked, ["before"]);
+    assert_eq!(server.await_payloads("kept", 1).await, ["before"]);
 
     server.freeze();
     let overview = server.api("GET", "/api/overview", &Value::Null);

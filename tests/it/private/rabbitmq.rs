@@ -3,6 +3,7 @@
 use super::program::Program;
 use super::tls::make_certificates;
 use super::{Signal, free_port, signal};
+use crate::await_that::{SOON, await_or_dump};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
@@ -160,15 +161,28 @@ impl PrivateRabbitMq {
         }
     }
 
-    /// Makes a queue of a type: `quorum`, `classic` or `stream`.
-    pub(crate) async fn create_queue(&self, name: &str, kind: &str, arguments: Value) {
-        let mut arguments = arguments;
+    /// Makes a queue of a type: `quorum`, `classic` or `stream`. A quorum queue has no delivery limit unless the
+    /// arguments set one: it would drop a message that was looked at twenty times.
+    pub(crate) async fn create_queue(&self, name: &str, kind: &str, mut arguments: Value) {
         arguments["x-queue-type"] = kind.into();
+        if kind == "quorum" && arguments.get("x-delivery-limit").is_none() {
+            arguments["x-delivery-limit"] = (-1).into();
+        }
         let queue = json!({ "durable": true, "arguments": arguments });
         self.api_ok("PUT", &format!("/api/queues/%2f/{name}"), &queue).await;
     }
 
-    /// The payloads at the head of a queue, which stay in it.
+    /// Waits until a queue holds so many messages, and reads their payloads. A quorum queue has none for a moment
+    /// after a start.
+    pub(crate) async fn await_payloads(&self, queue: &str, count: usize) -> Vec<String> {
+        let look = || async {
+            let payloads = self.peek(queue, count).await?;
+            if payloads.len() < count { Err(format!("{payloads:?}")) } else { Ok(payloads) }
+        };
+        await_or_dump(&format!("{count} in {queue}"), SOON, look, || self.log()).await
+    }
+
+    /// The payloads at the head of a queue, which stay in it. Not for a queue of type `stream`.
     pub(crate) async fn peek(&self, queue: &str, count: usize) -> Result<Vec<String>, String> {
         let body = json!({ "count": count, "ackmode": "ack_requeue_true", "encoding": "auto" });
         let (code, answer) =
