@@ -202,6 +202,11 @@ pub struct CheckArgs {
     pub url: Option<String>,
 }
 
+/// The kinds of sinks that this build has.
+fn sink_kinds() -> clap::builder::PossibleValuesParser {
+    clap::builder::PossibleValuesParser::new(crate::sink::KINDS.iter().map(|kind| kind.name()))
+}
+
 /// `postrider init`
 #[derive(clap::Args, Debug)]
 #[command(
@@ -228,6 +233,9 @@ pub struct InitArgs {
     /// The value of source.url
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,
+    /// The kind of the sink
+    #[arg(long, value_name = "KIND", value_parser = sink_kinds(), conflicts_with = "from_debezium")]
+    pub sink: Option<String>,
     /// The value of sink.brokers
     #[arg(long, value_name = "LIST")]
     pub brokers: Option<String>,

@@ -9,6 +9,7 @@ use crate::init::{self, Draft, InitError, database};
 use crate::outbox::Layout;
 use crate::postgres::names::admin_url;
 use crate::postgres::{Conninfo, conninfo};
+use crate::sink::DEFAULT_KIND;
 use std::fs::OpenOptions;
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -62,6 +63,9 @@ fn fill_in(draft: &mut Draft, args: &InitArgs, pipeline: Option<&str>) -> Result
     }
     if let Some(url) = &args.url {
         draft.set("source", "url", conninfo::masked(url, None).map_err(InitError::from)?);
+    }
+    if let Some(kind) = &args.sink {
+        init::set_sink(draft, kind);
     }
     if let Some(brokers) = &args.brokers {
         draft.set("sink", "brokers", brokers.as_str());
@@ -132,8 +136,11 @@ fn next(args: &InitArgs, draft: &Draft) -> Vec<String> {
         ""
     };
     let mut lines = vec![format!("wrote {path}: pipeline {}", draft.name)];
-    if args.from_debezium.is_none() && args.brokers.is_none() {
+    let kind = args.sink.as_deref().unwrap_or(DEFAULT_KIND);
+    if args.from_debezium.is_none() && args.brokers.is_none() && kind == DEFAULT_KIND {
         lines.push("to do: fill in sink.brokers".to_owned());
+    } else if draft.keys_of(&format!("sink.{kind}")).next().is_some() {
+        lines.push(format!("to do: fill in sink.{kind} (docs/sinks/{kind}.md)"));
     }
     if args.from_database.is_none() && args.from_debezium.is_none() && args.url.is_none() {
         lines.push("to do: fill in source.url".to_owned());

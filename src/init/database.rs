@@ -7,6 +7,7 @@ use crate::outbox::{Layout, OutboxSpec, Role, TableName};
 use crate::postgres::catalog::{BASE_TYPE_SQL, IS_TEXT_SQL};
 use crate::postgres::control::Control;
 use crate::postgres::{Conninfo, SourceError, conninfo};
+use crate::sink::DEFAULT_KIND;
 use toml::Value;
 
 /// `application_name` of the session.
@@ -95,7 +96,7 @@ pub async fn propose(
     for (role, column) in &fit.columns {
         draft.set("outbox.columns", role.name(), column.replace("${", "$${"));
     }
-    super::set_sink(&mut draft);
+    super::set_sink(&mut draft, DEFAULT_KIND);
     super::explain(&mut draft, fit.layout);
     let mut found = vec![format!("table {}, layout {}", sql_name(&chosen.name), fit.layout.name())];
     for (role, column) in &fit.columns {

@@ -94,6 +94,29 @@ fn init_writes_a_file_of_every_layout_that_is_taken() {
     }
 }
 
+/// The kinds that have a server: each file is taken, and says what is to be filled in.
+#[test]
+fn init_writes_a_file_of_every_kind_of_sink_that_is_taken() {
+    for (kind, line) in [
+        ("nats", "stream = \"EVENTS\""),
+        ("rabbitmq", "url = \"amqp://postrider@localhost:5672/%2f\""),
+        ("redis", "servers = \"localhost:6379\""),
+        ("http", "url = \"http://localhost:8080/events\""),
+        ("postgres", "kind = \"postgres\""),
+        ("stdout", "kind = \"stdout\""),
+    ] {
+        let (dir, output) = init(("x", ""), &["--sink", kind]);
+        let config = written(&dir, &output);
+        assert!(config.contains(line) && !config.contains("brokers"), "{config}");
+        let shown = postrider_ok(&config, &["config", "show"]);
+        assert!(shown.contains(line), "{line}: {shown}");
+        let said = text(&output.stderr);
+        let fills_in = format!("to do: fill in sink.{kind} (docs/sinks/{kind}.md)");
+        let is_named = ["nats", "rabbitmq", "redis", "http"].contains(&kind);
+        assert_eq!(said.contains(&fills_in), is_named, "{said}");
+    }
+}
+
 #[test]
 fn init_overwrites_nothing_unless_told_to() {
     let (dir, output) = init(("postrider.toml", "# mine\n"), &[]);
