@@ -70,9 +70,30 @@ fn compose_runs_commands_that_postrider_has_with_a_configuration_that_loads() {
             parsed.unwrap_or_else(|error| panic!("{name}: {error}"));
         }
     }
-    let file = root().join("config/compose.toml");
-    let config = postrider::config::load(&file, &|_| None).expect("a configuration");
-    assert_eq!(config.warnings.len(), 0, "{:?}", config.warnings);
+    for name in ["compose", "compose-nats", "compose-redis", "compose-rabbitmq"] {
+        let file = root().join(format!("config/{name}.toml"));
+        let set = |name: &str| (name == "RABBITMQ_PASSWORD").then(|| "x".to_owned());
+        let config = postrider::config::load(&file, &set).expect("a configuration");
+        assert_eq!(config.warnings.len(), 0, "{name}: {:?}", config.warnings);
+    }
+}
+
+/// Each profile has a server, and a relay with the configuration that is named as the profile.
+#[test]
+fn compose_has_a_profile_for_each_broker() {
+    let compose = compose();
+    for profile in ["nats", "redis", "rabbitmq"] {
+        for name in [profile.to_owned(), format!("setup-{profile}"), format!("postrider-{profile}")] {
+            let service = &compose["services"][name.as_str()];
+            assert_eq!(strings(&service["profiles"]), [profile], "{name}");
+            if name != profile {
+                let file = format!("./config/compose-{profile}.toml:/etc/postrider/postrider.toml:ro");
+                assert_eq!(strings(&service["volumes"]), [file.as_str()], "{name}");
+            }
+        }
+        let text = read(&format!("config/compose-{profile}.toml"));
+        assert!(text.contains(&format!("kind = \"{profile}\"")), "{text}");
+    }
 }
 
 /// The relay's role is no superuser: made by one service, given its rights by the next.
