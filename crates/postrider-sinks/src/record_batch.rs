@@ -140,6 +140,7 @@ pub(crate) struct QueuedRecord<'a> {
     pub(crate) topic: &'a str,
     /// A retry of a parked event.
     pub(crate) again: bool,
+    #[cfg_attr(not(test), expect(dead_code, reason = "for sinks that have partitions"))]
     pub(crate) partition: Option<i32>,
     pub(crate) key: Option<&'a [u8]>,
     pub(crate) value: Option<&'a [u8]>,

@@ -238,6 +238,7 @@ impl<F: Clone> SendQueue<F> {
     }
 
     /// The sink can't be used as it is configured.
+    #[expect(dead_code, reason = "for sinks whose server says so")]
     pub(crate) fn unfit(&self, generation: u64, reason: String, hint: String) {
         self.fail(generation, |mailbox| mailbox.post(Post::Unfit { reason, hint }));
     }
