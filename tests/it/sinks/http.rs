@@ -1,5 +1,8 @@
 //! The HTTP sink: in the conformance test with a receiver of its own, and what only webhooks have.
 
+mod answers;
+mod inbox;
+mod logins;
 mod receiver;
 
 use super::server::SinkServer;
@@ -79,6 +82,11 @@ impl SinkServer for HttpServer {
     async fn allow(&mut self, allowed: bool) {
         self.0.forbid(!allowed);
     }
+}
+
+/// The receiver's table with further keys.
+fn with_keys(server: &HttpServer, keys: &str) -> String {
+    server.sink(None) + keys
 }
 
 super::conformance!(HttpServer);
