@@ -102,6 +102,11 @@ impl Lines {
         self.ready.push_back(id);
     }
 
+    /// Whether there are no events.
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_key.is_empty()
+    }
+
     pub(super) fn get(&self, id: LineId) -> Option<&Line> {
         self.lines.get(id.0)?.as_ref()
     }

@@ -12,7 +12,7 @@ use crate::send_queue::SendQueue;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use hyper::header::HeaderValue;
-use postrider_core::record::{Refusal, Scope, Ticket};
+use postrider_core::record::{Refusal, RefusalKind, Scope, Ticket};
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -31,6 +31,13 @@ const TARGETS_MAX: usize = 2_000;
 /// Attempts of a request that are logged.
 const LOGGED_ATTEMPTS: [u32; 4] = [5, 50, 500, 5_000];
 
+/// If the worker did not run for so long, the process was stopped, and another one may have taken over: its successor
+/// waits for 8 s before it publishes.
+const STALL_MAX: Duration = Duration::from_secs(5);
+
+/// While there are events, the worker runs at least so often.
+const TURN_MAX: Duration = Duration::from_secs(1);
+
 type Pending<T> = FuturesUnordered<Pin<Box<dyn Future<Output = T>>>>;
 
 /// The state of the worker.
@@ -42,13 +49,21 @@ pub(super) struct HttpWorker {
     destinations: Known,
     lines: Lines,
     hosts: Hosts,
-    exchanges: Pending<(LineId, Answer)>,
-    probes: Pending<(String, Probe)>,
+    in_flight: InFlight,
     generation: u64,
     /// A request was refused: nothing more of this generation is sent.
     failing: Option<Failing>,
     /// A host was reported as down.
     is_down: bool,
+    /// When the worker ran last.
+    turned_at: Instant,
+}
+
+/// Requests that are not answered.
+#[derive(Default)]
+struct InFlight {
+    exchanges: Pending<(LineId, Answer)>,
+    probes: Pending<(String, Probe)>,
 }
 
 /// What is known of destinations.
@@ -80,11 +95,11 @@ impl HttpWorker {
             destinations: Known::default(),
             lines: Lines::default(),
             hosts: Hosts::default(),
-            exchanges: FuturesUnordered::new(),
-            probes: FuturesUnordered::new(),
+            in_flight: InFlight::default(),
             generation: 0,
             failing: None,
             is_down: false,
+            turned_at: Instant::now(),
         }
     }
 
@@ -98,12 +113,31 @@ impl HttpWorker {
             if life.generation != self.generation {
                 self.restart(life.generation);
             }
+            self.notice_stall(Instant::now());
             self.take();
             self.look_up();
             self.send(Instant::now());
             self.report_failure(Instant::now());
             self.wait().await;
         }
+    }
+
+    /// Gives up what waits, if the process was stopped for long: another one may have published it, and later events.
+    fn notice_stall(&mut self, now: Instant) {
+        let stall = now.saturating_duration_since(std::mem::replace(&mut self.turned_at, now));
+        if stall < STALL_MAX || self.failing.is_some() || self.lines.is_empty() {
+            return;
+        }
+        let reason = format!("the process did not run for {} s", stall.as_secs());
+        self.failing = Some(Failing {
+            tickets: Vec::new(),
+            scope: Scope::Broker,
+            refusal: Refusal { kind: RefusalKind::Other, native: None, of_batch: false },
+            reason: reason.clone(),
+            deadline: now,
+            is_reported: true,
+        });
+        self.queue.broken(self.generation, reason);
     }
 
     /// Waits for an answer, work, or the end of a pause.
@@ -114,7 +148,8 @@ impl HttpWorker {
             Some(_) => [deadline, None],
             None => [self.lines.next_due(), self.hosts.next_due()],
         };
-        let due = dues.into_iter().flatten().min();
+        let turn = (!self.lines.is_empty()).then(|| self.turned_at + TURN_MAX);
+        let due = dues.into_iter().flatten().chain(turn).min();
         let queue = Arc::clone(&self.queue);
         let pause = async {
             match due {
@@ -123,8 +158,8 @@ impl HttpWorker {
             }
         };
         tokio::select! {
-            Some((line, answer)) = self.exchanges.next() => self.answered(line, &answer),
-            Some((name, probe)) = self.probes.next() => self.probed(&name, &probe),
+            Some((line, answer)) = self.in_flight.exchanges.next() => self.answered(line, &answer),
+            Some((name, probe)) = self.in_flight.probes.next() => self.probed(&name, &probe),
             () = queue.worked() => {}
             () = queue.ended(self.generation) => {}
             () = pause => {}
@@ -166,7 +201,7 @@ impl HttpWorker {
 
     /// Looks up the destinations that the pipeline asks for.
     fn look_up(&mut self) {
-        while self.probes.len() < PROBES_MAX {
+        while self.in_flight.probes.len() < PROBES_MAX {
             let Some(name) = self.queue.next_wanted() else { return };
             let Some((_, target)) = self.destinations.target(&self.spec, &name) else {
                 let reason = "the topic leads to no URL".to_owned();
@@ -179,7 +214,7 @@ impl HttpWorker {
                 continue;
             }
             let exchanger = Rc::clone(&self.exchanger);
-            self.probes.push(Box::pin(async move {
+            self.in_flight.probes.push(Box::pin(async move {
                 let probe = exchanger.probe(&target).await;
                 (name, probe)
             }));
@@ -211,7 +246,7 @@ impl HttpWorker {
         let awake = self.hosts.wake(now);
         self.lines.return_ready(awake);
         let limits = self.spec.limits;
-        while self.exchanges.len() < limits.concurrency {
+        while self.in_flight.exchanges.len() < limits.concurrency {
             let Some(line) = self.lines.next_ready() else { return };
             let Some(target) = self.lines.get(line).map(|line| line.target.clone()) else {
                 continue;
@@ -232,7 +267,7 @@ impl HttpWorker {
             let (id, body, events) = (front.id, front.body, front.events);
             let outgoing = Outgoing { target, id, headers, body, events };
             let exchanger = Rc::clone(&self.exchanger);
-            self.exchanges.push(Box::pin(async move {
+            self.in_flight.exchanges.push(Box::pin(async move {
                 let answer = exchanger.send(&outgoing).await;
                 (line, answer)
             }));
@@ -275,8 +310,7 @@ impl HttpWorker {
                 let found = places.refused(&topic, (answer, may_be_missing), (at, random));
                 self.unavailable(&topic, found);
                 let native = answer.status.map(|status| i32::from(status.as_u16()));
-                let kind = postrider_core::record::RefusalKind::Other;
-                let refusal = Refusal { kind, native, of_batch: false };
+                let refusal = Refusal { kind: RefusalKind::Other, native, of_batch: false };
                 self.refuse(line, Scope::Destination, refusal, answer, now);
             }
         }
@@ -335,7 +369,7 @@ impl HttpWorker {
     /// Reports a refusal when nothing else is in flight, or has been for too long.
     fn report_failure(&mut self, now: Instant) {
         let Some(failing) = &mut self.failing else { return };
-        if failing.is_reported || (!self.exchanges.is_empty() && now < failing.deadline) {
+        if failing.is_reported || (!self.in_flight.exchanges.is_empty() && now < failing.deadline) {
             return;
         }
         failing.is_reported = true;

@@ -1,5 +1,6 @@
 //! A receiver of webhooks that a test kills, freezes and scripts. It keeps what it has processed.
 
+use crate::await_that::{SOON, await_that};
 use crate::private::free_port;
 use crate::topic::ReadRecord;
 use crate::wal_connection::login::make_certificates;
@@ -15,11 +16,12 @@ use std::future::poll_fn;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::runtime::{Handle, Runtime};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
@@ -148,7 +150,8 @@ pub(super) struct Receiver {
     pub(super) certificates: TempDir,
     asks_certificates: bool,
     shared: Arc<Shared>,
-    runtime: Option<Runtime>,
+    /// What ends it, and its thread.
+    running: Option<(watch::Sender<bool>, JoinHandle<()>)>,
 }
 
 impl Receiver {
@@ -167,7 +170,7 @@ impl Receiver {
             certificates,
             asks_certificates,
             shared: Arc::new(shared),
-            runtime: None,
+            running: None,
         };
         receiver.listen().await;
         receiver
@@ -236,29 +239,37 @@ impl Receiver {
 
     /// All connections are reset, and nothing listens.
     pub(super) fn kill(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
+        if let Some((stop, thread)) = self.running.take() {
+            stop.send_replace(true);
+            thread.join().expect("the receiver's thread");
         }
     }
 
     /// Listens, again on its ports.
     pub(super) async fn listen(&mut self) {
-        let threads =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        let runtime = threads.expect("a runtime");
         let acceptor = acceptor(self.certificates.path(), self.asks_certificates);
+        let mut listeners = Vec::new();
         for (port, acceptor) in [(self.port, None), (self.tls_port, Some(acceptor))] {
-            let listener =
-                crate::await_that::await_that("the port", crate::await_that::SOON, || async {
-                    TcpListener::bind(("127.0.0.1", port)).await
-                })
-                .await;
-            let listener = listener.into_std().expect("a listener");
-            let accepting =
-                accept(listener, acceptor, Arc::clone(&self.shared), runtime.handle().clone());
-            drop(runtime.spawn(accepting));
+            let listener = await_that("the port", SOON, || async {
+                TcpListener::bind(("127.0.0.1", port)).await
+            })
+            .await;
+            listeners.push((listener.into_std().expect("a listener"), acceptor));
         }
-        self.runtime = Some(runtime);
+        let stop = watch::Sender::new(false);
+        let (mut stopped, shared) = (stop.subscribe(), Arc::clone(&self.shared));
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            // With the runtime all connections end.
+            runtime.expect("a runtime").block_on(async {
+                let mut accepting = JoinSet::new();
+                for (listener, acceptor) in listeners {
+                    accepting.spawn(accept(listener, acceptor, Arc::clone(&shared)));
+                }
+                stopped.wait_for(|stopped| *stopped).await.expect("the test");
+            });
+        });
+        self.running = Some((stop, thread));
     }
 }
 
@@ -295,13 +306,14 @@ async fn accept(
     listener: std::net::TcpListener,
     acceptor: Option<TlsAcceptor>,
     shared: Arc<Shared>,
-    handle: Handle,
 ) {
     let listener = TcpListener::from_std(listener).expect("a listener");
+    let mut serving = JoinSet::new();
     loop {
         let Ok((stream, _)) = listener.accept().await else { continue };
         lock(&shared).connections += 1;
-        drop(handle.spawn(serve(stream, acceptor.clone(), Arc::clone(&shared))));
+        serving.spawn(serve(stream, acceptor.clone(), Arc::clone(&shared)));
+        while serving.try_join_next().is_some() {}
     }
 }
 
