@@ -19,7 +19,7 @@ pub(super) enum HostState {
 
 /// What to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Verdict {
+pub(super) enum Meaning {
     /// The events are published.
     Published,
     /// The same request is sent again, after this pause if the receiver has asked for one.
@@ -33,7 +33,7 @@ pub(super) enum Verdict {
 /// An answer, or why there is none.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Answer {
-    pub(super) verdict: Verdict,
+    pub(super) verdict: Meaning,
     pub(super) status: Option<StatusCode>,
     /// What happened, without parts of the request.
     pub(super) reason: String,
@@ -55,7 +55,7 @@ impl Answer {
 
     /// The request was not answered, and may have been processed.
     pub(super) fn lost(reason: String) -> Self {
-        let verdict = Verdict::Again { after: None, host: HostState::Fails };
+        let verdict = Meaning::Again { after: None, host: HostState::Fails };
         let hint = "see the receiver's log; the same request is sent again automatically, with the same webhook-id";
         Self { verdict, status: None, reason, hint: Some(hint) }
     }
@@ -71,16 +71,16 @@ impl Answer {
             | ConnectError::Files(_) => false,
         };
         let verdict = if of_destination {
-            Verdict::Destination { may_be_missing: true }
+            Meaning::Destination { may_be_missing: true }
         } else {
-            Verdict::Again { after: None, host: HostState::Unreachable }
+            Meaning::Again { after: None, host: HostState::Unreachable }
         };
         Self { verdict, status: None, reason: error.to_string(), hint: Some(error.hint()) }
     }
 
     /// The request was not sent, because a file or a token is not there.
     pub(super) fn not_sent(reason: String, hint: &'static str) -> Self {
-        let verdict = Verdict::Again { after: None, host: HostState::Unreachable };
+        let verdict = Meaning::Again { after: None, host: HostState::Unreachable };
         Self { verdict, status: None, reason, hint: Some(hint) }
     }
 }
@@ -89,21 +89,21 @@ fn of_status(
     status: StatusCode,
     events: usize,
     after: impl FnOnce() -> Option<Duration>,
-) -> Verdict {
+) -> Meaning {
     let refused = |kind| {
         let native = Some(i32::from(status.as_u16()));
-        Verdict::Refused(Refusal { kind, native, of_batch: events > 1 })
+        Meaning::Refused(Refusal { kind, native, of_batch: events > 1 })
     };
     match status.as_u16() {
-        200..=299 => Verdict::Published,
-        408 | 421 | 425 | 429 => Verdict::Again { after: after(), host: HostState::Answers },
-        401 | 403 | 407 => Verdict::Destination { may_be_missing: false },
-        300..=399 | 404 | 405 | 410 | 426 => Verdict::Destination { may_be_missing: true },
+        200..=299 => Meaning::Published,
+        408 | 421 | 425 | 429 => Meaning::Again { after: after(), host: HostState::Answers },
+        401 | 403 | 407 => Meaning::Destination { may_be_missing: false },
+        300..=399 | 404 | 405 | 410 | 426 => Meaning::Destination { may_be_missing: true },
         413 | 431 => refused(RefusalKind::TooLarge(None)),
         400 | 415 | 422 => refused(RefusalKind::Invalid),
         402..=499 => refused(RefusalKind::Other),
         // What is no final answer, and what no standard has, may change.
-        _ => Verdict::Again { after: after(), host: HostState::Fails },
+        _ => Meaning::Again { after: after(), host: HostState::Fails },
     }
 }
 
@@ -160,7 +160,7 @@ mod tests {
 
     const MAX: Duration = Duration::from_secs(600);
 
-    fn of(status: u16) -> Verdict {
+    fn of(status: u16) -> Meaning {
         let status = StatusCode::from_u16(status).unwrap();
         Answer::of_status(status, &HeaderMap::new(), 1, MAX).verdict
     }
@@ -170,21 +170,21 @@ mod tests {
         for status in 100..=999_u16 {
             let code = StatusCode::from_u16(status).unwrap();
             let answer = Answer::of_status(code, &HeaderMap::new(), 1, MAX);
-            let is_published = answer.verdict == Verdict::Published;
+            let is_published = answer.verdict == Meaning::Published;
             assert_eq!(is_published, (200..300).contains(&status), "{status}");
             assert_eq!(answer.hint.is_none(), is_published, "{status}");
         }
         for status in [408, 421, 425, 429] {
-            assert_eq!(of(status), Verdict::Again { after: None, host: HostState::Answers });
+            assert_eq!(of(status), Meaning::Again { after: None, host: HostState::Answers });
         }
         for status in [100, 500, 502, 503, 504, 599, 600, 999] {
-            assert_eq!(of(status), Verdict::Again { after: None, host: HostState::Fails });
+            assert_eq!(of(status), Meaning::Again { after: None, host: HostState::Fails });
         }
         for status in [401, 403, 407] {
-            assert_eq!(of(status), Verdict::Destination { may_be_missing: false });
+            assert_eq!(of(status), Meaning::Destination { may_be_missing: false });
         }
         for status in [301, 302, 307, 308, 404, 405, 410] {
-            assert_eq!(of(status), Verdict::Destination { may_be_missing: true });
+            assert_eq!(of(status), Meaning::Destination { may_be_missing: true });
         }
         for (status, code) in [
             (400, "invalid_record"),
@@ -196,12 +196,12 @@ mod tests {
             (409, "refused_by_broker"),
             (451, "refused_by_broker"),
         ] {
-            let Verdict::Refused(refusal) = of(status) else { panic!("{status}") };
+            let Meaning::Refused(refusal) = of(status) else { panic!("{status}") };
             assert_eq!((refusal.code(), refusal.native), (code, Some(i32::from(status))));
             assert!(!refusal.of_batch);
         }
         let batch = Answer::of_status(StatusCode::BAD_REQUEST, &HeaderMap::new(), 2, MAX);
-        let Verdict::Refused(refusal) = batch.verdict else { panic!("{batch:?}") };
+        let Meaning::Refused(refusal) = batch.verdict else { panic!("{batch:?}") };
         assert!(refusal.of_batch, "any event of the batch may be meant");
     }
 

@@ -1,15 +1,15 @@
-//! The login of requests: a bearer token, basic authentication, or OAuth2 client credentials. Files are read again every
-//! few seconds, and at once after a 401.
+//! The login of requests: a bearer token, basic authentication, or OAuth2 client credentials. Files are read again
+//! every few seconds, and at once after a 401.
 
-use super::exchange::{BODY_BYTES_MAX, HttpClient, Payload, read_body};
+use super::client::{BODY_BYTES_MAX, HttpClient, Payload, read_body};
 use super::sign::Reread;
+use super::spec::{Login, OAuth};
 use super::target;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use postrider_core::error::Chain;
-use postrider_core::secret_file::SecretFile;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
@@ -18,28 +18,6 @@ const TOKEN_TIME: Duration = Duration::from_mins(5);
 
 /// A token is requested again so long before it expires, or after half of a shorter lifetime.
 const RENEWED_BEFORE: Duration = Duration::from_secs(30);
-
-/// How the receiver knows the sender.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub(super) enum Login {
-    #[default]
-    None,
-    Bearer(SecretFile),
-    Basic {
-        username: String,
-        password: SecretFile,
-    },
-    OAuth(OAuth),
-}
-
-/// OAuth2 client credentials.
-#[derive(Clone, PartialEq, Debug)]
-pub(super) struct OAuth {
-    pub(super) token_url: String,
-    pub(super) client_id: String,
-    pub(super) client_secret: SecretFile,
-    pub(super) scope: String,
-}
 
 /// The value of header `Authorization`, as it is known.
 #[derive(Debug, Default)]

@@ -1,10 +1,9 @@
 //! The keys of an HTTP sink, and what the product asks of its settings.
 
-use super::auth::{Login, OAuth};
 use super::event::push_part;
 use super::sign::SigningKeys;
-use super::spec::{HttpLimits, HttpSpec, HttpVersion, TlsFiles, TopicUse};
-use super::target::{self, Base};
+use super::spec::{HttpLimits, HttpSpec, HttpVersion, Login, OAuth, TlsFiles};
+use super::target::{self, Base, TopicUse};
 use super::{connect, preflight, sink};
 use hyper::header::{HeaderName, HeaderValue};
 use pg_replication::Conninfo;
@@ -450,7 +449,7 @@ pub(super) mod tests {
     use super::*;
 
     /// What a sink of pipeline `p` of database `shop` is opened with; `keys` has `name = value` in lines.
-    pub(in crate::http) fn spec(keys: &str) -> HttpSpec {
+    pub(crate) fn spec(keys: &str) -> HttpSpec {
         let value = |name: &str| {
             let line = keys.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = "));
             line.map(|value| value.trim_matches('"').to_owned())

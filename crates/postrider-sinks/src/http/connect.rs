@@ -1,9 +1,9 @@
 //! Connections: addresses, TCP, TLS. Files of TLS are read for each connection, because they are renewed while the
-//! process runs, and addresses are judged where they are connected to, so that a name that leads elsewhere the next time
-//! does not help.
+//! process runs. Addresses are judged where they are connected to, so a name that resolves to another address the next
+//! time is judged again.
 
-use super::spec::{HttpSpec, HttpVersion, TlsFiles, TopicUse};
-use super::target::{is_private, literal_address};
+use super::spec::{HttpSpec, HttpVersion, TlsFiles};
+use super::target::{TopicUse, is_private, literal_address};
 use hyper::Uri;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection};
@@ -59,7 +59,7 @@ impl ConnectError {
             Self::Resolve(_) => "correct the host in sink.http.url, or the name service",
             Self::Private => {
                 "give the event's topic a URL of a public host, or set sink.http.private_addresses = \"allowed\" if \
-                 whoever writes topics may reach this network"
+                 the writers of topics may reach this network"
             }
             Self::Tcp(_) | Self::Late(_) => {
                 "start the receiver, or correct sink.http.url; the sink connects again automatically"

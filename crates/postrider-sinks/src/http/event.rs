@@ -131,7 +131,7 @@ fn check_name(spec: &HttpSpec, header: &Header<'_>) -> Result<(), Refusal> {
 }
 
 /// A record, ready to be sent: one allocation, from which requests borrow.
-pub(super) struct Event {
+pub(super) struct WebhookEvent {
     pub(super) ticket: Ticket,
     /// A retry of a parked event.
     pub(super) again: bool,
@@ -141,7 +141,7 @@ pub(super) struct Event {
     body: usize,
 }
 
-impl Event {
+impl WebhookEvent {
     pub(super) fn of(spec: &HttpSpec, record: &QueuedRecord<'_>) -> Self {
         let mut head = message_id(&spec.identity, record);
         let id = head.len();
@@ -295,10 +295,10 @@ mod tests {
         super::check(spec, record, &mut KnownNames::default())
     }
 
-    fn event(spec: &HttpSpec, record: &Record<'_>) -> Event {
+    fn event(spec: &HttpSpec, record: &Record<'_>) -> WebhookEvent {
         let mut batch = RecordBatch::default();
         batch.push(Ticket(1), record);
-        Event::of(spec, &batch.get(0))
+        WebhookEvent::of(spec, &batch.get(0))
     }
 
     fn record<'a>(headers: &'a [Header<'a>]) -> Record<'a> {
@@ -416,8 +416,8 @@ mod tests {
         let body = super::tests::event(&spec, &good).body();
         assert_eq!(
             std::str::from_utf8(&body).unwrap(),
-            "{\"id\":\"shop:p:id:1:7\",\"key\":\"ключ\",\"headers\":{\"id\":\"1\",\"a b\":\"\\\"ö\\\"\",\"n\":null},\
-             \"payload\":{\"a\": 1.50}}"
+            "{\"id\":\"shop:p:id:1:7\",\"key\":\"ключ\",\
+             \"headers\":{\"id\":\"1\",\"a b\":\"\\\"ö\\\"\",\"n\":null},\"payload\":{\"a\": 1.50}}"
         );
     }
 }

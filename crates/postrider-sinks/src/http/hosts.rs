@@ -125,11 +125,11 @@ impl Hosts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::lines::Lines;
+    use crate::http::lines::AggregateLines;
 
     fn line() -> LineId {
         use crate::http::config::tests::spec;
-        use crate::http::event::Event;
+        use crate::http::event::WebhookEvent;
         use crate::http::target::Target;
         use crate::record_batch::RecordBatch;
         use postrider_core::record::{Record, Ticket};
@@ -143,9 +143,9 @@ mod tests {
         };
         let mut batch = RecordBatch::default();
         batch.push(Ticket(1), &record);
-        let mut lines = Lines::default();
-        let target = Target::of(&spec(""), "t").unwrap();
-        lines.push((&Rc::from("t"), &target), None, Event::of(&spec(""), &batch.get(0)));
+        let mut lines = AggregateLines::default();
+        let target = spec("").target("t").unwrap();
+        lines.push((&Rc::from("t"), &target), None, WebhookEvent::of(&spec(""), &batch.get(0)));
         lines.next_ready().unwrap()
     }
 

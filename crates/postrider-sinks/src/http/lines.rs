@@ -2,7 +2,7 @@
 //!
 //! No I/O and no clock: the worker passes both in.
 
-use super::event::Event;
+use super::event::WebhookEvent;
 use super::target::Target;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use postrider_core::backoff::Backoff;
@@ -33,11 +33,11 @@ enum LineState {
     Delayed(u64),
 }
 
-pub(super) struct Line {
+pub(super) struct AggregateLine {
     key: Box<[u8]>,
     pub(super) topic: Rc<str>,
     pub(super) target: Target,
-    events: VecDeque<Event>,
+    events: VecDeque<WebhookEvent>,
     /// Events of the request that is in flight, or that is sent again.
     sent: usize,
     state: LineState,
@@ -46,9 +46,9 @@ pub(super) struct Line {
 
 /// All lines that have events.
 #[derive(Default)]
-pub(super) struct Lines {
+pub(super) struct AggregateLines {
     by_key: HashMap<Box<[u8]>, LineId>,
-    lines: Vec<Option<Line>>,
+    lines: Vec<Option<AggregateLine>>,
     free: Vec<LineId>,
     ready: VecDeque<LineId>,
     delayed: BinaryHeap<Reverse<(Instant, u64, LineId)>>,
@@ -62,13 +62,13 @@ pub(super) struct Front {
     pub(super) events: usize,
 }
 
-impl Lines {
+impl AggregateLines {
     /// Adds an event behind those of its line. Without a key the line is that of the topic.
     pub(super) fn push(
         &mut self,
         (topic, target): (&Rc<str>, &Target),
         key: Option<&[u8]>,
-        event: Event,
+        event: WebhookEvent,
     ) {
         let mut name = topic.as_bytes().to_vec();
         if let Some(key) = key {
@@ -82,7 +82,7 @@ impl Lines {
             return;
         }
         let key: Box<[u8]> = name.into();
-        let line = Line {
+        let line = AggregateLine {
             key: key.clone(),
             topic: Rc::clone(topic),
             target: target.clone(),
@@ -107,11 +107,11 @@ impl Lines {
         self.by_key.is_empty()
     }
 
-    pub(super) fn get(&self, id: LineId) -> Option<&Line> {
+    pub(super) fn get(&self, id: LineId) -> Option<&AggregateLine> {
         self.lines.get(id.0)?.as_ref()
     }
 
-    fn get_mut(&mut self, id: LineId) -> Option<&mut Line> {
+    fn get_mut(&mut self, id: LineId) -> Option<&mut AggregateLine> {
         self.lines.get_mut(id.0)?.as_mut()
     }
 
@@ -148,7 +148,7 @@ impl Lines {
     }
 
     /// The event at the front.
-    pub(super) fn first(&self, id: LineId) -> Option<&Event> {
+    pub(super) fn first(&self, id: LineId) -> Option<&WebhookEvent> {
         self.get(id)?.events.front()
     }
 
@@ -180,8 +180,8 @@ impl Lines {
         }
     }
 
-    /// The request of a line is sent again after a pause: the one that was asked for, or a longer one with each attempt.
-    /// Returns the number of attempts.
+    /// The request of a line is sent again after a pause: the one that was asked for, or a longer one with each
+    /// attempt. Returns the number of attempts.
     pub(super) fn again(
         &mut self,
         id: LineId,
@@ -246,7 +246,7 @@ impl Lines {
 }
 
 /// Events of the next request. A retry of a parked event is sent alone, because only it is meant by a refusal then.
-fn front_len(events: &VecDeque<Event>, batch: usize, bytes_max: usize) -> usize {
+fn front_len(events: &VecDeque<WebhookEvent>, batch: usize, bytes_max: usize) -> usize {
     let (mut count, mut bytes) = (0, 0);
     for event in events.iter().take(batch) {
         bytes += event.body().len() + 1;
@@ -268,7 +268,7 @@ mod tests {
     use crate::record_batch::RecordBatch;
     use postrider_core::record::{Header, Record};
 
-    fn event(batch: &str, ticket: u64, again: bool) -> Event {
+    fn event(batch: &str, ticket: u64, again: bool) -> WebhookEvent {
         let headers = [Header { name: "position", value: Some(b"1") }];
         let record = Record {
             topic: "t",
@@ -283,11 +283,11 @@ mod tests {
         if again {
             records.mark_again();
         }
-        Event::of(&spec(batch), &records.get(0))
+        WebhookEvent::of(&spec(batch), &records.get(0))
     }
 
-    fn push(lines: &mut Lines, key: &str, ticket: u64) {
-        let target = Target::of(&spec(""), "t").unwrap();
+    fn push(lines: &mut AggregateLines, key: &str, ticket: u64) {
+        let target = spec("").target("t").unwrap();
         lines.push((&Rc::from("t"), &target), Some(key.as_bytes()), event("", ticket, false));
     }
 
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn one_request_of_a_line_is_in_flight_and_lines_do_not_wait_for_each_other() {
-        let mut lines = Lines::default();
+        let mut lines = AggregateLines::default();
         for (key, ticket) in [("a", 1), ("a", 2), ("b", 3), ("a", 4)] {
             push(&mut lines, key, ticket);
         }
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn after_a_reset_a_line_waits_for_its_request_of_the_generation_before() {
-        let mut lines = Lines::default();
+        let mut lines = AggregateLines::default();
         for (key, ticket) in [("a", 1), ("a", 2), ("b", 3), ("c", 4)] {
             push(&mut lines, key, ticket);
         }
@@ -359,9 +359,9 @@ mod tests {
     #[test]
     fn batch_is_sent_again_as_it_was_and_a_retry_is_alone() {
         const BATCH: &str = "batch = 3\n";
-        let mut lines = Lines::default();
-        let target = Target::of(&spec(""), "t").unwrap();
-        let mut add = |lines: &mut Lines, ticket, again| {
+        let mut lines = AggregateLines::default();
+        let target = spec("").target("t").unwrap();
+        let mut add = |lines: &mut AggregateLines, ticket, again| {
             lines.push((&Rc::from("t"), &target), None, event(BATCH, ticket, again));
         };
         add(&mut lines, 1, false);

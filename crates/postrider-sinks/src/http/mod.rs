@@ -5,6 +5,7 @@
 
 mod answer;
 mod auth;
+mod client;
 mod config;
 mod connect;
 mod event;

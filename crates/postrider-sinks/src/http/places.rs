@@ -1,8 +1,8 @@
 //! Destinations that accept no events, and when they are tried again.
 //!
-//! What a destination answers to OPTIONS is a hint: some receivers know only POST, and some answer every OPTIONS alike.
-//! So a destination is opened again when OPTIONS says that it would accept events, unless that was wrong before, and now
-//! and then without: the next event finds out.
+//! What a destination answers to OPTIONS is a hint: some receivers know only POST, and some answer every OPTIONS
+//! alike. So a destination is opened again when OPTIONS says that it would accept events, unless that was wrong before,
+//! and now and then without: the next event finds out.
 
 use super::answer::Answer;
 use super::exchange::Probe;

@@ -2,10 +2,9 @@
 //! posted.
 
 use super::answer::Answer;
-use super::auth::Login;
 use super::exchange::{Exchanger, Probe};
-use super::spec::{HttpSpec, TopicUse};
-use super::target::{Base, Target};
+use super::spec::{HttpSpec, Login};
+use super::target::{Base, Target, TopicUse};
 use crate::worker_thread;
 use hyper::{StatusCode, Version};
 use postrider_core::finding::Finding;
@@ -23,7 +22,7 @@ pub(super) fn settings(base: Option<&Base>, signs: bool, login: &Login) -> Vec<F
             "webhook_plaintext",
             "events and logins go to the receiver without TLS",
         )
-        .why("whoever is on the way can read them, and use the login");
+        .why("anybody on the way can read them, and use the login");
         findings.push(match base {
             Some(base) => {
                 finding.config(format!("url = \"{}\"", base.shown().replacen("http:", "https:", 1)))
@@ -69,7 +68,7 @@ async fn findings(spec: HttpSpec, destinations: &[String]) -> Vec<Finding> {
     }
     let mut findings: Vec<Finding> = Vec::new();
     for name in destinations.iter().take(DESTINATIONS_MAX) {
-        let Some(target) = Target::of(&spec, name) else {
+        let Some(target) = spec.target(name) else {
             let what = format!("topic {name:?} leads to no URL");
             findings.push(
                 Finding::error("webhook_topic", what)
@@ -81,7 +80,7 @@ async fn findings(spec: HttpSpec, destinations: &[String]) -> Vec<Finding> {
             let what = format!("topic {name:?} is a URL of a private address");
             findings.push(
                 Finding::error("webhook_private", what)
-                    .why("its events are parked, unless whoever writes topics may reach this network")
+                    .why("its events are parked, unless the writers of topics may reach this network")
                     .config("private_addresses = \"allowed\""),
             );
             continue;

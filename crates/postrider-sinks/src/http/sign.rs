@@ -1,7 +1,7 @@
 //! The signature of a request, as Standard Webhooks has it: HMAC-SHA256 of id, time and body.
 //!
-//! The file of secrets is read again every few seconds, so a secret is replaced without a restart: while both are in the
-//! file, each request has a signature with each.
+//! The file of secrets is read again every few seconds, so a secret is replaced without a restart: while both are in
+//! the file, each request has a signature with each.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

@@ -1,59 +1,9 @@
-//! What an HTTP sink is opened with: the settings that its parts share, and the rules for names of destinations.
+//! What an HTTP sink is opened with: the settings that its parts share.
 
-use super::auth::Login;
-use super::target::{self, Base, is_private, literal_address};
+use super::target::{self, Base, Target, TopicUse, is_private, literal_address};
 use postrider_core::secret_file::SecretFile;
-use postrider_core::sink::NameRule;
 use std::path::PathBuf;
 use std::time::Duration;
-
-/// What the topic of an event is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum TopicUse {
-    /// Segments of the path below the URL.
-    Path,
-    /// Nothing: all events go to one URL.
-    Ignore,
-    /// The whole URL.
-    Url,
-}
-
-impl TopicUse {
-    pub(super) const WORDS: [&str; 3] = ["path", "ignore", "url"];
-    const ALL: [Self; 3] = [Self::Path, Self::Ignore, Self::Url];
-
-    pub(super) fn of(index: usize) -> Self {
-        Self::ALL.get(index).copied().unwrap_or(Self::Path)
-    }
-
-    pub(super) fn name(self) -> &'static str {
-        let index = Self::ALL.iter().position(|word| *word == self);
-        index.and_then(|index| Self::WORDS.get(index)).copied().unwrap_or_default()
-    }
-
-    /// The rule for names of destinations.
-    pub(super) const fn names(self) -> NameRule {
-        match self {
-            Self::Path => PATHS,
-            Self::Ignore => NAMES,
-            Self::Url => URLS,
-        }
-    }
-}
-
-const PATHS: NameRule = NameRule {
-    allows: target::is_path,
-    owner: "the HTTP sink",
-    words: "segments with / between them, none of them empty, . or .., of at most 1,000 bytes",
-};
-
-const NAMES: NameRule = NameRule { owner: "the HTTP sink", ..NameRule::ANY };
-
-const URLS: NameRule = NameRule {
-    allows: target::is_url,
-    owner: "the HTTP sink",
-    words: "a URL with http or https and a host, without user, fragment and white space, of at most 2,000 bytes",
-};
 
 /// The version of HTTP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,6 +28,28 @@ impl HttpVersion {
         let index = Self::ALL.iter().position(|word| *word == self);
         index.and_then(|index| Self::WORDS.get(index)).copied().unwrap_or_default()
     }
+}
+
+/// How the receiver knows the sender.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(super) enum Login {
+    #[default]
+    None,
+    Bearer(SecretFile),
+    Basic {
+        username: String,
+        password: SecretFile,
+    },
+    OAuth(OAuth),
+}
+
+/// OAuth2 client credentials.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct OAuth {
+    pub(super) token_url: String,
+    pub(super) client_id: String,
+    pub(super) client_secret: SecretFile,
+    pub(super) scope: String,
 }
 
 /// TLS of the connections. The files are read for each connection.
@@ -121,6 +93,11 @@ pub(super) struct HttpSpec {
 }
 
 impl HttpSpec {
+    /// Where requests of a destination go. None if the topic is no name of a destination.
+    pub(super) fn target(&self, topic: &str) -> Option<Target> {
+        Target::of((self.topic, self.base.as_ref()), topic)
+    }
+
     /// Whether the topic is a URL of a private address, and such addresses are refused.
     pub(super) fn chooses_private(&self, topic: &str) -> bool {
         if self.topic != TopicUse::Url || self.private {

@@ -1,12 +1,61 @@
-//! URLs: the receiver's, and those of destinations. And the addresses that events must not choose.
+//! URLs: the receiver's, and those of destinations, with the rules for their names. And the addresses that events must
+//! not choose.
 
-use super::spec::{HttpSpec, TopicUse};
 use hyper::Uri;
+use postrider_core::sink::NameRule;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::rc::Rc;
 
 const PATH_BYTES_MAX: usize = 1_000;
 const URL_BYTES_MAX: usize = 2_000;
+
+/// What the topic of an event is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum TopicUse {
+    /// Segments of the path below the URL.
+    Path,
+    /// Nothing: all events go to one URL.
+    Ignore,
+    /// The whole URL.
+    Url,
+}
+
+impl TopicUse {
+    pub(super) const WORDS: [&str; 3] = ["path", "ignore", "url"];
+    const ALL: [Self; 3] = [Self::Path, Self::Ignore, Self::Url];
+
+    pub(super) fn of(index: usize) -> Self {
+        Self::ALL.get(index).copied().unwrap_or(Self::Path)
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        let index = Self::ALL.iter().position(|word| *word == self);
+        index.and_then(|index| Self::WORDS.get(index)).copied().unwrap_or_default()
+    }
+
+    /// The rule for names of destinations.
+    pub(super) const fn names(self) -> NameRule {
+        match self {
+            Self::Path => PATHS,
+            Self::Ignore => NAMES,
+            Self::Url => URLS,
+        }
+    }
+}
+
+const PATHS: NameRule = NameRule {
+    allows: is_path,
+    owner: "the HTTP sink",
+    words: "segments with / between them, none of them empty, . or .., of at most 1,000 bytes",
+};
+
+const NAMES: NameRule = NameRule { owner: "the HTTP sink", ..NameRule::ANY };
+
+const URLS: NameRule = NameRule {
+    allows: is_url,
+    owner: "the HTTP sink",
+    words: "a URL with http or https and a host, without user, fragment and white space, of at most 2,000 bytes",
+};
 
 /// `url`: scheme, host and path, without query.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -52,8 +101,8 @@ pub(super) struct Target {
 
 impl Target {
     /// None if the topic is no name of a destination.
-    pub(super) fn of(spec: &HttpSpec, topic: &str) -> Option<Self> {
-        let uri = match (spec.topic, &spec.base) {
+    pub(super) fn of((topic_use, base): (TopicUse, Option<&Base>), topic: &str) -> Option<Self> {
+        let uri = match (topic_use, base) {
             (TopicUse::Url, _) => parse(topic).ok()?,
             (TopicUse::Ignore, Some(base)) => base.whole(),
             (TopicUse::Path, Some(base)) => {

@@ -1,10 +1,10 @@
 //! The worker: takes records from the queue, sends their requests line by line, and reports the answers.
 
-use super::answer::{Answer, HostState, Verdict};
-use super::event::Event;
+use super::answer::{Answer, HostState, Meaning};
+use super::event::WebhookEvent;
 use super::exchange::{Exchanger, Outgoing, Probe};
 use super::hosts::Hosts;
-use super::lines::{LineId, Lines};
+use super::lines::{AggregateLines, LineId};
 use super::places::{Places, Unavailable};
 use super::spec::HttpSpec;
 use super::target::Target;
@@ -46,8 +46,8 @@ pub(super) struct HttpWorker {
     spec: Rc<HttpSpec>,
     exchanger: Rc<Exchanger>,
     content_type: HeaderValue,
-    destinations: Known,
-    lines: Lines,
+    destinations: HttpDestinations,
+    lines: AggregateLines,
     hosts: Hosts,
     in_flight: InFlight,
     generation: u64,
@@ -68,7 +68,7 @@ struct InFlight {
 
 /// What is known of destinations.
 #[derive(Default)]
-struct Known {
+struct HttpDestinations {
     places: Places,
     targets: HashMap<Rc<str>, Target>,
 }
@@ -92,8 +92,8 @@ impl HttpWorker {
             // It was checked with the settings.
             content_type: HeaderValue::from_str(&spec.content_type).unwrap_or(json),
             spec: Rc::new(spec),
-            destinations: Known::default(),
-            lines: Lines::default(),
+            destinations: HttpDestinations::default(),
+            lines: AggregateLines::default(),
             hosts: Hosts::default(),
             in_flight: InFlight::default(),
             generation: 0,
@@ -194,7 +194,7 @@ impl HttpWorker {
                 continue;
             };
             let key = record.key.filter(|_| self.spec.limits.batch == 1);
-            self.lines.push((&topic, &target), key, Event::of(&self.spec, &record));
+            self.lines.push((&topic, &target), key, WebhookEvent::of(&self.spec, &record));
         }
         self.queue.recycle(batch);
     }
@@ -283,7 +283,7 @@ impl HttpWorker {
             return;
         };
         self.judge_host(&host, answer, now);
-        if answer.verdict == Verdict::Published {
+        if answer.verdict == Meaning::Published {
             self.destinations.places.accepted(&topic);
             let tickets: Vec<Ticket> =
                 self.lines.finish(line).into_iter().map(|(ticket, _)| ticket).collect();
@@ -296,15 +296,15 @@ impl HttpWorker {
             return;
         }
         match answer.verdict {
-            Verdict::Published => {}
-            Verdict::Again { after, .. } => {
+            Meaning::Published => {}
+            Meaning::Again { after, .. } => {
                 let attempts = self.lines.again(line, now, after, fastrand::f64());
                 if LOGGED_ATTEMPTS.contains(&attempts) {
                     log_retried(&topic, attempts, answer);
                 }
             }
-            Verdict::Refused(refusal) => self.refuse(line, Scope::Event, refusal, answer, now),
-            Verdict::Destination { may_be_missing } => {
+            Meaning::Refused(refusal) => self.refuse(line, Scope::Event, refusal, answer, now),
+            Meaning::Destination { may_be_missing } => {
                 let (at, random) = (now, fastrand::f64());
                 let places = &mut self.destinations.places;
                 let found = places.refused(&topic, (answer, may_be_missing), (at, random));
@@ -318,10 +318,10 @@ impl HttpWorker {
 
     fn judge_host(&mut self, host: &Rc<str>, answer: &Answer, now: Instant) {
         let state = match answer.verdict {
-            Verdict::Again { host, .. } => host,
+            Meaning::Again { host, .. } => host,
             // A destination that is not connected to says nothing about a host.
-            Verdict::Destination { .. } if answer.status.is_none() => return,
-            Verdict::Published | Verdict::Refused(_) | Verdict::Destination { .. } => {
+            Meaning::Destination { .. } if answer.status.is_none() => return,
+            Meaning::Published | Meaning::Refused(_) | Meaning::Destination { .. } => {
                 HostState::Answers
             }
         };
@@ -383,13 +383,13 @@ impl HttpWorker {
     }
 }
 
-impl Known {
+impl HttpDestinations {
     /// The URL of a destination.
     fn target(&mut self, spec: &HttpSpec, topic: &str) -> Option<(Rc<str>, Target)> {
         if let Some((name, target)) = self.targets.get_key_value(topic) {
             return Some((Rc::clone(name), target.clone()));
         }
-        let target = Target::of(spec, topic)?;
+        let target = spec.target(topic)?;
         if self.targets.len() >= TARGETS_MAX {
             self.targets.clear();
         }
