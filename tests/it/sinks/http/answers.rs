@@ -111,7 +111,7 @@ async fn aggregate_whose_requests_fail_is_waited_for_alone() {
         let expected: Vec<&str> = expected.iter().map(String::as_str).collect();
         pipeline.await_values("orders", "b", &expected).await;
     }
-    relay.await_log("webhook_retried", SOON).await;
+    relay.await_log("was not accepted 5 times", SOON).await;
     assert_eq!(pipeline.parked().await, "");
     pipeline.server.0.script(|_| None);
     pipeline.await_values("orders", "a", &["1", "2"]).await;

@@ -223,8 +223,12 @@ async fn events_do_not_choose_private_addresses() {
     for (topic, number) in topics.iter().zip(0..) {
         pipeline.insert(topic, &format!("k{number}"), &[number]).await;
     }
-    let all: Vec<String> = (0..topics.len()).map(|number| format!("k{number} waiting")).collect();
-    pipeline.await_parked(&all.join(", ")).await;
+    await_that("all to be parked", SOON, || async {
+        let parked = pipeline.parked().await;
+        if parked.split(", ").count() == topics.len() { Ok(()) } else { Err(parked) }
+    })
+    .await;
+    pipeline.resolved().await;
     assert_eq!(pipeline.server.0.connections(), 0, "nothing was connected to");
     relay.terminate(SOON).await;
     let relay =
