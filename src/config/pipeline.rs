@@ -490,7 +490,7 @@ fn quoted_identifier(text: &str) -> Option<(String, &str)> {
 // `[pipelines.NAME.sink]`: the broker and its settings.
 
 /// Kinds of sinks of versions to come.
-const LATER: [&str; 4] = ["nats", "redis", "rabbitmq", "http"];
+const LATER: [&str; 3] = ["nats", "redis", "rabbitmq"];
 
 /// The sink of the pipeline, and what the keys of the other kinds say that the table has beside its own.
 fn read_sink(section: Section<'_>) -> (Arc<dyn SinkConfig>, Vec<Arc<dyn SinkConfig>>) {

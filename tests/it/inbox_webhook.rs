@@ -25,7 +25,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// The secret of a receiver, unless the test gives it others.
-const SECRET: &str = "whsec_c2VjcmV0LW9mLXRoZS1ob29rcw==";
+pub(crate) const SECRET: &str = "whsec_c2VjcmV0LW9mLXRoZS1ob29rcw==";
 
 /// Creates the inbox `hooks` in a database.
 async fn create_inbox(sql: &Client) {
@@ -34,8 +34,8 @@ async fn create_inbox(sql: &Client) {
 }
 
 /// A receiver in this process, as `postrider inbox run` has it.
-struct Receiver {
-    port: u16,
+pub(crate) struct Receiver {
+    pub(crate) port: u16,
     handle: IntakeHandle,
     stop: StopHandle,
     service: IntakeService,
@@ -117,10 +117,10 @@ impl Receiver {
 }
 
 /// A database with the inbox, and a receiver that stores in it.
-struct Hooks {
+pub(crate) struct Hooks {
     database: Database,
-    sql: Client,
-    receiver: Receiver,
+    pub(crate) sql: Client,
+    pub(crate) receiver: Receiver,
 }
 
 impl Hooks {
@@ -128,7 +128,7 @@ impl Hooks {
         Self::start_with(version, test, |_, _| {}).await
     }
 
-    async fn start_with(
+    pub(crate) async fn start_with(
         version: Version,
         test: &str,
         change: impl FnOnce(&mut IntakeSpec, &mut WebhookConfig),
@@ -139,7 +139,7 @@ impl Hooks {
     }
 
     /// Number of messages in the inbox.
-    async fn count(&self) -> i64 {
+    pub(crate) async fn count(&self) -> i64 {
         number(&self.sql, "select count(*) from postrider_inbox.hooks").await
     }
 }

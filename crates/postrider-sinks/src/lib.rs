@@ -8,6 +8,8 @@
 #[cfg(feature = "worker")]
 mod destinations;
 mod discard;
+#[cfg(feature = "http")]
+pub mod http;
 #[cfg(feature = "kafka")]
 pub mod kafka;
 #[cfg(feature = "worker")]
@@ -39,6 +41,8 @@ pub static KINDS: &[&dyn SinkKind] = &[
     &kafka::Kafka,
     #[cfg(feature = "postgres")]
     &postgres::Postgres,
+    #[cfg(feature = "http")]
+    &http::Http,
     &stdout::Stdout,
     &discard::Discard,
 ];

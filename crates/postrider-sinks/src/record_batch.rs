@@ -22,6 +22,7 @@ struct BatchEntry {
     timestamp_ms: Option<i64>,
     start: usize,
     topic: usize,
+    again: bool,
     key: Option<usize>,
     value: Option<usize>,
     /// In [`RecordBatch::headers`].
@@ -55,10 +56,18 @@ impl RecordBatch {
             timestamp_ms: record.timestamp_ms,
             start,
             topic: record.topic.len(),
+            again: false,
             key: record.key.map(<[u8]>::len),
             value: record.value.map(<[u8]>::len),
             headers: first_header..self.headers.len(),
         });
+    }
+
+    /// The last record is a retry of a parked event.
+    pub(crate) fn mark_again(&mut self) {
+        if let Some(entry) = self.entries.last_mut() {
+            entry.again = true;
+        }
     }
 
     /// Number of records.
@@ -87,6 +96,7 @@ impl RecordBatch {
             ticket: entry.ticket,
             // It was copied from a `str`.
             topic: std::str::from_utf8(topic).unwrap_or_default(),
+            again: entry.again,
             partition: entry.partition,
             key: entry.key.map(|length| cut(&mut rest, length)),
             value: entry.value.map(|length| cut(&mut rest, length)),
@@ -128,6 +138,9 @@ fn cut<'a>(bytes: &mut &'a [u8], length: usize) -> &'a [u8] {
 pub(crate) struct QueuedRecord<'a> {
     pub(crate) ticket: Ticket,
     pub(crate) topic: &'a str,
+    /// A retry of a parked event.
+    pub(crate) again: bool,
+    #[cfg_attr(not(test), expect(dead_code, reason = "for sinks that have partitions"))]
     pub(crate) partition: Option<i32>,
     pub(crate) key: Option<&'a [u8]>,
     pub(crate) value: Option<&'a [u8]>,

@@ -76,11 +76,16 @@ impl<F: Clone> SendQueue<F> {
 
     // The sink's side.
 
-    /// Adds a copy of the record.
+    /// Adds a copy of the record. `again`: it is a retry of a parked event.
     ///
     /// # Errors
     /// [`NotTaken::Full`].
-    pub(crate) fn push(&self, ticket: Ticket, record: &Record<'_>) -> Result<(), NotTaken> {
+    pub(crate) fn push(
+        &self,
+        ticket: Ticket,
+        record: &Record<'_>,
+        again: bool,
+    ) -> Result<(), NotTaken> {
         let mut state = self.state();
         let QueueLimits { records_max, bytes_max } = self.limits;
         let is_full = state.open.len() >= records_max || state.open.size_bytes() >= bytes_max;
@@ -91,6 +96,9 @@ impl<F: Clone> SendQueue<F> {
         }
         let was_empty = state.open.is_empty();
         state.open.push(ticket, record);
+        if again {
+            state.open.mark_again();
+        }
         drop(state);
         if was_empty {
             self.work.notify_one();
@@ -205,6 +213,13 @@ impl<F: Clone> SendQueue<F> {
         self.settle(1);
     }
 
+    /// As `rejected`, for a retry of a parked event: the pipeline does not reset the sink for it, because nothing of
+    /// its aggregate is behind it. Records of others are accepted and sent as before.
+    pub(crate) fn retry_rejected(&self, ticket: Ticket, scope: Scope, reason: Refusal) {
+        self.mailbox.report(ticket, Outcome::Rejected { scope, reason });
+        self.settle(1);
+    }
+
     /// Records that are given up without a report, of an earlier generation or behind a failure.
     pub(crate) fn dropped(&self, records: usize) {
         self.settle(records);
@@ -223,6 +238,7 @@ impl<F: Clone> SendQueue<F> {
     }
 
     /// The sink can't be used as it is configured.
+    #[expect(dead_code, reason = "for sinks whose server says so")]
     pub(crate) fn unfit(&self, generation: u64, reason: String, hint: String) {
         self.fail(generation, |mailbox| mailbox.post(Post::Unfit { reason, hint }));
     }

@@ -3,6 +3,7 @@
 //! [`server`] is what a sink's server has to do for the test, [`scenarios`] are the tests, and each sink has a file with
 //! its server and with the tests that only it has. `conformance!` makes the tests of a sink.
 
+mod http;
 mod kafka;
 mod pipeline;
 mod scenarios;

@@ -252,8 +252,9 @@ pub(super) async fn parked_event_is_published_behind_newer_ones<S: SinkServer>()
     pipeline.insert("orders", "b", &[2_000]).await;
     let retry = ["parked", "retry", "--all", "--reason", "limit raised", "--yes"];
     postrider_ok(&pipeline.config, &retry);
-    let records = pipeline.await_records("orders", 1_004).await;
+    // A refusal that comes after sending repeats events: their number alone does not say that all are there.
     pipeline.await_parked("").await;
+    let records = pipeline.await_records("orders", 1_004).await;
     let values = values_of(&records, "a");
     assert_eq!((values[0].as_str(), values[2].as_str()), ("1", "3"), "{} values", values.len());
     assert!(values[1].len() > LIMIT, "the large one is between them");
@@ -395,7 +396,10 @@ pub(super) async fn names_that_the_server_does_not_take_stop_nothing<S: SinkServ
     let status = relay.status().await.expect("a status");
     let accepted = status["pipelines"][0]["published_total"].as_u64().unwrap_or(0);
     let parked = parked.split(", ").filter(|row| !row.is_empty()).count();
-    assert_eq!(accepted + parked as u64, 3 + names.len() as u64, "{status}");
+    // Where a destination is found missing after sending, what was in flight is repeated.
+    let all = 3 + names.len();
+    let found = accepted as usize + parked;
+    assert!((all..=all + all * S::REPEATS_PER_LOSS).contains(&found), "{found} of {all}: {status}");
     row(&pipeline.server, "names", &format!("{parked} of {} parked, others flow", names.len()))
         .await;
     relay.terminate(SOON).await;

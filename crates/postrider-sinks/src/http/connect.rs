@@ -1,0 +1,324 @@
+//! Connections: addresses, TCP, TLS. Files of TLS are read for each connection, because they are renewed while the
+//! process runs. Addresses are judged where they are connected to, so a name that resolves to another address the next
+//! time is judged again.
+
+use super::spec::{HttpSpec, HttpVersion, TlsFiles};
+use super::target::{TopicUse, is_private, literal_address};
+use hyper::Uri;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::rt::TokioIo;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConnectError {
+    /// The name has no address.
+    #[error("the host's name has no address: {0}")]
+    Resolve(#[source] io::Error),
+    /// All addresses are private ones, which the configuration refuses.
+    #[error("the host has private addresses only, and sink.http.private_addresses is \"refused\"")]
+    Private,
+    /// The host does not answer.
+    #[error("could not connect: {0}")]
+    Tcp(#[source] io::Error),
+    /// Not within the time-out.
+    #[error("no connection within {0:?}")]
+    Late(Duration),
+    /// The handshake failed.
+    #[error("could not agree on TLS: {0}")]
+    Tls(#[source] io::Error),
+    /// A file of TLS can't be used. The message has its path.
+    #[error("{0}")]
+    Files(String),
+}
+
+impl ConnectError {
+    /// Whether the server's certificate was refused.
+    pub(super) fn is_certificate(&self) -> bool {
+        let Self::Tls(error) = self else { return false };
+        let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        matches!(inner, Some(rustls::Error::InvalidCertificate(_)))
+    }
+
+    /// How to fix it.
+    pub(super) fn hint(&self) -> &'static str {
+        match self {
+            Self::Resolve(_) => "correct the host in sink.http.url, or the name service",
+            Self::Private => {
+                "give the event's topic a URL of a public host, or set sink.http.private_addresses = \"allowed\" if \
+                 the writers of topics may reach this network"
+            }
+            Self::Tcp(_) | Self::Late(_) => {
+                "start the receiver, or correct sink.http.url; the sink connects again automatically"
+            }
+            Self::Tls(_) if self.is_certificate() => {
+                "let the host in sink.http.url be a name of the receiver's certificate, and sink.http.ca_file the \
+                 authority that signed it; the sink connects again automatically"
+            }
+            Self::Tls(_) => {
+                "correct sink.http.url (http or https), and sink.http.cert_file and key_file if the receiver asks for \
+                 a certificate"
+            }
+            Self::Files(_) => "correct sink.http.ca_file, cert_file and key_file",
+        }
+    }
+}
+
+/// What a connection is made with. Cloned for each.
+#[derive(Clone, Debug)]
+pub(super) struct Connector(Arc<ConnectorSettings>);
+
+#[derive(Debug)]
+struct ConnectorSettings {
+    tls: TlsFiles,
+    version: HttpVersion,
+    timeout: Duration,
+    refuses_private: bool,
+}
+
+impl Connector {
+    pub(super) fn new(spec: &HttpSpec) -> Self {
+        Self(Arc::new(ConnectorSettings {
+            tls: spec.tls.clone(),
+            version: spec.version,
+            timeout: spec.limits.connect_timeout,
+            refuses_private: spec.topic == TopicUse::Url && !spec.private,
+        }))
+    }
+
+    /// For requests to a URL of the configuration: any address is allowed.
+    pub(super) fn trusted(spec: &HttpSpec) -> Self {
+        let Self(of_spec) = Self::new(spec);
+        Self(Arc::new(ConnectorSettings {
+            tls: of_spec.tls.clone(),
+            version: HttpVersion::Auto,
+            timeout: of_spec.timeout,
+            refuses_private: false,
+        }))
+    }
+
+    /// Connects, with TLS where the URL has it.
+    pub(super) async fn connect(&self, uri: &Uri) -> Result<HttpStream, ConnectError> {
+        let timeout = self.0.timeout;
+        let connecting = tokio::time::timeout(timeout, self.connect_slowly(uri));
+        connecting.await.unwrap_or(Err(ConnectError::Late(timeout)))
+    }
+
+    async fn connect_slowly(&self, uri: &Uri) -> Result<HttpStream, ConnectError> {
+        let is_tls = uri.scheme_str() == Some("https");
+        let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
+        let host = uri.host().unwrap_or_default();
+        let tcp = self.connect_tcp(uri, host, port).await?;
+        if !is_tls {
+            return Ok(HttpStream::Plain(TokioIo::new(tcp)));
+        }
+        let name = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let name = ServerName::try_from(name)
+            .map_err(|invalid| ConnectError::Tls(io::Error::other(invalid)))?;
+        let config = client_config(&self.0.tls, self.0.version)?;
+        let handshake = TlsConnector::from(Arc::new(config)).connect(name, tcp);
+        let stream = handshake.await.map_err(ConnectError::Tls)?;
+        Ok(HttpStream::Tls(Box::new(TokioIo::new(stream))))
+    }
+
+    async fn connect_tcp(
+        &self,
+        uri: &Uri,
+        host: &str,
+        port: u16,
+    ) -> Result<TcpStream, ConnectError> {
+        let all: Vec<SocketAddr> = match literal_address(uri) {
+            Some(address) => vec![SocketAddr::new(address, port)],
+            None => {
+                let found = tokio::net::lookup_host((host, port)).await;
+                found.map_err(ConnectError::Resolve)?.collect()
+            }
+        };
+        let allowed = |address: &SocketAddr| !self.0.refuses_private || !is_private(address.ip());
+        let mut last = if all.is_empty() {
+            ConnectError::Resolve(io::Error::from(io::ErrorKind::NotFound))
+        } else {
+            ConnectError::Private
+        };
+        for address in all.into_iter().filter(allowed) {
+            // An address that does not answer leaves time for the others.
+            match tokio::time::timeout(self.0.timeout / 3, TcpStream::connect(address)).await {
+                Ok(Ok(stream)) => {
+                    stream.set_nodelay(true).map_err(ConnectError::Tcp)?;
+                    return Ok(stream);
+                }
+                Ok(Err(error)) => last = ConnectError::Tcp(named(address.ip(), &error)),
+                Err(_late) => last = ConnectError::Late(self.0.timeout / 3),
+            }
+        }
+        Err(last)
+    }
+}
+
+/// The error with the address that it is about.
+fn named(address: IpAddr, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{address}: {error}"))
+}
+
+impl tower_service::Service<Uri> for Connector {
+    type Response = HttpStream;
+    type Error = ConnectError;
+    type Future = Pin<Box<dyn Future<Output = Result<HttpStream, ConnectError>> + Send>>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let connector = self.clone();
+        Box::pin(async move { connector.connect(&uri).await })
+    }
+}
+
+/// A connection, for hyper.
+pub(super) enum HttpStream {
+    Plain(TokioIo<TcpStream>),
+    Tls(Box<TokioIo<TlsStream<TcpStream>>>),
+}
+
+impl HttpStream {
+    /// Whether both sides have agreed on HTTP/2.
+    pub(super) fn is_http2(&self) -> bool {
+        match self {
+            Self::Plain(_) => false,
+            Self::Tls(stream) => stream.inner().get_ref().1.alpn_protocol() == Some(b"h2"),
+        }
+    }
+}
+
+impl Connection for HttpStream {
+    fn connected(&self) -> Connected {
+        if self.is_http2() { Connected::new().negotiated_h2() } else { Connected::new() }
+    }
+}
+
+impl Read for HttpStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Self::Tls(stream) => Pin::new(&mut **stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl Write for HttpStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Tls(stream) => Pin::new(&mut **stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Self::Tls(stream) => Pin::new(&mut **stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Tls(stream) => Pin::new(&mut **stream).poll_shutdown(context),
+        }
+    }
+}
+
+// TLS.
+
+fn client_config(files: &TlsFiles, version: HttpVersion) -> Result<ClientConfig, ConnectError> {
+    let failed =
+        |error: rustls::Error| ConnectError::Files(format!("could not set up TLS: {error}"));
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let builder = builder.with_safe_default_protocol_versions().map_err(failed)?;
+    let builder = builder.with_root_certificates(roots(files)?);
+    let mut config = match identity(files)? {
+        Some((chain, key)) => builder.with_client_auth_cert(chain, key).map_err(failed)?,
+        None => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = match version {
+        HttpVersion::Auto => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+        HttpVersion::One => vec![b"http/1.1".to_vec()],
+        HttpVersion::Two => vec![b"h2".to_vec()],
+    };
+    Ok(config)
+}
+
+/// Checks the files, for `postrider check` and at the start.
+pub(super) fn check_files(files: &TlsFiles) -> Result<(), ConnectError> {
+    client_config(files, HttpVersion::Auto).map(drop)
+}
+
+fn roots(files: &TlsFiles) -> Result<Arc<RootCertStore>, ConnectError> {
+    /// The system has some 150, and they are read once.
+    static SYSTEM: OnceLock<Arc<RootCertStore>> = OnceLock::new();
+    let store = |certificates: Vec<CertificateDer<'static>>| {
+        let mut store = RootCertStore::empty();
+        store.add_parsable_certificates(certificates);
+        Arc::new(store)
+    };
+    if let Some(path) = &files.ca {
+        return certificates("ca_file", path).map(store);
+    }
+    let system = SYSTEM.get_or_init(|| store(rustls_native_certs::load_native_certs().certs));
+    if system.is_empty() {
+        let why = "this machine has no root certificates: set sink.http.ca_file";
+        return Err(ConnectError::Files(why.to_owned()));
+    }
+    Ok(Arc::clone(system))
+}
+
+type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
+fn identity(files: &TlsFiles) -> Result<Option<Identity>, ConnectError> {
+    let (Some(cert), Some(key)) = (&files.cert, &files.key) else { return Ok(None) };
+    let pem = key.read().map_err(|error| ConnectError::Files(error.to_string()))?;
+    let found = rustls_pemfile::private_key(&mut pem.as_bytes()).ok().flatten();
+    let none = || {
+        let path = key.path().display();
+        ConnectError::Files(format!(
+            "\"{path}\" (key_file) has no private key that is not encrypted"
+        ))
+    };
+    Ok(Some((certificates("cert_file", cert)?, found.ok_or_else(none)?)))
+}
+
+fn certificates(key: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, ConnectError> {
+    let shown = path.display();
+    let pem = std::fs::read(path).map_err(|error| {
+        ConnectError::Files(format!("could not read \"{shown}\" ({key}): {error}"))
+    })?;
+    let all: Result<Vec<_>, _> = rustls_pemfile::certs(&mut pem.as_slice()).collect();
+    match all {
+        Ok(all) if !all.is_empty() => Ok(all),
+        Ok(_) | Err(_) => {
+            Err(ConnectError::Files(format!("\"{shown}\" ({key}) has no certificate")))
+        }
+    }
+}
