@@ -18,6 +18,8 @@ pub mod postgres;
 mod queued_sink;
 #[cfg(feature = "queue")]
 mod record_batch;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(feature = "queue")]
 mod send_queue;
 mod stdout;
@@ -39,6 +41,8 @@ pub static KINDS: &[&dyn SinkKind] = &[
     &kafka::Kafka,
     #[cfg(feature = "postgres")]
     &postgres::Postgres,
+    #[cfg(feature = "redis")]
+    &redis::Redis,
     &stdout::Stdout,
     &discard::Discard,
 ];
