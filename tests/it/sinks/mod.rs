@@ -5,6 +5,7 @@
 
 mod kafka;
 mod pipeline;
+mod redis;
 mod scenarios;
 mod server;
 
