@@ -6,6 +6,7 @@
 mod kafka;
 mod pipeline;
 mod redis;
+mod redis_only;
 mod scenarios;
 mod server;
 

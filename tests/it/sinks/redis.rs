@@ -4,6 +4,7 @@ use super::server::SinkServer;
 use crate::private::{Flavor, PrivateRedis};
 use crate::topic::ReadRecord;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use tempfile::TempDir;
 
 /// A server, with a file that has the relay's password. `VALKEY`: Valkey, else the oldest Redis.
@@ -16,7 +17,9 @@ impl<const VALKEY: bool> RedisServer<VALKEY> {
     pub(super) async fn with(extra_config: &str) -> Self {
         let flavor = if VALKEY { Flavor::Valkey9 } else { Flavor::Redis7 };
         let files = TempDir::new().expect("a directory");
-        fs::write(files.path().join("password"), "secret\n").expect("a password");
+        let password = files.path().join("password");
+        fs::write(&password, "secret\n").expect("a password");
+        fs::set_permissions(&password, fs::Permissions::from_mode(0o600)).expect("its rights");
         Self { redis: PrivateRedis::start(flavor, extra_config).await, files }
     }
 

@@ -127,11 +127,6 @@ impl Chain {
         self.records.drain(..count)
     }
 
-    /// The first record that is not stored.
-    pub(super) fn first_unstored(&self) -> Option<RecordPlace> {
-        self.records.get(self.stored_records()).copied()
-    }
-
     /// Takes the first record that is not stored, which is refused. Nothing behind it is sent any more.
     pub(super) fn refuse(&mut self) -> Option<RecordPlace> {
         self.records.remove(self.stored_records())

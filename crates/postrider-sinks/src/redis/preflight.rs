@@ -129,7 +129,7 @@ impl Info {
 
     /// The name and version of the server. Valkey also has the version of Redis that it is compatible with.
     fn version(&self) -> String {
-        let valkey = self.get("valkey_version");
+        let valkey = self.valkey();
         if valkey.is_empty() {
             format!("Redis {}", self.get("redis_version"))
         } else {
@@ -137,10 +137,18 @@ impl Info {
         }
     }
 
-    fn is_too_old(&self) -> bool {
+    fn valkey(&self) -> &str {
+        self.get("valkey_version")
+    }
+
+    /// The version of Redis that the server is, or is compatible with.
+    fn redis(&self) -> (u32, u32) {
         let mut parts = self.get("redis_version").split('.').map(|part| part.parse().unwrap_or(0));
-        let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
-        version < VERSION_MIN
+        (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
+    }
+
+    fn is_too_old(&self) -> bool {
+        self.redis() < VERSION_MIN
     }
 }
 
@@ -170,6 +178,7 @@ async fn of_server(
     of_rights(spec, connection, out).await?;
     let is_good = out.len() == before;
     out.extend(of_persistence(connection, &place, &info).await?);
+    out.extend(of_default_user(connection, &place, &info).await?);
     if is_good {
         let what = format!("connected to {place}, {}, role and rights OK", info.version());
         out.insert(before, Finding::ok("redis_server", what));
@@ -253,6 +262,34 @@ async fn of_persistence(
     let what = format!("{place} has appendfsync {value}");
     let finding = Finding::warning("redis_durability", what).why(why);
     Ok(Some(finding.shell("redis-cli CONFIG SET appendfsync always")))
+}
+
+/// Redis 7.0 executes its append-only file as user `default`: without rights a script's effects are left out, and the
+/// server starts without these events (seen with 7.0.15; not with Valkey 9.1).
+async fn of_default_user(
+    connection: &mut Connection,
+    place: &str,
+    info: &Info,
+) -> Result<Option<Finding>, RedisProblem> {
+    if info.get("aof_enabled") != "1" || !info.valkey().is_empty() || info.redis() >= (7, 2) {
+        return Ok(None);
+    }
+    let why = "this version executes its append-only file as user \"default\": without rights it starts without the \
+               events, and Postrider does not publish them again";
+    let finding = match connection.command(&[b"ACL", b"GETUSER", b"default"]).await?.checked() {
+        Ok(reply) => {
+            let texts: Vec<String> = reply.elements().iter().filter_map(Reply::text).collect();
+            if texts.iter().any(|text| text == "+@all") && texts.iter().any(|text| text == "~*") {
+                return Ok(None);
+            }
+            Finding::error("redis_default_user", format!("{place}: user \"default\" lacks rights"))
+        }
+        Err(_refused) => {
+            let what = format!("login may not ask {place} for the rights of user \"default\"");
+            Finding::warning("redis_default_user", what)
+        }
+    };
+    Ok(Some(finding.why(why).shell("redis-cli ACL SETUSER default off '~*' '&*' +@all")))
 }
 
 /// Whether the login may use the scripts and the progress key.

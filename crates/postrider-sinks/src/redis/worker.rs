@@ -91,7 +91,9 @@ impl RedisWorker {
                 self.not_before = None;
                 if self.link.is_none() {
                     self.connect().await;
-                } else if is_current && !self.failed {
+                    continue;
+                }
+                if is_current && !self.failed {
                     self.look_up();
                     self.send();
                 }
