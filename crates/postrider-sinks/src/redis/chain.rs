@@ -213,8 +213,7 @@ mod tests {
         let mut batch = RecordBatch::default();
         for ticket in 0..records {
             let (topic, partition, key, value) = ("orders", None, None, None);
-            let record =
-                Record { topic, partition, key, value, timestamp_ms: None, headers: &[] };
+            let record = Record { topic, partition, key, value, timestamp_ms: None, headers: &[] };
             batch.push(Ticket(ticket), &record);
         }
         HeldRecords::default().push(batch).for_each(|place| chain.push(place));

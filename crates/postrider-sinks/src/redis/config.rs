@@ -343,7 +343,11 @@ impl SinkConfig for RedisConfig {
 /// A duration as the configuration has it.
 fn shown_duration(duration: Duration) -> String {
     let millis = duration.as_millis();
-    if millis.is_multiple_of(1_000) { format!("{}s", millis / 1_000) } else { format!("{millis}ms") }
+    if millis.is_multiple_of(1_000) {
+        format!("{}s", millis / 1_000)
+    } else {
+        format!("{millis}ms")
+    }
 }
 
 /// A size as the configuration has it.

@@ -91,9 +91,8 @@ impl Link {
                 Err(why) => problem = Some(why),
             }
         }
-        Err(problem.unwrap_or_else(|| {
-            RedisProblem::lost("no server is named", "set sink.redis.servers")
-        }))
+        Err(problem
+            .unwrap_or_else(|| RedisProblem::lost("no server is named", "set sink.redis.servers")))
     }
 
     async fn open_at(spec: &RedisSpec, address: &Address) -> Result<Self, RedisProblem> {
@@ -136,8 +135,7 @@ impl Link {
     /// The problem of an answer that is late.
     pub(super) fn late(&self) -> Option<RedisProblem> {
         let now = Instant::now();
-        let is_late =
-            |node: &&Node| node.calls.front().is_some_and(|sent| sent.deadline <= now);
+        let is_late = |node: &&Node| node.calls.front().is_some_and(|sent| sent.deadline <= now);
         self.nodes.iter().find(is_late).map(|node| node.connection.late())
     }
 

@@ -59,12 +59,7 @@ impl Looks {
     }
 
     /// The login may not add to the stream, or may not read its type.
-    pub(super) fn refused(
-        &mut self,
-        queue: &SendQueue<()>,
-        topic: String,
-        problem: &RedisProblem,
-    ) {
+    pub(super) fn refused(&mut self, queue: &SendQueue<()>, topic: String, problem: &RedisProblem) {
         let reason = format!("stream {topic:?}: {}", problem.reason);
         self.report(queue, &topic, reason, problem.hint.clone());
         self.refused.insert(topic);
@@ -111,13 +106,7 @@ impl Looks {
         queue.opened(topic, (), was_down);
     }
 
-    fn report(
-        &mut self,
-        queue: &SendQueue<()>,
-        topic: &str,
-        reason: String,
-        hint: Option<String>,
-    ) {
+    fn report(&mut self, queue: &SendQueue<()>, topic: &str, reason: String, hint: Option<String>) {
         self.closed(topic);
         queue.unavailable(topic, !self.known.contains(topic), reason, hint);
     }

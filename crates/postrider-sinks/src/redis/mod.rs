@@ -49,8 +49,5 @@ impl SinkKind for Redis {
     }
 }
 
-const FIRST_FILE_TABLES: &[FirstFileTable] = &[FirstFileTable {
-    path: "redis",
-    comment: "The server of the streams.",
-    keys: &["servers"],
-}];
+const FIRST_FILE_TABLES: &[FirstFileTable] =
+    &[FirstFileTable { path: "redis", comment: "The server of the streams.", keys: &["servers"] }];

@@ -15,15 +15,8 @@ use std::collections::HashMap;
 /// The oldest version that has all commands that the sink uses.
 const VERSION_MIN: (u32, u32) = (6, 2);
 
-/// Uses the progress key and a stream as the sink does, without an effect: `SET` with these options is an error, after
-/// the rights were checked.
-const RIGHTS: &str = r"
-for _, words in ipairs({{'GET', KEYS[1]}, {'SET', KEYS[1], '', 'NX', 'XX'}}) do
-  local reply = redis.pcall(unpack(words))
-  if type(reply) == 'table' and reply.err and string.sub(reply.err, 1, 4) ~= 'ERR ' then return reply end
-end
-return 1
-";
+/// A script without an effect, for the rights to scripts and to the keys that they are called with.
+const SCRIPT: &str = "return 1";
 
 /// What is known without the server.
 pub(super) fn settings(trim: Trim, has_tls: bool, servers: &str) -> Vec<Finding> {
@@ -99,9 +92,8 @@ async fn located(spec: &RedisSpec) -> Result<Located, RedisProblem> {
             Err(why) => problem = Some(why),
         }
     }
-    Err(problem.unwrap_or_else(|| {
-        RedisProblem::lost("no server is named", "set sink.redis.servers")
-    }))
+    Err(problem
+        .unwrap_or_else(|| RedisProblem::lost("no server is named", "set sink.redis.servers")))
 }
 
 fn unreachable(problem: &RedisProblem) -> Finding {
@@ -171,7 +163,9 @@ async fn of_server(
     };
     if info.is_too_old() {
         let what = format!("{place} is {}", info.version());
-        out.push(Finding::error("redis_version", what).why("Redis 6.2 or newer is needed, or Valkey"));
+        out.push(
+            Finding::error("redis_version", what).why("Redis 6.2 or newer is needed, or Valkey"),
+        );
     }
     of_role(spec, &place, &info, out);
     of_eviction(&place, &info, out);
@@ -209,7 +203,10 @@ fn of_role(spec: &RedisSpec, place: &str, info: &Info, out: &mut Vec<Finding>) {
         );
     } else if info.number("connected_slaves") < spec.storing.replicas.into() {
         let found = info.number("connected_slaves");
-        let what = format!("{place} has {found} replicas, sink.redis.replicas is {}", spec.storing.replicas);
+        let what = format!(
+            "{place} has {found} replicas, sink.redis.replicas is {}",
+            spec.storing.replicas
+        );
         out.push(
             Finding::error("redis_replicas", what)
                 .why("no event counts as published until so many replicas have it")
@@ -248,7 +245,8 @@ async fn of_persistence(
                 .shell("redis-cli CONFIG SET appendfsync always"),
         ));
     }
-    let Ok(reply) = connection.command(&[b"CONFIG", b"GET", b"appendfsync"]).await?.checked() else {
+    let Ok(reply) = connection.command(&[b"CONFIG", b"GET", b"appendfsync"]).await?.checked()
+    else {
         let what = format!("the login may not ask {place} for appendfsync");
         let why = "with everysec, the default, an end of the machine loses the events of about one second";
         return Ok(Some(Finding::warning("redis_unknown", what).why(why)));
@@ -256,7 +254,9 @@ async fn of_persistence(
     let value = reply.elements().get(1).and_then(Reply::text).unwrap_or_default();
     let why = match value.as_str() {
         "always" => return Ok(None),
-        "everysec" => "an end of the machine, not of the server, loses the events of about one second",
+        "everysec" => {
+            "an end of the machine, not of the server, loses the events of about one second"
+        }
         _ => "an end of the machine, not of the server, loses the events of up to a minute",
     };
     let what = format!("{place} has appendfsync {value}");
@@ -303,14 +303,20 @@ async fn of_rights(
         // Any key will do for the rights, but this node has some slots only.
         Mode::Cluster => return Ok(()),
     };
-    let sha = connection.command(&[b"SCRIPT", b"LOAD", RIGHTS.as_bytes()]).await?.checked();
-    let refused = match sha.map(|sha| sha.text().unwrap_or_default()) {
+    let name = key.as_bytes();
+    let mut refused = connection.command(&[b"GET", name]).await?.checked().err();
+    // These options are an error, after the rights were checked.
+    let set: [&[u8]; 5] = [b"SET", name, b"", b"NX", b"XX"];
+    let set = connection.command(&set).await?.checked().err();
+    refused = refused.or(set.filter(|error| error.code() != "ERR"));
+    match connection.command(&[b"SCRIPT", b"LOAD", SCRIPT.as_bytes()]).await?.checked() {
         Ok(sha) => {
-            let words: [&[u8]; 4] = [b"EVALSHA", sha.as_bytes(), b"1", key.as_bytes()];
-            connection.command(&words).await?.checked().err()
+            let sha = sha.text().unwrap_or_default();
+            let words: [&[u8]; 4] = [b"EVALSHA", sha.as_bytes(), b"1", name];
+            refused = refused.or(connection.command(&words).await?.checked().err());
         }
-        Err(error) => Some(error),
-    };
+        Err(error) => refused = refused.or(Some(error)),
+    }
     let Some(error) = refused else { return Ok(()) };
     let id = if error.code() == "NOPERM" { "redis_rights" } else { "redis_server" };
     out.push(denied(spec, id, &format!("progress key {key:?}"), &error));

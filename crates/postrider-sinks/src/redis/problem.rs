@@ -58,7 +58,9 @@ impl RedisProblem {
             io::ErrorKind::InvalidData => {
                 "correct the certificate files in sink.redis.tls, or the host names in sink.redis.servers"
             }
-            _ => "start the server, or correct sink.redis.servers; the sink connects again automatically",
+            _ => {
+                "start the server, or correct sink.redis.servers; the sink connects again automatically"
+            }
         };
         Self::lost(format!("could not {doing} {place}: {error}"), hint)
     }
@@ -66,7 +68,7 @@ impl RedisProblem {
     /// The server has answered with an error.
     pub(super) fn server(step: Step, place: &str, error: &ServerError, spec: &RedisSpec) -> Self {
         let verdict = verdict(step, error.code());
-        let hint = hint(step, verdict, error.code(), spec);
+        let hint = hint(step, error.code(), spec);
         Self { verdict, reason: format!("{place} has answered {error}"), hint }
     }
 }
@@ -86,7 +88,7 @@ fn verdict(step: Step, code: &str) -> Verdict {
     }
 }
 
-fn hint(step: Step, verdict: Verdict, code: &str, spec: &RedisSpec) -> Option<String> {
+fn hint(step: Step, code: &str, spec: &RedisSpec) -> Option<String> {
     let user = spec.user();
     let key = &spec.state_key;
     let text = match (code, step) {
@@ -98,7 +100,9 @@ fn hint(step: Step, verdict: Verdict, code: &str, spec: &RedisSpec) -> Option<St
             "correct sink.redis.username and password_file, or enable the login: ACL SETUSER {user} on; the sink tries \
              again automatically"
         ),
-        ("NOPERM", _) => rights(spec),
+        // Within a script a right that is missing has the code ERR.
+        ("NOPERM", _) | ("ERR", Step::TakeOver) => rights(spec),
+        ("ERR", Step::Add) => format!("if the message names a right, {}", rights(spec)),
         ("OOM", _) => {
             "the server has reached maxmemory: raise it (CONFIG SET maxmemory), or remove entries that were read \
              (XTRIM); the sink continues automatically"
@@ -127,9 +131,6 @@ fn hint(step: Step, verdict: Verdict, code: &str, spec: &RedisSpec) -> Option<St
             "the key has another type than a stream: rename or delete it, or fix route.topic".to_owned()
         }
         ("WRONGTYPE", _) => format!("key {key:?} is not the sink's: set another sink.redis.state_key"),
-        _ if verdict == Verdict::Destination => {
-            "see the server's message: another stream may be needed (route.topic)".to_owned()
-        }
         _ => return None,
     };
     Some(text)
@@ -152,11 +153,7 @@ pub(super) fn rights_command(spec: &RedisSpec) -> String {
     if spec.mode == Mode::Cluster {
         commands.push_str(" +cluster|slots");
     }
-    format!(
-        "redis-cli ACL SETUSER {} '~{}*' '~STREAMS*' {commands}",
-        spec.user(),
-        spec.state_key
-    )
+    format!("redis-cli ACL SETUSER {} '~{}*' '~STREAMS*' {commands}", spec.user(), spec.state_key)
 }
 
 #[cfg(test)]

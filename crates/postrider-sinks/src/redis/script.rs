@@ -138,7 +138,13 @@ impl Answer {
 }
 
 /// A call of `TAKE_OVER`.
-pub(super) fn take_over(out: &mut Vec<u8>, sha: &str, state_key: &str, token: &str, own: &[String]) {
+pub(super) fn take_over(
+    out: &mut Vec<u8>,
+    sha: &str,
+    state_key: &str,
+    token: &str,
+    own: &[String],
+) {
     resp::begin(out, 5 + own.len());
     resp::word(out, b"EVALSHA");
     resp::word(out, sha.as_bytes());

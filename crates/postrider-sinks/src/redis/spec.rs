@@ -29,7 +29,8 @@ impl Address {
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
                 let (host, end) = rest.split_once(']')?;
-                let port = if end.is_empty() { port } else { end.strip_prefix(':')?.parse().ok()? };
+                let port =
+                    if end.is_empty() { port } else { end.strip_prefix(':')?.parse().ok()? };
                 (host, port)
             }
             None => match text.split_once(':') {

@@ -59,7 +59,8 @@ pub(super) fn client_config(files: &TlsFiles) -> Result<ClientConfig, RedisProbl
             let pem = read(key)?;
             let found = rustls_pemfile::private_key(&mut pem.as_slice());
             let found = found.ok().flatten().ok_or_else(|| {
-                let reason = format!("\"{}\" has no private key, or an encrypted one", key.display());
+                let reason =
+                    format!("\"{}\" has no private key, or an encrypted one", key.display());
                 RedisProblem::lost(reason, HINT)
             })?;
             builder.with_client_auth_cert(chain, found).map_err(failed)

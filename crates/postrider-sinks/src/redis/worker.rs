@@ -128,7 +128,8 @@ impl RedisWorker {
             let Some(record) = self.held.get(place) else { continue };
             let slot = slot(&self.spec, record.topic);
             let spec = &self.spec;
-            let chain = self.chains.entry(slot).or_insert_with(|| Chain::new(state_key(spec, slot)));
+            let chain =
+                self.chains.entry(slot).or_insert_with(|| Chain::new(state_key(spec, slot)));
             chain.push(place);
         }
     }
@@ -486,7 +487,9 @@ impl RedisWorker {
             }
             Ok(found) => {
                 let found = found.unwrap_or_default();
-                let reason = format!("{place}: {found} of {wanted} replicas have the events after {timeout:?}");
+                let reason = format!(
+                    "{place}: {found} of {wanted} replicas have the events after {timeout:?}"
+                );
                 let hint = "start replicas, or lower sink.redis.replicas; the sink continues automatically";
                 self.down = true;
                 self.queue.down(reason, Some(hint.to_owned()));
