@@ -179,12 +179,17 @@ impl PrivateSentinel {
         let mut command = program.command();
         command.arg(dir.join("sentinel.conf")).arg("--sentinel");
         let answers = || async move {
-            let answer = exchange(port, "SENTINEL REPLICAS main\r\nQUIT\r\n").await?;
-            if answer.contains("runid") && !answer.contains("s_down") {
-                Ok(())
-            } else {
-                Err(answer)
-            }
+            // A sentinel does not know QUIT. The answer fits one read.
+            let replicas = async {
+                let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+                stream.write_all(b"SENTINEL REPLICAS main\r\n").await?;
+                let mut answer = vec![0; 16 << 10];
+                let length = stream.read(&mut answer).await?;
+                answer.truncate(length);
+                Ok::<_, std::io::Error>(String::from_utf8_lossy(&answer).into_owned())
+            };
+            let answer = replicas.await.map_err(|error| error.to_string())?;
+            if answer.contains("master-link-status\r\n$2\r\nok") { Ok(()) } else { Err(answer) }
         };
         program.start(command, answers).await;
         Self { port, _program: program }

@@ -138,7 +138,7 @@ async fn topic_that_is_a_progress_key_is_refused() {
     pipeline.insert("postrider:x:y", "a", &[1]).await;
     pipeline.insert("orders", "b", &[2]).await;
     pipeline.await_values("orders", "b", &["2"]).await;
-    pipeline.await_parked("a waiting").await;
+    pipeline.await_parked("a dead").await;
     relay.terminate(SOON).await;
 }
 

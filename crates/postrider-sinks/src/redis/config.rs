@@ -25,10 +25,10 @@ const REPLICAS_MAX: u32 = 100;
 const REPLICA_TIMEOUT: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(10);
 const SECONDS: std::ops::RangeInclusive<Duration> =
-    Duration::from_secs(1)..=Duration::from_secs(600);
+    Duration::from_secs(1)..=Duration::from_mins(10);
 const REPLICA_TIMEOUTS: std::ops::RangeInclusive<Duration> =
-    Duration::from_millis(10)..=Duration::from_secs(60);
-const AGE_MAX: Duration = Duration::from_secs(10 * 365 * 86_400);
+    Duration::from_millis(10)..=Duration::from_mins(1);
+const AGE_MAX: Duration = Duration::from_hours(10 * 365 * 24);
 
 const EVENT_BYTES: u64 = 1 << 20;
 const EVENT_BYTES_RANGE: std::ops::RangeInclusive<u64> = 1 << 10..=256 << 20;
@@ -130,6 +130,10 @@ impl RedisConfig {
         config
     }
 
+    fn bytes_max(&self) -> usize {
+        usize::try_from(self.event_bytes_max).unwrap_or(usize::MAX)
+    }
+
     /// What a sink is opened with. A replay has a progress of its own.
     pub(super) fn spec(&self, needs: &Needs) -> RedisSpec {
         let end = if needs.purpose == Purpose::Replay { ":replay" } else { "" };
@@ -150,8 +154,7 @@ impl RedisConfig {
             state_key: state_key + end,
             storing: self.storing,
             timeout: self.timeout,
-            // The bound fits a usize on every platform we build for.
-            bytes_max: self.event_bytes_max as usize,
+            bytes_max: self.bytes_max(),
         }
     }
 }
@@ -199,7 +202,7 @@ impl SinkConfig for RedisConfig {
             dedupe: false,
             headers: true,
             null_value: true,
-            record_bytes_max: Some(self.event_bytes_max as usize),
+            record_bytes_max: Some(self.bytes_max()),
             held_bytes: HELD_BYTES,
             clusters: false,
             remote: true,

@@ -44,16 +44,16 @@ impl Looks {
     pub(super) fn send(&mut self, link: &mut Link, spec: &RedisSpec, slot: impl Fn(&str) -> u16) {
         while self.open.len() < LOOKS_MAX {
             let Some(topic) = self.wanted.pop_front() else { return };
-            let Some(mut line) = link.line(slot(&topic), spec.timeout) else {
+            let Some(mut calls) = link.line(slot(&topic), spec.timeout) else {
                 self.wanted.push_front(topic);
                 return;
             };
             // No entry can have this ID. Rights and the state of the server are checked before that.
             let add: [&[u8]; 6] = [b"XADD", topic.as_bytes(), b"NOMKSTREAM", b"0-0", b"a", b"b"];
-            resp::command(line.out, &add);
-            line.sent(Call::MayAdd { topic: topic.clone() }, Duration::ZERO);
-            resp::command(line.out, &[b"TYPE", topic.as_bytes()]);
-            line.sent(Call::Exists { topic: topic.clone() }, Duration::ZERO);
+            resp::command(calls.out, &add);
+            calls.sent(Call::MayAdd { topic: topic.clone() }, Duration::ZERO);
+            resp::command(calls.out, &[b"TYPE", topic.as_bytes()]);
+            calls.sent(Call::Exists { topic: topic.clone() }, Duration::ZERO);
             self.open.insert(topic);
         }
     }
@@ -66,8 +66,8 @@ impl Looks {
     }
 
     /// Nothing but the type of the key can keep the stream from accepting events.
-    pub(super) fn may_add(&mut self, topic: String) {
-        self.refused.remove(&topic);
+    pub(super) fn may_add(&mut self, topic: &str) {
+        self.refused.remove(topic);
     }
 
     /// The type of the key is known.

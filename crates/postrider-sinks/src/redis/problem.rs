@@ -54,13 +54,10 @@ impl RedisProblem {
     /// The connection failed.
     pub(super) fn io(doing: &str, place: &str, error: &io::Error) -> Self {
         // A certificate that is not accepted is such an error.
-        let hint = match error.kind() {
-            io::ErrorKind::InvalidData => {
-                "correct the certificate files in sink.redis.tls, or the host names in sink.redis.servers"
-            }
-            _ => {
-                "start the server, or correct sink.redis.servers; the sink connects again automatically"
-            }
+        let hint = if error.kind() == io::ErrorKind::InvalidData {
+            "correct the certificate files in sink.redis.tls, or the host names in sink.redis.servers"
+        } else {
+            "start the server, or correct sink.redis.servers; the sink connects again automatically"
         };
         Self::lost(format!("could not {doing} {place}: {error}"), hint)
     }
@@ -76,13 +73,15 @@ impl RedisProblem {
 /// The codes are those of Redis 6.2 to 8 and of Valkey 8 and 9.
 fn verdict(step: Step, code: &str) -> Verdict {
     match (step, code) {
-        (_, "LOADING" | "READONLY" | "MASTERDOWN" | "MOVED" | "CLUSTERDOWN" | "NOSCRIPT")
-        | (_, "WRONGPASS" | "NOAUTH" | "CROSSSLOT" | "UNKILLABLE" | "UNBLOCKED")
-        | (Step::Connect | Step::Locate, _) => Verdict::Reconnect,
+        (Step::Connect | Step::Locate, _)
+        | (
+            _,
+            "LOADING" | "READONLY" | "MASTERDOWN" | "MOVED" | "CLUSTERDOWN" | "NOSCRIPT"
+            | "WRONGPASS" | "NOAUTH" | "CROSSSLOT",
+        ) => Verdict::Reconnect,
         (_, "OOM" | "MISCONF" | "NOREPLICAS" | "BUSY" | "TRYAGAIN" | "ASK") => Verdict::Wait,
-        (Step::Add, _) => Verdict::Destination,
+        (Step::Add, _) | (Step::LookUp, "WRONGTYPE") => Verdict::Destination,
         (_, "NOPERM") => Verdict::Rights,
-        (Step::LookUp, "WRONGTYPE") => Verdict::Destination,
         // A script that fails as a whole: what it has stored is not known. The progress says it after a take-over.
         (Step::TakeOver | Step::Store | Step::LookUp, _) => Verdict::Reconnect,
     }

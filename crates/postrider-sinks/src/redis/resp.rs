@@ -116,7 +116,9 @@ pub(super) fn number(out: &mut Vec<u8>, number: u64) {
 /// Adds a whole command.
 pub(super) fn command(out: &mut Vec<u8>, words: &[&[u8]]) {
     begin(out, words.len());
-    words.iter().for_each(|bytes| word(out, bytes));
+    for bytes in words {
+        word(out, bytes);
+    }
 }
 
 fn length(out: &mut Vec<u8>, kind: u8, number: usize) {

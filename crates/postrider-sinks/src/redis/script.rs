@@ -151,7 +151,9 @@ pub(super) fn take_over(
     resp::number(out, 1);
     resp::word(out, state_key.as_bytes());
     resp::word(out, token.as_bytes());
-    own.iter().for_each(|token| resp::word(out, token.as_bytes()));
+    for token in own {
+        resp::word(out, token.as_bytes());
+    }
 }
 
 /// A call of `STORE` that is built event by event.
@@ -182,12 +184,16 @@ impl StoreCall<'_> {
         resp::word(out, self.sha.as_bytes());
         resp::number(out, 1 + self.topics.len() as u64);
         resp::word(out, self.state_key.as_bytes());
-        self.topics.iter().for_each(|topic| resp::word(out, topic.as_bytes()));
+        for topic in self.topics {
+            resp::word(out, topic.as_bytes());
+        }
         resp::word(out, self.token.as_bytes());
         resp::number(out, self.first);
         resp::number(out, count as u64);
         resp::number(out, options.len() as u64);
-        options.iter().for_each(|option| resp::word(out, option));
+        for option in options {
+            resp::word(out, option);
+        }
         for (record, topic) in records {
             // Keys are counted from 1, and the first one is the progress.
             resp::number(out, topic as u64 + 2);
@@ -300,7 +306,7 @@ mod tests {
         batch.push(Ticket(1), &record);
         batch.push(Ticket(2), &bare);
         let mut out = Vec::new();
-        call(&STORING, &["orders"]).encode(&mut out, batch.iter().map(|record| (record, 0)));
+        call(&STORING, &["orders"]).encode(&mut out, (0..2).map(|at| (batch.get(at), 0)));
         let expected = "EVALSHA sha 2 state orders token 8 2 0 \
                         2 14 key k timestamp -1 partition 3 id 7 header:value fake header:header:value x value {} \
                         2 2 timestamp -1";

@@ -27,7 +27,7 @@ fn crc16(bytes: &[u8]) -> u16 {
 
 /// A key of this slot that begins with `prefix`: the smallest number that hashes to the slot is its tag.
 pub(super) fn key_of_slot(prefix: &str, slot: u16) -> String {
-    let number = (0_u32..).find(|number| crc16(number.to_string().as_bytes()) % SLOTS == slot);
+    let number = (0..u32::MAX).find(|number| crc16(number.to_string().as_bytes()) % SLOTS == slot);
     format!("{prefix}:{{{}}}", number.unwrap_or_default())
 }
 

@@ -124,12 +124,11 @@ impl RedisWorker {
         if batch.is_empty() {
             return;
         }
-        for place in self.held.push(batch) {
-            let Some(record) = self.held.get(place) else { continue };
-            let slot = slot(&self.spec, record.topic);
-            let spec = &self.spec;
-            let chain =
-                self.chains.entry(slot).or_insert_with(|| Chain::new(state_key(spec, slot)));
+        let spec = &self.spec;
+        let slots: Vec<u16> = batch.iter().map(|record| slot(spec, record.topic)).collect();
+        for (place, slot) in self.held.push(batch).zip(slots) {
+            let chain = self.chains.entry(slot);
+            let chain = chain.or_insert_with(|| Chain::new(state_key(spec, slot)));
             chain.push(place);
         }
     }
@@ -256,25 +255,31 @@ impl RedisWorker {
         if is_full || chain.failing || !(chain.has_unsent() || chain.has_stored()) {
             return false;
         }
-        let Some(mut line) = link.line(slot, spec.timeout) else { return false };
+        let Some(mut calls) = link.line(slot, spec.timeout) else { return false };
         match chain.claim {
             Claim::Sent => return false,
             Claim::No => {
                 let token = format!("{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..));
                 let own = chain.next_token(token);
-                script::take_over(line.out, line.take_over, &chain.state_key, chain.token(), &own);
+                script::take_over(
+                    calls.out,
+                    calls.take_over,
+                    &chain.state_key,
+                    chain.token(),
+                    &own,
+                );
                 chain.calls += 1;
-                line.sent(Call::TakeOver { slot }, Duration::ZERO);
+                calls.sent(Call::TakeOver { slot }, Duration::ZERO);
                 return false;
             }
             Claim::Yes => {}
         }
-        let Some(sent) = encode(chain, held, spec, line.out, line.store) else { return false };
+        let Some(sent) = encode(chain, held, spec, calls.out, calls.store) else { return false };
         chain.sent(sent);
-        line.sent(Call::Store { slot }, Duration::ZERO);
+        calls.sent(Call::Store { slot }, Duration::ZERO);
         if spec.storing.replicas > 0 {
             let (first, _) = chain.unsent();
-            ask_replicas(chain, spec, &mut line, slot, first.saturating_sub(1));
+            ask_replicas(chain, spec, &mut calls, slot, first.saturating_sub(1));
         }
         true
     }
@@ -296,14 +301,13 @@ impl RedisWorker {
         if let Err(error) = reply.checked() {
             let problem = RedisProblem::server(Step::LookUp, place, &error, &self.spec);
             match (problem.verdict, error.code()) {
-                (_, "ERR") => {}
                 (Verdict::Rights, _) => return self.looks.refused(&self.queue, topic, &problem),
-                // Known by its next event.
-                (Verdict::Wait | Verdict::Destination, _) => {}
+                // The ID is refused, or the next event shows the problem.
+                (_, "ERR") | (Verdict::Wait | Verdict::Destination, _) => {}
                 (Verdict::Reconnect, _) => return self.lose(&problem),
             }
         }
-        self.looks.may_add(topic);
+        self.looks.may_add(&topic);
     }
 
     fn exists(&mut self, topic: &str, place: &str, reply: Reply) {
@@ -469,9 +473,9 @@ impl RedisWorker {
     fn ask_replicas_again(&mut self, slot: u16) {
         let Self { chains, link, spec, .. } = self;
         let (Some(chain), Some(link)) = (chains.get_mut(&slot), link) else { return };
-        let Some(mut line) = link.line(slot, spec.timeout) else { return };
+        let Some(mut calls) = link.line(slot, spec.timeout) else { return };
         let upto = chain.last_stored();
-        ask_replicas(chain, spec, &mut line, slot, upto);
+        ask_replicas(chain, spec, &mut calls, slot, upto);
     }
 
     /// So many replicas have what was stored before the question.
