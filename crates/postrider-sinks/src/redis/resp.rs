@@ -228,7 +228,7 @@ mod tests {
     fn commands_are_arrays_of_binary_strings() {
         let mut out = Vec::new();
         command(&mut out, &[b"XADD", b"a\r\n b", b""]);
-        assert_eq!(out, b"*3\r\n$4\r\nXADD\r\n$6\r\na\r\n b\r\n$0\r\n\r\n");
+        assert_eq!(out, b"*3\r\n$4\r\nXADD\r\n$5\r\na\r\n b\r\n$0\r\n\r\n");
         for (value, text) in [(0, "$1\r\n0\r\n"), (907, "$3\r\n907\r\n")] {
             let mut out = Vec::new();
             number(&mut out, value);

@@ -317,7 +317,7 @@ mod tests {
     fn options_say_what_is_created_and_removed() {
         let trimmed = Storing { creates: false, trim: Trim::Length(5), ..STORING };
         assert_eq!(call(&trimmed, &[]).options().join(" "), "NOMKSTREAM MAXLEN ~ 5");
-        let aged = Storing { trim: Trim::Age(Duration::from_secs(60)), ..STORING };
+        let aged = Storing { trim: Trim::Age(Duration::from_mins(1)), ..STORING };
         let options = call(&aged, &[]).options();
         assert_eq!(&options[..2], ["MINID", "~"]);
         let from: u128 = options[2].parse().unwrap();
