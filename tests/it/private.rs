@@ -18,7 +18,7 @@ pub(crate) use nats::PrivateNats;
 pub(crate) use pooler::PrivatePooler;
 pub(crate) use postgres::PrivatePostgres;
 pub(crate) use rabbitmq::PrivateRabbitMq;
-pub(crate) use redis::{Flavor, PrivateRedis};
+pub(crate) use redis::{Flavor, PrivateRedis, PrivateSentinel};
 pub(crate) use tls::tls;
 
 use crate::await_that::await_that;

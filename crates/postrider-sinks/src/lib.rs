@@ -20,6 +20,8 @@ pub mod postgres;
 mod queued_sink;
 #[cfg(feature = "queue")]
 mod record_batch;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(feature = "queue")]
 mod send_queue;
 mod stdout;
@@ -43,6 +45,8 @@ pub static KINDS: &[&dyn SinkKind] = &[
     &postgres::Postgres,
     #[cfg(feature = "http")]
     &http::Http,
+    #[cfg(feature = "redis")]
+    &redis::Redis,
     &stdout::Stdout,
     &discard::Discard,
 ];

@@ -153,11 +153,57 @@ impl PrivateRedis {
     }
 }
 
-/// Logs in on a connection of its own, sends one command, and reads its answer. A refused login is an error.
-async fn as_user(port: u16, login: &str, command: &str) -> Result<String, String> {
+/// A sentinel of Valkey for one primary, which it calls `main`. It decides alone.
+pub(crate) struct PrivateSentinel {
+    port: u16,
+    /// Kept for its end.
+    _program: Program,
+}
+
+impl PrivateSentinel {
+    /// Starts one, and waits until it knows the replica of the primary.
+    pub(crate) async fn start(primary: u16) -> Self {
+        let port = free_port();
+        let mut program = Program::new(Flavor::Valkey9.name());
+        let dir = program.dir.0.clone();
+        // `dir` is in the configuration for the harness, which ends what an interrupted run leaves behind.
+        let config = format!(
+            "bind 127.0.0.1\nport {port}\ndir {dir}\n\
+             proc-title-template \"{{title}} {{listen-addr}} {{config-file}}\"\n\
+             sentinel monitor main 127.0.0.1 {primary} 1\n\
+             sentinel auth-user main admin\nsentinel auth-pass main admin\n\
+             sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 5000\n",
+            dir = dir.display()
+        );
+        fs::write(dir.join("sentinel.conf"), config).expect("sentinel.conf");
+        let mut command = program.command();
+        command.arg(dir.join("sentinel.conf")).arg("--sentinel");
+        let answers = || async move {
+            // A sentinel does not know QUIT. The answer fits one read.
+            let replicas = async {
+                let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+                stream.write_all(b"SENTINEL REPLICAS main\r\n").await?;
+                let mut answer = vec![0; 16 << 10];
+                let length = stream.read(&mut answer).await?;
+                answer.truncate(length);
+                Ok::<_, std::io::Error>(String::from_utf8_lossy(&answer).into_owned())
+            };
+            let answer = replicas.await.map_err(|error| error.to_string())?;
+            if answer.contains("master-link-status\r\n$2\r\nok") { Ok(()) } else { Err(answer) }
+        };
+        program.start(command, answers).await;
+        Self { port, _program: program }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+/// Sends a request on a connection of its own, and reads until the server closes it.
+async fn exchange(port: u16, request: &str) -> Result<String, String> {
     let exchange = async {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
-        let request = format!("AUTH {login}\r\n{command}\r\nQUIT\r\n");
         stream.write_all(request.as_bytes()).await?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).await?;
@@ -165,9 +211,15 @@ async fn as_user(port: u16, login: &str, command: &str) -> Result<String, String
     };
     let answer = tokio::time::timeout(COMMAND_MAX, exchange)
         .await
-        .map_err(|elapsed| format!("{command}: {elapsed}"))?
-        .map_err(|error| format!("{command}: {error}"))?;
-    let answer = String::from_utf8_lossy(&answer).into_owned();
+        .map_err(|elapsed| elapsed.to_string())?
+        .map_err(|error| error.to_string())?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+/// Logs in on a connection of its own, sends one command, and reads its answer. A refused login is an error.
+async fn as_user(port: u16, login: &str, command: &str) -> Result<String, String> {
+    let request = format!("AUTH {login}\r\n{command}\r\nQUIT\r\n");
+    let answer = exchange(port, &request).await.map_err(|error| format!("{command}: {error}"))?;
     let inner = answer.strip_prefix("+OK\r\n").and_then(|rest| rest.strip_suffix("+OK\r\n"));
     inner.map(str::to_owned).ok_or(answer)
 }

@@ -6,6 +6,8 @@
 mod http;
 mod kafka;
 mod pipeline;
+mod redis;
+mod redis_only;
 mod scenarios;
 mod server;
 

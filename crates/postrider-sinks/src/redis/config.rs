@@ -1,0 +1,440 @@
+//! The keys of a Redis sink, and what the product asks of its settings.
+
+use super::spec::{Address, Login, Mode, NAMES, RedisSpec, STATE_PREFIX, Storing, TlsFiles, Trim};
+use super::{looks, preflight, sink};
+use pg_replication::Conninfo;
+use postrider_core::finding::Finding;
+use postrider_core::record::{Excess, Refusal, RefusalKind};
+use postrider_core::sink::{
+    Capabilities, GENERAL_HINT, Keys, Mailbox, NameRule, Needs, Order, Purpose, Shown, ShownValue,
+    Sink, SinkConfig, SinkError,
+};
+use std::any::Any;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(super) const NAME: &str = "redis";
+
+/// Databases of a server at most.
+const DATABASE_MAX: u32 = 65_535;
+
+/// Replicas that can be waited for.
+const REPLICAS_MAX: u32 = 100;
+
+const REPLICA_TIMEOUT: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(10);
+const SECONDS: std::ops::RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_mins(10);
+const REPLICA_TIMEOUTS: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(10)..=Duration::from_mins(1);
+const AGE_MAX: Duration = Duration::from_hours(10 * 365 * 24);
+
+const EVENT_BYTES: u64 = 1 << 20;
+const EVENT_BYTES_RANGE: std::ops::RangeInclusive<u64> = 1 << 10..=256 << 20;
+
+/// Memory for a record between `enqueue` and its report beside its bytes: its lengths, its place, and its share of the
+/// call, which is a second copy. Unit: bytes.
+const HELD_BYTES: usize = 256;
+
+/// The words of `missing_streams`.
+const MISSING: [&str; 2] = ["create", "park"];
+
+/// `[pipelines.NAME.sink]` of a Redis sink.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RedisConfig {
+    delivery: &'static str,
+    servers: String,
+    mode: Mode,
+    sentinel_master: String,
+    sentinel: LoginKeys,
+    database: u32,
+    login: LoginKeys,
+    storing: Storing,
+    event_bytes_max: u64,
+    timeout: Duration,
+    state_key: String,
+    rest: Surroundings,
+}
+
+/// TLS, and what is not in the sink's table.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Surroundings {
+    tls: Option<TlsFiles>,
+    /// The database of the source, which is a part of the progress key.
+    source: String,
+}
+
+/// A login, and the name of its file as the configuration has it.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+struct LoginKeys {
+    login: Login,
+    shown_file: String,
+}
+
+impl LoginKeys {
+    fn read(keys: &dyn Keys, username: &'static str, file: &'static str) -> Self {
+        let username = keys.text(username).unwrap_or_default();
+        let (shown_file, password) = keys.secret(file).unzip();
+        if !username.is_empty() && password.is_none() {
+            keys.error(file, "is missing: a user name needs a password".to_owned());
+        }
+        Self { login: Login { username, password }, shown_file: shown_file.unwrap_or_default() }
+    }
+}
+
+impl RedisConfig {
+    pub(super) fn read(keys: &dyn Keys) -> Self {
+        let delivery = crate::read_delivery(keys);
+        let table = keys.table(NAME);
+        let servers = table.required("servers", "localhost:6379").unwrap_or_default();
+        if !servers.is_empty() && addresses(&servers).is_none() {
+            table.error("servers", "expected host:port pairs with commas between them".to_owned());
+        }
+        let mode = match table.word("mode", &Mode::WORDS, &[]) {
+            0 => Mode::Single,
+            1 => Mode::Sentinel,
+            _ => Mode::Cluster,
+        };
+        let trim_length = table.number("trim_length", 0, 0..=u32::MAX);
+        let trim_age = table.duration("trim_age", Duration::ZERO, Duration::ZERO..=AGE_MAX);
+        if trim_length > 0 && !trim_age.is_zero() {
+            table.error("trim_age", "can't be set together with trim_length".to_owned());
+        }
+        let trim = match (trim_length, trim_age) {
+            (0, Duration::ZERO) => Trim::Nothing,
+            (0, age) => Trim::Age(age),
+            (length, _) => Trim::Length(length),
+        };
+        let storing = Storing {
+            creates: table.word("missing_streams", &MISSING, &[]) == 0,
+            trim,
+            replicas: table.number("replicas", 0, 0..=REPLICAS_MAX),
+            replica_timeout: table.duration("replica_timeout", REPLICA_TIMEOUT, REPLICA_TIMEOUTS),
+        };
+        let config = Self {
+            delivery,
+            servers,
+            mode,
+            sentinel_master: table.text("sentinel_master").unwrap_or_default(),
+            sentinel: LoginKeys::read(&*table, "sentinel_username", "sentinel_password_file"),
+            database: table.number("database", 0, 0..=DATABASE_MAX),
+            login: LoginKeys::read(&*table, "username", "password_file"),
+            storing,
+            event_bytes_max: table.size("event_bytes_max", EVENT_BYTES, EVENT_BYTES_RANGE),
+            timeout: table.duration("timeout", TIMEOUT, SECONDS),
+            state_key: table.text("state_key").unwrap_or_default(),
+            rest: Surroundings { tls: read_tls(&*table), source: String::new() },
+        };
+        table.finish();
+        config
+    }
+
+    fn bytes_max(&self) -> usize {
+        usize::try_from(self.event_bytes_max).unwrap_or(usize::MAX)
+    }
+
+    /// What a sink is opened with. A replay has a progress of its own.
+    pub(super) fn spec(&self, needs: &Needs) -> RedisSpec {
+        let end = if needs.purpose == Purpose::Replay { ":replay" } else { "" };
+        let state_key = if self.state_key.is_empty() {
+            format!("{STATE_PREFIX}{}:{}", self.rest.source, needs.pipeline)
+        } else {
+            self.state_key.clone()
+        };
+        RedisSpec {
+            servers: addresses(&self.servers).unwrap_or_default(),
+            mode: self.mode,
+            sentinel_master: self.sentinel_master.clone(),
+            sentinel_login: self.sentinel.login.clone(),
+            database: self.database,
+            login: self.login.login.clone(),
+            tls: self.rest.tls.clone(),
+            client_name: format!("postrider-{}{}", needs.pipeline, end.replace(':', "-")),
+            state_key: state_key + end,
+            storing: self.storing,
+            timeout: self.timeout,
+            bytes_max: self.bytes_max(),
+        }
+    }
+}
+
+/// The addresses of the servers; `None` if one is none.
+fn addresses(servers: &str) -> Option<Vec<Address>> {
+    servers.split(',').map(|text| Address::parse(text, Address::PORT)).collect()
+}
+
+/// `false`, or a table that has the files of TLS.
+fn read_tls(keys: &dyn Keys) -> Option<TlsFiles> {
+    let table = keys.table_or_false("tls");
+    let file = |key: &'static str| {
+        let path = table.text(key).filter(|path| !path.is_empty())?;
+        Some(PathBuf::from(path))
+    };
+    let ca = file("ca_file");
+    let identity = match (file("cert_file"), file("key_file")) {
+        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (None, None) => None,
+        (Some(_), None) => {
+            table.error("key_file", "is missing: cert_file needs it".to_owned());
+            None
+        }
+        (None, Some(_)) => {
+            table.error("cert_file", "is missing: key_file needs it".to_owned());
+            None
+        }
+    };
+    let is_on = table.is_present();
+    table.finish();
+    is_on.then_some(TlsFiles { ca, identity })
+}
+
+impl SinkConfig for RedisConfig {
+    fn kind(&self) -> &'static str {
+        NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            order: Order::Key,
+            refuses_batches: false,
+            transactions: None,
+            dedupe: false,
+            headers: true,
+            null_value: true,
+            record_bytes_max: Some(self.bytes_max()),
+            held_bytes: HELD_BYTES,
+            clusters: false,
+            remote: true,
+        }
+    }
+
+    fn names(&self) -> NameRule {
+        NAMES
+    }
+
+    fn place(&self) -> String {
+        self.servers.clone()
+    }
+
+    fn values(&self) -> Vec<Shown> {
+        let text = |key: &str, value: &str| Shown { table: NAME, ..Shown::text(key, value) };
+        let number = |key: &str, value: u32| Shown {
+            table: NAME,
+            key: key.to_owned(),
+            value: ShownValue::Number(value.into()),
+        };
+        let storing = &self.storing;
+        let (length, age) = match storing.trim {
+            Trim::Nothing => (0, Duration::ZERO),
+            Trim::Length(length) => (length, Duration::ZERO),
+            Trim::Age(age) => (0, age),
+        };
+        let mut rows = vec![
+            Shown::text("delivery", self.delivery),
+            text("servers", &self.servers),
+            text("mode", self.mode.name()),
+            text("sentinel_master", &self.sentinel_master),
+            text("sentinel_username", &self.sentinel.login.username),
+            text("sentinel_password_file", &self.sentinel.shown_file),
+            number("database", self.database),
+            text("username", &self.login.login.username),
+            text("password_file", &self.login.shown_file),
+            text("missing_streams", if storing.creates { MISSING[0] } else { MISSING[1] }),
+            number("trim_length", length),
+            text("trim_age", &shown_duration(age)),
+            number("replicas", storing.replicas),
+            text("replica_timeout", &shown_duration(storing.replica_timeout)),
+            text("event_bytes_max", &shown_bytes(self.event_bytes_max)),
+            text("timeout", &shown_duration(self.timeout)),
+            text("state_key", &self.state_key),
+        ];
+        match &self.rest.tls {
+            None => {
+                let value = ShownValue::Boolean(false);
+                rows.push(Shown { table: NAME, key: "tls".to_owned(), value });
+            }
+            Some(tls) => {
+                let file = |key: &str, path: Option<&PathBuf>| {
+                    let path = path.map(|path| path.display().to_string()).unwrap_or_default();
+                    Shown { table: "redis.tls", ..Shown::text(key, &path) }
+                };
+                let identity = tls.identity.as_ref();
+                rows.push(file("ca_file", tls.ca.as_ref()));
+                rows.push(file("cert_file", identity.map(|(certificate, _)| certificate)));
+                rows.push(file("key_file", identity.map(|(_, key)| key)));
+            }
+        }
+        rows
+    }
+
+    fn check(&self, _needs: &Needs) -> Vec<SinkError> {
+        let mut errors = Vec::new();
+        let mut wrong = |key: &str, what: &str, hint: &str| {
+            errors.push(SinkError::new(what, hint).at(&[NAME, key]));
+        };
+        match self.mode {
+            Mode::Sentinel if self.sentinel_master.is_empty() => wrong(
+                "sentinel_master",
+                "mode = \"sentinel\" needs the name of the primary",
+                "set it as the sentinels have it: sentinel_master = \"mymaster\"",
+            ),
+            Mode::Single | Mode::Cluster if !self.sentinel_master.is_empty() => wrong(
+                "sentinel_master",
+                "is for mode = \"sentinel\" only",
+                "set mode = \"sentinel\", or delete the key",
+            ),
+            Mode::Cluster if self.database > 0 => wrong(
+                "database",
+                "a cluster has database 0 only",
+                "delete the key, or use another mode",
+            ),
+            Mode::Single | Mode::Sentinel | Mode::Cluster => {}
+        }
+        if self.state_key.contains(['{', '}']) {
+            wrong(
+                "state_key",
+                "the key of the progress has a brace",
+                "choose a name without braces: a cluster needs a hash tag of the sink's own",
+            );
+        }
+        errors
+    }
+
+    fn open(&self, needs: &Needs, mailbox: Mailbox) -> Result<Box<dyn Sink>, SinkError> {
+        if let Some(error) = self.check(needs).into_iter().next() {
+            return Err(error);
+        }
+        Ok(Box::new(sink::open(self.spec(needs), needs, mailbox)?))
+    }
+
+    fn settings(&self, _pipeline: &str) -> Vec<Finding> {
+        preflight::settings(self.storing.trim, self.rest.tls.is_some(), &self.servers)
+    }
+
+    fn preflight(&self, needs: &Needs, destinations: &[String], _keyed: bool) -> Vec<Finding> {
+        preflight::check(&self.spec(needs), destinations)
+    }
+
+    fn for_source(&self, source: &dyn Any) -> Option<Arc<dyn SinkConfig>> {
+        let source = source.downcast_ref::<Conninfo>()?.dbname().to_owned();
+        let rest = Surroundings { source, ..self.rest.clone() };
+        Some(Arc::new(Self { rest, ..self.clone() }))
+    }
+
+    fn hint(&self, refusal: Refusal, _stream: &str) -> String {
+        match refusal.kind {
+            RefusalKind::TooLarge(Some(Excess { size, .. })) => format!(
+                "raise sink.redis.event_bytes_max to {size}; where payload.size_max sets the limit, raise that; then \
+                 start again"
+            ),
+            RefusalKind::Destination(_) => "fix route.topic, then start again".to_owned(),
+            RefusalKind::TooLarge(None)
+            | RefusalKind::Partition(_)
+            | RefusalKind::Content(_)
+            | RefusalKind::Policy
+            | RefusalKind::Invalid
+            | RefusalKind::Other => GENERAL_HINT.to_owned(),
+        }
+    }
+
+    fn command(&self, code: &str, stream: &str, _size: usize) -> Option<String> {
+        (code == "topic_missing").then(|| looks::create_command(stream))
+    }
+}
+
+/// A duration as the configuration has it.
+fn shown_duration(duration: Duration) -> String {
+    let millis = duration.as_millis();
+    if millis.is_multiple_of(1_000) {
+        format!("{}s", millis / 1_000)
+    } else {
+        format!("{millis}ms")
+    }
+}
+
+/// A size as the configuration has it.
+fn shown_bytes(bytes: u64) -> String {
+    match bytes {
+        _ if bytes.is_multiple_of(1 << 20) => format!("{}MiB", bytes >> 20),
+        _ if bytes.is_multiple_of(1 << 10) => format!("{}KiB", bytes >> 10),
+        _ => format!("{bytes}B"),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in crate::redis) fn config() -> RedisConfig {
+        RedisConfig {
+            delivery: "at-least-once",
+            servers: "localhost:6379".to_owned(),
+            mode: Mode::Single,
+            sentinel_master: String::new(),
+            sentinel: LoginKeys::default(),
+            database: 0,
+            login: LoginKeys::default(),
+            storing: Storing {
+                creates: true,
+                trim: Trim::Nothing,
+                replicas: 0,
+                replica_timeout: REPLICA_TIMEOUT,
+            },
+            event_bytes_max: EVENT_BYTES,
+            timeout: TIMEOUT,
+            state_key: String::new(),
+            rest: Surroundings { tls: None, source: "app".to_owned() },
+        }
+    }
+
+    fn needs(purpose: Purpose) -> Needs {
+        Needs {
+            pipeline: "orders".to_owned(),
+            in_flight_events: 100,
+            in_flight_bytes: 100,
+            size_max: None,
+            destinations: Vec::new(),
+            purpose,
+        }
+    }
+
+    pub(in crate::redis) fn spec() -> RedisSpec {
+        config().spec(&needs(Purpose::Live))
+    }
+
+    #[test]
+    fn the_progress_key_names_database_and_pipeline_and_a_replay_has_its_own() {
+        assert_eq!(spec().state_key, "postrider:app:orders");
+        let replay = config().spec(&needs(Purpose::Replay));
+        assert_eq!(replay.state_key, "postrider:app:orders:replay");
+        assert_eq!(replay.client_name, "postrider-orders-replay");
+        let own = RedisConfig { state_key: "mine".to_owned(), ..config() };
+        assert_eq!(own.spec(&needs(Purpose::Live)).state_key, "mine");
+    }
+
+    #[test]
+    fn settings_that_exclude_each_other_are_mistakes() {
+        let key = |config: RedisConfig| {
+            let errors = config.check(&needs(Purpose::Live));
+            errors.first().map(|error| error.key().join("."))
+        };
+        assert_eq!(key(config()), None);
+        let master = || "mymaster".to_owned();
+        for (wrong, expected) in [
+            (RedisConfig { mode: Mode::Sentinel, ..config() }, "redis.sentinel_master"),
+            (RedisConfig { sentinel_master: master(), ..config() }, "redis.sentinel_master"),
+            (RedisConfig { mode: Mode::Cluster, database: 1, ..config() }, "redis.database"),
+            (RedisConfig { state_key: "{a}".to_owned(), ..config() }, "redis.state_key"),
+        ] {
+            assert_eq!(key(wrong).as_deref(), Some(expected));
+        }
+        let right = RedisConfig {
+            mode: Mode::Sentinel,
+            sentinel_master: master(),
+            database: 1,
+            ..config()
+        };
+        assert_eq!(key(right), None);
+    }
+}

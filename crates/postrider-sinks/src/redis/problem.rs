@@ -1,0 +1,186 @@
+//! What an error means for the sink: by its code and by the request that it answers, never by its words.
+
+use super::resp::ServerError;
+use super::spec::{Mode, RedisSpec};
+use std::io;
+
+/// What the sink was doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    /// Connecting, and loading the scripts.
+    Connect,
+    /// Asking a sentinel, or a node for the slots of the cluster.
+    Locate,
+    /// Taking the progress over.
+    TakeOver,
+    /// Looking a stream up.
+    LookUp,
+    /// Calling the script that stores events.
+    Store,
+    /// XADD within that script.
+    Add,
+}
+
+/// What to do about an error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Verdict {
+    /// Connect again; what the server has is asked then.
+    Reconnect,
+    /// Nothing was stored, and the same is sent again after a pause.
+    Wait,
+    /// The login may not use a key or a command.
+    Rights,
+    /// The stream accepts no events; others do.
+    Destination,
+}
+
+/// An error with its meaning.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct RedisProblem {
+    pub(super) verdict: Verdict,
+    /// The error, in one line.
+    pub(super) reason: String,
+    /// How to fix it.
+    pub(super) hint: Option<String>,
+}
+
+impl RedisProblem {
+    /// A problem that ends the connection.
+    pub(super) fn lost(reason: impl Into<String>, hint: impl Into<String>) -> Self {
+        let hint = Some(hint.into());
+        Self { verdict: Verdict::Reconnect, reason: reason.into(), hint }
+    }
+
+    /// The connection failed.
+    pub(super) fn io(doing: &str, place: &str, error: &io::Error) -> Self {
+        // A certificate that is not accepted is such an error.
+        let hint = if error.kind() == io::ErrorKind::InvalidData {
+            "correct the certificate files in sink.redis.tls, or the host names in sink.redis.servers"
+        } else {
+            "start the server, or correct sink.redis.servers; the sink connects again automatically"
+        };
+        Self::lost(format!("could not {doing} {place}: {error}"), hint)
+    }
+
+    /// The server has answered with an error.
+    pub(super) fn server(step: Step, place: &str, error: &ServerError, spec: &RedisSpec) -> Self {
+        let verdict = verdict(step, error.code());
+        let hint = hint(step, error.code(), spec);
+        Self { verdict, reason: format!("{place} has answered {error}"), hint }
+    }
+}
+
+/// The codes are those of Redis 6.2 to 8 and of Valkey 8 and 9.
+fn verdict(step: Step, code: &str) -> Verdict {
+    match (step, code) {
+        (Step::Connect | Step::Locate, _)
+        | (
+            _,
+            "LOADING" | "READONLY" | "MASTERDOWN" | "MOVED" | "CLUSTERDOWN" | "NOSCRIPT"
+            | "WRONGPASS" | "NOAUTH" | "CROSSSLOT",
+        ) => Verdict::Reconnect,
+        (_, "OOM" | "MISCONF" | "NOREPLICAS" | "BUSY" | "TRYAGAIN" | "ASK") => Verdict::Wait,
+        (Step::Add, _) | (Step::LookUp, "WRONGTYPE") => Verdict::Destination,
+        (_, "NOPERM") => Verdict::Rights,
+        // A script that fails as a whole: what it has stored is not known. The progress says it after a take-over.
+        (Step::TakeOver | Step::Store | Step::LookUp, _) => Verdict::Reconnect,
+    }
+}
+
+fn hint(step: Step, code: &str, spec: &RedisSpec) -> Option<String> {
+    let user = spec.user();
+    let key = &spec.state_key;
+    let text = match (code, step) {
+        ("WRONGPASS" | "NOAUTH", Step::Locate) => {
+            "correct sink.redis.sentinel_username and sentinel_password_file; the sink tries again automatically"
+                .to_owned()
+        }
+        ("WRONGPASS" | "NOAUTH", _) => format!(
+            "correct sink.redis.username and password_file, or enable the login: ACL SETUSER {user} on; the sink tries \
+             again automatically"
+        ),
+        // Within a script a right that is missing has the code ERR.
+        ("NOPERM", _) | ("ERR", Step::TakeOver) => rights(spec),
+        ("ERR", Step::Add) => format!("if the message names a right, {}", rights(spec)),
+        ("OOM", _) => {
+            "the server has reached maxmemory: raise it (CONFIG SET maxmemory), or remove entries that were read \
+             (XTRIM); the sink continues automatically"
+                .to_owned()
+        }
+        ("MISCONF", _) => {
+            "the server can't save its data: free space on its disk, or correct its directory; the sink continues \
+             automatically"
+                .to_owned()
+        }
+        ("NOREPLICAS", _) => {
+            "start replicas, or lower min-replicas-to-write; the sink continues automatically".to_owned()
+        }
+        ("LOADING" | "BUSY" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "ASK" | "MOVED", _) => {
+            "the sink continues automatically".to_owned()
+        }
+        ("READONLY", _) => {
+            "the server is a replica: let sink.redis.servers name the primary, or use sentinels (mode = \"sentinel\"); \
+             the sink continues automatically"
+                .to_owned()
+        }
+        ("CROSSSLOT", _) => {
+            "the server is a node of a cluster: set sink.redis.mode = \"cluster\"".to_owned()
+        }
+        ("WRONGTYPE", Step::Add | Step::LookUp) => {
+            "the key has another type than a stream: rename or delete it, or fix route.topic".to_owned()
+        }
+        ("WRONGTYPE", _) => format!("key {key:?} is not the sink's: set another sink.redis.state_key"),
+        _ => return None,
+    };
+    Some(text)
+}
+
+/// How the login gets its rights.
+fn rights(spec: &RedisSpec) -> String {
+    format!("give the login its rights: {}; the sink continues automatically", rights_command(spec))
+}
+
+/// The command that gives the login its rights. The keys of the streams are the operator's to name.
+pub(super) fn rights_command(spec: &RedisSpec) -> String {
+    let mut commands = "+client|setname +evalsha +script|load +get +set +xadd +type".to_owned();
+    if spec.storing.replicas > 0 {
+        commands.push_str(" +wait");
+    }
+    if spec.database > 0 {
+        commands.push_str(" +select");
+    }
+    if spec.mode == Mode::Cluster {
+        commands.push_str(" +cluster|slots");
+    }
+    format!("redis-cli ACL SETUSER {} '~{}*' '~STREAMS*' {commands}", spec.user(), spec.state_key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_judged_by_code_and_step() {
+        for (step, code, expected) in [
+            (Step::Connect, "WRONGPASS", Verdict::Reconnect),
+            (Step::Connect, "NOPERM", Verdict::Reconnect),
+            (Step::Store, "NOPERM", Verdict::Rights),
+            (Step::Add, "NOPERM", Verdict::Destination),
+            (Step::Add, "WRONGTYPE", Verdict::Destination),
+            (Step::Add, "ERR", Verdict::Destination),
+            (Step::Add, "OOM", Verdict::Wait),
+            (Step::Add, "READONLY", Verdict::Reconnect),
+            (Step::Store, "OOM", Verdict::Wait),
+            (Step::Store, "BUSY", Verdict::Wait),
+            (Step::Store, "NOSCRIPT", Verdict::Reconnect),
+            (Step::Store, "MOVED", Verdict::Reconnect),
+            // Not known what was stored: asked after a take-over.
+            (Step::Store, "ERR", Verdict::Reconnect),
+            (Step::Store, "NEWCODE", Verdict::Reconnect),
+            (Step::TakeOver, "WRONGTYPE", Verdict::Reconnect),
+            (Step::LookUp, "NOPERM", Verdict::Rights),
+        ] {
+            assert_eq!(verdict(step, code), expected, "{step:?} {code}");
+        }
+    }
+}
