@@ -12,6 +12,8 @@ mod discard;
 pub mod kafka;
 #[cfg(feature = "worker")]
 mod life;
+#[cfg(feature = "nats")]
+pub mod nats;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "queue")]
@@ -37,6 +39,8 @@ pub use stdout::StdoutConfig;
 pub static KINDS: &[&dyn SinkKind] = &[
     #[cfg(feature = "kafka")]
     &kafka::Kafka,
+    #[cfg(feature = "nats")]
+    &nats::Nats,
     #[cfg(feature = "postgres")]
     &postgres::Postgres,
     &stdout::Stdout,
