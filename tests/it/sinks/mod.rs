@@ -4,6 +4,7 @@
 //! its server and with the tests that only it has. `conformance!` makes the tests of a sink.
 
 mod kafka;
+mod nats;
 mod pipeline;
 mod scenarios;
 mod server;

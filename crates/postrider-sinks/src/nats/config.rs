@@ -4,7 +4,7 @@ use super::login::Login;
 use super::spec::{Chain, CreateStream, NatsSpec, STORAGES, TlsFiles};
 use super::subject::NAMES;
 use super::{message, preflight, sink};
-use crate::{PROMISES, read_delivery};
+use crate::read_delivery;
 use async_nats::ServerAddr;
 use pg_replication::Conninfo;
 use postrider_core::finding::{Finding, shell_word};
