@@ -155,20 +155,21 @@ impl SinkServer for NatsServer {
     }
 }
 
-/// All messages of a subject: a consumer that the server forgets pushes them. This reader shares no code with the sink.
+/// All messages of a subject, by a consumer that the server forgets. This reader shares no code with the sink.
 async fn read_subject(port: u16, subject: &str) -> Result<Vec<ReadRecord>, String> {
     let text = |error: std::io::Error| error.to_string();
     let mut stream = BufReader::new(TcpStream::connect(("127.0.0.1", port)).await.map_err(text)?);
     let body = json!({ "stream_name": STREAM, "config": {
         "deliver_policy": "all", "ack_policy": "none", "replay_policy": "instant", "mem_storage": true,
-        "filter_subject": subject, "deliver_subject": "_INBOX.read.messages", "inactive_threshold": 5_000_000_000_u64,
+        "filter_subject": subject, "inactive_threshold": 5_000_000_000_u64,
     } })
     .to_string();
     let connect = json!({
         "verbose": false, "user": "admin", "pass": "admin", "headers": true, "no_responders": true,
     });
     let commands = format!(
-        "CONNECT {connect}\r\nSUB _INBOX.read.* 1\r\nPUB $JS.API.CONSUMER.CREATE.{STREAM} _INBOX.read.made {}\r\n{body}\r\n",
+        "CONNECT {connect}\r\nSUB _INBOX.read.* 1\r\n\
+         PUB $JS.API.CONSUMER.CREATE.{STREAM} _INBOX.read.made {}\r\n{body}\r\n",
         body.len()
     );
     stream.get_mut().write_all(commands.as_bytes()).await.map_err(text)?;
@@ -178,29 +179,36 @@ async fn read_subject(port: u16, subject: &str) -> Result<Vec<ReadRecord>, Strin
         stream.read_line(&mut line).await.map_err(text)?;
         let words: Vec<&str> = line.split_whitespace().collect();
         let number =
-            |word: Option<&&str>| word.and_then(|word| word.parse().ok()).unwrap_or(0_usize);
+            |at: usize| words.get(at).and_then(|word| word.parse().ok()).unwrap_or(0_usize);
+        let last = words.len().saturating_sub(1);
         let (headers, total) = match words.first().copied() {
-            Some("MSG") => (0, number(words.last())),
-            Some("HMSG") => (number(words.get(words.len() - 2)), number(words.last())),
+            Some("MSG") => (0, number(last)),
+            Some("HMSG") => (number(last - 1), number(last)),
             Some("PING") => {
                 stream.get_mut().write_all(b"PONG\r\n").await.map_err(text)?;
                 continue;
             }
             Some("INFO" | "PONG") => continue,
-            _ => return Err(format!("the server says {line:?}")),
+            _ => return Err(format!("the server answers {line:?}")),
         };
         let mut bytes = vec![0; total + 2];
         stream.read_exact(&mut bytes).await.map_err(text)?;
         bytes.truncate(total);
         let payload = bytes.split_off(headers);
-        if words[1] == "_INBOX.read.made" {
-            let answer: Value =
-                serde_json::from_slice(&payload).map_err(|error| error.to_string())?;
-            let pending = answer["num_pending"].as_u64().ok_or_else(|| answer.to_string())?;
-            wanted = Some(usize::try_from(pending).expect("a count"));
-        } else {
+        if words[1] != "_INBOX.read.made" {
             records.push(record(&words, &bytes, payload));
+            continue;
         }
+        let answer: Value = serde_json::from_slice(&payload).map_err(|error| error.to_string())?;
+        let pending = answer["num_pending"].as_u64().ok_or_else(|| answer.to_string())?;
+        wanted = Some(usize::try_from(pending).expect("a count"));
+        let name = answer["name"].as_str().ok_or_else(|| answer.to_string())?;
+        let next = json!({ "batch": pending.max(1), "no_wait": true }).to_string();
+        let next = format!(
+            "PUB $JS.API.CONSUMER.MSG.NEXT.{STREAM}.{name} _INBOX.read.next {}\r\n{next}\r\n",
+            next.len()
+        );
+        stream.get_mut().write_all(next.as_bytes()).await.map_err(text)?;
     }
     Ok(records)
 }
