@@ -14,6 +14,8 @@ pub mod http;
 pub mod kafka;
 #[cfg(feature = "worker")]
 mod life;
+#[cfg(feature = "nats")]
+pub mod nats;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "queue")]
@@ -41,6 +43,8 @@ pub use stdout::StdoutConfig;
 pub static KINDS: &[&dyn SinkKind] = &[
     #[cfg(feature = "kafka")]
     &kafka::Kafka,
+    #[cfg(feature = "nats")]
+    &nats::Nats,
     #[cfg(feature = "postgres")]
     &postgres::Postgres,
     #[cfg(feature = "http")]

@@ -16,7 +16,7 @@ const REQUEST_MAX: Duration = Duration::from_secs(5);
 
 /// The user of the relay, who may publish `events.>` and read what it needs of JetStream.
 const RELAY: &str = r#", { user: relay, password: secret, permissions: {
-      publish: { allow: ["events.>", "$JS.API.STREAM.INFO.>", "$JS.API.INFO", "$JS.API.STREAM.MSG.GET.>",
+      publish: { allow: ["events.>", "orders", "orders.>", "nowhere", "$JS.API.STREAM.INFO.>", "$JS.API.INFO", "$JS.API.STREAM.MSG.GET.>",
         "$JS.API.DIRECT.GET.>"] }
       subscribe: { allow: ["_INBOX.>"] } } }"#;
 

@@ -5,6 +5,7 @@
 
 mod http;
 mod kafka;
+mod nats;
 mod pipeline;
 mod redis;
 mod redis_only;

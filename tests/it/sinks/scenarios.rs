@@ -12,7 +12,7 @@ use serde_json::Value;
 use std::time::Duration;
 
 /// Waits until the load has committed so many events more.
-async fn grown(load: &Load, events: usize) {
+pub(super) async fn grown(load: &Load, events: usize) {
     let wanted = load.committed() + events;
     await_that("more events", SOON, || async {
         let committed = load.committed();

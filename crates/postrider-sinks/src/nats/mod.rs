@@ -1,0 +1,59 @@
+//! `kind = "nats"`: a stream of NATS JetStream.
+//!
+//! The worker ([`worker`]) sends messages without waiting for their acknowledgements, each chained to the one before
+//! ([`message`]), so the server itself stores nothing behind a message that it has not stored. `docs/sinks/nats.md`
+//! describes what that promises.
+
+mod api;
+mod config;
+mod line;
+mod link;
+mod login;
+mod message;
+mod preflight;
+mod problem;
+mod rules;
+mod sink;
+mod spec;
+mod subject;
+mod worker;
+
+pub use config::NatsConfig;
+pub use spec::{Chain, CreateStream};
+
+use postrider_core::sink::{FirstFile, FirstFileTable, Keys, SinkConfig, SinkKind};
+use std::sync::Arc;
+
+/// The kind.
+pub(crate) struct Nats;
+
+impl SinkKind for Nats {
+    fn name(&self) -> &'static str {
+        config::NAME
+    }
+
+    fn read(&self, keys: &dyn Keys) -> Arc<dyn SinkConfig> {
+        Arc::new(NatsConfig::read(keys))
+    }
+
+    fn reference(&self) -> &'static str {
+        include_str!("reference.toml")
+    }
+
+    fn first_file(&self) -> FirstFile {
+        FirstFile { keys: &[], tables: FIRST_FILE_TABLES }
+    }
+}
+
+const FIRST_FILE_TABLES: &[FirstFileTable] = &[
+    FirstFileTable {
+        path: "nats",
+        comment: "The server, and the stream that has all subjects of this pipeline.",
+        keys: &["url", "stream"],
+    },
+    FirstFileTable {
+        path: "nats.create",
+        comment: "postrider setup creates the stream with these settings.",
+        keys: &["subjects", "replicas", "storage"],
+    },
+];
