@@ -94,6 +94,8 @@ mod groups;
 mod groups_cli;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
+/// The harness of NATS, Redis, Valkey and RabbitMQ.
+mod harness_brokers;
 /// Code that was planted in schema `postrider`, and the administrator whose rights it is after.
 mod hostile;
 /// Ids of every type, wherever a row is found again by its id.

@@ -4,13 +4,22 @@
 
 mod copies;
 pub(crate) mod kafka;
+mod nats;
 mod pooler;
 mod postgres;
+mod program;
+mod rabbitmq;
+mod redis;
+mod tls;
 
 pub(crate) use copies::topic_that_lacks_a_copy;
 pub(crate) use kafka::PrivateKafka;
+pub(crate) use nats::PrivateNats;
 pub(crate) use pooler::PrivatePooler;
 pub(crate) use postgres::PrivatePostgres;
+pub(crate) use rabbitmq::PrivateRabbitMq;
+pub(crate) use redis::{Flavor, PrivateRedis};
+pub(crate) use tls::tls;
 
 use crate::await_that::await_that;
 use crate::server::{servers, unique};

@@ -73,6 +73,11 @@ impl Servers {
         })
     }
 
+    /// One variable, if the file has it.
+    pub(crate) fn find(&self, name: &str) -> Option<&str> {
+        self.values.get(name).map(String::as_str)
+    }
+
     /// Where servers of a test's own keep their files: readable by the servers' user, short enough for a socket.
     pub(crate) fn private_dir(&self) -> PathBuf {
         Path::new(&self.get("SERVERS_RUN")).join("private")

@@ -1,0 +1,268 @@
+//! A RabbitMQ to hurt.
+
+use super::program::Program;
+use super::tls::make_certificates;
+use super::{Signal, free_port, signal};
+use crate::await_that::{SOON, await_or_dump};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// How long one request to the management API may take.
+const REQUEST_MAX: Duration = Duration::from_secs(20);
+
+/// A RabbitMQ of the test's own. Logins: `admin` with password `admin`, and `relay` with password `secret`, who may
+/// write everywhere and do nothing else. It takes 10 to 20 seconds to start.
+pub(crate) struct PrivateRabbitMq {
+    port: u16,
+    tls_port: u16,
+    http: u16,
+    /// Ports that Erlang uses among nodes: its daemon `epmd`, and the node.
+    erlang: (u16, u16),
+    program: Program,
+}
+
+impl PrivateRabbitMq {
+    /// Starts one with extra lines for its `rabbitmq.conf`.
+    pub(crate) async fn start(extra_config: &str) -> Self {
+        let mut server = Self {
+            port: free_port(),
+            tls_port: free_port(),
+            http: free_port(),
+            erlang: (free_port(), free_port()),
+            program: Program::new("rabbitmq"),
+        };
+        make_certificates(&server.program.dir.0);
+        let config = format!(
+            include_str!("rabbitmq.conf"),
+            port = server.port,
+            tls_port = server.tls_port,
+            http = server.http,
+            extra = extra_config
+        );
+        fs::write(server.program.file("rabbitmq.conf"), config).expect("rabbitmq.conf");
+        fs::write(server.program.file("enabled_plugins"), "[rabbitmq_management].")
+            .expect("enabled_plugins");
+        server.restart().await;
+        let user = json!({ "password": "secret", "tags": "" });
+        server.api_ok("PUT", "/api/users/relay", &user).await;
+        server.allow(true).await;
+        server
+    }
+
+    /// The port of AMQP without TLS.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The port of AMQP with TLS.
+    pub(crate) fn tls_port(&self) -> u16 {
+        self.tls_port
+    }
+
+    /// The port of the management API.
+    pub(crate) fn http_port(&self) -> u16 {
+        self.http
+    }
+
+    /// The port of Erlang's daemon, which is this node's own.
+    pub(crate) fn epmd_port(&self) -> u16 {
+        self.erlang.0
+    }
+
+    /// The authority of its certificate, which is for `localhost` only.
+    pub(crate) fn ca(&self) -> PathBuf {
+        self.program.file("ca.pem")
+    }
+
+    /// Its process `beam.smp`.
+    pub(crate) fn pid(&self) -> u32 {
+        self.program.pid()
+    }
+
+    /// The version that the management API tells.
+    pub(crate) async fn version(&self) -> String {
+        let overview = self.api_ok("GET", "/api/overview", &Value::Null).await;
+        overview["rabbitmq_version"].as_str().expect("a version").to_owned()
+    }
+
+    /// The last lines of its log.
+    pub(crate) fn log(&self) -> String {
+        self.program.dir.log()
+    }
+
+    /// kill -9.
+    pub(crate) async fn kill(&mut self) {
+        self.program.end(Signal::Kill).await;
+        self.end_epmd();
+    }
+
+    /// A clean stop.
+    pub(crate) async fn stop(&mut self) {
+        self.program.end(Signal::Term).await;
+        self.end_epmd();
+    }
+
+    /// SIGSTOP: connections stay open and nothing answers.
+    pub(crate) fn freeze(&self) {
+        self.program.freeze();
+    }
+
+    /// The end of [`Self::freeze`].
+    pub(crate) fn thaw(&self) {
+        self.program.thaw();
+    }
+
+    /// Starts it on the data and the ports that it had, and waits until it has started wholly: then its log says so,
+    /// AMQP's ports accept, and the management API answers. It must not be running.
+    pub(crate) async fn restart(&mut self) {
+        let log = self.program.file("log");
+        let starts = {
+            let log = log.clone();
+            move || fs::read_to_string(&log).unwrap_or_default().matches(STARTED).count()
+        };
+        let before = starts();
+        let mut command = self.program.command();
+        let (epmd, node) = self.erlang;
+        command.arg(&self.program.dir.0).args([epmd.to_string(), node.to_string()]);
+        let (ports, http) = ([self.port, self.tls_port], self.http);
+        let answers = || {
+            let started = starts() > before;
+            async move {
+                if !started {
+                    return Err(format!("its log has no new {STARTED:?}"));
+                }
+                for port in ports {
+                    let stream = TcpStream::connect(("127.0.0.1", port)).await;
+                    stream.map_err(|error| format!("port {port}: {error}"))?;
+                }
+                match request(http, "GET", "/api/overview", &Value::Null).await? {
+                    (200, _) => Ok(()),
+                    (code, body) => Err(format!("{code} {body}")),
+                }
+            }
+        };
+        self.program.start(command, answers).await;
+    }
+
+    /// Takes the permissions of `relay` away and closes its connections, or grants the permissions. A restart keeps
+    /// them as they are.
+    pub(crate) async fn allow(&self, allow: bool) {
+        let permissions = "/api/permissions/%2f/relay";
+        if allow {
+            let rights = json!({ "configure": "", "write": ".*", "read": "" });
+            self.api_ok("PUT", permissions, &rights).await;
+        } else {
+            self.api_ok("DELETE", permissions, &Value::Null).await;
+            self.api_ok("DELETE", "/api/connections/username/relay", &Value::Null).await;
+        }
+    }
+
+    /// Makes a queue of a type: `quorum`, `classic` or `stream`. A quorum queue has no delivery limit unless the
+    /// arguments set one: it would drop a message that was looked at twenty times.
+    pub(crate) async fn create_queue(&self, name: &str, kind: &str, mut arguments: Value) {
+        arguments["x-queue-type"] = kind.into();
+        if kind == "quorum" && arguments.get("x-delivery-limit").is_none() {
+            arguments["x-delivery-limit"] = (-1).into();
+        }
+        let queue = json!({ "durable": true, "arguments": arguments });
+        self.api_ok("PUT", &format!("/api/queues/%2f/{name}"), &queue).await;
+    }
+
+    /// Waits until a queue holds so many messages, and reads their payloads. A quorum queue has none for a moment
+    /// after a start.
+    pub(crate) async fn await_payloads(&self, queue: &str, count: usize) -> Vec<String> {
+        let look = || async {
+            let payloads = self.peek(queue, count).await?;
+            if payloads.len() < count { Err(format!("{payloads:?}")) } else { Ok(payloads) }
+        };
+        await_or_dump(&format!("{count} in {queue}"), SOON, look, || self.log()).await
+    }
+
+    /// The payloads at the head of a queue, which stay in it. Not for a queue of type `stream`.
+    pub(crate) async fn peek(&self, queue: &str, count: usize) -> Result<Vec<String>, String> {
+        let body = json!({ "count": count, "ackmode": "ack_requeue_true", "encoding": "auto" });
+        let (code, answer) =
+            self.api("POST", &format!("/api/queues/%2f/{queue}/get"), &body).await?;
+        let messages = answer.as_array().ok_or_else(|| format!("{code} {answer}"))?;
+        Ok(messages.iter().map(|m| m["payload"].as_str().unwrap_or_default().to_owned()).collect())
+    }
+
+    /// An answer of the management API to `admin`: its status, and its JSON (null if there is none).
+    pub(crate) async fn api(
+        &self,
+        method: &str,
+        path: &str,
+        body: &Value,
+    ) -> Result<(u16, Value), String> {
+        request(self.http, method, path, body).await
+    }
+
+    /// The same, which must succeed.
+    pub(crate) async fn api_ok(&self, method: &str, path: &str, body: &Value) -> Value {
+        let (code, answer) = self
+            .api(method, path, body)
+            .await
+            .unwrap_or_else(|error| panic!("{error}\n{}", self.log()));
+        assert!((200..300).contains(&code), "{method} {path}: {code} {answer}");
+        answer
+    }
+
+    /// `epmd` serves this node only, and does not end with it.
+    fn end_epmd(&self) {
+        let file = self.program.file("epmd-pid");
+        let Ok(text) = fs::read_to_string(&file) else { return };
+        let Ok(pid) = text.trim().parse::<u32>() else { return };
+        // The pid could belong to another process by now.
+        let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let port = self.erlang.0.to_string();
+        let is_epmd = command.split(|byte| *byte == 0).any(|word| word == port.as_bytes());
+        if is_epmd {
+            signal(pid, Signal::Kill);
+        }
+        drop(fs::remove_file(file));
+    }
+}
+
+impl Drop for PrivateRabbitMq {
+    fn drop(&mut self) {
+        self.end_epmd();
+    }
+}
+
+/// The end of a start, in the log.
+const STARTED: &str = "Server startup complete";
+
+/// HTTP/1.0, so that the answer has no chunks.
+async fn request(
+    port: u16,
+    method: &str,
+    path: &str,
+    body: &Value,
+) -> Result<(u16, Value), String> {
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    let request = format!(
+        "{method} {path} HTTP/1.0\r\nHost: localhost\r\nAuthorization: Basic YWRtaW46YWRtaW4=\r\n\
+         Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let exchange = async {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await?;
+        Ok::<_, std::io::Error>(answer)
+    };
+    let answer = tokio::time::timeout(REQUEST_MAX, exchange)
+        .await
+        .map_err(|elapsed| format!("{method} {path}: {elapsed}"))?
+        .map_err(|error| format!("{method} {path}: {error}"))?;
+    let answer = String::from_utf8_lossy(&answer);
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or("an answer without a body")?;
+    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok());
+    let code = code.ok_or_else(|| format!("no status in {head:?}"))?;
+    Ok((code, serde_json::from_str(body).unwrap_or(Value::Null)))
+}
