@@ -16,6 +16,8 @@ mod life;
 pub mod postgres;
 #[cfg(feature = "queue")]
 mod queued_sink;
+#[cfg(feature = "rabbitmq")]
+pub mod rabbitmq;
 #[cfg(feature = "queue")]
 mod record_batch;
 #[cfg(feature = "queue")]
@@ -39,6 +41,8 @@ pub static KINDS: &[&dyn SinkKind] = &[
     &kafka::Kafka,
     #[cfg(feature = "postgres")]
     &postgres::Postgres,
+    #[cfg(feature = "rabbitmq")]
+    &rabbitmq::RabbitMq,
     &stdout::Stdout,
     &discard::Discard,
 ];

@@ -88,7 +88,7 @@ impl<R: RecordRules> QueuedSink<R> {
         since: Option<Instant>,
     ) -> Result<(), NotTaken> {
         self.rules.admit(&self.queue, record, since)?;
-        self.queue.push(ticket, record)
+        self.queue.push(ticket, record, since.is_some())
     }
 }
 

@@ -18,6 +18,7 @@ pub(crate) struct RecordBatch {
 /// Where a record is. Its bytes are topic, key, value, then the name and the value of each header.
 struct BatchEntry {
     ticket: Ticket,
+    is_retry: bool,
     partition: Option<i32>,
     timestamp_ms: Option<i64>,
     start: usize,
@@ -51,6 +52,7 @@ impl RecordBatch {
         }
         self.entries.push(BatchEntry {
             ticket,
+            is_retry: false,
             partition: record.partition,
             timestamp_ms: record.timestamp_ms,
             start,
@@ -59,6 +61,13 @@ impl RecordBatch {
             value: record.value.map(<[u8]>::len),
             headers: first_header..self.headers.len(),
         });
+    }
+
+    /// The last record is that of a parked event, which is retried.
+    pub(crate) fn mark_retry(&mut self) {
+        if let Some(entry) = self.entries.last_mut() {
+            entry.is_retry = true;
+        }
     }
 
     /// Number of records.
@@ -85,6 +94,7 @@ impl RecordBatch {
         let topic = cut(&mut rest, entry.topic);
         QueuedRecord {
             ticket: entry.ticket,
+            is_retry: entry.is_retry,
             // It was copied from a `str`.
             topic: std::str::from_utf8(topic).unwrap_or_default(),
             partition: entry.partition,
@@ -127,6 +137,8 @@ fn cut<'a>(bytes: &mut &'a [u8], length: usize) -> &'a [u8] {
 #[derive(Clone, Copy)]
 pub(crate) struct QueuedRecord<'a> {
     pub(crate) ticket: Ticket,
+    /// It is that of a parked event: a refusal restarts nothing.
+    pub(crate) is_retry: bool,
     pub(crate) topic: &'a str,
     pub(crate) partition: Option<i32>,
     pub(crate) key: Option<&'a [u8]>,

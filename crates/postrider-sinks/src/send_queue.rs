@@ -76,11 +76,16 @@ impl<F: Clone> SendQueue<F> {
 
     // The sink's side.
 
-    /// Adds a copy of the record.
+    /// Adds a copy of the record. `is_retry`: it is that of a parked event.
     ///
     /// # Errors
     /// [`NotTaken::Full`].
-    pub(crate) fn push(&self, ticket: Ticket, record: &Record<'_>) -> Result<(), NotTaken> {
+    pub(crate) fn push(
+        &self,
+        ticket: Ticket,
+        record: &Record<'_>,
+        is_retry: bool,
+    ) -> Result<(), NotTaken> {
         let mut state = self.state();
         let QueueLimits { records_max, bytes_max } = self.limits;
         let is_full = state.open.len() >= records_max || state.open.size_bytes() >= bytes_max;
@@ -91,6 +96,9 @@ impl<F: Clone> SendQueue<F> {
         }
         let was_empty = state.open.is_empty();
         state.open.push(ticket, record);
+        if is_retry {
+            state.open.mark_retry();
+        }
         drop(state);
         if was_empty {
             self.work.notify_one();
@@ -202,6 +210,13 @@ impl<F: Clone> SendQueue<F> {
         self.fail(generation, |mailbox| {
             mailbox.report(ticket, Outcome::Rejected { scope, reason });
         });
+        self.settle(1);
+    }
+
+    /// The record of a parked event is refused. The pipeline tries it again later and resets nothing for that, so the
+    /// queue continues.
+    pub(crate) fn retry_rejected(&self, ticket: Ticket, scope: Scope, reason: Refusal) {
+        self.mailbox.report(ticket, Outcome::Rejected { scope, reason });
         self.settle(1);
     }
 

@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 const REQUEST_MAX: Duration = Duration::from_secs(20);
 
 /// A RabbitMQ of the test's own. Logins: `admin` with password `admin`, and `relay` with password `secret`, who may
-/// write everywhere and do nothing else. It takes 10 to 20 seconds to start.
+/// write everywhere and configure what is named `postrider.`. It takes 10 to 20 seconds to start.
 pub(crate) struct PrivateRabbitMq {
     port: u16,
     tls_port: u16,
@@ -153,7 +153,7 @@ impl PrivateRabbitMq {
     pub(crate) async fn allow(&self, allow: bool) {
         let permissions = "/api/permissions/%2f/relay";
         if allow {
-            let rights = json!({ "configure": "", "write": ".*", "read": "" });
+            let rights = json!({ "configure": "^postrider\\.", "write": ".*", "read": "" });
             self.api_ok("PUT", permissions, &rights).await;
         } else {
             self.api_ok("DELETE", permissions, &Value::Null).await;

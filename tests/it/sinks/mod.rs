@@ -5,6 +5,7 @@
 
 mod kafka;
 mod pipeline;
+mod rabbitmq;
 mod scenarios;
 mod server;
 

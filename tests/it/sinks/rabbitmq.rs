@@ -1,0 +1,147 @@
+//! The RabbitMQ sink in the conformance test, and what only RabbitMQ has.
+
+use super::server::SinkServer;
+use crate::private::PrivateRabbitMq;
+use crate::topic::ReadRecord;
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+/// Messages that are read with one request.
+const READ_COUNT: usize = 5_000;
+
+/// A RabbitMQ whose queues are the destinations, by the default exchange. What is read is taken out of its queue, and
+/// kept here.
+struct RabbitServer {
+    rabbitmq: PrivateRabbitMq,
+    read: Mutex<HashMap<String, Vec<ReadRecord>>>,
+}
+
+/// A message as the management API gives it.
+fn record_of(message: &Value) -> ReadRecord {
+    let text = |value: &Value| match value {
+        Value::Null => None,
+        Value::String(text) => Some(text.clone().into_bytes()),
+        other => Some(other.to_string().into_bytes()),
+    };
+    let properties = &message["properties"];
+    let headers = properties["headers"].as_object().cloned().unwrap_or_default();
+    let value = headers.get("null").is_none().then(|| text(&message["payload"])).flatten();
+    ReadRecord {
+        partition: 0,
+        offset: 0,
+        key: headers.get("key").and_then(text),
+        value,
+        timestamp: headers.get("timestamp_in_ms").and_then(Value::as_i64),
+        headers: headers.iter().map(|(name, value)| (name.clone(), text(value))).collect(),
+    }
+}
+
+impl RabbitServer {
+    fn sink_at(&self, address: &str, more: &str) -> String {
+        let password = self.rabbitmq.ca().with_file_name("password");
+        std::fs::write(&password, "secret\n").expect("a file");
+        format!(
+            "[.sink]\nkind = \"rabbitmq\"\n[.sink.rabbitmq]\nurl = \"{address}\"\n\
+             password_file = \"{}\"\n{more}",
+            password.display()
+        )
+    }
+
+    fn sink_with(&self, port: Option<u16>, more: &str) -> String {
+        let port = port.unwrap_or(self.rabbitmq.port());
+        self.sink_at(&format!("amqp://relay@127.0.0.1:{port}"), more)
+    }
+
+    /// Takes messages out of a queue.
+    async fn take(&self, queue: &str) -> Result<Vec<ReadRecord>, String> {
+        let body =
+            json!({ "count": READ_COUNT, "ackmode": "ack_requeue_false", "encoding": "auto" });
+        let mut records = Vec::new();
+        loop {
+            let path = format!("/api/queues/%2f/{queue}/get");
+            let (code, answer) = self.rabbitmq.api("POST", &path, &body).await?;
+            let messages = answer.as_array().ok_or_else(|| format!("{code} {answer}"))?;
+            records.extend(messages.iter().map(record_of));
+            if messages.len() < READ_COUNT {
+                return Ok(records);
+            }
+        }
+    }
+}
+
+impl SinkServer for RabbitServer {
+    const KIND: &'static str = "rabbitmq";
+
+    /// What has no confirm is published again; of each aggregate that is one event.
+    const REPEATS_PER_LOSS: usize = 1_000;
+
+    async fn start() -> Self {
+        Self { rabbitmq: PrivateRabbitMq::start("").await, read: Mutex::default() }
+    }
+
+    async fn version(&self) -> String {
+        format!("RabbitMQ {}", self.rabbitmq.version().await)
+    }
+
+    fn port(&self) -> Option<u16> {
+        Some(self.rabbitmq.port())
+    }
+
+    fn sink(&self, port: Option<u16>) -> String {
+        self.sink_with(port, "")
+    }
+
+    /// The certificate is for localhost.
+    fn sink_over_tls(&self, right: bool) -> String {
+        let host = if right { "localhost" } else { "127.0.0.1" };
+        let address = format!("amqps://relay@{host}:{}", self.rabbitmq.tls_port());
+        self.sink_at(&address, &format!("ca_file = \"{}\"\n", self.rabbitmq.ca().display()))
+    }
+
+    async fn create(&self, destination: &str) {
+        self.rabbitmq.create_queue(destination, "quorum", json!({})).await;
+    }
+
+    async fn delete(&self, destination: &str) {
+        let path = format!("/api/queues/%2f/{destination}");
+        self.rabbitmq.api_ok("DELETE", &path, &Value::Null).await;
+        self.read.lock().unwrap_or_else(PoisonError::into_inner).remove(destination);
+    }
+
+    async fn limit(&mut self, _destination: &str, bytes: Option<usize>) -> String {
+        let limit =
+            bytes.map_or(String::new(), |bytes| format!("message_bytes_max = \"{bytes}B\"\n"));
+        self.sink_with(None, &limit)
+    }
+
+    async fn read(&self, destination: &str) -> Result<Vec<ReadRecord>, String> {
+        let new = self.take(destination).await?;
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let records = read.entry(destination.to_owned()).or_default();
+        records.extend(new);
+        Ok(records.clone())
+    }
+
+    async fn kill(&mut self) {
+        self.rabbitmq.kill().await;
+    }
+
+    async fn restart(&mut self) {
+        self.rabbitmq.restart().await;
+    }
+
+    fn freeze(&self) {
+        self.rabbitmq.freeze();
+    }
+
+    fn thaw(&self) {
+        self.rabbitmq.thaw();
+    }
+
+    async fn allow(&mut self, allowed: bool) {
+        self.rabbitmq.allow(allowed).await;
+    }
+}
+
+super::conformance!(RabbitServer);
