@@ -131,7 +131,7 @@ mod tests {
     fn number_of_destinations_is_bounded() {
         let mut destinations = Destinations::<()>::default();
         for number in 0..2 * DESTINATIONS_MAX {
-            destinations.ask(&number.to_string(), None);
+            drop(destinations.ask(&number.to_string(), None));
             destinations.opened(&number.to_string(), ());
         }
         assert_eq!(destinations.known.len(), DESTINATIONS_MAX);

@@ -168,6 +168,7 @@ impl<'a> QueuedHeaders<'a> {
     }
 }
 
+#[expect(clippy::copy_iterator, reason = "the headers are read more than once")]
 impl<'a> Iterator for QueuedHeaders<'a> {
     type Item = Header<'a>;
 

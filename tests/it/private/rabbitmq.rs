@@ -172,6 +172,29 @@ impl PrivateRabbitMq {
         self.api_ok("PUT", &format!("/api/queues/%2f/{name}"), &queue).await;
     }
 
+    /// Runs `rabbitmqctl` with these arguments, as scripts/lib/rabbitmq-server runs the server. It takes five seconds.
+    pub(crate) fn ctl(&self, arguments: &[&str]) {
+        let script = "root=$1 dir=$2; shift 2; \
+            for name in proc dev tmp sys; do mount --rbind /$name $root/$name; done; \
+            mount --bind $dir $root/data; \
+            exec chroot $root /usr/bin/env bash -c 'exec /usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmqctl \"$@\"' - \"$@\"";
+        let (epmd, _) = self.erlang;
+        let dir = &self.program.dir.0;
+        let output = std::process::Command::new("unshare")
+            .args(["-Urm", "--propagation", "private", "bash", "-euc", script, "-"])
+            .arg(self.program.executable().with_file_name("root"))
+            .arg(fs::canonicalize(dir).expect("a directory"))
+            .args(arguments)
+            .env("HOME", "/data")
+            .env("ERL_EPMD_PORT", epmd.to_string())
+            .env("RABBITMQ_NODENAME", format!("t{epmd}@localhost"))
+            .env("RABBITMQ_CONF_ENV_FILE", "/dev/null")
+            .output()
+            .expect("unshare");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "rabbitmqctl {arguments:?}: {said}");
+    }
+
     /// Waits until a queue holds so many messages, and reads their payloads. A quorum queue has none for a moment
     /// after a start.
     pub(crate) async fn await_payloads(&self, queue: &str, count: usize) -> Vec<String> {

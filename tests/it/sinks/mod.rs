@@ -6,6 +6,7 @@
 mod kafka;
 mod pipeline;
 mod rabbitmq;
+mod rabbitmq_only;
 mod scenarios;
 mod server;
 

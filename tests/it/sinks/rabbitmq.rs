@@ -1,19 +1,19 @@
-//! The RabbitMQ sink in the conformance test, and what only RabbitMQ has.
+//! The RabbitMQ sink in the conformance test. What only RabbitMQ has is in `rabbitmq_only`.
 
 use super::server::SinkServer;
 use crate::private::PrivateRabbitMq;
 use crate::topic::ReadRecord;
 use serde_json::{Value, json};
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Messages that are read with one request.
 const READ_COUNT: usize = 5_000;
 
 /// A RabbitMQ whose queues are the destinations, by the default exchange. What is read is taken out of its queue, and
 /// kept here.
-struct RabbitServer {
-    rabbitmq: PrivateRabbitMq,
+pub(super) struct RabbitServer {
+    pub(super) rabbitmq: Arc<PrivateRabbitMq>,
     read: Mutex<HashMap<String, Vec<ReadRecord>>>,
 }
 
@@ -48,9 +48,24 @@ impl RabbitServer {
         )
     }
 
-    fn sink_with(&self, port: Option<u16>, more: &str) -> String {
+    pub(super) fn sink_with(&self, port: Option<u16>, more: &str) -> String {
         let port = port.unwrap_or(self.rabbitmq.port());
         self.sink_at(&format!("amqp://relay@127.0.0.1:{port}"), more)
+    }
+
+    /// With extra lines for `rabbitmq.conf`.
+    pub(super) async fn start_with(config: &str) -> Self {
+        Self { rabbitmq: Arc::new(PrivateRabbitMq::start(config).await), read: Mutex::default() }
+    }
+
+    /// The same server, for another pipeline.
+    pub(super) fn neighbour(&self) -> Self {
+        Self { rabbitmq: Arc::clone(&self.rabbitmq), read: Mutex::default() }
+    }
+
+    /// The server, which no other pipeline has.
+    fn own(&mut self) -> &mut PrivateRabbitMq {
+        Arc::get_mut(&mut self.rabbitmq).expect("one pipeline")
     }
 
     /// Takes messages out of a queue.
@@ -77,7 +92,7 @@ impl SinkServer for RabbitServer {
     const REPEATS_PER_LOSS: usize = 1_000;
 
     async fn start() -> Self {
-        Self { rabbitmq: PrivateRabbitMq::start("").await, read: Mutex::default() }
+        Self::start_with("").await
     }
 
     async fn version(&self) -> String {
@@ -124,11 +139,11 @@ impl SinkServer for RabbitServer {
     }
 
     async fn kill(&mut self) {
-        self.rabbitmq.kill().await;
+        self.own().kill().await;
     }
 
     async fn restart(&mut self) {
-        self.rabbitmq.restart().await;
+        self.own().restart().await;
     }
 
     fn freeze(&self) {

@@ -163,11 +163,13 @@ impl Link {
                         rabbitmq_auth_mechanism_ssl. A url with a user logs in by PLAIN";
             return Err(RabbitProblem::new(self.step, reason, Some(hint.to_owned())));
         }
-        let response = response(spec)?;
+        let login = login(spec)?;
+        let response = login.map(|(user, password)| format!("\0{user}\0{password}"));
+        let response = response.unwrap_or_default();
         put_method(&mut self.outgoing.bytes, 0, (10, 11), |out| {
             put_counted(out, |out| put_client_properties(out, &spec.pipeline));
             put_short(out, mechanism.as_bytes());
-            put_long(out, &response);
+            put_long(out, response.as_bytes());
             put_short(out, b"en_US");
         });
         let Method::Tune { channel_max, frame_max } = self.reply(0, spec).await? else {
@@ -502,9 +504,12 @@ async fn socket(spec: &RabbitSpec, host: &RabbitHost) -> io::Result<Box<dyn Dupl
     Ok(Box::new(stream))
 }
 
-/// What proves the login: user and password, or nothing beside the client's certificate.
-fn response(spec: &RabbitSpec) -> Result<Vec<u8>, RabbitProblem> {
-    let Some(user) = &spec.address.user else { return Ok(Vec::new()) };
+/// User and password; `None` if the client's certificate is the login.
+///
+/// # Errors
+/// The file with the password can't be read.
+pub(super) fn login(spec: &RabbitSpec) -> Result<Option<(String, String)>, RabbitProblem> {
+    let Some(user) = &spec.address.user else { return Ok(None) };
     let password = match &spec.address.password {
         PasswordSource::Text(text) => text.clone(),
         PasswordSource::File(file) => file.read().map_err(|error| {
@@ -512,7 +517,7 @@ fn response(spec: &RabbitSpec) -> Result<Vec<u8>, RabbitProblem> {
             RabbitProblem::new(RabbitStep::Login, format!("the password: {error}"), Some(hint))
         })?,
     };
-    Ok(format!("\0{user}\0{password}").into_bytes())
+    Ok(Some((user.clone(), password)))
 }
 
 fn put_client_properties(out: &mut Vec<u8>, pipeline: &str) {

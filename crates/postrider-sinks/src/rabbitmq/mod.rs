@@ -7,6 +7,7 @@
 mod codec;
 mod config;
 mod link;
+mod management;
 mod message;
 mod pauses;
 mod preflight;

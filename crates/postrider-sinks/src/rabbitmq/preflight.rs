@@ -36,8 +36,8 @@ pub(super) fn settings(no_lock: bool, exposed: bool) -> Vec<Finding> {
 }
 
 /// The findings about the server, and about the routing keys that are known before the first event.
-pub(super) fn check(spec: &RabbitSpec, _management: &str, topics: &[String]) -> Vec<Finding> {
-    answered(spec, || findings(spec, topics))
+pub(super) fn check(spec: &RabbitSpec, management: &str, topics: &[String]) -> Vec<Finding> {
+    answered(spec, || findings(spec, management, topics))
 }
 
 /// Creates the exchange, and for each topic a queue of its name with its binding.
@@ -76,7 +76,11 @@ async fn connect(spec: &RabbitSpec) -> Result<Link, RabbitProblem> {
     Err(last.unwrap_or_else(none))
 }
 
-async fn findings(spec: &RabbitSpec, topics: &[String]) -> Result<Vec<Finding>, RabbitProblem> {
+async fn findings(
+    spec: &RabbitSpec,
+    management: &str,
+    topics: &[String],
+) -> Result<Vec<Finding>, RabbitProblem> {
     let mut link = connect(spec).await?;
     let mut out = Vec::new();
     let server = link.server.clone();
@@ -100,6 +104,7 @@ async fn findings(spec: &RabbitSpec, topics: &[String]) -> Result<Vec<Finding>, 
         }
     }
     link.close(spec).await;
+    out.extend(super::management::findings(spec, management, topics).await);
     Ok(out)
 }
 
