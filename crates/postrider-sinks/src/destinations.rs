@@ -131,7 +131,7 @@ mod tests {
     fn number_of_destinations_is_bounded() {
         let mut destinations = Destinations::<()>::default();
         for number in 0..2 * DESTINATIONS_MAX {
-            drop(destinations.ask(&number.to_string(), None));
+            assert!(destinations.ask(&number.to_string(), None).0.is_err());
             destinations.opened(&number.to_string(), ());
         }
         assert_eq!(destinations.known.len(), DESTINATIONS_MAX);

@@ -1,8 +1,11 @@
 //! The keys of a RabbitMQ sink, and what the product asks of its settings.
 
+use super::commands;
 use super::preflight;
 use super::sink;
-use super::spec::{MessageRules, NAMES, PasswordSource, RabbitAddress, RabbitSpec, RabbitTls};
+use super::spec::{
+    CreateQueues, MessageRules, NAMES, PasswordSource, RabbitAddress, RabbitSpec, RabbitTls,
+};
 use crate::read_delivery;
 use pg_replication::Conninfo;
 use postrider_core::finding::Finding;
@@ -45,13 +48,6 @@ const EXCHANGE_TYPES: [&str; 3] = ["topic", "direct", "fanout"];
 /// Memory for a record in flight beside key, value and headers: its frames that are not written yet, its place in the
 /// window, and the length of each header. Unit: bytes.
 const HELD_BYTES: usize = 512;
-
-/// What `postrider setup` creates.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct CreateQueues {
-    pub(super) queue_type: &'static str,
-    pub(super) exchange_type: &'static str,
-}
 
 /// The keys as they were written, for `postrider config`.
 #[derive(Clone, Debug, Default)]
@@ -369,7 +365,7 @@ impl SinkConfig for RabbitConfig {
         let address = self.address.as_ref()?.as_ref().ok()?;
         let exchange = &self.rules.exchange;
         (code == "topic_missing")
-            .then(|| preflight::declare_queue(&address.vhost, exchange, destination))
+            .then(|| commands::declare_queue(&address.vhost, exchange, destination))
     }
 }
 

@@ -1,6 +1,6 @@
 //! What only RabbitMQ's management API tells: bindings, types and limits of queues, and alarms. For `postrider check`.
 
-use super::preflight::declare_queue;
+use super::commands::declare_queue;
 use super::spec::{RabbitAddress, RabbitHost, RabbitSpec};
 use super::{link, tls};
 use base64::Engine as _;

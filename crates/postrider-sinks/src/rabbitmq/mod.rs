@@ -5,7 +5,9 @@
 //! promised.
 
 mod codec;
+mod commands;
 mod config;
+mod facts;
 mod link;
 mod management;
 mod message;

@@ -3,10 +3,10 @@
 use super::codec::{
     EXCHANGE_DECLARE_OK, QUEUE_BIND_OK, QUEUE_DECLARE_OK, put_counted, put_field, put_short,
 };
-use super::config::CreateQueues;
+use super::commands::{declare_queue, set_permissions};
 use super::link::Link;
-use super::problem::{RESOURCE_LOCKED, RabbitProblem, RabbitStep, set_permissions};
-use super::spec::RabbitSpec;
+use super::problem::{RESOURCE_LOCKED, RabbitProblem, RabbitStep};
+use super::spec::{CreateQueues, RabbitSpec};
 use crate::worker_thread;
 use postrider_core::finding::{Finding, shell_word};
 
@@ -184,22 +184,6 @@ async fn of_queue(
             .why("its events are parked until it exists")
             .shell(declare_queue(&spec.address.vhost, "", topic)),
     })
-}
-
-/// The command that lets messages of this routing key get to a queue of the same name.
-pub(super) fn declare_queue(vhost: &str, exchange: &str, topic: &str) -> String {
-    let (vhost, name) = (shell_word(vhost), shell_word(topic));
-    let declare = format!(
-        "rabbitmqadmin --vhost {vhost} queues declare --name {name} --type quorum --durable true"
-    );
-    if exchange.is_empty() {
-        return declare;
-    }
-    format!(
-        "{declare} && rabbitmqadmin --vhost {vhost} bindings declare --source {} --destination-type queue \
-         --destination {name} --routing-key {name}",
-        shell_word(exchange)
-    )
 }
 
 async fn created(

@@ -2,6 +2,7 @@
 //! by text.
 
 use super::codec::ServerClose;
+use super::commands::set_permissions;
 use super::spec::RabbitSpec;
 use std::io;
 
@@ -107,27 +108,4 @@ fn hint(step: RabbitStep, code: u16, spec: &RabbitSpec) -> Option<String> {
         (_, FRAME_ERROR) => "report this as a bug of Postrider, with the server's log".to_owned(),
         _ => return None,
     })
-}
-
-/// The command that gives the login its rights.
-pub(super) fn set_permissions(spec: &RabbitSpec) -> String {
-    let (user, vhost) = (spec.address.user_shown(), &spec.address.vhost);
-    let write = match spec.rules.exchange.as_str() {
-        "" => "amq\\.default".to_owned(),
-        exchange => pattern(exchange),
-    };
-    let lock = spec.lock_queue.as_deref().map(pattern).unwrap_or_default();
-    format!("rabbitmqctl set_permissions -p '{vhost}' '{user}' '^{lock}$' '^{write}$' '^$'")
-}
-
-/// A pattern that matches this name only.
-fn pattern(name: &str) -> String {
-    let mut out = String::with_capacity(name.len());
-    for c in name.chars() {
-        if !c.is_ascii_alphanumeric() && c.is_ascii() && c != '_' && c != '-' {
-            out.push('\\');
-        }
-        out.push(c);
-    }
-    out
 }

@@ -190,6 +190,13 @@ pub(super) struct RabbitSpec {
     pub(super) lock_queue: Option<String>,
 }
 
+/// What `postrider setup` creates.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct CreateQueues {
+    pub(super) queue_type: &'static str,
+    pub(super) exchange_type: &'static str,
+}
+
 /// Whether a topic can be a routing key.
 fn is_routing_key(name: &[u8]) -> bool {
     (1..=SHORT_MAX).contains(&name.len())

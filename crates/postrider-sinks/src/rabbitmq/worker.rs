@@ -8,20 +8,19 @@
 use super::codec::{
     CONFIRM_SELECT_OK, EXCHANGE_DECLARE_OK, QUEUE_DECLARE_OK, QUEUE_DELETE_OK, put_field, put_short,
 };
+use super::facts::{RabbitFacts, RoutedKeys};
 use super::link::{Link, LinkEvent, PUBLISH, ReturnedMessage};
 use super::message;
 use super::pauses::Pauses;
 use super::problem::{PRECONDITION_FAILED, RESOURCE_LOCKED, RabbitProblem, RabbitStep};
-use super::sink::RabbitFacts;
+
 use super::spec::RabbitSpec;
 use super::window::{Entry, Settled, Window};
 use crate::send_queue::SendQueue;
 use postrider_core::backoff::Backoff;
 use postrider_core::record::{Refusal, RefusalKind, Scope, Ticket};
-use std::collections::HashSet;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Pauses between attempts to connect, and between attempts to get the lock.
 const CONNECT_PAUSES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
@@ -42,11 +41,31 @@ const RETRY_MAX: Duration = Duration::from_secs(10);
 /// Bytes that wait for the socket.
 const UNWRITTEN_MAX: usize = 256 << 10;
 
-/// Routing keys that are remembered as those of a queue.
-const ROUTED_MAX: usize = 100_000;
-
 /// RabbitMQ's code of a message that no queue gets.
 const NO_ROUTE: i32 = 312;
+
+/// A moment, by two clocks: one of them may stand still while the machine does.
+#[derive(Clone, Copy, Debug)]
+struct Moment(Instant, SystemTime);
+
+impl Moment {
+    fn now() -> Self {
+        Self(Instant::now(), SystemTime::now())
+    }
+
+    fn elapsed(self) -> Duration {
+        self.0.elapsed().max(self.1.elapsed().unwrap_or_default())
+    }
+}
+
+/// Whether another process may have published meanwhile.
+#[derive(Clone, Copy, Debug)]
+struct Absence {
+    /// When the worker was last seen to run.
+    alive: Moment,
+    /// Since when the records are held without the lock.
+    in_doubt: Option<Moment>,
+}
 
 /// The lock of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,12 +100,11 @@ pub(super) struct Worker {
     facts: Arc<RabbitFacts>,
     window: Window,
     pauses: Pauses,
-    /// Routing keys that have had a queue, as hashes.
-    routed: HashSet<u64>,
-    hasher: RandomState,
+    routed: RoutedKeys,
     generation: u64,
     /// What is in flight is of an earlier generation, or behind a failure: its reports are all that is left.
     ending: bool,
+    absence: Absence,
     /// A problem was reported.
     is_down: bool,
     /// After the server refused a message by closing the channel: so many messages are sent one at a time.
@@ -106,10 +124,10 @@ impl Worker {
             facts,
             window: Window::default(),
             pauses: Pauses::default(),
-            routed: HashSet::new(),
-            hasher: RandomState::new(),
+            routed: RoutedKeys::default(),
             generation: 0,
             ending: false,
+            absence: Absence { alive: Moment::now(), in_doubt: None },
             is_down: false,
             alone: 0,
             acked: Vec::new(),
@@ -174,6 +192,7 @@ impl Worker {
         self.pauses.end();
         let dropped = self.window.drop_waiting();
         self.queue.dropped(dropped);
+        self.absence.in_doubt = None;
         self.ending = true;
     }
 
@@ -200,6 +219,9 @@ impl Worker {
         self.window.lost();
         for entry in self.pauses.end() {
             self.window.again(entry);
+        }
+        if !self.window.is_empty() {
+            self.absence.in_doubt.get_or_insert(self.absence.alive);
         }
         if self.ending {
             self.give_up();
@@ -228,11 +250,13 @@ impl Worker {
             works: false,
             settled: Vec::new(),
         };
+        self.absence.alive = Moment::now();
         loop {
             if self.follow() {
                 session.link.close(&spec).await;
                 return Ok(());
             }
+            self.notice_stall(&spec)?;
             self.look_up();
             self.take();
             self.lock(&mut session, &spec).await?;
@@ -249,6 +273,29 @@ impl Worker {
             }
             session.link.beat()?;
             self.take_events(&mut session, &spec)?;
+        }
+    }
+
+    /// While this process stood still, the server may have ended the connection, and another process may publish.
+    fn notice_stall(&mut self, spec: &RabbitSpec) -> Result<(), RabbitProblem> {
+        let stood = self.absence.alive.elapsed();
+        if stood > spec.heartbeat {
+            let reason = format!("this process stood still for {stood:.0?}");
+            return Err(RabbitProblem::new(RabbitStep::Publish, reason, None));
+        }
+        self.absence.alive = Moment::now();
+        Ok(())
+    }
+
+    /// The sink may publish. What was held without the lock for longer than the server waits for a heartbeat may be
+    /// published by another process by now, and newer events too: the pipeline decides what is sent.
+    fn resume(&mut self, spec: &RabbitSpec) {
+        let Some(since) = self.absence.in_doubt.take() else { return };
+        let without = since.elapsed();
+        if without > spec.heartbeat && !self.window.is_empty() {
+            self.give_up();
+            let reason = format!("nothing could be published for {without:.0?}");
+            self.queue.broken(self.generation, reason);
         }
     }
 
@@ -279,7 +326,10 @@ impl Worker {
             session.idle_since = now;
         }
         let Some(queue) = &spec.lock_queue else {
-            session.lock = Lock::Held { from: now };
+            if matches!(session.lock, Lock::Free { .. }) {
+                session.lock = Lock::Held { from: now };
+                self.resume(spec);
+            }
             return Ok(());
         };
         match session.lock {
@@ -287,8 +337,10 @@ impl Worker {
                 if declare_lock(&mut session.link, queue, spec).await? {
                     session.lock = Lock::Held { from: Instant::now() + LOCK_SETTLES };
                     session.lock_pauses = LOCK_PAUSES;
+                    self.resume(spec);
                     return Ok(());
                 }
+                self.absence.in_doubt.get_or_insert_with(Moment::now);
                 let pause = session.lock_pauses.next(fastrand::f64());
                 session.lock = Lock::Free { due: Instant::now() + pause };
                 // A connection that was just given up is no problem.
@@ -409,7 +461,7 @@ impl Worker {
         }
         let record = self.window.record(entry);
         let (topic, is_retry) = (record.topic.to_owned(), record.is_retry);
-        let is_routed = self.routed.contains(&self.hasher.hash_one(&topic));
+        let is_routed = self.routed.has(&topic);
         if !returned {
             // A queue has refused it, so there is one.
             self.routed(&topic);
@@ -446,8 +498,7 @@ impl Worker {
     /// A queue has got the message.
     fn published(&mut self, entry: Entry) {
         let record = self.window.record(entry);
-        let hash = self.hasher.hash_one(record.topic);
-        let is_new = !self.routed.contains(&hash);
+        let is_new = !self.routed.has(record.topic);
         if is_new || !self.pauses.is_empty() || self.facts.is_unroutable(record.topic) {
             let topic = record.topic.to_owned();
             self.routed(&topic);
@@ -463,10 +514,7 @@ impl Worker {
 
     /// There is a queue for this routing key.
     fn routed(&mut self, topic: &str) {
-        if self.routed.len() >= ROUTED_MAX {
-            self.routed.clear();
-        }
-        self.routed.insert(self.hasher.hash_one(topic));
+        self.routed.add(topic);
         if self.facts.has_route(topic) {
             self.queue.opened(topic, (), true);
         }
