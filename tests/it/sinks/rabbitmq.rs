@@ -14,6 +14,7 @@ const READ_COUNT: usize = 5_000;
 /// kept here.
 pub(super) struct RabbitServer {
     pub(super) rabbitmq: Arc<PrivateRabbitMq>,
+    version: String,
     read: Mutex<HashMap<String, Vec<ReadRecord>>>,
 }
 
@@ -55,12 +56,15 @@ impl RabbitServer {
 
     /// With extra lines for `rabbitmq.conf`.
     pub(super) async fn start_with(config: &str) -> Self {
-        Self { rabbitmq: Arc::new(PrivateRabbitMq::start(config).await), read: Mutex::default() }
+        let rabbitmq = Arc::new(PrivateRabbitMq::start(config).await);
+        let version = rabbitmq.version().await;
+        Self { rabbitmq, version, read: Mutex::default() }
     }
 
     /// The same server, for another pipeline.
     pub(super) fn neighbour(&self) -> Self {
-        Self { rabbitmq: Arc::clone(&self.rabbitmq), read: Mutex::default() }
+        let (rabbitmq, version) = (Arc::clone(&self.rabbitmq), self.version.clone());
+        Self { rabbitmq, version, read: Mutex::default() }
     }
 
     /// The server, which no other pipeline has.
@@ -96,7 +100,7 @@ impl SinkServer for RabbitServer {
     }
 
     async fn version(&self) -> String {
-        format!("RabbitMQ {}", self.rabbitmq.version().await)
+        format!("RabbitMQ {}", self.version)
     }
 
     fn port(&self) -> Option<u16> {

@@ -390,3 +390,83 @@ fn shown_bytes(bytes: u64) -> String {
         _ => format!("{bytes}B"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(url: &str, lock_queue: &str) -> RabbitConfig {
+        RabbitConfig {
+            address: Some(RabbitAddress::parse(url)),
+            files: RabbitTls::default(),
+            rules: MessageRules {
+                exchange: "events".to_owned(),
+                content_type: CONTENT_TYPE.to_owned(),
+                message_bytes_max: 16 << 20,
+                size_max: None,
+            },
+            window: WINDOW,
+            heartbeat: HEARTBEAT,
+            management_url: String::new(),
+            create: None,
+            database: Some("shop".to_owned()),
+            shown: ShownKeys { lock_queue: lock_queue.to_owned(), ..ShownKeys::default() },
+        }
+    }
+
+    fn needs(purpose: Purpose) -> Needs {
+        Needs {
+            pipeline: "orders".to_owned(),
+            in_flight_events: 1,
+            in_flight_bytes: 1,
+            size_max: Some(7),
+            destinations: Vec::new(),
+            purpose,
+        }
+    }
+
+    #[test]
+    fn lock_queue_is_that_of_database_pipeline_and_purpose() {
+        let name = |words: &str, purpose| {
+            config("amqp://u@h", words).spec(&needs(purpose)).unwrap().lock_queue
+        };
+        let (live, replay) = (Purpose::Live, Purpose::Replay);
+        assert_eq!(name(AUTO, live).as_deref(), Some("postrider.shop.orders.lock"));
+        assert_eq!(name(AUTO, replay).as_deref(), Some("postrider.shop.orders.replay.lock"));
+        assert_eq!(name("mine", live).as_deref(), Some("mine"));
+        assert_eq!(name("mine", replay).as_deref(), Some("mine.replay"));
+        assert_eq!(name(NONE, live), None);
+    }
+
+    #[test]
+    fn passwords_are_masked() {
+        for (url, shown) in [
+            ("amqp://u:p@a,b:7/v", "amqp://u:***@a,b:7/v"),
+            ("amqp://u@a", "amqp://u@a"),
+            ("amqp://a/v", "amqp://a/v"),
+            ("no address: p", "***"),
+        ] {
+            assert_eq!(masked(url), shown);
+        }
+    }
+
+    #[test]
+    fn settings_that_do_not_fit_are_mistakes() {
+        let mistake = |url: &str, change: fn(&mut RabbitConfig)| {
+            let mut config = config(url, AUTO);
+            change(&mut config);
+            config.check(&needs(Purpose::Live)).into_iter().next().map(|error| error.to_string())
+        };
+        assert_eq!(mistake("amqp://u@h", |_| ()), None);
+        assert!(mistake("amqp://h", |_| ()).is_some_and(|what| what.contains("no user")));
+        let with_ca = |config: &mut RabbitConfig| config.files.authorities = Some("ca".into());
+        assert!(mistake("amqp://u@h", with_ca).is_some_and(|what| what.contains("without TLS")));
+        assert_eq!(mistake("amqps://u@h", with_ca), None);
+        let with_cert = |config: &mut RabbitConfig| config.files.certificate = Some("c".into());
+        assert!(mistake("amqps://u@h", with_cert).is_some_and(|what| what.contains("key")));
+        assert!(mistake("http://u@h", |_| ()).is_some_and(|what| what.contains("scheme")));
+        assert!(config("amqp://u@far", AUTO).is_exposed());
+        assert!(!config("amqps://u@far", AUTO).is_exposed());
+        assert!(!config("amqp://u@localhost", AUTO).is_exposed());
+    }
+}

@@ -172,18 +172,12 @@ async fn of_queue(
     spec: &RabbitSpec,
     topic: &str,
 ) -> Result<Finding, RabbitProblem> {
-    let answer = link.ask(RabbitStep::Create, (50, 10), QUEUE_DECLARE_OK, spec, |out| {
-        out.extend_from_slice(&[0; 2]);
-        put_short(out, topic.as_bytes());
-        out.push(1);
-        out.extend_from_slice(&[0; 4]);
-    });
-    Ok(match answer.await? {
-        Ok(()) => Finding::ok("rabbitmq_route", format!("queue {topic:?} exists")),
-        Err(close) => Finding::error("rabbitmq_route", format!("queue {topic:?}: {}", close.text))
-            .why("its events are parked until it exists")
-            .shell(declare_queue(&spec.address.vhost, "", topic)),
-    })
+    if super::worker::queue_exists(link, topic, spec).await? {
+        return Ok(Finding::ok("rabbitmq_route", format!("queue {topic:?} exists")));
+    }
+    Ok(Finding::error("rabbitmq_route", format!("queue {topic:?} does not exist"))
+        .why("its events are parked until it exists")
+        .shell(declare_queue(&spec.address.vhost, "", topic)))
 }
 
 async fn created(

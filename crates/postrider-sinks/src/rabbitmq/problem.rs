@@ -21,13 +21,15 @@ pub(super) enum RabbitStep {
     Exchange,
     /// Publishing, or waiting for confirms.
     Publish,
+    /// Looking a queue up.
+    Queue,
     /// Declaring a queue or a binding for the operator.
     Create,
 }
 
 /// RabbitMQ's codes.
 const ACCESS_REFUSED: u16 = 403;
-const NOT_FOUND: u16 = 404;
+pub(super) const NOT_FOUND: u16 = 404;
 /// Another connection has the exclusive queue.
 pub(super) const RESOURCE_LOCKED: u16 = 405;
 pub(super) const PRECONDITION_FAILED: u16 = 406;

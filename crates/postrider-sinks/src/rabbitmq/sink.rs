@@ -28,8 +28,12 @@ impl RecordRules for RabbitRules {
     ) -> Result<(), NotTaken> {
         let frame_max = self.facts.frame_max();
         message::judge(record, &self.rules, frame_max).map_err(NotTaken::Refused)?;
-        // Only a message tells whether a queue is bound. A parked event that is retried is that message.
-        if since.is_none() && self.facts.is_unroutable(record.topic) {
+        // A parked event that is retried finds out by itself whether a queue gets it.
+        if since.is_some() {
+            return Ok(());
+        }
+        // Whether a queue exists can be asked, but not whether a binding does: only a message shows that.
+        if self.rules.exchange.is_empty() || self.facts.is_unroutable(record.topic) {
             return queue.destination(record.topic, None);
         }
         Ok(())

@@ -7,6 +7,7 @@
 
 use crate::record_batch::{QueuedRecord, RecordBatch};
 use postrider_core::record::Ticket;
+use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::time::Instant;
@@ -21,6 +22,8 @@ struct Slot {
     batch: u64,
     at: usize,
     order: u64,
+    /// The next record of the order.
+    next: Option<Entry>,
     /// When the server first returned it.
     returned: Option<Instant>,
     free: bool,
@@ -56,8 +59,8 @@ pub(super) struct Window {
     free: Vec<usize>,
     batches: VecDeque<HeldBatch>,
     first_batch: u64,
-    /// By order, the record that may be sent or is sent, and those that wait for it.
-    orders: HashMap<u64, VecDeque<Entry>>,
+    /// By order, the record that may be sent or is sent, and the last of those that wait for it.
+    orders: HashMap<u64, (Entry, Entry)>,
     ready: VecDeque<Entry>,
     /// By delivery tag.
     sent: VecDeque<Sent>,
@@ -74,16 +77,22 @@ impl Window {
         let records = batch.len();
         for (at, record) in batch.iter().enumerate() {
             let order = self.hasher.hash_one((record.topic, record.key));
-            let slot = Slot { batch: number, at, order, returned: None, free: false };
+            let slot = Slot { batch: number, at, order, next: None, returned: None, free: false };
             let entry = Entry(self.free.pop().unwrap_or(self.slots.len()));
             match self.slots.get_mut(entry.0) {
                 Some(free) => *free = slot,
                 None => self.slots.push(slot),
             }
-            let waiting = self.orders.entry(order).or_default();
-            waiting.push_back(entry);
-            if waiting.len() == 1 {
-                self.ready.push_back(entry);
+            match self.orders.entry(order) {
+                MapEntry::Vacant(vacant) => {
+                    vacant.insert((entry, entry));
+                    self.ready.push_back(entry);
+                }
+                MapEntry::Occupied(mut occupied) => {
+                    let (_, last) = occupied.get_mut();
+                    self.slots[last.0].next = Some(entry);
+                    *last = entry;
+                }
             }
         }
         self.batches.push_back(HeldBatch { batch, open: records });
@@ -168,13 +177,13 @@ impl Window {
     /// The record is done with. The next one of its order may be sent.
     pub(super) fn finish(&mut self, entry: Entry) -> Ticket {
         let ticket = self.record(entry).ticket;
-        let order = self.slots[entry.0].order;
-        if let Some(waiting) = self.orders.get_mut(&order) {
-            waiting.pop_front();
-            match waiting.front() {
-                Some(next) => self.ready.push_back(*next),
-                None => drop(self.orders.remove(&order)),
+        let Slot { order, next, .. } = self.slots[entry.0];
+        match next {
+            Some(next) => {
+                self.orders.entry(order).and_modify(|(first, _)| *first = next);
+                self.ready.push_back(next);
             }
+            None => drop(self.orders.remove(&order)),
         }
         self.release(entry);
         ticket
@@ -223,8 +232,9 @@ impl Window {
         self.ready.clear();
         self.orders.clear();
         for entry in flying {
-            let order = self.slots[entry.0].order;
-            self.orders.entry(order).or_default().push_back(entry);
+            let slot = &mut self.slots[entry.0];
+            slot.next = None;
+            self.orders.insert(slot.order, (entry, entry));
         }
         dropped.len()
     }

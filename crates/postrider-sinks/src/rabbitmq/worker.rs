@@ -12,7 +12,7 @@ use super::facts::{RabbitFacts, RoutedKeys};
 use super::link::{Link, LinkEvent, PUBLISH, ReturnedMessage};
 use super::message;
 use super::pauses::Pauses;
-use super::problem::{PRECONDITION_FAILED, RESOURCE_LOCKED, RabbitProblem, RabbitStep};
+use super::problem::{NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, RabbitProblem, RabbitStep};
 
 use super::spec::RabbitSpec;
 use super::window::{Entry, Settled, Window};
@@ -166,10 +166,9 @@ impl Worker {
         }
     }
 
-    /// Follows resets and answers questions while there is no connection. Returns when the sink is closed.
+    /// Follows resets while there is no connection. Returns when the sink is closed.
     async fn attend(&mut self) {
         while !self.follow() {
-            self.look_up();
             self.queue.worked().await;
         }
     }
@@ -196,15 +195,24 @@ impl Worker {
         self.ending = true;
     }
 
-    /// Whether a queue is bound for a routing key can't be asked. What is known is that none was.
-    fn look_up(&mut self) {
+    /// Answers for which routing keys messages are accepted. Of the default exchange a routing key is the name of a
+    /// queue, and the server is asked for it. Whether a binding exists can't be asked: what is known is that none did.
+    async fn look_up(&self, link: &mut Link, spec: &RabbitSpec) -> Result<(), RabbitProblem> {
         while let Some(name) = self.queue.next_wanted() {
-            if self.facts.is_unroutable(&name) {
-                self.unroutable(&name);
+            let exists = if spec.rules.exchange.is_empty() {
+                queue_exists(link, &name, spec).await?
             } else {
-                self.queue.opened(&name, (), false);
+                !self.facts.is_unroutable(&name)
+            };
+            if exists {
+                let was_down = self.facts.has_route(&name);
+                self.queue.opened(&name, (), was_down);
+            } else {
+                self.facts.lacks_route(&name);
+                self.unroutable(&name);
             }
         }
+        Ok(())
     }
 
     /// The connection is lost. What was in flight is sent again by the next one, unless it is given up.
@@ -257,7 +265,7 @@ impl Worker {
                 return Ok(());
             }
             self.notice_stall(&spec)?;
-            self.look_up();
+            self.look_up(&mut session.link, &spec).await?;
             self.take();
             self.lock(&mut session, &spec).await?;
             self.send(&mut session);
@@ -638,6 +646,28 @@ async fn prepare(link: &mut Link, spec: &RabbitSpec) -> Result<(), RabbitProblem
         }
     }
     link.set_up((85, 10), CONFIRM_SELECT_OK, spec, |out| out.push(0)).await
+}
+
+/// Whether there is a queue of this name.
+pub(super) async fn queue_exists(
+    link: &mut Link,
+    queue: &str,
+    spec: &RabbitSpec,
+) -> Result<bool, RabbitProblem> {
+    let answer = link.ask(RabbitStep::Queue, (50, 10), QUEUE_DECLARE_OK, spec, |out| {
+        out.extend_from_slice(&[0; 2]);
+        put_short(out, queue.as_bytes());
+        // Passive: nothing is declared.
+        out.push(1);
+        out.extend_from_slice(&[0; 4]);
+    });
+    match answer.await? {
+        Ok(()) => Ok(true),
+        Err(close) if close.code == NOT_FOUND => Ok(false),
+        // It is another connection's exclusive queue, which gets messages.
+        Err(close) if close.code == RESOURCE_LOCKED => Ok(true),
+        Err(close) => Err(RabbitProblem::closed(RabbitStep::Queue, &close, spec)),
+    }
 }
 
 /// Declares the exclusive queue. False: another connection has it.
