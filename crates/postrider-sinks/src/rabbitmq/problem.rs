@@ -54,9 +54,11 @@ impl RabbitProblem {
         let doing = match step {
             RabbitStep::Connect => "could not connect to",
             RabbitStep::Login | RabbitStep::Open => "could not log in to",
-            RabbitStep::Lock | RabbitStep::Exchange | RabbitStep::Publish | RabbitStep::Create => {
-                "lost the connection to"
-            }
+            RabbitStep::Lock
+            | RabbitStep::Exchange
+            | RabbitStep::Queue
+            | RabbitStep::Publish
+            | RabbitStep::Create => "lost the connection to",
         };
         Self {
             step,
