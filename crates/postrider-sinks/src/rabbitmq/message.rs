@@ -160,8 +160,8 @@ fn put_properties(out: &mut Vec<u8>, record: &QueuedRecord<'_>, rules: &MessageR
 
 #[cfg(test)]
 mod tests {
-    use super::super::codec::{Frame, read_frame};
     use super::*;
+    use crate::rabbitmq::codec::{Frame, read_frame};
     use crate::record_batch::RecordBatch;
     use postrider_core::record::{RefusalKind, Ticket};
 

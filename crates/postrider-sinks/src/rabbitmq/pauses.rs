@@ -2,7 +2,7 @@
 //!
 //! The records of such a key wait in the sink. After a pause one of them is sent, and its confirm ends the wait of all.
 
-use super::window::Entry;
+use super::window::WindowEntry;
 use postrider_core::backoff::Backoff;
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -13,9 +13,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 struct Pause {
-    waiting: VecDeque<Entry>,
+    waiting: VecDeque<WindowEntry>,
     /// The record that is sent to find out.
-    trying: Option<Entry>,
+    trying: Option<WindowEntry>,
     due: Instant,
     backoff: Backoff,
     /// Events of the stream wait here, not only parked ones.
@@ -37,7 +37,7 @@ impl Pauses {
     }
 
     /// Keeps a record that is to be sent, if its routing key is paused. False: it may be sent.
-    pub(super) fn keeps(&mut self, topic: &str, entry: Entry, is_retry: bool) -> bool {
+    pub(super) fn keeps(&mut self, topic: &str, entry: WindowEntry, is_retry: bool) -> bool {
         let Some(pause) = self.0.get_mut(topic) else { return false };
         if pause.trying == Some(entry) {
             return false;
@@ -48,7 +48,7 @@ impl Pauses {
     }
 
     /// A message was refused: its record waits. Returns whether that is to be reported: for each attempt once.
-    pub(super) fn refused(&mut self, topic: &str, entry: Entry, is_retry: bool) -> bool {
+    pub(super) fn refused(&mut self, topic: &str, entry: WindowEntry, is_retry: bool) -> bool {
         let is_new = !self.0.contains_key(topic);
         let pause = self.0.entry(topic.to_owned()).or_insert_with(|| Pause {
             waiting: VecDeque::new(),
@@ -70,7 +70,7 @@ impl Pauses {
     }
 
     /// A record is given up that would have been tried again.
-    pub(super) fn gave_up(&mut self, topic: &str, entry: Entry) {
+    pub(super) fn gave_up(&mut self, topic: &str, entry: WindowEntry) {
         let Some(pause) = self.0.get_mut(topic) else { return };
         pause.trying = pause.trying.filter(|trying| *trying != entry);
         if pause.waiting.is_empty() && pause.trying.is_none() {
@@ -79,7 +79,7 @@ impl Pauses {
     }
 
     /// The records that are due to be sent, one for each routing key.
-    pub(super) fn due(&mut self, now: Instant) -> Vec<Entry> {
+    pub(super) fn due(&mut self, now: Instant) -> Vec<WindowEntry> {
         let mut due = Vec::new();
         for pause in self.0.values_mut() {
             if pause.trying.is_none() && pause.due <= now {
@@ -97,7 +97,11 @@ impl Pauses {
     }
 
     /// A message was published. If it was sent to find out, the records that waited may be sent; otherwise `None`.
-    pub(super) fn published(&mut self, topic: &str, entry: Entry) -> Option<VecDeque<Entry>> {
+    pub(super) fn published(
+        &mut self,
+        topic: &str,
+        entry: WindowEntry,
+    ) -> Option<VecDeque<WindowEntry>> {
         let pause = self.0.get(topic)?;
         if pause.trying != Some(entry) {
             return None;
@@ -106,19 +110,19 @@ impl Pauses {
     }
 
     /// The connection is lost: all records that wait may be sent.
-    pub(super) fn end(&mut self) -> Vec<Entry> {
+    pub(super) fn end(&mut self) -> Vec<WindowEntry> {
         self.0.drain().flat_map(|(_, pause)| pause.waiting).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::window::Window;
     use super::*;
+    use crate::rabbitmq::window::Window;
     use crate::record_batch::RecordBatch;
     use postrider_core::record::{Record, Ticket};
 
-    fn entries() -> (Window, Vec<Entry>) {
+    fn entries() -> (Window, Vec<WindowEntry>) {
         let (mut window, mut batch) = (Window::default(), RecordBatch::default());
         for (ticket, key) in [(1, "a"), (2, "b"), (3, "c")] {
             let key = Some(str::as_bytes(key));

@@ -1,5 +1,5 @@
-//! What a failure of the server or of the connection means: by RabbitMQ's code and by the request that it answers, never
-//! by text.
+//! What a failure of the server or of the connection means: by RabbitMQ's code and by the request that it answers,
+//! never by text.
 
 use super::codec::ServerClose;
 use super::commands::set_permissions;

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 /// A record of the window, by its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Entry(usize);
+pub(super) struct WindowEntry(usize);
 
 #[derive(Debug)]
 struct Slot {
@@ -23,7 +23,7 @@ struct Slot {
     at: usize,
     order: u64,
     /// The next record of the order.
-    next: Option<Entry>,
+    next: Option<WindowEntry>,
     /// When the server first returned it.
     returned: Option<Instant>,
     free: bool,
@@ -38,16 +38,16 @@ struct HeldBatch {
 
 /// A message without a confirm.
 #[derive(Debug)]
-struct Sent {
+struct SentMessage {
     /// `None`: it is confirmed.
-    entry: Option<Entry>,
+    entry: Option<WindowEntry>,
     returned: bool,
 }
 
 /// A confirm of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Settled {
-    pub(super) entry: Entry,
+    pub(super) entry: WindowEntry,
     /// The server has returned it: no queue has got it.
     pub(super) returned: bool,
 }
@@ -60,10 +60,10 @@ pub(super) struct Window {
     batches: VecDeque<HeldBatch>,
     first_batch: u64,
     /// By order, the record that may be sent or is sent, and the last of those that wait for it.
-    orders: HashMap<u64, (Entry, Entry)>,
-    ready: VecDeque<Entry>,
+    orders: HashMap<u64, (WindowEntry, WindowEntry)>,
+    ready: VecDeque<WindowEntry>,
     /// By delivery tag.
-    sent: VecDeque<Sent>,
+    sent: VecDeque<SentMessage>,
     first_tag: u64,
     in_flight: usize,
     spent: Vec<RecordBatch>,
@@ -78,7 +78,7 @@ impl Window {
         for (at, record) in batch.iter().enumerate() {
             let order = self.hasher.hash_one((record.topic, record.key));
             let slot = Slot { batch: number, at, order, next: None, returned: None, free: false };
-            let entry = Entry(self.free.pop().unwrap_or(self.slots.len()));
+            let entry = WindowEntry(self.free.pop().unwrap_or(self.slots.len()));
             match self.slots.get_mut(entry.0) {
                 Some(free) => *free = slot,
                 None => self.slots.push(slot),
@@ -114,11 +114,11 @@ impl Window {
     }
 
     /// The next record to send.
-    pub(super) fn next_ready(&mut self) -> Option<Entry> {
+    pub(super) fn next_ready(&mut self) -> Option<WindowEntry> {
         self.ready.pop_front()
     }
 
-    pub(super) fn record(&self, entry: Entry) -> QueuedRecord<'_> {
+    pub(super) fn record(&self, entry: WindowEntry) -> QueuedRecord<'_> {
         let slot = &self.slots[entry.0];
         // A batch is held as long as it has open records.
         let at = usize::try_from(slot.batch - self.first_batch).unwrap_or(usize::MAX);
@@ -126,11 +126,11 @@ impl Window {
     }
 
     /// The record is sent as the next message of the channel.
-    pub(super) fn sent(&mut self, entry: Entry) {
+    pub(super) fn sent(&mut self, entry: WindowEntry) {
         if self.sent.is_empty() && self.first_tag == 0 {
             self.first_tag = 1;
         }
-        self.sent.push_back(Sent { entry: Some(entry), returned: false });
+        self.sent.push_back(SentMessage { entry: Some(entry), returned: false });
         self.in_flight += 1;
     }
 
@@ -146,7 +146,7 @@ impl Window {
     }
 
     /// When the server returned the record for the first time, which is now if `mark` is set before.
-    pub(super) fn first_returned(&mut self, entry: Entry) -> Instant {
+    pub(super) fn first_returned(&mut self, entry: WindowEntry) -> Instant {
         *self.slots[entry.0].returned.get_or_insert_with(Instant::now)
     }
 
@@ -175,7 +175,7 @@ impl Window {
     }
 
     /// The record is done with. The next one of its order may be sent.
-    pub(super) fn finish(&mut self, entry: Entry) -> Ticket {
+    pub(super) fn finish(&mut self, entry: WindowEntry) -> Ticket {
         let ticket = self.record(entry).ticket;
         let Slot { order, next, .. } = self.slots[entry.0];
         match next {
@@ -190,18 +190,18 @@ impl Window {
     }
 
     /// As [`Self::finish`], also of a record that is not in flight any more.
-    pub(super) fn finish_unsent(&mut self, entry: Entry) -> Ticket {
+    pub(super) fn finish_unsent(&mut self, entry: WindowEntry) -> Ticket {
         self.ready.retain(|ready| *ready != entry);
         self.finish(entry)
     }
 
     /// The message in flight, if there is one alone.
-    pub(super) fn only_in_flight(&self) -> Option<Entry> {
+    pub(super) fn only_in_flight(&self) -> Option<WindowEntry> {
         if self.in_flight == 1 { self.sent.front().and_then(|sent| sent.entry) } else { None }
     }
 
     /// The record is sent again, before others.
-    pub(super) fn again(&mut self, entry: Entry) {
+    pub(super) fn again(&mut self, entry: WindowEntry) {
         self.ready.push_front(entry);
     }
 
@@ -217,14 +217,14 @@ impl Window {
 
     /// Gives up all records that are not in flight, and returns their number.
     pub(super) fn drop_waiting(&mut self) -> usize {
-        let flying: Vec<Entry> = self.sent.iter().filter_map(|sent| sent.entry).collect();
+        let flying: Vec<WindowEntry> = self.sent.iter().filter_map(|sent| sent.entry).collect();
         let mut keep = vec![false; self.slots.len()];
         for entry in &flying {
             keep[entry.0] = true;
         }
-        let dropped: Vec<Entry> = (0..self.slots.len())
+        let dropped: Vec<WindowEntry> = (0..self.slots.len())
             .filter(|place| !keep[*place] && !self.slots[*place].free)
-            .map(Entry)
+            .map(WindowEntry)
             .collect();
         for entry in &dropped {
             self.release(*entry);
@@ -239,7 +239,7 @@ impl Window {
         dropped.len()
     }
 
-    fn release(&mut self, entry: Entry) {
+    fn release(&mut self, entry: WindowEntry) {
         let slot = &mut self.slots[entry.0];
         slot.free = true;
         let at = usize::try_from(slot.batch - self.first_batch).unwrap_or(usize::MAX);

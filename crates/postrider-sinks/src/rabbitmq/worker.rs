@@ -15,7 +15,7 @@ use super::pauses::Pauses;
 use super::problem::{NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, RabbitProblem, RabbitStep};
 
 use super::spec::RabbitSpec;
-use super::window::{Entry, Settled, Window};
+use super::window::{Settled, Window, WindowEntry};
 use crate::send_queue::SendQueue;
 use postrider_core::backoff::Backoff;
 use postrider_core::record::{Refusal, RefusalKind, Scope, Ticket};
@@ -169,7 +169,7 @@ impl Worker {
     /// Follows resets while there is no connection. Returns when the sink is closed.
     async fn attend(&mut self) {
         while !self.follow() {
-            self.queue.worked().await;
+            self.queue.ended(self.generation).await;
         }
     }
 
@@ -265,7 +265,10 @@ impl Worker {
                 return Ok(());
             }
             self.notice_stall(&spec)?;
-            self.look_up(&mut session.link, &spec).await?;
+            // During an alarm the server reads no request.
+            if session.blocked.is_none() {
+                self.look_up(&mut session.link, &spec).await?;
+            }
             self.take();
             self.lock(&mut session, &spec).await?;
             self.send(&mut session);
@@ -504,7 +507,7 @@ impl Worker {
     }
 
     /// A queue has got the message.
-    fn published(&mut self, entry: Entry) {
+    fn published(&mut self, entry: WindowEntry) {
         let record = self.window.record(entry);
         let is_new = !self.routed.has(record.topic);
         if is_new || !self.pauses.is_empty() || self.facts.is_unroutable(record.topic) {
@@ -529,7 +532,7 @@ impl Worker {
     }
 
     /// Reports a refusal. The pipeline restarts, unless the event was a parked one.
-    fn reject(&mut self, entry: Entry, scope: Scope, refusal: Refusal) {
+    fn reject(&mut self, entry: WindowEntry, scope: Scope, refusal: Refusal) {
         self.report_acked();
         let is_retry = self.window.record(entry).is_retry;
         let ticket = self.window.finish_unsent(entry);
