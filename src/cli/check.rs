@@ -145,9 +145,12 @@ async fn check_broker(
     topics: Option<Vec<String>>,
     findings: &mut Vec<Finding>,
 ) {
-    if !spec.common.sink.capabilities().remote {
+    let capabilities = spec.common.sink.capabilities();
+    if !capabilities.remote {
         return;
     }
+    let promises = format!("{}: {}", spec.common.sink.kind(), capabilities.words());
+    findings.push(Finding::ok("sink", promises));
     let of_rows = topics.map(|topics| spec.common.outbox.replaced(topics));
     let topics = spec.common.outbox.constant_topic().map(|topic| vec![topic]).or(of_rows);
     if topics.as_ref().is_none_or(Vec::is_empty) {

@@ -17,7 +17,7 @@ use super::spec::IntakeSpec;
 use super::writer::{BACKOFF, BATCH_BYTES_MAX, InboxWriter, Written};
 use crate::inbox::batch::{Batch, Partition};
 use crate::inbox::kafka::{Decision, Decisions, KafkaErrorCode, KafkaSourceConfig, Polled};
-use crate::inbox::store::{InboxStore, StoredOffset};
+use crate::inbox::store::{InboxStore, StoredOffset, Unstorable};
 use crate::intake_status::IntakeState;
 use crate::pipeline::Stop;
 use crate::postgres::SourceError;
@@ -169,9 +169,8 @@ impl<'a> KafkaIntake<'a> {
         match self.place().await {
             Ok(true) => {
                 self.client.broker_answers();
-                let read = self.partitions.fetched();
-                self.observer.stores(read);
-                if read > 0 {
+                self.observer.stores(self.partitions.read());
+                if self.partitions.fetched() > 0 {
                     self.flow = Flow::Open;
                 } else {
                     self.flow = Flow::Held(Instant::now() + LOOK_AGAIN);
@@ -228,11 +227,12 @@ impl<'a> KafkaIntake<'a> {
         decisions: Decisions,
         stored: &BTreeMap<Partition, StoredOffset>,
     ) -> Result<(), String> {
-        let fetched_from = self.partitions.place(decisions, stored).map_err(|partition| {
+        let now = Instant::now();
+        let fetched_from = self.partitions.place(decisions, stored, now).map_err(|partition| {
             format!("the first offset of {partition:?} is not stored any more")
         })?;
         self.observer.blocked(self.partitions.blocked(&self.spec.name));
-        self.looked_at = Instant::now();
+        self.looked_at = now;
         self.client.source().assign(&fetched_from).map_err(|error| error.to_string())
     }
 
@@ -251,10 +251,13 @@ impl<'a> KafkaIntake<'a> {
         if !self.batch.is_empty() {
             self.store_batch().await;
         }
-        if self.flow == Flow::Open && self.partitions.is_due() {
-            self.hold(Duration::ZERO);
+        // What precedes a refused message is stored in the next turn, before its partition is blocked.
+        if self.flow != Flow::Open || !self.batch.is_empty() {
+            return;
         }
-        if self.flow == Flow::Open {
+        if self.partitions.is_due() || self.partitions.is_retry_due(Instant::now()) {
+            self.hold(Duration::ZERO);
+        } else {
             self.reports().await;
         }
     }
@@ -303,7 +306,7 @@ impl<'a> KafkaIntake<'a> {
                 self.hold(Duration::ZERO);
             }
             Polled::End { partition, offset } => {
-                self.partitions.ends(&mut self.batch, partition, offset);
+                self.partitions.ends(&mut self.batch, &partition, offset);
             }
             Polled::Error { code, partition, reason } => self.fails(code, partition, &reason),
         }
@@ -416,9 +419,10 @@ impl<'a> KafkaIntake<'a> {
         }
         match self.writer.write(&self.batch).await {
             Written::Refused(_) => self.store_each().await,
-            written @ (Written::Committed(_) | Written::Moved | Written::Failed(_)) => {
-                self.ends(written);
-            }
+            written @ (Written::Committed(_)
+            | Written::Moved
+            | Written::Unstorable(_)
+            | Written::Failed(_)) => self.ends(written),
         }
     }
 
@@ -431,18 +435,37 @@ impl<'a> KafkaIntake<'a> {
             Err(error) => return self.database_fails(&error),
         }
         let written = self.writer.write_each(&self.batch).await;
-        if let Written::Refused(error) = &written {
-            self.observer.unstorable(error);
-        }
         self.ends(written);
+    }
+
+    /// The table refuses messages even as dead ones: each blocks its partition. The rest of the batch is stored in the
+    /// next turn, so that no turn takes longer than one batch.
+    fn refuses(&mut self, messages: &[Unstorable]) {
+        let now = Instant::now();
+        for Unstorable { origin, error } in messages {
+            let partition = origin.as_ref().and_then(|origin| self.batch.partition(origin));
+            // Every message of this batch is of a record.
+            let (Some(origin), Some(partition)) = (origin, partition) else {
+                return self.database_fails(error);
+            };
+            self.observer.refuses(&partition, error);
+            let constraint = error.report().and_then(|report| report.constraint.clone());
+            let said = (error.to_string(), constraint);
+            self.partitions.is_unstorable(partition, origin.offset(), said, now);
+            self.batch.cut(origin);
+        }
     }
 
     /// A transaction has ended.
     fn ends(&mut self, written: Written) {
         match written {
             Written::Committed(counts) => {
-                self.partitions.stored(&self.batch);
+                let ends_block = self.partitions.stored(&self.batch);
                 self.observer.stored(&counts);
+                if ends_block {
+                    self.observer.blocked(self.partitions.blocked(&self.spec.name));
+                    self.observer.stores(self.partitions.read());
+                }
                 self.room.fills(self.batch.len());
                 self.batch.clear();
             }
@@ -450,6 +473,7 @@ impl<'a> KafkaIntake<'a> {
                 self.observer.moved();
                 self.hold(Duration::ZERO);
             }
+            Written::Unstorable(messages) => self.refuses(&messages),
             Written::Refused(error) | Written::Failed(error) => self.database_fails(&error),
         }
     }
@@ -501,7 +525,9 @@ impl<'a> KafkaIntake<'a> {
     fn report_lag(&self) {
         let offsets = self.partitions.offsets();
         let source = self.client.source();
-        let behind = offsets.iter().map(|(partition, stored)| {
+        // What waits behind a refused message is not counted, as between its tries.
+        let read = offsets.iter().filter(|(partition, _)| !self.partitions.is_tried(partition));
+        let behind = read.map(|(partition, stored)| {
             let behind = source.high(partition)? - stored;
             Some(u64::try_from(behind).unwrap_or(0))
         });

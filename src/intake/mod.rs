@@ -62,11 +62,11 @@ pub(crate) fn hint(error: &SourceError, inbox: &str) -> Option<String> {
             literal(inbox)
         )),
         _ => {
-            // What a batch can't be stored with, after it was tried message by message.
+            // One that is checked when the transaction is committed, so that no message is known to be the reason.
             let constraint = error.report()?.constraint.as_ref()?;
             Some(format!(
-                "constraint \"{constraint}\" of inbox {inbox} refuses a message even as a dead one, without type and \
-                 trace: change the constraint, or drop it"
+                "constraint \"{constraint}\" of inbox {inbox}, which is checked at the commit, refuses a message: \
+                 change it to NOT DEFERRABLE, so that only that message is refused, or drop it"
             ))
         }
     }

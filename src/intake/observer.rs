@@ -1,6 +1,7 @@
 //! What an intake shows: its status, and its log lines.
 
 use crate::health::{Condition, DueReport, LogRateLimit, duration_text};
+use crate::inbox::batch::Partition;
 use crate::inbox::store::{Counts, DeadMessage};
 use crate::intake_status::{BLOCKED_MAX, BlockedPartition, IntakeHandle, IntakeState};
 use crate::postgres::SourceError;
@@ -8,6 +9,9 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Instant;
 use tracing::{error, info, warn};
+
+/// The code of a partition whose next message the table refuses.
+const UNSTORABLE: &str = "message_unstorable";
 
 /// Kinds of refusals that have a line of their own; further ones have none.
 const UNSTORABLE_MAX: usize = 100;
@@ -29,6 +33,8 @@ pub(crate) struct IntakeObserver {
     refused_lines: LogRateLimit,
     /// SQLSTATE and constraint of the refusals that were logged.
     unstorable: BTreeSet<(String, Option<String>)>,
+    /// That the table refuses messages of Kafka again and again, while it lasts.
+    refusals: Option<Condition>,
     /// Why the file of secrets can't be read, while it lasts.
     secrets: Option<Condition>,
 }
@@ -51,6 +57,7 @@ impl IntakeObserver {
             dead_lines: LogRateLimit::default(),
             refused_lines: LogRateLimit::default(),
             unstorable: BTreeSet::new(),
+            refusals: None,
             secrets: None,
         }
     }
@@ -189,6 +196,9 @@ impl IntakeObserver {
                 );
             }
         }
+        if !blocked.iter().any(|partition| partition.code == UNSTORABLE) {
+            self.refusals = None;
+        }
         self.handle.update(|snapshot| {
             snapshot.blocked_total = blocked.len();
             snapshot.blocked = blocked.iter().take(BLOCKED_MAX).cloned().collect();
@@ -258,6 +268,28 @@ impl IntakeObserver {
             hint = "change the constraint of the inbox's table, or drop it: until then the message is neither stored \
                     nor lost",
             "the database refuses a message even as a dead one without type and trace (SQLSTATE {sqlstate})"
+        );
+    }
+
+    /// The database refuses a message of this partition even as a dead one, and has perhaps done so before. Beside the
+    /// lines of [`unstorable`](Self::unstorable) and [`blocked`](Self::blocked), one about all partitions at growing
+    /// intervals.
+    pub(crate) fn refuses(&mut self, Partition { topic, number }: &Partition, error: &SourceError) {
+        self.unstorable(error);
+        // The reason is the same one for all partitions, so that each has no line of its own.
+        let (now, code) = (Instant::now(), UNSTORABLE);
+        let due = Condition::note(&mut self.refusals, code.to_owned(), None, now);
+        let Some(report) = due.filter(|report| report.tries > 1) else { return };
+        let (intake, partition) = (&self.intake, number);
+        error!(
+            event = "intake_partition_blocked",
+            intake,
+            topic,
+            partition,
+            code,
+            hint = "postrider status shows each partition, what refuses its message, and the command that passes it",
+            "the table still refuses messages ({}), last one of partition {partition} of topic \"{topic}\": {error}",
+            report.text()
         );
     }
 

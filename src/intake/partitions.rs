@@ -1,6 +1,7 @@
 //! What an intake knows of the partitions that the group has given to it: which are read, from which offset, and which
 //! wait for the decision of a person.
 
+use crate::backoff::Backoff;
 use crate::inbox::batch::{Batch, Partition};
 use crate::inbox::kafka::{Block, Decision, Decisions};
 use crate::inbox::mapping::{KafkaRecord, MessageRules};
@@ -8,6 +9,10 @@ use crate::inbox::message::Requirements;
 use crate::inbox::store::StoredOffset;
 use crate::intake_status::BlockedPartition;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// Pauses before a message that the table refuses is tried again. A try makes all partitions pause for a moment.
+const RETRY: Backoff = Backoff::new(Duration::from_secs(5), Duration::from_mins(1));
 
 /// The assigned partitions.
 #[derive(Debug, Default)]
@@ -28,6 +33,9 @@ pub(super) struct Partitions {
     /// Offsets at which the client could not read a record, and what it said: the partition is blocked until a later
     /// offset is stored.
     unreadable: BTreeMap<Partition, (i64, String)>,
+    /// Messages that the table refuses, one of each partition at most: the partition is blocked while it is at that
+    /// offset, and between two tries.
+    unstorable: BTreeMap<Partition, UnstorableRecord>,
     /// A partition is to be blocked: they are to be placed again when what was read is stored.
     is_due: bool,
 }
@@ -38,6 +46,26 @@ struct TopicPlaces {
     /// The id of the topic; `None` if the broker has no ids.
     id: Option<String>,
     partitions: BTreeMap<i32, Place>,
+}
+
+/// A record whose message the table refuses.
+#[derive(Clone, Debug)]
+struct UnstorableRecord {
+    at: i64,
+    reason: String,
+    constraint: Option<String>,
+    /// When it is tried again.
+    retry_at: Instant,
+    backoff: Backoff,
+    /// It is being tried: the partition is fetched, and shown as blocked until it is stored.
+    is_tried: bool,
+}
+
+impl UnstorableRecord {
+    fn block(&self) -> Block {
+        let (reason, constraint) = (self.reason.clone(), self.constraint.clone());
+        Block::Unstorable { at: self.at, reason, constraint }
+    }
 }
 
 /// How far a partition is.
@@ -88,6 +116,7 @@ impl Partitions {
     /// The group has given these partitions, and no others.
     pub(super) fn assign(&mut self, partitions: Vec<Partition>) {
         self.assigned = partitions.into_iter().collect();
+        self.unstorable.retain(|partition, _| self.assigned.contains(partition));
     }
 
     /// The group has taken all partitions away.
@@ -119,6 +148,11 @@ impl Partitions {
         self.cluster = cluster;
     }
 
+    /// Whether a message that the table refused is to be tried again. The partitions are placed again for that.
+    pub(super) fn is_retry_due(&self, now: Instant) -> bool {
+        self.unstorable.values().any(|it| !it.is_tried && it.retry_at <= now)
+    }
+
     /// Follows the decisions about what is assigned. Returns the offset from which each partition is fetched.
     ///
     /// # Errors
@@ -127,7 +161,12 @@ impl Partitions {
         &mut self,
         decisions: Decisions,
         stored: &BTreeMap<Partition, StoredOffset>,
+        now: Instant,
     ) -> Result<BTreeMap<Partition, i64>, Partition> {
+        if self.is_retry_due(now) {
+            // All at once: each try makes all partitions pause.
+            self.unstorable.values_mut().for_each(|it| it.is_tried = true);
+        }
         self.places.clear();
         self.held.clear();
         self.blocked.clear();
@@ -155,6 +194,16 @@ impl Partitions {
             topic.partitions.insert(partition.number, place);
             fetched_from.insert(partition, place.fetched_from());
         }
+        // A seek has passed it, another process has stored it, or the partition is blocked for another reason now. Of
+        // one whose predecessors could not be stored after it was refused, it is found again.
+        let Self { unstorable, places, blocked, .. } = self;
+        unstorable.retain(|partition, it| {
+            let block = blocked.get(partition).map(|(block, _)| block);
+            let topic = places.get(&partition.topic);
+            let place = topic.and_then(|topic| topic.partitions.get(&partition.number));
+            matches!(block, Some(Block::Unstorable { .. }))
+                || place.is_some_and(|place| place.stored == it.at)
+        });
         Ok(fetched_from)
     }
 
@@ -171,10 +220,15 @@ impl Partitions {
         let stored_at = offset.leader_epoch.map(|epoch| (offset.next, epoch));
         let truncated_at = self.truncated.get(partition).copied();
         let unreadable = self.unreadable.get(partition).filter(|(at, _)| offset.next <= *at);
+        let unstorable = self.unstorable.get(partition);
+        let unstorable = unstorable.filter(|it| it.at == offset.next && !it.is_tried);
         match decision {
             Decision::Blocked(block) => Err(block.clone()),
             Decision::Continue { .. } if let Some((at, reason)) = unreadable => {
                 Err(Block::Unreadable { at: *at, reason: reason.clone() })
+            }
+            Decision::Continue { .. } if let Some(unstorable) = unstorable => {
+                Err(unstorable.block())
             }
             Decision::Continue { .. } if truncated_at.is_some() && truncated_at == stored_at => {
                 Err(Block::Truncated { stored: offset.next })
@@ -193,6 +247,24 @@ impl Partitions {
     /// Number of partitions that are fetched.
     pub(super) fn fetched(&self) -> usize {
         self.places.values().map(|topic| topic.partitions.len()).sum()
+    }
+
+    /// Number of partitions that are read: without those of which only a refused message is tried again.
+    pub(super) fn read(&self) -> usize {
+        self.fetched() - self.tried().count()
+    }
+
+    /// Whether a refused message of a partition is being tried again.
+    pub(super) fn is_tried(&self, partition: &Partition) -> bool {
+        self.unstorable.get(partition).is_some_and(|it| it.is_tried)
+    }
+
+    /// The partitions of which a refused message is being tried again.
+    fn tried(&self) -> impl Iterator<Item = (&Partition, &UnstorableRecord)> {
+        self.unstorable.iter().filter(|(partition, it)| {
+            let topic = self.places.get(&partition.topic);
+            it.is_tried && topic.is_some_and(|it| it.partitions.contains_key(&partition.number))
+        })
     }
 
     /// Adds a record to the batch, unless it was read before, or its partition is not fetched any more.
@@ -221,7 +293,7 @@ impl Partitions {
 
     /// Every record of a partition before `end` was read: lets the batch take it there, if its last record is not the
     /// one before `end`.
-    pub(super) fn ends(&mut self, batch: &mut Batch, partition: Partition, end: i64) {
+    pub(super) fn ends(&mut self, batch: &mut Batch, partition: &Partition, end: i64) {
         let topic = self.places.get_mut(&partition.topic);
         let place = topic.and_then(|topic| topic.partitions.get_mut(&partition.number));
         if let Some(place) = place
@@ -247,6 +319,28 @@ impl Partitions {
         }
     }
 
+    /// The table refuses the message of the record at an offset, of a partition that is fetched. Nothing from it on is
+    /// taken. What precedes it is in the batch; without it the message would be found again.
+    pub(super) fn is_unstorable(
+        &mut self,
+        partition: Partition,
+        at: i64,
+        (reason, constraint): (String, Option<String>),
+        now: Instant,
+    ) {
+        let topic = self.places.get_mut(&partition.topic);
+        let place = topic.and_then(|topic| topic.partitions.get_mut(&partition.number));
+        let Some(place) = place else { return };
+        place.is_closed = true;
+        self.is_due = true;
+        let before = self.unstorable.get(&partition).filter(|before| before.at == at);
+        let mut backoff = before.map_or(RETRY, |before| before.backoff);
+        let retry_at = now + backoff.next(fastrand::f64());
+        let record =
+            UnstorableRecord { at, reason, constraint, retry_at, backoff, is_tried: false };
+        self.unstorable.insert(partition, record);
+    }
+
     /// The last stored record of a partition is another one than the one that was stored: the partition is blocked from
     /// the next time that it is placed, until another offset or epoch is stored.
     pub(super) fn is_truncated(&mut self, partition: Partition) {
@@ -257,15 +351,24 @@ impl Partitions {
         }
     }
 
-    /// The records of a batch are stored, and the offsets behind them.
-    pub(super) fn stored(&mut self, batch: &Batch) {
-        for (partition, span) in batch.spans() {
-            let topic = self.places.get_mut(&partition.topic);
-            let place = topic.and_then(|topic| topic.partitions.get_mut(&partition.number));
-            if let Some(place) = place {
+    /// The records of a batch are stored, and the offsets behind them. Returns whether a message that was refused is
+    /// among them.
+    pub(super) fn stored(&mut self, batch: &Batch) -> bool {
+        let mut ends_block = false;
+        for ((topic, number), span) in batch.spans() {
+            let places = self.places.get_mut(topic);
+            if let Some(place) = places.and_then(|places| places.partitions.get_mut(&number)) {
                 place.stored = span.next;
             }
+            if !self.unstorable.is_empty() {
+                let partition = Partition { topic: topic.to_owned(), number };
+                if self.unstorable.get(&partition).is_some_and(|it| it.at < span.next) {
+                    self.unstorable.remove(&partition);
+                    ends_block = true;
+                }
+            }
         }
+        ends_block
     }
 
     /// The stored offset of each partition that is fetched, or was before all were held.
@@ -282,7 +385,9 @@ impl Partitions {
 
     /// The partitions that wait for a decision, as `/status` shows them for an intake of this name.
     pub(super) fn blocked(&self, intake: &str) -> Vec<BlockedPartition> {
-        let shown = self.blocked.iter().map(|(partition, (block, _))| BlockedPartition {
+        let blocked = self.blocked.iter().map(|(partition, (block, _))| (partition, block.clone()));
+        let tried = self.tried().map(|(partition, record)| (partition, record.block()));
+        let shown = blocked.chain(tried).map(|(partition, block)| BlockedPartition {
             topic: partition.topic.clone(),
             partition: partition.number,
             code: block.name(),
@@ -343,7 +448,11 @@ mod tests {
     fn place(partitions: &mut Partitions, next: i64) {
         let decision = Decision::Continue { low: 0, at: next, is_id_new: false };
         let decisions = Decisions::from([(partition(), (decision, None))]);
-        partitions.place(decisions, &stored(next)).expect("an offset is stored");
+        place_at(partitions, decisions, next, Instant::now());
+    }
+
+    fn place_at(partitions: &mut Partitions, decisions: Decisions, next: i64, now: Instant) {
+        partitions.place(decisions, &stored(next), now).expect("an offset is stored");
     }
 
     fn read(partitions: &mut Partitions, batch: &mut Batch, offset: i64) {
@@ -364,22 +473,22 @@ mod tests {
     }
 
     fn spans(batch: &Batch) -> Vec<(i64, i64)> {
-        batch.spans().values().map(|span| (span.from, span.next)).collect()
+        batch.spans().map(|(_, span)| (span.from, span.next)).collect()
     }
 
     #[test]
     fn marks_of_transactions_behind_the_last_record_are_passed_once() {
         let (mut partitions, mut batch) = (at(5), Batch::default());
         read(&mut partitions, &mut batch, 5);
-        partitions.ends(&mut batch, partition(), 6);
+        partitions.ends(&mut batch, &partition(), 6);
         assert_eq!(spans(&batch), [(5, 6)]);
-        partitions.ends(&mut batch, partition(), 8);
+        partitions.ends(&mut batch, &partition(), 8);
         assert_eq!((spans(&batch), batch.len()), (vec![(5, 8)], 1));
         partitions.stored(&batch);
         batch.clear();
-        partitions.ends(&mut batch, partition(), 8);
+        partitions.ends(&mut batch, &partition(), 8);
         assert!(batch.is_empty());
-        partitions.ends(&mut batch, partition(), 9);
+        partitions.ends(&mut batch, &partition(), 9);
         assert_eq!((spans(&batch), batch.len()), (vec![(8, 9)], 0));
         assert_eq!(partitions.offsets()[&partition()], 8);
     }
@@ -390,7 +499,7 @@ mod tests {
         read(&mut partitions, &mut batch, 5);
         partitions.is_unreadable(partition(), 6, "CRC");
         read(&mut partitions, &mut batch, 7);
-        partitions.ends(&mut batch, partition(), 9);
+        partitions.ends(&mut batch, &partition(), 9);
         assert_eq!((spans(&batch), partitions.is_due()), (vec![(5, 6)], true));
         partitions.hold();
         place(&mut partitions, 6);
@@ -402,5 +511,74 @@ mod tests {
         // A person has let it go on behind the record.
         place(&mut partitions, 7);
         assert_eq!(partitions.fetched(), 1);
+    }
+
+    #[test]
+    fn a_refused_message_blocks_its_partition_between_two_tries() {
+        let (mut partitions, mut batch) = (at(5), Batch::default());
+        let start = Instant::now();
+        let decisions = || {
+            let decision = Decision::Continue { low: 0, at: 6, is_id_new: false };
+            Decisions::from([(partition(), (decision, None))])
+        };
+        let refuse = |partitions: &mut Partitions, now: Instant| {
+            let said = ("no".to_owned(), Some("small".to_owned()));
+            partitions.is_unstorable(partition(), 6, said, now);
+        };
+        let counts = |partitions: &Partitions| {
+            (partitions.fetched(), partitions.read(), partitions.blocked("jobs").len())
+        };
+        read(&mut partitions, &mut batch, 5);
+        refuse(&mut partitions, start);
+        read(&mut partitions, &mut batch, 7);
+        partitions.ends(&mut batch, &partition(), 9);
+        assert_eq!((spans(&batch), partitions.is_due()), (vec![(5, 6)], true));
+        assert!(!partitions.stored(&batch), "it is not the message that was refused");
+        partitions.hold();
+        place_at(&mut partitions, decisions(), 6, start);
+        assert_eq!(counts(&partitions), (0, 0, 1));
+        let blocked = partitions.blocked("jobs").remove(0);
+        assert_eq!((blocked.code, blocked.needs_decision), ("message_unstorable", true));
+        assert!(
+            blocked.hint.contains("\"small\"") && blocked.hint.contains("--to 7"),
+            "{blocked:?}"
+        );
+        // It is tried after five seconds at most, then after a minute at most, and shown as blocked meanwhile.
+        let mut now = start;
+        for pause in [5, 10, 20, 40, 60, 60] {
+            now += Duration::from_secs(pause);
+            assert!(partitions.is_retry_due(now), "{pause}");
+            partitions.hold();
+            place_at(&mut partitions, decisions(), 6, now);
+            assert_eq!(counts(&partitions), (1, 0, 1));
+            assert!(!partitions.is_retry_due(now));
+            refuse(&mut partitions, now);
+            partitions.hold();
+            place_at(&mut partitions, decisions(), 6, now);
+            assert_eq!(counts(&partitions), (0, 0, 1));
+        }
+        partitions.hold();
+        place_at(&mut partitions, decisions(), 6, now + Duration::from_mins(1));
+        batch.clear();
+        read(&mut partitions, &mut batch, 6);
+        assert!(partitions.stored(&batch));
+        assert_eq!(counts(&partitions), (1, 1, 0));
+    }
+
+    #[test]
+    fn a_refused_message_is_found_again_if_what_precedes_it_was_not_stored() {
+        let (mut partitions, mut batch) = (at(5), Batch::default());
+        read(&mut partitions, &mut batch, 5);
+        partitions.is_unstorable(partition(), 6, ("no".to_owned(), None), Instant::now());
+        partitions.hold();
+        place(&mut partitions, 5);
+        assert_eq!((partitions.fetched(), partitions.blocked("jobs").len()), (1, 0));
+        // A seek passes it.
+        partitions.is_unstorable(partition(), 5, ("no".to_owned(), None), Instant::now());
+        partitions.hold();
+        place(&mut partitions, 5);
+        assert_eq!((partitions.fetched(), partitions.blocked("jobs").len()), (0, 1));
+        place(&mut partitions, 6);
+        assert_eq!((partitions.fetched(), partitions.blocked("jobs").len()), (1, 0));
     }
 }

@@ -8,7 +8,7 @@ use super::spec::IntakeSpec;
 use crate::backoff::Backoff;
 use crate::inbox::batch::Batch;
 use crate::inbox::message::Requirements;
-use crate::inbox::store::{Counts, InboxSpec, InboxStore, StoreError, Stored};
+use crate::inbox::store::{Counts, InboxSpec, InboxStore, StoreError, Stored, Unstorable};
 use crate::intake_status::IntakeState;
 use crate::postgres::{SourceError, SourceErrorKind, error_policy};
 use std::time::Duration;
@@ -36,9 +36,10 @@ pub(super) enum Written {
     Committed(Counts),
     /// Another process, or a person, has changed the offset of a partition: nothing is stored.
     Moved,
-    /// The server refused a value of a message: nothing is stored. After [`InboxWriter::write_each`]: the message is
-    /// refused even as a dead one.
+    /// The server refused a value of a message: nothing is stored. [`InboxWriter::write_each`] finds which.
     Refused(SourceError),
+    /// The table refuses these messages even as dead ones, at most one of each partition: nothing is stored.
+    Unstorable(Vec<Unstorable>),
     /// It is not known to be stored.
     Failed(SourceError),
 }
@@ -159,6 +160,7 @@ impl InboxWriter {
                 Written::Committed(counts)
             }
             Stored::Moved => Written::Moved,
+            Stored::Refused(messages) => Written::Unstorable(messages),
         }
     }
 

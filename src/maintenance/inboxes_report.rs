@@ -299,7 +299,7 @@ impl InboxesReport {
         self.update(|summary| summary.runs.done());
     }
 
-    /// A step has failed. The pipeline, and the workers of the inboxes, go on nevertheless.
+    /// A step has failed. The pipeline or the intakes, and the workers of the inboxes, go on nevertheless.
     pub(super) fn failed(&mut self, RunError { error, hint }: RunError) {
         let reason = Chain(&error).to_string();
         if !self.are_found {
@@ -316,6 +316,8 @@ impl InboxesReport {
         self.update(|summary| summary.runs.failed(&reason, hint.as_deref()));
         let due = Condition::note(&mut self.failing, reason.clone(), hint.clone(), Instant::now());
         if let Some(DueReport { seconds, tries }) = due {
+            // The maintenance of an intake's database runs in a process without a pipeline.
+            let unaffected = if self.database == "inbox" { "storing" } else { "publishing" };
             warn!(
                 event = "inbox_maintenance_failed",
                 pipeline = self.owner,
@@ -324,7 +326,7 @@ impl InboxesReport {
                 tries,
                 reason,
                 hint,
-                "maintenance of inboxes failed, and is repeated; the pipeline is not affected: {reason}"
+                "maintenance of inboxes failed, and is repeated; {unaffected} is not affected: {reason}"
             );
         }
     }

@@ -1,6 +1,6 @@
 //! Tests of the private NATS, Redis, Valkey and RabbitMQ, by their plain protocols.
 
-use crate::await_that::SOON;
+use crate::await_that::{SOON, await_that};
 use crate::private::{Flavor, PrivateNats, PrivateRabbitMq, PrivateRedis, tls};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -175,8 +175,13 @@ async fn a_private_rabbitmq_comes_back_from_kill_9_with_its_queue_and_thaws() {
     server.allow(true).await;
     assert_eq!(server.api_ok("GET", permissions, &Value::Null).await["write"], ".*");
     server.stop().await;
-    // Its `epmd` has ended too.
-    TcpStream::connect(("127.0.0.1", server.epmd_port())).await.unwrap_err();
+    await_that("the end of its epmd", SOON, || async {
+        match TcpStream::connect(("127.0.0.1", server.epmd_port())).await {
+            Ok(_) => Err("it answers"),
+            Err(_) => Ok(()),
+        }
+    })
+    .await;
 }
 
 /// Without and with TLS: the header of AMQP 0.9.1 is answered by a frame of method `connection.start`.

@@ -335,6 +335,8 @@ async fn rights_that_are_missing_are_named_by_the_command_that_grants_them() {
     };
     let status = relay.await_status("the table that lacks rights", SOON, own).await;
     assert!(of(&status)["reason"].as_str().expect("a reason").contains("42501"), "{status}");
+    let words = "maintenance of inboxes failed, and is repeated; publishing is not affected";
+    relay.await_log(words, SOON).await;
     let hint = of(&status)["hint"].as_str().expect("a hint").to_owned();
     assert!(hint.contains(&format!("TO \"{role}\";")), "{hint}");
     sql.batch(crate::managed::line(&hint, "GRANT")).await;

@@ -385,28 +385,25 @@ pub enum Purpose {
 }
 
 /// What a broker supports, and its limits. The other parts of the product use `held_bytes`, `clusters`, `remote` and
-/// `transactions` instead of the kind of the broker. The other fields are not used yet: the sink itself refuses what it
-/// can't publish.
+/// `transactions` instead of the kind of the broker. `postrider check` shows the others ([`Self::words`]): the sink
+/// itself refuses what it can't publish.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub struct Capabilities {
-    /// Which records the broker keeps in order. Not used yet: every sink keeps at least the order of each key.
+    /// Which records the broker keeps in order.
     pub order: Order,
-    /// A refusal may name a batch instead of a record. Not used yet: each refusal says so itself
-    /// ([`Refusal::of_batch`]).
+    /// A refusal may name a batch instead of a record. Each refusal says so itself ([`Refusal::of_batch`]).
     pub refuses_batches: bool,
     /// Records are published in transactions that store the position as well ([`Sink::transactional`]), with these
     /// limits. Such a sink needs a stream, and takes no replay.
     pub transactions: Option<TransactionLimits>,
-    /// The broker discards a record that it has already. Not used yet.
+    /// A lost connection to the broker repeats no record: the broker discards what it has already, or says what it has.
     pub dedupe: bool,
-    /// Records have headers. Not used yet: a sink without headers itself refuses a record whose headers matter to it.
+    /// Records have headers.
     pub headers: bool,
-    /// A record without a value differs from one with an empty value. Not used yet: the sink itself refuses what it
-    /// can't publish.
+    /// A record without a value differs from one with an empty value.
     pub null_value: bool,
-    /// The size of the largest record, if all destinations have the same limit. Unit: bytes. Not used yet: the sink
-    /// itself refuses a record that is too large.
+    /// The size of the largest record, if all destinations have the same limit. Unit: bytes.
     pub record_bytes_max: Option<usize>,
     /// Memory for a record between `enqueue` and its report, in addition to key, value and headers. Flow control counts
     /// it. Unit: bytes.
@@ -416,6 +413,30 @@ pub struct Capabilities {
     /// Records go to a server over a network. Records of a process that has ended may still arrive there, and
     /// destinations may be missing.
     pub remote: bool,
+}
+
+impl Capabilities {
+    /// What is promised, for `postrider check`: a fragment.
+    pub fn words(&self) -> String {
+        let delivery = if self.transactions.is_some() { "exactly once" } else { "at least once" };
+        let order = match self.order {
+            Order::Total => "all events in order",
+            Order::Key => "the events of each key in order",
+        };
+        let repeats = match (self.transactions.is_some(), self.dedupe) {
+            (true, _) => "",
+            (false, true) => "; a lost connection repeats none",
+            (false, false) => "; a lost connection may repeat what was in flight",
+        };
+        let mut words = format!("{delivery}, {order}{repeats}");
+        if !self.headers {
+            words.push_str("; without headers");
+        }
+        if !self.null_value {
+            words.push_str("; a NULL payload is published as an empty one");
+        }
+        words
+    }
 }
 
 /// Which records a broker keeps in order.

@@ -4,7 +4,7 @@
 //! still the one that the batch begins at, so a process that has lost a partition without knowing it commits nothing,
 //! and neither does one that repeats a transaction whose commit was not answered.
 
-use crate::batch::{Batch, Partition, Span};
+use crate::batch::{Batch, Origin, Partition, Span};
 use crate::message::Requirements;
 use crate::message::{Body, Message, Remembered};
 use postrider_postgres::control::Control;
@@ -37,14 +37,26 @@ pub struct InboxSpec {
     pub conninfo: Conninfo,
 }
 
+/// A message that the table refuses even as a dead one, without type and trace.
+#[derive(Debug)]
+pub struct Unstorable {
+    /// The record that it came from; `None` if it did not come from a partition.
+    pub origin: Option<Origin>,
+    /// What the server said.
+    pub error: SourceError,
+}
+
 /// What became of a batch.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Debug)]
 pub enum Stored {
     /// It is committed.
     Committed(Counts),
     /// Another process, or an operator, has changed the offset of a partition: nothing is stored, and each partition
     /// continues at its stored offset.
     Moved,
+    /// Only of [`InboxStore::store_each`]: the table refuses these messages, at most one of each partition, and nothing
+    /// is stored. Later messages of their partitions were not tried. Without them the batch can be stored.
+    Refused(Vec<Unstorable>),
 }
 
 /// Numbers of messages.
@@ -212,7 +224,7 @@ impl InboxStore {
     /// headers as bytes.
     ///
     /// # Errors
-    /// Those of [`store`](Self::store). [`StoreError::Value`]: not even as a dead message could it be stored.
+    /// Those of [`store`](Self::store).
     pub async fn store_each(&mut self, batch: &Batch) -> Result<Stored, StoreError> {
         self.begin().await?;
         let result = self.write_each(batch).await;
@@ -230,9 +242,9 @@ impl InboxStore {
                 self.run("COMMIT", "commit messages to the inbox").await?;
                 Ok(Stored::Committed(counts))
             }
-            Ok(Stored::Moved) => {
+            Ok(stored @ (Stored::Moved | Stored::Refused(_))) => {
                 self.run("ROLLBACK", "roll back a transaction in the inbox's database").await?;
-                Ok(Stored::Moved)
+                Ok(stored)
             }
             Err(error) => {
                 // The next statement finds out if the session is gone.
@@ -248,7 +260,7 @@ impl InboxStore {
     }
 
     async fn write(&self, batch: &Batch) -> Result<Stored, StoreError> {
-        if !self.advance(batch.spans()).await? {
+        if !self.advance(batch).await? {
             return Ok(Stored::Moved);
         }
         let stored = self.insert(batch.messages()).await?;
@@ -258,12 +270,28 @@ impl InboxStore {
     }
 
     async fn write_each(&self, batch: &Batch) -> Result<Stored, StoreError> {
-        if !self.advance(batch.spans()).await? {
+        if !self.advance(batch).await? {
             return Ok(Stored::Moved);
         }
-        let mut counts = Counts::default();
-        for message in batch.messages() {
-            counts.add(self.write_one(message).await?);
+        let (mut counts, mut refused, mut closed) =
+            (Counts::default(), Vec::new(), BTreeSet::new());
+        for (message, origin) in batch.messages_from() {
+            let place = origin.as_ref().map(Origin::place);
+            // Nothing behind a refused message of its partition is stored before it.
+            if closed.contains(&place) {
+                continue;
+            }
+            match self.write_one(message).await {
+                Ok(written) => counts.add(written),
+                Err(StoreError::Value(error)) => {
+                    closed.insert(place);
+                    refused.push(Unstorable { origin, error });
+                }
+                Err(other) => return Err(other),
+            }
+        }
+        if !refused.is_empty() {
+            return Ok(Stored::Refused(refused));
         }
         self.announce(&counts).await?;
         Ok(Stored::Committed(counts))
@@ -271,6 +299,9 @@ impl InboxStore {
 
     /// Stores one message as it is, else with its content as bytes, else as a dead one. What a constraint or a trigger
     /// refuses is dead at once.
+    ///
+    /// # Errors
+    /// [`StoreError::Value`]: not even as a bare dead message could it be stored. The transaction goes on without it.
     async fn write_one(&self, message: &Message) -> Result<Counts, StoreError> {
         let (mut message, mut is_bare) = (message.clone(), false);
         loop {
@@ -312,18 +343,17 @@ impl InboxStore {
     }
 
     /// Moves the offsets of the partitions; false if one is not where the batch begins.
-    async fn advance(&self, spans: &BTreeMap<Partition, Span>) -> Result<bool, StoreError> {
+    async fn advance(&self, batch: &Batch) -> Result<bool, StoreError> {
+        let ((topics, parts), spans): ((Vec<&str>, Vec<i32>), Vec<&Span>) = batch.spans().unzip();
         if spans.is_empty() {
             return Ok(true);
         }
         let failed = |error| {
             StoreError::of(SourceError::control("write the offsets of the inbox", error), false)
         };
-        let topics: Vec<&str> = spans.keys().map(|partition| partition.topic.as_str()).collect();
-        let parts: Vec<i32> = spans.keys().map(|partition| partition.number).collect();
-        let from: Vec<i64> = spans.values().map(|span| span.from).collect();
-        let next: Vec<i64> = spans.values().map(|span| span.next).collect();
-        let epochs: Vec<Option<i32>> = spans.values().map(|span| span.leader_epoch).collect();
+        let from: Vec<i64> = spans.iter().map(|span| span.from).collect();
+        let next: Vec<i64> = spans.iter().map(|span| span.next).collect();
+        let epochs: Vec<Option<i32>> = spans.iter().map(|span| span.leader_epoch).collect();
         let client = self.control.client();
         let moved = client
             .execute(

@@ -131,7 +131,8 @@ mod tests {
     fn number_of_destinations_is_bounded() {
         let mut destinations = Destinations::<()>::default();
         for number in 0..2 * DESTINATIONS_MAX {
-            assert!(destinations.ask(&number.to_string(), None).0.is_err());
+            let (answer, requested) = destinations.ask(&number.to_string(), None);
+            assert_eq!((answer, requested), (Err(NotTaken::Destination), number < DESTINATIONS_MAX));
             destinations.opened(&number.to_string(), ());
         }
         assert_eq!(destinations.known.len(), DESTINATIONS_MAX);

@@ -15,6 +15,7 @@ use super::spec::IntakeSpec;
 use super::writer::{BACKOFF, BATCH_BYTES_MAX, InboxWriter, Written};
 use crate::connections::{self, Bounds, Watch, WhenFull};
 use crate::inbox::batch::Batch;
+use crate::inbox::store::Unstorable;
 use crate::inbox::webhook::WebhookConfig;
 use crate::intake_status::IntakeState;
 use crate::pipeline::Stop;
@@ -225,7 +226,10 @@ impl<'a> StoreLoop<'a> {
         let batch = self.batch(&waiting);
         match self.writer.write(&batch).await {
             Written::Refused(_) => self.store_each(waiting).await,
-            written @ (Written::Committed(_) | Written::Moved | Written::Failed(_)) => {
+            written @ (Written::Committed(_)
+            | Written::Moved
+            | Written::Unstorable(_)
+            | Written::Failed(_)) => {
                 let end = self.ends(written);
                 for request in waiting {
                     request.answer(end.clone());
@@ -275,12 +279,16 @@ impl<'a> StoreLoop<'a> {
                 self.shared.observer().stored(&counts);
                 ReceptionEnd::Stored
             }
-            Written::Refused(error) => {
-                self.shared.observer().unstorable(&error);
-                let state = error.sqlstate().map(|state| state.to_string());
+            // Of a batch of one request there is one message.
+            Written::Unstorable(messages) => {
+                let mut state = None;
+                for Unstorable { error, .. } in &messages {
+                    self.shared.observer().unstorable(error);
+                    state = error.sqlstate().map(|state| state.to_string());
+                }
                 ReceptionEnd::Refused { state: state.unwrap_or_default() }
             }
-            Written::Failed(error) => {
+            Written::Refused(error) | Written::Failed(error) => {
                 self.database_fails(&error);
                 ReceptionEnd::Unknown
             }

@@ -103,6 +103,31 @@ fn run_and_seek_do_not_offer_the_database_of_others_and_refuse_it() {
     has(&postrider("", &["inbox", "--help"]), 0, &["webhooks", "seek", "run"]);
 }
 
+/// There is no pipeline in this process, and the line claims none.
+#[tokio::test]
+async fn maintenance_that_fails_says_that_storing_is_not_affected() {
+    let world = World::create(Version::Pg17, "intake_fails").await;
+    let topics = Topics::new(&brokers(), "intake_fails");
+    let topic = topics.create("numbers", 1).await;
+    world
+        .sql
+        .batch(
+            "create table public.webhook (event_id text primary key, processed_at timestamptz, received_at timestamptz,
+               retry_count int, error text, event_type text);
+             select postrider.enable_inbox_tracking('webhook', 'public.webhook', p_retention_hours => 1);
+             alter table public.webhook rename column processed_at to done_at",
+        )
+        .await;
+    let quick = "[maintenance]\ninbox_drain_interval = \"1s\"\n";
+    let relay = Relay::spawn_intake(&format!("{quick}{}", world.config(&topic, "")));
+    let words = "maintenance of inboxes failed, and is repeated; storing is not affected";
+    relay.await_log(words, SOON).await;
+    write_numbers(&topic, 1..=3, |_| "k".to_owned()).await;
+    await_answer(&world.sql, COUNT, "3", &relay).await;
+    let log = relay.kill().await.stderr;
+    assert!(!log.contains("pipeline is not affected"), "{log}");
+}
+
 #[tokio::test]
 async fn status_shows_intakes_and_the_maintenance_of_their_database() {
     let world = World::create(Version::Pg18, "intake_status").await;

@@ -6,6 +6,7 @@ mod crowd;
 mod outages;
 mod placing;
 mod records;
+mod unstorable;
 
 use crate::await_that::{SOON, await_or_dump};
 use crate::relay::Relay;

@@ -118,6 +118,16 @@ pub enum Block {
         /// What the client says, without content of records.
         reason: String,
     },
+    /// The table of the inbox refuses the message of a record even as a dead one, without type and trace. It is tried
+    /// again now and then.
+    Unstorable {
+        /// The offset of the record.
+        at: i64,
+        /// What the server says, without content of the record.
+        reason: String,
+        /// The constraint that refuses it, if it is one.
+        constraint: Option<String>,
+    },
     /// The brokers do not say what the partition has: it has no leader, or there is an error of its topic. They are
     /// asked again, and nobody has to decide.
     NoAnswer {
@@ -135,6 +145,7 @@ impl Block {
             Self::OtherTopic { .. } => "other_topic",
             Self::Truncated { .. } => "log_truncated",
             Self::Unreadable { .. } => "record_unreadable",
+            Self::Unstorable { .. } => "message_unstorable",
             Self::NoAnswer { .. } => "no_answer",
         }
     }
@@ -183,6 +194,17 @@ impl Block {
                  offset {at} to OFFSET - 1, which are not stored then: {}",
                 seek("OFFSET")
             ),
+            Self::Unstorable { at, constraint, .. } => {
+                let what = constraint.as_ref().map_or_else(
+                    || "the trigger or the limit of the inbox's table that refuses the message".to_owned(),
+                    |constraint| format!("constraint \"{constraint}\" of the inbox's table"),
+                );
+                format!(
+                    "change {what}, or drop it: the message is tried again at least once a minute. To go on without \
+                     the record at offset {at}, which is not stored then: {}",
+                    seek(&(at + 1).to_string())
+                )
+            }
             Self::NoAnswer { .. } => {
                 "nothing to decide: the brokers are asked again every 5 s. Check that the brokers that have a replica \
                  of the partition run (kafka-topics.sh --describe --unavailable-partitions)"
@@ -225,6 +247,11 @@ impl fmt::Display for Block {
             Self::Unreadable { at, reason } => {
                 write!(f, "the record at offset {at} can't be read: {reason}")
             }
+            Self::Unstorable { at, reason, .. } => write!(
+                f,
+                "the table refuses the message of the record at offset {at} even as a dead one without type and trace: \
+                 {reason}"
+            ),
             Self::NoAnswer { error } => write!(f, "the brokers have no answer about it: {error}"),
         }
     }
@@ -443,6 +470,22 @@ mod tests {
         assert!(block.to_string().contains("below offset 90 may be other ones"), "{block}");
         let hint = block.hint("mail", "orders", 3);
         assert!(hint.contains("--to OFFSET") && hint.contains("up to 70 records"), "{hint}");
+    }
+
+    #[test]
+    fn of_a_message_that_the_table_refuses_the_hint_names_the_constraint_and_passes_over_one_record()
+     {
+        let block = |constraint: Option<&str>| Block::Unstorable {
+            at: 41,
+            reason: "SQLSTATE 23514".to_owned(),
+            constraint: constraint.map(str::to_owned),
+        };
+        assert!(block(None).to_string().contains("offset 41") && block(None).needs_decision());
+        let hint = block(Some("positive")).hint("mail", "orders", 3);
+        assert!(hint.starts_with("change constraint \"positive\" of"), "{hint}");
+        assert!(hint.ends_with("--topic orders --partition 3 --to 42"), "{hint}");
+        // A trigger has no name in the error.
+        assert!(block(None).hint("mail", "orders", 3).starts_with("change the trigger or"));
     }
 
     #[test]

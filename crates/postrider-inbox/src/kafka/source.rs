@@ -272,7 +272,9 @@ impl KafkaSource {
         }
         let (names, client) =
             (topics.keys().copied().collect(), self.poller.consumer().client().native_ptr());
-        let found = native::topics(client, &names, ASK_AGAIN_MAX)?;
+        // This is asked before each transaction, and without an answer everything that was read is dropped and read
+        // again: with a short time, brokers that are slow for a while would be read from in vain for as long.
+        let found = native::topics(client, &names, ASK_MAX)?;
         let same = |(topic, id): (&&str, &&str)| {
             let facts = found.get(*topic).and_then(|facts| facts.as_ref().ok());
             facts.and_then(|facts| facts.id.as_deref()) == Some(*id)
