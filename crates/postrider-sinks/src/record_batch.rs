@@ -140,6 +140,7 @@ pub(crate) struct QueuedRecord<'a> {
     /// It is that of a parked event: a refusal restarts nothing.
     pub(crate) is_retry: bool,
     pub(crate) topic: &'a str,
+    #[cfg_attr(not(test), expect(dead_code, reason = "of sinks whose servers have partitions"))]
     pub(crate) partition: Option<i32>,
     pub(crate) key: Option<&'a [u8]>,
     pub(crate) value: Option<&'a [u8]>,

@@ -204,8 +204,8 @@ impl<F: Clone> SendQueue<F> {
         self.settle(tickets.len());
     }
 
-    /// A record is refused, or its destination accepts no records. Nothing is accepted until the reset that follows, and
-    /// nothing of this generation may be sent.
+    /// A record is refused, or its destination accepts no records. Nothing is accepted until the reset that follows,
+    /// and nothing of this generation may be sent.
     pub(crate) fn rejected(&self, generation: u64, ticket: Ticket, scope: Scope, reason: Refusal) {
         self.fail(generation, |mailbox| {
             mailbox.report(ticket, Outcome::Rejected { scope, reason });
@@ -238,6 +238,7 @@ impl<F: Clone> SendQueue<F> {
     }
 
     /// The sink can't be used as it is configured.
+    #[expect(dead_code, reason = "of sinks that can find this only at the server")]
     pub(crate) fn unfit(&self, generation: u64, reason: String, hint: String) {
         self.fail(generation, |mailbox| mailbox.post(Post::Unfit { reason, hint }));
     }

@@ -194,7 +194,8 @@ impl PrivateRabbitMq {
         let script = "root=$1 dir=$2; shift 2; \
             for name in proc dev tmp sys; do mount --rbind /$name $root/$name; done; \
             mount --bind $dir $root/data; \
-            exec chroot $root /usr/bin/env bash -c 'exec /usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmqctl \"$@\"' - \"$@\"";
+            program=$(cd $root && echo usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmqctl); \
+            exec chroot $root /$program \"$@\"";
         let (epmd, _) = self.erlang;
         let dir = &self.program.dir.0;
         let output = std::process::Command::new("unshare")

@@ -323,7 +323,10 @@ mod tests {
         let worst = |queue: Value| {
             of_queue("q", &queue).iter().map(|finding| finding.severity).max().unwrap()
         };
-        let argument = |key: &str, value: Value| json!({ "type": "quorum", "durable": true, "arguments": { key: value } });
+        let argument = |key: &str, value: Value| {
+            let arguments = json!({ key: value });
+            json!({ "type": "quorum", "durable": true, "arguments": arguments })
+        };
         assert_eq!(worst(json!({ "type": "quorum", "durable": true })), Severity::Ok);
         assert_eq!(worst(json!({ "type": "classic", "durable": false })), Severity::Error);
         assert_eq!(worst(argument("x-max-length", json!(10))), Severity::Warning);
