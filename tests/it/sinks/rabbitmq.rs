@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Messages that are read with one request.
-const READ_COUNT: usize = 5_000;
+/// Messages that are read with one request. They are gone from the queue if the answer is lost, so it must be quick.
+const READ_COUNT: usize = 500;
 
 /// A RabbitMQ whose queues are the destinations, by the default exchange. What is read is taken out of its queue, and
 /// kept here.
@@ -72,20 +72,16 @@ impl RabbitServer {
         Arc::get_mut(&mut self.rabbitmq).expect("one pipeline")
     }
 
-    /// Takes messages out of a queue.
-    async fn take(&self, queue: &str) -> Result<Vec<ReadRecord>, String> {
+    /// Takes some messages out of a queue and keeps them. Returns whether there may be more.
+    async fn take(&self, queue: &str) -> Result<bool, String> {
         let body =
             json!({ "count": READ_COUNT, "ackmode": "ack_requeue_false", "encoding": "auto" });
-        let mut records = Vec::new();
-        loop {
-            let path = format!("/api/queues/%2f/{queue}/get");
-            let (code, answer) = self.rabbitmq.api("POST", &path, &body).await?;
-            let messages = answer.as_array().ok_or_else(|| format!("{code} {answer}"))?;
-            records.extend(messages.iter().map(record_of));
-            if messages.len() < READ_COUNT {
-                return Ok(records);
-            }
-        }
+        let path = format!("/api/queues/%2f/{queue}/get");
+        let (code, answer) = self.rabbitmq.api("POST", &path, &body).await?;
+        let messages = answer.as_array().ok_or_else(|| format!("{code} {answer}"))?;
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        read.entry(queue.to_owned()).or_default().extend(messages.iter().map(record_of));
+        Ok(messages.len() == READ_COUNT)
     }
 }
 
@@ -135,11 +131,9 @@ impl SinkServer for RabbitServer {
     }
 
     async fn read(&self, destination: &str) -> Result<Vec<ReadRecord>, String> {
-        let new = self.take(destination).await?;
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        let records = read.entry(destination.to_owned()).or_default();
-        records.extend(new);
-        Ok(records.clone())
+        while self.take(destination).await? {}
+        let read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(read.get(destination).cloned().unwrap_or_default())
     }
 
     async fn kill(&mut self) {

@@ -33,6 +33,8 @@ pub(super) const NOT_FOUND: u16 = 404;
 /// Another connection has the exclusive queue.
 pub(super) const RESOURCE_LOCKED: u16 = 405;
 pub(super) const PRECONDITION_FAILED: u16 = 406;
+/// The server stops, or an administrator has closed the connection.
+const CONNECTION_FORCED: u16 = 320;
 const FRAME_ERROR: u16 = 501;
 const NOT_ALLOWED: u16 = 530;
 
@@ -73,6 +75,11 @@ impl RabbitProblem {
         Self { step, code: None, reason: reason.into(), hint }
     }
 
+    /// Whether the connection has ended for a reason that is not the sink's.
+    pub(super) fn is_of_connection(&self) -> bool {
+        matches!(self.code, None | Some(CONNECTION_FORCED))
+    }
+
     /// The server has closed the connection or a channel.
     pub(super) fn closed(step: RabbitStep, close: &ServerClose, spec: &RabbitSpec) -> Self {
         let ServerClose { code, text } = close;
@@ -108,6 +115,10 @@ fn hint(step: RabbitStep, code: u16, spec: &RabbitSpec) -> Option<String> {
         }
         (RabbitStep::Publish, PRECONDITION_FAILED) => {
             "set sink.rabbitmq.message_bytes_max to the server's max_message_size".to_owned()
+        }
+        (_, CONNECTION_FORCED) => {
+            "the server stops, or an administrator has closed the connection; the sink connects again automatically"
+                .to_owned()
         }
         (_, FRAME_ERROR) => "report this as a bug of Postrider, with the server's log".to_owned(),
         _ => return None,

@@ -145,14 +145,17 @@ impl Worker {
                 opened = Link::open(&spec, host) => opened,
                 () = self.attend() => return,
             };
-            let ended = match opened {
-                Ok(link) => self.serve(link, &mut pauses).await,
-                Err(problem) => Err(problem),
+            let (ended, was_open) = match opened {
+                Ok(link) => (self.serve(link, &mut pauses).await, true),
+                Err(problem) => (Err(problem), false),
             };
             let Err(problem) = ended else { return };
             next_host += 1;
             self.lost(&problem);
-            self.down(problem.reason, problem.hint);
+            // What the next attempt finds says more than the end of a connection that worked.
+            if !was_open || pauses.attempts() > 0 || !problem.is_of_connection() {
+                self.down(problem.reason, problem.hint);
+            }
             // The other servers are tried at once.
             let pause = if next_host % spec.address.hosts.len() == 0 {
                 pauses.next(fastrand::f64())
