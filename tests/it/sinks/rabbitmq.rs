@@ -6,9 +6,13 @@ use crate::topic::ReadRecord;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Messages that are read with one request. They are gone from the queue if the answer is lost, so it must be quick.
 const READ_COUNT: usize = 500;
+
+/// How long messages are read at once.
+const READ_MAX: Duration = Duration::from_secs(20);
 
 /// A RabbitMQ whose queues are the destinations, by the default exchange. What is read is taken out of its queue, and
 /// kept here.
@@ -131,7 +135,9 @@ impl SinkServer for RabbitServer {
     }
 
     async fn read(&self, destination: &str) -> Result<Vec<ReadRecord>, String> {
-        while self.take(destination).await? {}
+        // A caller that waits gives a look up after a while, and a message that was read then would be gone.
+        let start = Instant::now();
+        while self.take(destination).await? && start.elapsed() < READ_MAX {}
         let read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(read.get(destination).cloned().unwrap_or_default())
     }
