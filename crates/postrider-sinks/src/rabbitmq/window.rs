@@ -145,7 +145,7 @@ impl Window {
         found.is_some()
     }
 
-    /// When the server returned the record for the first time, which is now if `mark` is set before.
+    /// When the server returned the record for the first time: now, unless it has been asked before.
     pub(super) fn first_returned(&mut self, entry: WindowEntry) -> Instant {
         *self.slots[entry.0].returned.get_or_insert_with(Instant::now)
     }

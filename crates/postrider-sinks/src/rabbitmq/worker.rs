@@ -489,13 +489,16 @@ impl Worker {
         }
         let missing = Refusal::of_broker(RefusalKind::Other, NO_ROUTE);
         if is_retry {
-            self.facts.lacks_route(&topic);
-            if self.window.first_returned(entry).elapsed() > RETRY_MAX {
-                self.pauses.gave_up(&topic, entry);
-                self.reject(entry, Scope::Destination, missing);
-                self.unroutable(&topic);
-            } else {
+            let since = self.window.first_returned(entry);
+            if since.elapsed() <= RETRY_MAX {
                 self.pauses.refused(&topic, entry, is_retry);
+                return;
+            }
+            self.pauses.gave_up(&topic, entry);
+            self.reject(entry, Scope::Destination, missing);
+            if !is_routed {
+                self.facts.lacks_route(&topic);
+                self.unroutable(&topic);
             }
         } else if is_routed {
             if self.pauses.refused(&topic, entry, is_retry) {
