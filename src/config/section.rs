@@ -542,6 +542,9 @@ fn may_hold_a_secret(path: &str) -> bool {
         || path.contains(".sink.properties.")
         || path.ends_with(".sink.postgres.url")
         || path.ends_with(".sink.postgres.password_file")
+        || path.ends_with(".sink.rabbitmq.url")
+        || path.ends_with(".sink.rabbitmq.password_file")
+        || path.ends_with(".sink.rabbitmq.key_file")
 }
 
 /// Reports a value of the wrong type, without the value.

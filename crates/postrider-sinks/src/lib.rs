@@ -20,6 +20,8 @@ pub mod nats;
 pub mod postgres;
 #[cfg(feature = "queue")]
 mod queued_sink;
+#[cfg(feature = "rabbitmq")]
+pub mod rabbitmq;
 #[cfg(feature = "queue")]
 mod record_batch;
 #[cfg(feature = "redis")]
@@ -51,6 +53,8 @@ pub static KINDS: &[&dyn SinkKind] = &[
     &http::Http,
     #[cfg(feature = "redis")]
     &redis::Redis,
+    #[cfg(feature = "rabbitmq")]
+    &rabbitmq::RabbitMq,
     &stdout::Stdout,
     &discard::Discard,
 ];

@@ -18,6 +18,7 @@ pub(crate) struct RecordBatch {
 /// Where a record is. Its bytes are topic, key, value, then the name and the value of each header.
 struct BatchEntry {
     ticket: Ticket,
+    is_retry: bool,
     partition: Option<i32>,
     timestamp_ms: Option<i64>,
     start: usize,
@@ -52,6 +53,7 @@ impl RecordBatch {
         }
         self.entries.push(BatchEntry {
             ticket,
+            is_retry: false,
             partition: record.partition,
             timestamp_ms: record.timestamp_ms,
             start,
@@ -67,6 +69,9 @@ impl RecordBatch {
     pub(crate) fn mark_again(&mut self) {
         if let Some(entry) = self.entries.last_mut() {
             entry.again = true;
+    /// The last record is that of a parked event, which is retried.
+    pub(crate) fn mark_retry(&mut self) {
+            entry.is_retry = true;
         }
     }
 
@@ -94,6 +99,7 @@ impl RecordBatch {
         let topic = cut(&mut rest, entry.topic);
         QueuedRecord {
             ticket: entry.ticket,
+            is_retry: entry.is_retry,
             // It was copied from a `str`.
             topic: std::str::from_utf8(topic).unwrap_or_default(),
             again: entry.again,
@@ -137,10 +143,13 @@ fn cut<'a>(bytes: &mut &'a [u8], length: usize) -> &'a [u8] {
 #[derive(Clone, Copy)]
 pub(crate) struct QueuedRecord<'a> {
     pub(crate) ticket: Ticket,
+    /// It is that of a parked event: a refusal restarts nothing.
+    pub(crate) is_retry: bool,
     pub(crate) topic: &'a str,
     /// A retry of a parked event.
     pub(crate) again: bool,
     #[cfg_attr(not(test), expect(dead_code, reason = "for sinks that have partitions"))]
+    #[cfg_attr(not(test), expect(dead_code, reason = "of sinks whose servers have partitions"))]
     pub(crate) partition: Option<i32>,
     pub(crate) key: Option<&'a [u8]>,
     pub(crate) value: Option<&'a [u8]>,
@@ -169,6 +178,7 @@ impl<'a> QueuedHeaders<'a> {
     }
 }
 
+#[expect(clippy::copy_iterator, reason = "the headers are read more than once")]
 impl<'a> Iterator for QueuedHeaders<'a> {
     type Item = Header<'a>;
 

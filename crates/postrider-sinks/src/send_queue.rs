@@ -77,6 +77,7 @@ impl<F: Clone> SendQueue<F> {
     // The sink's side.
 
     /// Adds a copy of the record. `again`: it is a retry of a parked event.
+    /// Adds a copy of the record. `is_retry`: it is that of a parked event.
     ///
     /// # Errors
     /// [`NotTaken::Full`].
@@ -85,6 +86,7 @@ impl<F: Clone> SendQueue<F> {
         ticket: Ticket,
         record: &Record<'_>,
         again: bool,
+        is_retry: bool,
     ) -> Result<(), NotTaken> {
         let mut state = self.state();
         let QueueLimits { records_max, bytes_max } = self.limits;
@@ -98,6 +100,8 @@ impl<F: Clone> SendQueue<F> {
         state.open.push(ticket, record);
         if again {
             state.open.mark_again();
+        if is_retry {
+            state.open.mark_retry();
         }
         drop(state);
         if was_empty {
@@ -204,8 +208,8 @@ impl<F: Clone> SendQueue<F> {
         self.settle(tickets.len());
     }
 
-    /// A record is refused, or its destination accepts no records. Nothing is accepted until the reset that follows, and
-    /// nothing of this generation may be sent.
+    /// A record is refused, or its destination accepts no records. Nothing is accepted until the reset that follows,
+    /// and nothing of this generation may be sent.
     pub(crate) fn rejected(&self, generation: u64, ticket: Ticket, scope: Scope, reason: Refusal) {
         self.fail(generation, |mailbox| {
             mailbox.report(ticket, Outcome::Rejected { scope, reason });
@@ -215,6 +219,8 @@ impl<F: Clone> SendQueue<F> {
 
     /// As `rejected`, for a retry of a parked event: the pipeline does not reset the sink for it, because nothing of
     /// its aggregate is behind it. Records of others are accepted and sent as before.
+    /// The record of a parked event is refused. The pipeline tries it again later and resets nothing for that, so the
+    /// queue continues.
     pub(crate) fn retry_rejected(&self, ticket: Ticket, scope: Scope, reason: Refusal) {
         self.mailbox.report(ticket, Outcome::Rejected { scope, reason });
         self.settle(1);
@@ -239,6 +245,7 @@ impl<F: Clone> SendQueue<F> {
 
     /// The sink can't be used as it is configured.
     #[expect(dead_code, reason = "for sinks whose server says so")]
+    #[expect(dead_code, reason = "of sinks that can find this only at the server")]
     pub(crate) fn unfit(&self, generation: u64, reason: String, hint: String) {
         self.fail(generation, |mailbox| mailbox.post(Post::Unfit { reason, hint }));
     }

@@ -25,6 +25,11 @@ impl Program {
         self.dir.0.join(name)
     }
 
+    /// The program that runs the server.
+    pub(super) fn executable(&self) -> PathBuf {
+        executable(self.name)
+    }
+
     /// A command that runs the server.
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(executable(self.name));

@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 const REQUEST_MAX: Duration = Duration::from_secs(20);
 
 /// A RabbitMQ of the test's own. Logins: `admin` with password `admin`, and `relay` with password `secret`, who may
-/// write everywhere and do nothing else. It takes 10 to 20 seconds to start.
+/// write everywhere and configure what is named `postrider.`. It takes 10 to 20 seconds to start.
 pub(crate) struct PrivateRabbitMq {
     port: u16,
     tls_port: u16,
@@ -153,7 +153,7 @@ impl PrivateRabbitMq {
     pub(crate) async fn allow(&self, allow: bool) {
         let permissions = "/api/permissions/%2f/relay";
         if allow {
-            let rights = json!({ "configure": "", "write": ".*", "read": "" });
+            let rights = json!({ "configure": "^postrider\\.", "write": ".*", "read": "" });
             self.api_ok("PUT", permissions, &rights).await;
         } else {
             self.api_ok("DELETE", permissions, &Value::Null).await;
@@ -187,6 +187,30 @@ impl PrivateRabbitMq {
             if found { Ok(()) } else { Err(format!("no {name} in {}", file.display())) }
         };
         await_or_dump(&format!("queue {queue} on disk"), SOON, look, || self.log()).await;
+    }
+
+    /// Runs `rabbitmqctl` with these arguments, as scripts/lib/rabbitmq-server runs the server. It takes five seconds.
+    pub(crate) fn ctl(&self, arguments: &[&str]) {
+        let script = "root=$1 dir=$2; shift 2; \
+            for name in proc dev tmp sys; do mount --rbind /$name $root/$name; done; \
+            mount --bind $dir $root/data; \
+            program=$(cd $root && echo usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmqctl); \
+            exec chroot $root /$program \"$@\"";
+        let (epmd, _) = self.erlang;
+        let dir = &self.program.dir.0;
+        let output = std::process::Command::new("unshare")
+            .args(["-Urm", "--propagation", "private", "bash", "-euc", script, "-"])
+            .arg(self.program.executable().with_file_name("root"))
+            .arg(fs::canonicalize(dir).expect("a directory"))
+            .args(arguments)
+            .env("HOME", "/data")
+            .env("ERL_EPMD_PORT", epmd.to_string())
+            .env("RABBITMQ_NODENAME", format!("t{epmd}@localhost"))
+            .env("RABBITMQ_CONF_ENV_FILE", "/dev/null")
+            .output()
+            .expect("unshare");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "rabbitmqctl {arguments:?}: {said}");
     }
 
     /// Waits until a queue holds so many messages, and reads their payloads. A quorum queue has none for a moment

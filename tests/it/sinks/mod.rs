@@ -1,7 +1,7 @@
 //! The conformance test: what `docs/sinks.md` promises of every sink, on the real server of each.
 //!
-//! [`server`] is what a sink's server has to do for the test, [`scenarios`] are the tests, and each sink has a file with
-//! its server and with the tests that only it has. `conformance!` makes the tests of a sink.
+//! [`server`] is what a sink's server has to do for the test, [`scenarios`] are the tests, and each sink has a file
+//! with its server and with the tests that only it has. `conformance!` makes the tests of a sink.
 
 mod http;
 mod kafka;
@@ -9,6 +9,8 @@ mod nats;
 mod pipeline;
 mod redis;
 mod redis_only;
+mod rabbitmq;
+mod rabbitmq_only;
 mod scenarios;
 mod server;
 
