@@ -23,7 +23,6 @@ struct BatchEntry {
     timestamp_ms: Option<i64>,
     start: usize,
     topic: usize,
-    again: bool,
     key: Option<usize>,
     value: Option<usize>,
     /// In [`RecordBatch::headers`].
@@ -58,19 +57,15 @@ impl RecordBatch {
             timestamp_ms: record.timestamp_ms,
             start,
             topic: record.topic.len(),
-            again: false,
             key: record.key.map(<[u8]>::len),
             value: record.value.map(<[u8]>::len),
             headers: first_header..self.headers.len(),
         });
     }
 
-    /// The last record is a retry of a parked event.
-    pub(crate) fn mark_again(&mut self) {
-        if let Some(entry) = self.entries.last_mut() {
-            entry.again = true;
     /// The last record is that of a parked event, which is retried.
     pub(crate) fn mark_retry(&mut self) {
+        if let Some(entry) = self.entries.last_mut() {
             entry.is_retry = true;
         }
     }
@@ -102,7 +97,6 @@ impl RecordBatch {
             is_retry: entry.is_retry,
             // It was copied from a `str`.
             topic: std::str::from_utf8(topic).unwrap_or_default(),
-            again: entry.again,
             partition: entry.partition,
             key: entry.key.map(|length| cut(&mut rest, length)),
             value: entry.value.map(|length| cut(&mut rest, length)),
@@ -146,10 +140,6 @@ pub(crate) struct QueuedRecord<'a> {
     /// It is that of a parked event: a refusal restarts nothing.
     pub(crate) is_retry: bool,
     pub(crate) topic: &'a str,
-    /// A retry of a parked event.
-    pub(crate) again: bool,
-    #[cfg_attr(not(test), expect(dead_code, reason = "for sinks that have partitions"))]
-    #[cfg_attr(not(test), expect(dead_code, reason = "of sinks whose servers have partitions"))]
     pub(crate) partition: Option<i32>,
     pub(crate) key: Option<&'a [u8]>,
     pub(crate) value: Option<&'a [u8]>,

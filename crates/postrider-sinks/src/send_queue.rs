@@ -76,7 +76,6 @@ impl<F: Clone> SendQueue<F> {
 
     // The sink's side.
 
-    /// Adds a copy of the record. `again`: it is a retry of a parked event.
     /// Adds a copy of the record. `is_retry`: it is that of a parked event.
     ///
     /// # Errors
@@ -85,7 +84,6 @@ impl<F: Clone> SendQueue<F> {
         &self,
         ticket: Ticket,
         record: &Record<'_>,
-        again: bool,
         is_retry: bool,
     ) -> Result<(), NotTaken> {
         let mut state = self.state();
@@ -98,8 +96,6 @@ impl<F: Clone> SendQueue<F> {
         }
         let was_empty = state.open.is_empty();
         state.open.push(ticket, record);
-        if again {
-            state.open.mark_again();
         if is_retry {
             state.open.mark_retry();
         }
@@ -217,8 +213,6 @@ impl<F: Clone> SendQueue<F> {
         self.settle(1);
     }
 
-    /// As `rejected`, for a retry of a parked event: the pipeline does not reset the sink for it, because nothing of
-    /// its aggregate is behind it. Records of others are accepted and sent as before.
     /// The record of a parked event is refused. The pipeline tries it again later and resets nothing for that, so the
     /// queue continues.
     pub(crate) fn retry_rejected(&self, ticket: Ticket, scope: Scope, reason: Refusal) {
@@ -241,13 +235,6 @@ impl<F: Clone> SendQueue<F> {
     /// The pipeline has to reset the sink, and to start again from its cursor.
     pub(crate) fn broken(&self, generation: u64, reason: String) {
         self.fail(generation, |mailbox| mailbox.post(Post::Broken { reason }));
-    }
-
-    /// The sink can't be used as it is configured.
-    #[expect(dead_code, reason = "for sinks whose server says so")]
-    #[expect(dead_code, reason = "of sinks that can find this only at the server")]
-    pub(crate) fn unfit(&self, generation: u64, reason: String, hint: String) {
-        self.fail(generation, |mailbox| mailbox.post(Post::Unfit { reason, hint }));
     }
 
     fn fail(&self, generation: u64, post: impl FnOnce(&Mailbox)) {

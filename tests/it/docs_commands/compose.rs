@@ -83,11 +83,13 @@ fn compose_runs_commands_that_postrider_has_with_a_configuration_that_loads() {
 fn compose_has_a_profile_for_each_broker() {
     let compose = compose();
     for profile in ["nats", "redis", "rabbitmq"] {
-        for name in [profile.to_owned(), format!("setup-{profile}"), format!("postrider-{profile}")] {
+        for name in [profile.to_owned(), format!("setup-{profile}"), format!("postrider-{profile}")]
+        {
             let service = &compose["services"][name.as_str()];
             assert_eq!(strings(&service["profiles"]), [profile], "{name}");
             if name != profile {
-                let file = format!("./config/compose-{profile}.toml:/etc/postrider/postrider.toml:ro");
+                let file =
+                    format!("./config/compose-{profile}.toml:/etc/postrider/postrider.toml:ro");
                 assert_eq!(strings(&service["volumes"]), [file.as_str()], "{name}");
             }
         }

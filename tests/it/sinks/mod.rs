@@ -7,10 +7,10 @@ mod http;
 mod kafka;
 mod nats;
 mod pipeline;
-mod redis;
-mod redis_only;
 mod rabbitmq;
 mod rabbitmq_only;
+mod redis;
+mod redis_only;
 mod scenarios;
 mod server;
 

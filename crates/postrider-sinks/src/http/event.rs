@@ -159,7 +159,7 @@ impl WebhookEvent {
         if spec.limits.batch == 1 {
             bytes.extend_from_slice(record.value.unwrap_or_default());
         }
-        Self { ticket: record.ticket, again: record.again, bytes: bytes.into(), id, body }
+        Self { ticket: record.ticket, again: record.is_retry, bytes: bytes.into(), id, body }
     }
 
     /// `webhook-id`.

@@ -437,13 +437,18 @@ impl RedisWorker {
         let Some(chain) = self.chains.get_mut(&slot) else { return };
         let Some(place) = chain.refuse() else { return };
         let Some(record) = self.held.get(place) else { return };
-        let (topic, ticket) = (record.topic.to_owned(), record.ticket);
+        let (topic, ticket, is_retry) = (record.topic.to_owned(), record.ticket, record.is_retry);
         self.held.settle(place, |batch| self.queue.recycle(batch));
-        self.fail();
         self.looks.closed(&topic);
         self.queue.unavailable(&topic, false, problem.reason, problem.hint);
         let refusal = Refusal { kind: RefusalKind::Other, native: None, of_batch: false };
-        self.queue.rejected(self.generation, ticket, Scope::Destination, refusal);
+        if is_retry {
+            // The records behind it are sent again: no reset follows.
+            self.queue.retry_rejected(ticket, Scope::Destination, refusal);
+        } else {
+            self.fail();
+            self.queue.rejected(self.generation, ticket, Scope::Destination, refusal);
+        }
     }
 
     /// After a failure, and once nothing is in flight: what was not stored is sent again.
