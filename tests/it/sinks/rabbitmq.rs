@@ -24,10 +24,9 @@ pub(super) struct RabbitServer {
 
 /// A message as the management API gives it.
 fn record_of(message: &Value) -> ReadRecord {
-    let text = |value: &Value| match value {
-        Value::Null => None,
-        Value::String(text) => Some(text.clone().into_bytes()),
-        other => Some(other.to_string().into_bytes()),
+    let text = |value: &Value| {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        (!value.is_null()).then(|| text.into_bytes())
     };
     let properties = &message["properties"];
     let headers = properties["headers"].as_object().cloned().unwrap_or_default();
