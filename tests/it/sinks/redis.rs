@@ -176,9 +176,9 @@ fn record(entry: Value, offset: i64) -> ReadRecord {
 }
 
 mod redis_7 {
-    super::super::conformance!(super::RedisServer<false>);
+    crate::sinks::conformance!(super::RedisServer<false>);
 }
 
 mod valkey_9 {
-    super::super::conformance!(super::RedisServer<true>);
+    crate::sinks::conformance!(super::RedisServer<true>);
 }

@@ -366,7 +366,7 @@ fn shown_bytes(bytes: u64) -> String {
 pub(super) mod tests {
     use super::*;
 
-    pub(in crate::redis) fn config() -> RedisConfig {
+    pub(crate) fn config() -> RedisConfig {
         RedisConfig {
             delivery: "at-least-once",
             servers: "localhost:6379".to_owned(),
@@ -399,7 +399,7 @@ pub(super) mod tests {
         }
     }
 
-    pub(in crate::redis) fn spec() -> RedisSpec {
+    pub(crate) fn spec() -> RedisSpec {
         config().spec(&needs(Purpose::Live))
     }
 

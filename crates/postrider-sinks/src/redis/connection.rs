@@ -1,7 +1,7 @@
 //! One connection to a server. Commands are written in the order in which they were added, and replies are taken in
 //! the same order. Neither side waits for the other: what can be written is written while replies are read.
 
-use super::problem::{RedisProblem, Step};
+use super::problem::{RedisProblem, RedisStep};
 use super::resp::{self, Reply};
 use super::spec::{Address, Login, RedisSpec};
 use super::tls;
@@ -84,7 +84,7 @@ impl Connection {
                 words.push(login.username.as_bytes());
             }
             words.push(password.as_bytes());
-            self.ask(&words, Step::Connect, spec).await?;
+            self.ask(&words, RedisStep::Connect, spec).await?;
         }
         // A name is of use to operators only, and a login may lack the right.
         let name = spec.client_name.as_bytes();
@@ -118,7 +118,7 @@ impl Connection {
     pub(super) async fn ask(
         &mut self,
         words: &[&[u8]],
-        step: Step,
+        step: RedisStep,
         spec: &RedisSpec,
     ) -> Result<Reply, RedisProblem> {
         let reply = self.command(words).await?;

@@ -1,7 +1,7 @@
 //! The connections of a sink: one to the primary, or one to each primary of a cluster.
 
 use super::connection::Connection;
-use super::problem::{RedisProblem, Step};
+use super::problem::{RedisProblem, RedisStep};
 use super::resp::Reply;
 use super::script;
 use super::slots::SlotMap;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// What a reply belongs to.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Call {
+pub(super) enum RedisCall {
     /// The progress of a chain is taken over.
     TakeOver { slot: u16 },
     /// Events of a chain are stored.
@@ -28,7 +28,7 @@ pub(super) enum Call {
 
 /// A call that is not answered.
 struct Sent {
-    call: Call,
+    call: RedisCall,
     /// When the connection is given up.
     deadline: Instant,
 }
@@ -49,7 +49,7 @@ pub(super) struct Link {
 }
 
 /// Where a call is added: the commands of a node, and what is known of it.
-pub(super) struct Line<'a> {
+pub(super) struct CallLine<'a> {
     pub(super) out: &'a mut Vec<u8>,
     /// The name of script `TAKE_OVER`.
     pub(super) take_over: &'a str,
@@ -59,9 +59,9 @@ pub(super) struct Line<'a> {
     timeout: Duration,
 }
 
-impl Line<'_> {
+impl CallLine<'_> {
     /// A command was added to `out`. Its clock starts now. `more`: what the server itself may wait.
-    pub(super) fn sent(&mut self, call: Call, more: Duration) {
+    pub(super) fn sent(&mut self, call: RedisCall, more: Duration) {
         let deadline = Instant::now() + self.timeout + more;
         self.calls.push_back(Sent { call, deadline });
     }
@@ -69,7 +69,7 @@ impl Line<'_> {
 
 /// A reply, what it belongs to, and the server.
 pub(super) struct Answered {
-    pub(super) call: Call,
+    pub(super) call: RedisCall,
     pub(super) reply: Reply,
     pub(super) place: String,
 }
@@ -105,9 +105,9 @@ impl Link {
     }
 
     /// Where calls for a slot are added; `None` while no node has the slot.
-    pub(super) fn line(&mut self, slot: u16, timeout: Duration) -> Option<Line<'_>> {
+    pub(super) fn line(&mut self, slot: u16, timeout: Duration) -> Option<CallLine<'_>> {
         let node = self.nodes.get_mut(self.map.node(slot)?)?;
-        Some(Line {
+        Some(CallLine {
             out: node.connection.out(),
             take_over: &node.take_over,
             store: &node.store,
@@ -160,7 +160,7 @@ impl Node {
         let mut shas = Vec::new();
         for script in [script::TAKE_OVER, script::STORE] {
             let words: [&[u8]; 3] = [b"SCRIPT", b"LOAD", script.as_bytes()];
-            let sha = connection.ask(&words, Step::Connect, spec).await?.text();
+            let sha = connection.ask(&words, RedisStep::Connect, spec).await?.text();
             shas.extend(sha);
         }
         let [take_over, store] = <[String; 2]>::try_from(shas).map_err(|_other| {
@@ -205,7 +205,7 @@ pub(super) async fn locate(spec: &RedisSpec, address: &Address) -> Result<Locate
         let mut connection = Connection::open(spec, address, &spec.login).await?;
         if spec.database > 0 {
             let database = spec.database.to_string();
-            connection.ask(&[b"SELECT", database.as_bytes()], Step::Connect, spec).await?;
+            connection.ask(&[b"SELECT", database.as_bytes()], RedisStep::Connect, spec).await?;
         }
         connections.push(connection);
     }
@@ -217,7 +217,7 @@ async fn primary(spec: &RedisSpec, sentinel: &Address) -> Result<Address, RedisP
     let mut connection = Connection::open(spec, sentinel, &spec.sentinel_login).await?;
     let name = spec.sentinel_master.as_bytes();
     let words: [&[u8]; 3] = [b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", name];
-    let reply = connection.ask(&words, Step::Locate, spec).await?;
+    let reply = connection.ask(&words, RedisStep::Locate, spec).await?;
     let found = match reply.elements() {
         [host, port] => {
             let port = port.text().and_then(|port| port.parse().ok());
@@ -237,7 +237,7 @@ async fn primary(spec: &RedisSpec, sentinel: &Address) -> Result<Address, RedisP
 /// Asks a node for the slots of the cluster.
 async fn slots(spec: &RedisSpec, address: &Address) -> Result<SlotMap, RedisProblem> {
     let mut connection = Connection::open(spec, address, &spec.login).await?;
-    let reply = connection.ask(&[b"CLUSTER", b"SLOTS"], Step::Locate, spec).await?;
+    let reply = connection.ask(&[b"CLUSTER", b"SLOTS"], RedisStep::Locate, spec).await?;
     SlotMap::read(&reply, address).ok_or_else(|| {
         RedisProblem::lost(
             format!("node {address} knows no slots"),

@@ -1,6 +1,6 @@
 //! Streams that are looked up: whether they exist, and whether the login may add to them.
 
-use super::link::{Call, Link};
+use super::link::{Link, RedisCall};
 use super::problem::RedisProblem;
 use super::resp;
 use super::spec::RedisSpec;
@@ -51,9 +51,9 @@ impl Looks {
             // No entry can have this ID. Rights and the state of the server are checked before that.
             let add: [&[u8]; 6] = [b"XADD", topic.as_bytes(), b"NOMKSTREAM", b"0-0", b"a", b"b"];
             resp::command(calls.out, &add);
-            calls.sent(Call::MayAdd { topic: topic.clone() }, Duration::ZERO);
+            calls.sent(RedisCall::MayAdd { topic: topic.clone() }, Duration::ZERO);
             resp::command(calls.out, &[b"TYPE", topic.as_bytes()]);
-            calls.sent(Call::Exists { topic: topic.clone() }, Duration::ZERO);
+            calls.sent(RedisCall::Exists { topic: topic.clone() }, Duration::ZERO);
             self.open.insert(topic);
         }
     }

@@ -1,10 +1,10 @@
-//! `postrider check` for Redis: whether the server can be reached, keeps what it has acknowledged, and lets the pipeline
-//! add to its streams. Nothing is changed.
+//! `postrider check` for Redis: whether the server can be reached, keeps what it has acknowledged, and lets the
+//! pipeline add to its streams. Nothing is changed.
 
 use super::connection::Connection;
 use super::link::{self, Located};
 use super::looks::create_command;
-use super::problem::{self, RedisProblem, Step, Verdict};
+use super::problem::{self, RedisProblem, RedisStep, RedisVerdict};
 use super::resp::{Reply, ServerError};
 use super::spec::{Mode, RedisSpec, Trim};
 use super::worker::{slot, state_key};
@@ -238,8 +238,8 @@ async fn of_persistence(
         return Ok(Some(
             Finding::warning("redis_durability", what)
                 .why(
-                    "an end of the server loses the events since its last snapshot, and Postrider does not publish them \
-                     again",
+                    "an end of the server loses the events since its last snapshot, and Postrider does not publish \
+                     them again",
                 )
                 .shell("redis-cli CONFIG SET appendonly yes")
                 .shell("redis-cli CONFIG SET appendfsync always"),
@@ -341,8 +341,9 @@ async fn of_stream(
         && error.code() != "ERR"
     {
         let of = format!("stream {stream:?}");
-        let problem = RedisProblem::server(Step::LookUp, &place, &error, spec);
-        let id = if problem.verdict == Verdict::Rights { "redis_rights" } else { "redis_server" };
+        let problem = RedisProblem::server(RedisStep::LookUp, &place, &error, spec);
+        let id =
+            if problem.verdict == RedisVerdict::Rights { "redis_rights" } else { "redis_server" };
         let finding = denied(spec, id, &of, &error);
         let hint = problem.hint.unwrap_or_default();
         return Ok(if id == "redis_rights" { finding } else { finding.why(hint) });

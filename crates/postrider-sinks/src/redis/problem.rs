@@ -6,7 +6,7 @@ use std::io;
 
 /// What the sink was doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Step {
+pub(super) enum RedisStep {
     /// Connecting, and loading the scripts.
     Connect,
     /// Asking a sentinel, or a node for the slots of the cluster.
@@ -23,7 +23,7 @@ pub(super) enum Step {
 
 /// What to do about an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Verdict {
+pub(super) enum RedisVerdict {
     /// Connect again; what the server has is asked then.
     Reconnect,
     /// Nothing was stored, and the same is sent again after a pause.
@@ -37,7 +37,7 @@ pub(super) enum Verdict {
 /// An error with its meaning.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct RedisProblem {
-    pub(super) verdict: Verdict,
+    pub(super) verdict: RedisVerdict,
     /// The error, in one line.
     pub(super) reason: String,
     /// How to fix it.
@@ -48,7 +48,7 @@ impl RedisProblem {
     /// A problem that ends the connection.
     pub(super) fn lost(reason: impl Into<String>, hint: impl Into<String>) -> Self {
         let hint = Some(hint.into());
-        Self { verdict: Verdict::Reconnect, reason: reason.into(), hint }
+        Self { verdict: RedisVerdict::Reconnect, reason: reason.into(), hint }
     }
 
     /// The connection failed.
@@ -63,7 +63,12 @@ impl RedisProblem {
     }
 
     /// The server has answered with an error.
-    pub(super) fn server(step: Step, place: &str, error: &ServerError, spec: &RedisSpec) -> Self {
+    pub(super) fn server(
+        step: RedisStep,
+        place: &str,
+        error: &ServerError,
+        spec: &RedisSpec,
+    ) -> Self {
         let verdict = verdict(step, error.code());
         let hint = hint(step, error.code(), spec);
         Self { verdict, reason: format!("{place} has answered {error}"), hint }
@@ -71,27 +76,27 @@ impl RedisProblem {
 }
 
 /// The codes are those of Redis 6.2 to 8 and of Valkey 8 and 9.
-fn verdict(step: Step, code: &str) -> Verdict {
+fn verdict(step: RedisStep, code: &str) -> RedisVerdict {
     match (step, code) {
-        (Step::Connect | Step::Locate, _)
+        (RedisStep::Connect | RedisStep::Locate, _)
         | (
             _,
             "LOADING" | "READONLY" | "MASTERDOWN" | "MOVED" | "CLUSTERDOWN" | "NOSCRIPT"
             | "WRONGPASS" | "NOAUTH" | "CROSSSLOT",
-        ) => Verdict::Reconnect,
-        (_, "OOM" | "MISCONF" | "NOREPLICAS" | "BUSY" | "TRYAGAIN" | "ASK") => Verdict::Wait,
-        (Step::Add, _) | (Step::LookUp, "WRONGTYPE") => Verdict::Destination,
-        (_, "NOPERM") => Verdict::Rights,
+        ) => RedisVerdict::Reconnect,
+        (_, "OOM" | "MISCONF" | "NOREPLICAS" | "BUSY" | "TRYAGAIN" | "ASK") => RedisVerdict::Wait,
+        (RedisStep::Add, _) | (RedisStep::LookUp, "WRONGTYPE") => RedisVerdict::Destination,
+        (_, "NOPERM") => RedisVerdict::Rights,
         // A script that fails as a whole: what it has stored is not known. The progress says it after a take-over.
-        (Step::TakeOver | Step::Store | Step::LookUp, _) => Verdict::Reconnect,
+        (RedisStep::TakeOver | RedisStep::Store | RedisStep::LookUp, _) => RedisVerdict::Reconnect,
     }
 }
 
-fn hint(step: Step, code: &str, spec: &RedisSpec) -> Option<String> {
+fn hint(step: RedisStep, code: &str, spec: &RedisSpec) -> Option<String> {
     let user = spec.user();
     let key = &spec.state_key;
     let text = match (code, step) {
-        ("WRONGPASS" | "NOAUTH", Step::Locate) => {
+        ("WRONGPASS" | "NOAUTH", RedisStep::Locate) => {
             "correct sink.redis.sentinel_username and sentinel_password_file; the sink tries again automatically"
                 .to_owned()
         }
@@ -100,8 +105,8 @@ fn hint(step: Step, code: &str, spec: &RedisSpec) -> Option<String> {
              again automatically"
         ),
         // Within a script a right that is missing has the code ERR.
-        ("NOPERM", _) | ("ERR", Step::TakeOver) => rights(spec),
-        ("ERR", Step::Add) => format!("if the message names a right, {}", rights(spec)),
+        ("NOPERM", _) | ("ERR", RedisStep::TakeOver) => rights(spec),
+        ("ERR", RedisStep::Add) => format!("if the message names a right, {}", rights(spec)),
         ("OOM", _) => {
             "the server has reached maxmemory: raise it (CONFIG SET maxmemory), or remove entries that were read \
              (XTRIM); the sink continues automatically"
@@ -126,7 +131,7 @@ fn hint(step: Step, code: &str, spec: &RedisSpec) -> Option<String> {
         ("CROSSSLOT", _) => {
             "the server is a node of a cluster: set sink.redis.mode = \"cluster\"".to_owned()
         }
-        ("WRONGTYPE", Step::Add | Step::LookUp) => {
+        ("WRONGTYPE", RedisStep::Add | RedisStep::LookUp) => {
             "the key has another type than a stream: rename or delete it, or fix route.topic".to_owned()
         }
         ("WRONGTYPE", _) => format!("key {key:?} is not the sink's: set another sink.redis.state_key"),
@@ -162,23 +167,23 @@ mod tests {
     #[test]
     fn errors_are_judged_by_code_and_step() {
         for (step, code, expected) in [
-            (Step::Connect, "WRONGPASS", Verdict::Reconnect),
-            (Step::Connect, "NOPERM", Verdict::Reconnect),
-            (Step::Store, "NOPERM", Verdict::Rights),
-            (Step::Add, "NOPERM", Verdict::Destination),
-            (Step::Add, "WRONGTYPE", Verdict::Destination),
-            (Step::Add, "ERR", Verdict::Destination),
-            (Step::Add, "OOM", Verdict::Wait),
-            (Step::Add, "READONLY", Verdict::Reconnect),
-            (Step::Store, "OOM", Verdict::Wait),
-            (Step::Store, "BUSY", Verdict::Wait),
-            (Step::Store, "NOSCRIPT", Verdict::Reconnect),
-            (Step::Store, "MOVED", Verdict::Reconnect),
+            (RedisStep::Connect, "WRONGPASS", RedisVerdict::Reconnect),
+            (RedisStep::Connect, "NOPERM", RedisVerdict::Reconnect),
+            (RedisStep::Store, "NOPERM", RedisVerdict::Rights),
+            (RedisStep::Add, "NOPERM", RedisVerdict::Destination),
+            (RedisStep::Add, "WRONGTYPE", RedisVerdict::Destination),
+            (RedisStep::Add, "ERR", RedisVerdict::Destination),
+            (RedisStep::Add, "OOM", RedisVerdict::Wait),
+            (RedisStep::Add, "READONLY", RedisVerdict::Reconnect),
+            (RedisStep::Store, "OOM", RedisVerdict::Wait),
+            (RedisStep::Store, "BUSY", RedisVerdict::Wait),
+            (RedisStep::Store, "NOSCRIPT", RedisVerdict::Reconnect),
+            (RedisStep::Store, "MOVED", RedisVerdict::Reconnect),
             // Not known what was stored: asked after a take-over.
-            (Step::Store, "ERR", Verdict::Reconnect),
-            (Step::Store, "NEWCODE", Verdict::Reconnect),
-            (Step::TakeOver, "WRONGTYPE", Verdict::Reconnect),
-            (Step::LookUp, "NOPERM", Verdict::Rights),
+            (RedisStep::Store, "ERR", RedisVerdict::Reconnect),
+            (RedisStep::Store, "NEWCODE", RedisVerdict::Reconnect),
+            (RedisStep::TakeOver, "WRONGTYPE", RedisVerdict::Reconnect),
+            (RedisStep::LookUp, "NOPERM", RedisVerdict::Rights),
         ] {
             assert_eq!(verdict(step, code), expected, "{step:?} {code}");
         }

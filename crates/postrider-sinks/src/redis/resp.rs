@@ -152,12 +152,12 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Option<(Reply, usize)>, Malformed> 
     let mut cursor = Cursor { bytes, at: 0 };
     match cursor.reply(0) {
         Ok(reply) => Ok(Some((reply, cursor.at))),
-        Err(Stop::Incomplete) if bytes.len() <= REPLY_BYTES_MAX => Ok(None),
-        Err(Stop::Incomplete | Stop::Malformed) => Err(Malformed),
+        Err(NoReply::Incomplete) if bytes.len() <= REPLY_BYTES_MAX => Ok(None),
+        Err(NoReply::Incomplete | NoReply::Malformed) => Err(Malformed),
     }
 }
 
-enum Stop {
+enum NoReply {
     Incomplete,
     Malformed,
 }
@@ -168,52 +168,55 @@ struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    fn reply(&mut self, depth: usize) -> Result<Reply, Stop> {
+    fn reply(&mut self, depth: usize) -> Result<Reply, NoReply> {
         let line = self.line()?;
-        let (kind, rest) = line.split_first().ok_or(Stop::Malformed)?;
+        let (kind, rest) = line.split_first().ok_or(NoReply::Malformed)?;
         let text = std::str::from_utf8(rest);
         let lossy = || String::from_utf8_lossy(rest).into_owned();
-        let number = || text.ok().and_then(|text| text.parse::<i64>().ok()).ok_or(Stop::Malformed);
+        let number =
+            || text.ok().and_then(|text| text.parse::<i64>().ok()).ok_or(NoReply::Malformed);
         match kind {
             b'+' => Ok(Reply::Simple(lossy())),
             b'-' => Ok(Reply::Error(ServerError::new(lossy()))),
             b':' => Ok(Reply::Integer(number()?)),
             b'$' => match number()? {
                 -1 => Ok(Reply::Nil),
-                length => self.bulk(usize::try_from(length).map_err(|_negative| Stop::Malformed)?),
+                length => {
+                    self.bulk(usize::try_from(length).map_err(|_negative| NoReply::Malformed)?)
+                }
             },
             b'*' => match number()? {
                 -1 => Ok(Reply::Nil),
                 length => {
-                    let length = usize::try_from(length).map_err(|_negative| Stop::Malformed)?;
+                    let length = usize::try_from(length).map_err(|_negative| NoReply::Malformed)?;
                     if length > ELEMENTS_MAX || depth >= DEPTH_MAX {
-                        return Err(Stop::Malformed);
+                        return Err(NoReply::Malformed);
                     }
                     let elements = (0..length).map(|_| self.reply(depth + 1));
                     Ok(Reply::Array(elements.collect::<Result<_, _>>()?))
                 }
             },
-            _ => Err(Stop::Malformed),
+            _ => Err(NoReply::Malformed),
         }
     }
 
-    fn line(&mut self) -> Result<&'a [u8], Stop> {
+    fn line(&mut self) -> Result<&'a [u8], NoReply> {
         let rest = self.bytes.get(self.at..).unwrap_or_default();
-        let end = rest.windows(2).position(|pair| pair == b"\r\n").ok_or(Stop::Incomplete)?;
+        let end = rest.windows(2).position(|pair| pair == b"\r\n").ok_or(NoReply::Incomplete)?;
         self.at += end + 2;
-        rest.get(..end).ok_or(Stop::Malformed)
+        rest.get(..end).ok_or(NoReply::Malformed)
     }
 
-    fn bulk(&mut self, length: usize) -> Result<Reply, Stop> {
+    fn bulk(&mut self, length: usize) -> Result<Reply, NoReply> {
         if length > REPLY_BYTES_MAX {
-            return Err(Stop::Malformed);
+            return Err(NoReply::Malformed);
         }
         let rest = self.bytes.get(self.at..).unwrap_or_default();
-        let (content, end) = rest.split_at_checked(length).ok_or(Stop::Incomplete)?;
+        let (content, end) = rest.split_at_checked(length).ok_or(NoReply::Incomplete)?;
         match end {
             [b'\r', b'\n', ..] => {}
-            [] | [b'\r'] => return Err(Stop::Incomplete),
-            _ => return Err(Stop::Malformed),
+            [] | [b'\r'] => return Err(NoReply::Incomplete),
+            _ => return Err(NoReply::Malformed),
         }
         self.at += length + 2;
         Ok(Reply::Bulk(content.to_vec()))

@@ -87,7 +87,7 @@ pub(super) enum Answer {
     /// All is stored, up to the event of this number.
     Stored(u64),
     /// The events up to this number are stored, and the next one is not.
-    Stopped { stored: u64, why: Stop },
+    Stopped { stored: u64, why: WhyStopped },
     /// The progress is another process's.
     Fenced,
     /// There is no progress: the data of the server was deleted.
@@ -102,7 +102,7 @@ pub(super) enum Answer {
 
 /// Why an event was not stored.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Stop {
+pub(super) enum WhyStopped {
     /// An event before it was not stored.
     Gap,
     /// The stream does not exist.
@@ -124,9 +124,11 @@ impl Answer {
                     Some("gone") => return Self::Gone,
                     Some("fenced") => return Self::Fenced,
                     Some("foreign") => return Self::Foreign,
-                    Some("gap") => Stop::Gap,
-                    Some("missing") => Stop::Missing,
-                    Some("error") => Stop::Error(ServerError::new(why.trim_start_matches('-'))),
+                    Some("gap") => WhyStopped::Gap,
+                    Some("missing") => WhyStopped::Missing,
+                    Some("error") => {
+                        WhyStopped::Error(ServerError::new(why.trim_start_matches('-')))
+                    }
                     Some(_) | None => return Self::Unknown,
                 };
                 let stopped = |stored| Self::Stopped { stored, why: stop };
@@ -335,11 +337,11 @@ mod tests {
             ("*3\r\n:-1\r\n$4\r\ngone\r\n$0\r\n\r\n", Answer::Gone),
             ("*3\r\n:-1\r\n$6\r\nfenced\r\n$0\r\n\r\n", Answer::Fenced),
             ("*3\r\n:-1\r\n$7\r\nforeign\r\n$0\r\n\r\n", Answer::Foreign),
-            ("*3\r\n:4\r\n$3\r\ngap\r\n$0\r\n\r\n", stopped(4, Stop::Gap)),
-            ("*3\r\n:4\r\n$7\r\nmissing\r\n$0\r\n\r\n", stopped(4, Stop::Missing)),
+            ("*3\r\n:4\r\n$3\r\ngap\r\n$0\r\n\r\n", stopped(4, WhyStopped::Gap)),
+            ("*3\r\n:4\r\n$7\r\nmissing\r\n$0\r\n\r\n", stopped(4, WhyStopped::Missing)),
             (
                 "*3\r\n:4\r\n$5\r\nerror\r\n$6\r\nOOM no\r\n",
-                stopped(4, Stop::Error(ServerError::new("OOM no"))),
+                stopped(4, WhyStopped::Error(ServerError::new("OOM no"))),
             ),
             ("-NOPERM no\r\n", Answer::Refused(ServerError::new("NOPERM no"))),
             ("+OK\r\n", Answer::Unknown),

@@ -97,8 +97,8 @@ impl RecordRules for RedisRules {
 
 #[cfg(test)]
 mod tests {
-    use super::super::config::tests::spec;
     use super::*;
+    use crate::redis::config::tests::spec;
     use postrider_core::record::{Header, RefusalKind};
 
     const RECORD: Record<'_> = Record {

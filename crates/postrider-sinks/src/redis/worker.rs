@@ -5,11 +5,11 @@
 
 use super::chain::{Chain, Claim};
 use super::held::{HeldRecords, RecordPlace};
-use super::link::{Answered, Call, Link};
+use super::link::{Answered, Link, RedisCall};
 use super::looks::Looks;
-use super::problem::{RedisProblem, Step, Verdict};
+use super::problem::{RedisProblem, RedisStep, RedisVerdict};
 use super::resp::Reply;
-use super::script::{self, Answer, Stop, StoreCall};
+use super::script::{self, Answer, StoreCall, WhyStopped};
 use super::slots::{key_of_slot, slot_of};
 use super::spec::{Mode, RedisSpec};
 use crate::send_queue::SendQueue;
@@ -269,14 +269,14 @@ impl RedisWorker {
                     &own,
                 );
                 chain.calls += 1;
-                calls.sent(Call::TakeOver { slot }, Duration::ZERO);
+                calls.sent(RedisCall::TakeOver { slot }, Duration::ZERO);
                 return false;
             }
             Claim::Yes => {}
         }
         let Some(sent) = encode(chain, held, spec, calls.out, calls.store) else { return false };
         chain.sent(sent);
-        calls.sent(Call::Store { slot }, Duration::ZERO);
+        calls.sent(RedisCall::Store { slot }, Duration::ZERO);
         if spec.storing.replicas > 0 {
             let (first, _) = chain.unsent();
             ask_replicas(chain, spec, &mut calls, slot, first.saturating_sub(1));
@@ -288,23 +288,25 @@ impl RedisWorker {
     fn settle(&mut self, answered: Answered) {
         let Answered { call, reply, place } = answered;
         match call {
-            Call::MayAdd { topic } => self.may_add(topic, &place, reply),
-            Call::Exists { topic } => self.exists(&topic, &place, reply),
-            Call::TakeOver { slot } => self.taken_over(slot, &place, Answer::of(reply)),
-            Call::Store { slot } => self.answered(slot, &place, Answer::of(reply)),
-            Call::Replicas { slot, upto } => self.replicated(slot, upto, &place, reply),
+            RedisCall::MayAdd { topic } => self.may_add(topic, &place, reply),
+            RedisCall::Exists { topic } => self.exists(&topic, &place, reply),
+            RedisCall::TakeOver { slot } => self.taken_over(slot, &place, Answer::of(reply)),
+            RedisCall::Store { slot } => self.answered(slot, &place, Answer::of(reply)),
+            RedisCall::Replicas { slot, upto } => self.replicated(slot, upto, &place, reply),
         }
     }
 
     fn may_add(&mut self, topic: String, place: &str, reply: Reply) {
         // XADD of an entry that can't be: after the rights and the state of the server were checked.
         if let Err(error) = reply.checked() {
-            let problem = RedisProblem::server(Step::LookUp, place, &error, &self.spec);
+            let problem = RedisProblem::server(RedisStep::LookUp, place, &error, &self.spec);
             match (problem.verdict, error.code()) {
-                (Verdict::Rights, _) => return self.looks.refused(&self.queue, topic, &problem),
+                (RedisVerdict::Rights, _) => {
+                    return self.looks.refused(&self.queue, topic, &problem);
+                }
                 // The ID is refused, or the next event shows the problem.
-                (_, "ERR") | (Verdict::Wait | Verdict::Destination, _) => {}
-                (Verdict::Reconnect, _) => return self.lose(&problem),
+                (_, "ERR") | (RedisVerdict::Wait | RedisVerdict::Destination, _) => {}
+                (RedisVerdict::Reconnect, _) => return self.lose(&problem),
             }
         }
         self.looks.may_add(&topic);
@@ -316,14 +318,14 @@ impl RedisWorker {
                 let kind = kind.text().unwrap_or_default();
                 return self.looks.found(&self.queue, topic, &kind, &self.spec);
             }
-            Err(error) => RedisProblem::server(Step::LookUp, place, &error, &self.spec),
+            Err(error) => RedisProblem::server(RedisStep::LookUp, place, &error, &self.spec),
         };
         match problem.verdict {
-            Verdict::Rights | Verdict::Destination => {
+            RedisVerdict::Rights | RedisVerdict::Destination => {
                 self.looks.refused(&self.queue, topic.to_owned(), &problem);
                 self.looks.found(&self.queue, topic, "", &self.spec);
             }
-            Verdict::Wait | Verdict::Reconnect => self.lose(&problem),
+            RedisVerdict::Wait | RedisVerdict::Reconnect => self.lose(&problem),
         }
     }
 
@@ -355,7 +357,7 @@ impl RedisWorker {
                 self.lose(&RedisProblem::lost(reason, hint));
             }
             Answer::Refused(error) => {
-                self.lose(&RedisProblem::server(Step::TakeOver, place, &error, &self.spec));
+                self.lose(&RedisProblem::server(RedisStep::TakeOver, place, &error, &self.spec));
             }
             Answer::Unknown => self.lose(&unknown(place)),
         }
@@ -388,7 +390,7 @@ impl RedisWorker {
             Answer::Gone => self.broken(slot, lost_acknowledged(place, None)),
             Answer::Foreign | Answer::Unknown => self.lose(&unknown(place)),
             Answer::Refused(error) => {
-                let problem = RedisProblem::server(Step::Store, place, &error, &self.spec);
+                let problem = RedisProblem::server(RedisStep::Store, place, &error, &self.spec);
                 self.refused(slot, problem);
             }
         }
@@ -396,20 +398,22 @@ impl RedisWorker {
     }
 
     /// The first record that is not stored could not be stored.
-    fn stopped(&mut self, slot: u16, place: &str, why: Stop) {
+    fn stopped(&mut self, slot: u16, place: &str, why: WhyStopped) {
         let problem = match why {
             // A call before it has failed, and is answered before.
-            Stop::Gap => {
+            WhyStopped::Gap => {
                 return if let Some(chain) = self.chains.get_mut(&slot) {
                     chain.failing = true;
                 };
             }
-            Stop::Missing => RedisProblem {
-                verdict: Verdict::Destination,
+            WhyStopped::Missing => RedisProblem {
+                verdict: RedisVerdict::Destination,
                 reason: format!("{place}: the stream does not exist any more"),
                 hint: Some("create it again; the sink continues automatically".to_owned()),
             },
-            Stop::Error(error) => RedisProblem::server(Step::Add, place, &error, &self.spec),
+            WhyStopped::Error(error) => {
+                RedisProblem::server(RedisStep::Add, place, &error, &self.spec)
+            }
         };
         self.refused(slot, problem);
     }
@@ -419,16 +423,16 @@ impl RedisWorker {
         let Some(chain) = self.chains.get_mut(&slot) else { return };
         let is_first = !std::mem::replace(&mut chain.failing, true);
         match problem.verdict {
-            Verdict::Reconnect => self.lose(&problem),
+            RedisVerdict::Reconnect => self.lose(&problem),
             // The answers to the calls behind it.
             _ if !is_first => {}
-            Verdict::Wait => self.report(&problem),
+            RedisVerdict::Wait => self.report(&problem),
             // One of several streams, or the only one: the progress was taken over with the same rights.
-            Verdict::Rights if !chain.careful => {
+            RedisVerdict::Rights if !chain.careful => {
                 // The take-over finds out whether the progress may still be used.
                 (chain.careful, chain.claim) = (true, Claim::No);
             }
-            Verdict::Rights | Verdict::Destination => self.reject(slot, problem),
+            RedisVerdict::Rights | RedisVerdict::Destination => self.reject(slot, problem),
         }
     }
 
@@ -508,7 +512,7 @@ impl RedisWorker {
                 }
             }
             Err(error) => {
-                self.lose(&RedisProblem::server(Step::Store, place, &error, &self.spec));
+                self.lose(&RedisProblem::server(RedisStep::Store, place, &error, &self.spec));
             }
         }
         self.rewind(slot);
@@ -564,7 +568,7 @@ fn encode(
 fn ask_replicas(
     chain: &mut Chain,
     spec: &RedisSpec,
-    line: &mut super::link::Line<'_>,
+    line: &mut super::link::CallLine<'_>,
     slot: u16,
     upto: u64,
 ) {
@@ -572,7 +576,7 @@ fn ask_replicas(
     let (replicas, millis) = (spec.storing.replicas.to_string(), timeout.as_millis().to_string());
     super::resp::command(line.out, &[b"WAIT", replicas.as_bytes(), millis.as_bytes()]);
     chain.calls += 1;
-    line.sent(Call::Replicas { slot, upto }, timeout);
+    line.sent(RedisCall::Replicas { slot, upto }, timeout);
 }
 
 /// The slot of a stream.
