@@ -128,6 +128,10 @@ fn cut<'a>(bytes: &mut &'a [u8], length: usize) -> &'a [u8] {
 pub(crate) struct QueuedRecord<'a> {
     pub(crate) ticket: Ticket,
     pub(crate) topic: &'a str,
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "for a sink whose destinations have partitions")
+    )]
     pub(crate) partition: Option<i32>,
     pub(crate) key: Option<&'a [u8]>,
     pub(crate) value: Option<&'a [u8]>,
@@ -156,6 +160,10 @@ impl<'a> QueuedHeaders<'a> {
     }
 }
 
+#[expect(
+    clippy::copy_iterator,
+    reason = "a copy starts where the original is, which `value_of` needs"
+)]
 impl<'a> Iterator for QueuedHeaders<'a> {
     type Item = Header<'a>;
 

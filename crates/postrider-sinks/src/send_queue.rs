@@ -218,11 +218,13 @@ impl<F: Clone> SendQueue<F> {
     }
 
     /// The pipeline has to reset the sink, and to start again from its cursor.
+    #[expect(dead_code, reason = "for a sink whose worker can lose track of what was published")]
     pub(crate) fn broken(&self, generation: u64, reason: String) {
         self.fail(generation, |mailbox| mailbox.post(Post::Broken { reason }));
     }
 
     /// The sink can't be used as it is configured.
+    #[expect(dead_code, reason = "for a sink whose server can be unfit for good")]
     pub(crate) fn unfit(&self, generation: u64, reason: String, hint: String) {
         self.fail(generation, |mailbox| mailbox.post(Post::Unfit { reason, hint }));
     }

@@ -170,9 +170,8 @@ impl Line {
                     tickets.push(sent.ticket);
                     sent.fate = Fate::Done;
                 }
-                Fate::Done => {}
                 Fate::Unanswered | Fate::Refused(_) if chained => break,
-                Fate::Unanswered | Fate::Refused(_) => {}
+                Fate::Done | Fate::Unanswered | Fate::Refused(_) => {}
             }
         }
         while self.sent.front().is_some_and(|sent| sent.fate == Fate::Done) {
