@@ -391,14 +391,13 @@ async fn check_warns_of_what_is_lost_although_it_was_acknowledged() {
 }
 
 #[tokio::test]
-async fn setup_creates_the_stream_if_asked() {
+async fn stream_is_created_if_asked() {
     let server = NatsServer::start().await;
     let password = server.nats.ca().with_file_name("admin-password");
     std::fs::write(&password, "admin\n").expect("a file");
     let sink = server.sink(None).replace("\"relay\"", "\"admin\"");
     let sink = sink.replace("relay-password", "admin-password")
         + "[.sink.nats.create]\nsubjects = \"orders, invoices.>\"\nmax_age = \"1h\"\n";
-    // The harness runs setup.
     let pipeline = SinkPipeline::to(server, "made", &sink).await;
     let relay = pipeline.run();
     pipeline.insert("orders", "a", &[1]).await;

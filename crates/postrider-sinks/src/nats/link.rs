@@ -6,7 +6,7 @@
 
 use super::api::{ApiError, StoredAnswer, StreamAnswer, StreamFacts};
 use super::problem::{NatsProblem, code};
-use super::spec::{NatsSpec, address};
+use super::spec::{CreateStream, NatsSpec, address};
 use async_nats::{Client, ConnectOptions, Event, Request, ServerAddr, ServerError, Subscriber};
 use bytes::Bytes;
 use serde::Serialize;
@@ -174,13 +174,44 @@ impl Link {
             )),
             Ok(answer) => Ok(StreamFacts::of(answer, max_payload)),
             Err(error) if error.err_code == code::STREAM_NOT_FOUND => {
-                Ok(StreamFacts::none(max_payload))
+                let Some(create) = &spec.create else { return Ok(StreamFacts::none(max_payload)) };
+                let created = self.create(spec, create).await?;
+                let what = format!("stream {} could not be created", spec.stream);
+                match &created.error {
+                    Some(error) => Err(NatsProblem::answer(&what, error, spec)),
+                    None => Ok(StreamFacts::of(created, max_payload)),
+                }
             }
             Err(error) => {
                 let what = format!("the server does not describe stream {}", spec.stream);
                 Err(NatsProblem::answer(&what, &error, spec))
             }
         }
+    }
+
+    /// Creates the stream.
+    ///
+    /// # Errors
+    /// No answer.
+    pub(super) async fn create(
+        &self,
+        spec: &NatsSpec,
+        create: &CreateStream,
+    ) -> Result<StreamAnswer, NatsProblem> {
+        let subjects: Vec<&str> = create.subjects.split(',').map(str::trim).collect();
+        let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(0);
+        let body = serde_json::json!({
+            "name": spec.stream,
+            "subjects": subjects,
+            "retention": "limits",
+            "discard": "new",
+            "storage": create.storage,
+            "num_replicas": create.replicas,
+            "max_age": nanos(create.max_age),
+            "duplicate_window": nanos(create.duplicate_window),
+            "allow_direct": true,
+        });
+        self.ask(&format!("$JS.API.STREAM.CREATE.{}", spec.stream), &body).await
     }
 
     /// A header of a message of the stream; `None` if the message does not exist any more, or has no such header.
