@@ -29,7 +29,7 @@ const PING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What the client has reported.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct LinkState {
+pub(super) struct NatsLinkState {
     /// The connection is lost, or the client has dropped an answer.
     pub(super) lost: bool,
     /// The server's words about a message that the login may not publish.
@@ -38,7 +38,7 @@ pub(super) struct LinkState {
     pub(super) error: Option<String>,
 }
 
-impl LinkState {
+impl NatsLinkState {
     /// Takes an event in.
     fn note(&mut self, event: Event) {
         match event {
@@ -63,7 +63,7 @@ pub(super) struct Link {
     pub(super) client: Client,
     /// The answers to messages: their subject ends with the message's number.
     pub(super) answers: Subscriber,
-    pub(super) state: watch::Receiver<LinkState>,
+    pub(super) state: watch::Receiver<NatsLinkState>,
     /// The subject of answers without its last token.
     pub(super) inbox: String,
     /// The address, for messages.
@@ -78,7 +78,7 @@ impl Link {
     pub(super) async fn open(spec: &NatsSpec, server: &ServerAddr) -> Result<Self, NatsProblem> {
         let address = address(server);
         let login = spec.login.prepare().map_err(|error| NatsProblem::login(&error))?;
-        let (events, state) = watch::channel(LinkState::default());
+        let (events, state) = watch::channel(NatsLinkState::default());
         let events = Arc::new(events);
         let mut options = ConnectOptions::with_auth_callback(move |nonce| {
             let answer = login.answer(&nonce);
@@ -238,11 +238,11 @@ mod tests {
     #[test]
     fn lost_connections_and_dropped_answers_end_a_link() {
         for event in [Event::Disconnected, Event::Closed, Event::SlowConsumer(1)] {
-            let mut state = LinkState::default();
+            let mut state = NatsLinkState::default();
             state.note(event);
             assert!(state.lost);
         }
-        let mut state = LinkState::default();
+        let mut state = NatsLinkState::default();
         let words = "Permissions Violation for Publish to \"orders\"".to_owned();
         state.note(Event::ServerError(ServerError::Other(words.clone())));
         assert_eq!((state.lost, state.denied), (false, Some(words)));

@@ -1,5 +1,5 @@
-//! `postrider check` for NATS: whether the servers answer, whether the stream exists, takes the subjects, and keeps what
-//! it has acknowledged.
+//! `postrider check` for NATS: whether the servers answer, and whether the stream exists, takes the subjects, and keeps
+//! what it has acknowledged.
 
 use super::api::{StreamAnswer, StreamFacts, StreamSettings};
 use super::link::Link;
@@ -83,7 +83,7 @@ async fn findings(spec: &NatsSpec, topics: &[String]) -> Result<Vec<Finding>, Na
     }
     if out.iter().all(|finding| finding.severity < postrider_core::finding::Severity::Error) {
         let what = format!(
-            "connected to nats-server {} at {}, JetStream and login OK; the right to publish is seen with the first event",
+            "connected to nats-server {} at {}, JetStream and login OK; the right to publish is not known yet",
             info.version, link.address
         );
         out.insert(0, Finding::ok("nats_server", what));
@@ -171,8 +171,9 @@ fn of_stream(
 /// Settings with which messages are lost that nobody has read, or that were acknowledged.
 fn durability(spec: &NatsSpec, settings: &StreamSettings, edit: &str, out: &mut Vec<Finding>) {
     let stream = &spec.stream;
-    let is_limited =
-        settings.max_msgs > 0 || settings.max_bytes > 0 || settings.max_msgs_per_subject > 0;
+    let is_limited = settings.limits.max_msgs > 0
+        || settings.limits.max_bytes > 0
+        || settings.limits.max_msgs_per_subject > 0;
     if settings.discard == "old" && is_limited {
         let what = format!("stream {stream} has a limit and discards its oldest messages at it");
         out.push(
