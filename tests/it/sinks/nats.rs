@@ -1,5 +1,5 @@
-//! The NATS sink in the conformance test, and what only NATS has: other writers of the stream, full streams, identifiers,
-//! and rights that are not answered.
+//! The NATS sink in the conformance test, and what only NATS has: other writers of the stream, full streams,
+//! identifiers, and rights that are not answered.
 
 use super::pipeline::SinkPipeline;
 use super::scenarios::grown;

@@ -155,8 +155,8 @@ impl SendLine {
         }
     }
 
-    /// Takes the tickets of acknowledged messages that are not reported: with a chain those from the front only. Settled
-    /// records leave; `empty` gets the batches of which all are.
+    /// Takes the tickets of acknowledged messages that are not reported: with a chain those from the front only.
+    /// Settled records leave; `empty` gets the batches of which all are.
     pub(super) fn settle(
         &mut self,
         chain: Chain,

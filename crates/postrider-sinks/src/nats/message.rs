@@ -56,7 +56,8 @@ pub(super) fn check(record: &Record<'_>) -> Result<(), Refusal> {
     for header in record.headers {
         if !is_name(header.name) {
             return Err(Refusal::content(
-                "the name of a header is empty, begins with Nats-, or has a character that is not visible ASCII, or a \":\"",
+                "the name of a header is empty, begins with Nats-, or has a character that is \
+                 not visible ASCII, or a \":\"",
             ));
         }
         if !header.value.is_none_or(is_value) {

@@ -1,7 +1,7 @@
 //! The worker: sends the records in their order, and finds out what became of each.
 //!
-//! With a chain each message names the sequence before it, and the identifier of the message before it while that one is
-//! in flight. The sequence alone would not do: a message of another program takes the place of ours, so ours is refused
+//! With a chain each message names the sequence before it, and the identifier of the message before it while that one
+//! is in flight. The sequence alone would not do: a message of another program takes the place of ours, so ours is refused
 //! and the next one, for which the sequence is right again, would be stored.
 //!
 //! After a failure nothing is sent until every message in flight is answered, or the connection is given up. Then the
