@@ -40,17 +40,25 @@ pub(super) struct StreamSettings {
     pub(super) retention: String,
     pub(super) discard: String,
     pub(super) storage: String,
-    pub(super) max_msgs: i64,
-    pub(super) max_bytes: i64,
+    #[serde(flatten)]
+    pub(super) limits: StreamLimits,
     /// Nanoseconds.
     pub(super) max_age: i64,
-    pub(super) max_msgs_per_subject: i64,
     pub(super) max_msg_size: i64,
     pub(super) num_replicas: u32,
     /// Nanoseconds.
     pub(super) duplicate_window: i64,
     pub(super) sealed: bool,
     pub(super) no_ack: bool,
+}
+
+/// The limits at which a stream discards messages; 0 or lower for none.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct StreamLimits {
+    pub(super) max_msgs: i64,
+    pub(super) max_bytes: i64,
+    pub(super) max_msgs_per_subject: i64,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]

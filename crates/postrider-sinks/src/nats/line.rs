@@ -36,7 +36,7 @@ pub(super) struct Sent {
 
 /// Batches in their order; some records of the first one may be settled.
 #[derive(Debug, Default)]
-pub(super) struct Line {
+pub(super) struct SendLine {
     batches: VecDeque<RecordBatch>,
     /// Settled records of the first batch.
     settled: usize,
@@ -51,7 +51,7 @@ pub(super) struct Line {
     busy: HashSet<u64>,
 }
 
-impl Line {
+impl SendLine {
     pub(super) fn push(&mut self, batch: RecordBatch) {
         if !batch.is_empty() {
             self.batches.push_back(batch);
@@ -155,8 +155,8 @@ impl Line {
         }
     }
 
-    /// Takes the tickets of acknowledged messages that are not reported: with a chain those from the front only. Settled
-    /// records leave; `empty` gets the batches of which all are.
+    /// Takes the tickets of acknowledged messages that are not reported: with a chain those from the front only.
+    /// Settled records leave; `empty` gets the batches of which all are.
     pub(super) fn settle(
         &mut self,
         chain: Chain,
@@ -170,9 +170,8 @@ impl Line {
                     tickets.push(sent.ticket);
                     sent.fate = Fate::Done;
                 }
-                Fate::Done => {}
                 Fate::Unanswered | Fate::Refused(_) if chained => break,
-                Fate::Unanswered | Fate::Refused(_) => {}
+                Fate::Done | Fate::Unanswered | Fate::Refused(_) => {}
             }
         }
         while self.sent.front().is_some_and(|sent| sent.fate == Fate::Done) {
@@ -234,8 +233,8 @@ mod tests {
     use super::*;
     use postrider_core::record::Record;
 
-    fn line(keys: &[(u64, &str)]) -> Line {
-        let mut line = Line::default();
+    fn line(keys: &[(u64, &str)]) -> SendLine {
+        let mut line = SendLine::default();
         for chunk in keys.chunks(2) {
             let mut batch = RecordBatch::default();
             for (ticket, key) in chunk {
@@ -254,7 +253,7 @@ mod tests {
         line
     }
 
-    fn send_all(line: &mut Line, chain: Chain) -> Vec<u64> {
+    fn send_all(line: &mut SendLine, chain: Chain) -> Vec<u64> {
         let mut sent = Vec::new();
         while let Some(record) = line.next().filter(|record| line.may_send(chain, record)) {
             if !line.next_is_done() {
@@ -265,7 +264,7 @@ mod tests {
         sent
     }
 
-    fn settled(line: &mut Line, chain: Chain) -> Vec<u64> {
+    fn settled(line: &mut SendLine, chain: Chain) -> Vec<u64> {
         let (mut tickets, mut empty) = (Vec::new(), Vec::new());
         line.settle(chain, &mut tickets, &mut empty);
         tickets.into_iter().map(|ticket| ticket.0).collect()

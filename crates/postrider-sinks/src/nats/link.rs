@@ -6,7 +6,7 @@
 
 use super::api::{ApiError, StoredAnswer, StreamAnswer, StreamFacts};
 use super::problem::{NatsProblem, code};
-use super::spec::{NatsSpec, address};
+use super::spec::{CreateStream, NatsSpec, address};
 use async_nats::{Client, ConnectOptions, Event, Request, ServerAddr, ServerError, Subscriber};
 use bytes::Bytes;
 use serde::Serialize;
@@ -29,7 +29,7 @@ const PING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What the client has reported.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct LinkState {
+pub(super) struct NatsLinkState {
     /// The connection is lost, or the client has dropped an answer.
     pub(super) lost: bool,
     /// The server's words about a message that the login may not publish.
@@ -38,7 +38,7 @@ pub(super) struct LinkState {
     pub(super) error: Option<String>,
 }
 
-impl LinkState {
+impl NatsLinkState {
     /// Takes an event in.
     fn note(&mut self, event: Event) {
         match event {
@@ -63,7 +63,7 @@ pub(super) struct Link {
     pub(super) client: Client,
     /// The answers to messages: their subject ends with the message's number.
     pub(super) answers: Subscriber,
-    pub(super) state: watch::Receiver<LinkState>,
+    pub(super) state: watch::Receiver<NatsLinkState>,
     /// The subject of answers without its last token.
     pub(super) inbox: String,
     /// The address, for messages.
@@ -78,7 +78,7 @@ impl Link {
     pub(super) async fn open(spec: &NatsSpec, server: &ServerAddr) -> Result<Self, NatsProblem> {
         let address = address(server);
         let login = spec.login.prepare().map_err(|error| NatsProblem::login(&error))?;
-        let (events, state) = watch::channel(LinkState::default());
+        let (events, state) = watch::channel(NatsLinkState::default());
         let events = Arc::new(events);
         let mut options = ConnectOptions::with_auth_callback(move |nonce| {
             let answer = login.answer(&nonce);
@@ -174,13 +174,44 @@ impl Link {
             )),
             Ok(answer) => Ok(StreamFacts::of(answer, max_payload)),
             Err(error) if error.err_code == code::STREAM_NOT_FOUND => {
-                Ok(StreamFacts::none(max_payload))
+                let Some(create) = &spec.create else { return Ok(StreamFacts::none(max_payload)) };
+                let created = self.create(spec, create).await?;
+                let what = format!("stream {} could not be created", spec.stream);
+                match &created.error {
+                    Some(error) => Err(NatsProblem::answer(&what, error, spec)),
+                    None => Ok(StreamFacts::of(created, max_payload)),
+                }
             }
             Err(error) => {
                 let what = format!("the server does not describe stream {}", spec.stream);
                 Err(NatsProblem::answer(&what, &error, spec))
             }
         }
+    }
+
+    /// Creates the stream.
+    ///
+    /// # Errors
+    /// No answer.
+    pub(super) async fn create(
+        &self,
+        spec: &NatsSpec,
+        create: &CreateStream,
+    ) -> Result<StreamAnswer, NatsProblem> {
+        let subjects: Vec<&str> = create.subjects.split(',').map(str::trim).collect();
+        let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(0);
+        let body = serde_json::json!({
+            "name": spec.stream,
+            "subjects": subjects,
+            "retention": "limits",
+            "discard": "new",
+            "storage": create.storage,
+            "num_replicas": create.replicas,
+            "max_age": nanos(create.max_age),
+            "duplicate_window": nanos(create.duplicate_window),
+            "allow_direct": true,
+        });
+        self.ask(&format!("$JS.API.STREAM.CREATE.{}", spec.stream), &body).await
     }
 
     /// A header of a message of the stream; `None` if the message does not exist any more, or has no such header.
@@ -207,11 +238,11 @@ mod tests {
     #[test]
     fn lost_connections_and_dropped_answers_end_a_link() {
         for event in [Event::Disconnected, Event::Closed, Event::SlowConsumer(1)] {
-            let mut state = LinkState::default();
+            let mut state = NatsLinkState::default();
             state.note(event);
             assert!(state.lost);
         }
-        let mut state = LinkState::default();
+        let mut state = NatsLinkState::default();
         let words = "Permissions Violation for Publish to \"orders\"".to_owned();
         state.note(Event::ServerError(ServerError::Other(words.clone())));
         assert_eq!((state.lost, state.denied), (false, Some(words)));

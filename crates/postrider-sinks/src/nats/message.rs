@@ -56,8 +56,8 @@ pub(super) fn check(record: &Record<'_>) -> Result<(), Refusal> {
     for header in record.headers {
         if !is_name(header.name) {
             return Err(Refusal::content(
-                "the name of a header is empty, begins with Nats-, or has a character other than ASCII letters, \
-                 digits and signs without \":\"",
+                "the name of a header is empty, begins with Nats-, or has a character that is \
+                 not visible ASCII, or a \":\"",
             ));
         }
         if !header.value.is_none_or(is_value) {
@@ -272,7 +272,9 @@ mod tests {
         let place = Place { stream: "EVENTS", last_sequence: Some(u64::MAX), previous: Some(&id) };
         let map = headers(&batch.get(0), &id, &place);
         let lines = map.iter().flat_map(|(name, values)| {
-            values.iter().map(move |value| name.as_ref().len() + value.as_str().len() + LINE_BYTES)
+            values
+                .iter()
+                .map(move |value| name.to_string().len() + value.as_str().len() + LINE_BYTES)
         });
         assert_eq!(size(&record, "EVENTS"), FRAME_BYTES + lines.sum::<usize>());
     }

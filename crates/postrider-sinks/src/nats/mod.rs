@@ -53,7 +53,7 @@ const FIRST_FILE_TABLES: &[FirstFileTable] = &[
     },
     FirstFileTable {
         path: "nats.create",
-        comment: "postrider setup creates the stream with these settings.",
+        comment: "The stream is created with these settings if it does not exist.",
         keys: &["subjects", "replicas", "storage"],
     },
 ];

@@ -1,5 +1,5 @@
-//! `postrider check` for NATS: whether the servers answer, whether the stream exists, takes the subjects, and keeps what
-//! it has acknowledged.
+//! `postrider check` for NATS: whether the servers answer, and whether the stream exists, takes the subjects, and keeps
+//! what it has acknowledged.
 
 use super::api::{StreamAnswer, StreamFacts, StreamSettings};
 use super::link::Link;
@@ -8,7 +8,6 @@ use super::spec::{Chain, NatsSpec};
 use super::subject::encoded;
 use crate::worker_thread;
 use postrider_core::finding::{Finding, shell_word};
-use serde_json::json;
 
 /// The findings about the server, the stream, and the subjects that are known before the first event.
 pub(super) fn check(spec: &NatsSpec, topics: &[String]) -> Vec<Finding> {
@@ -84,7 +83,7 @@ async fn findings(spec: &NatsSpec, topics: &[String]) -> Result<Vec<Finding>, Na
     }
     if out.iter().all(|finding| finding.severity < postrider_core::finding::Severity::Error) {
         let what = format!(
-            "connected to nats-server {} at {}, JetStream and login OK; the right to publish is seen with the first event",
+            "connected to nats-server {} at {}, JetStream and login OK; the right to publish is not known yet",
             info.version, link.address
         );
         out.insert(0, Finding::ok("nats_server", what));
@@ -96,12 +95,10 @@ fn missing(spec: &NatsSpec, topics: &[String]) -> Finding {
     let stream = &spec.stream;
     if let Some(create) = &spec.create {
         let what = format!(
-            "stream {stream} does not exist; postrider setup creates it with subjects {}",
+            "stream {stream} does not exist, and is created when the pipeline connects, with subjects {}",
             create.subjects
         );
-        return Finding::error("nats_stream_missing", what)
-            .why("events are parked until it exists")
-            .shell(format!("postrider setup -p {}", shell_word(&spec.pipeline)));
+        return Finding::ok("nats_stream", what);
     }
     let subjects: Vec<String> = topics.iter().map(|topic| encoded(topic)).collect();
     let subjects = if subjects.is_empty() { "SUBJECTS".to_owned() } else { subjects.join(",") };
@@ -174,8 +171,9 @@ fn of_stream(
 /// Settings with which messages are lost that nobody has read, or that were acknowledged.
 fn durability(spec: &NatsSpec, settings: &StreamSettings, edit: &str, out: &mut Vec<Finding>) {
     let stream = &spec.stream;
-    let is_limited =
-        settings.max_msgs > 0 || settings.max_bytes > 0 || settings.max_msgs_per_subject > 0;
+    let is_limited = settings.limits.max_msgs > 0
+        || settings.limits.max_bytes > 0
+        || settings.limits.max_msgs_per_subject > 0;
     if settings.discard == "old" && is_limited {
         let what = format!("stream {stream} has a limit and discards its oldest messages at it");
         out.push(
@@ -241,20 +239,7 @@ async fn created(spec: &NatsSpec) -> Result<Vec<Finding>, NatsProblem> {
     if link.stream(spec).await?.is_ok() {
         return Ok(Vec::new());
     }
-    let subjects: Vec<&str> = create.subjects.split(',').map(str::trim).collect();
-    let nanos = |duration: std::time::Duration| u64::try_from(duration.as_nanos()).unwrap_or(0);
-    let body = json!({
-        "name": stream,
-        "subjects": subjects,
-        "retention": "limits",
-        "discard": "new",
-        "storage": create.storage,
-        "num_replicas": create.replicas,
-        "max_age": nanos(create.max_age),
-        "duplicate_window": nanos(create.duplicate_window),
-        "allow_direct": true,
-    });
-    let answer: StreamAnswer = link.ask(&format!("$JS.API.STREAM.CREATE.{stream}"), &body).await?;
+    let answer = link.create(spec, create).await?;
     Ok(vec![match answer.error {
         None => {
             let what = format!("stream {stream} created with subjects {}", create.subjects);

@@ -121,8 +121,8 @@ impl NatsProblem {
 
     /// The server has taken the right to publish away, or never gave it. It does not answer such a message.
     pub(super) fn denied(words: &str) -> Self {
-        let hint = "let the login publish to the subjects of the route: permissions { publish: { allow: [\"SUBJECT\"] } } in \
-                    the server's configuration; the sink tries again automatically";
+        let hint = "let the login publish to the subjects of the route: permissions { publish: { allow: [\"SUBJECT\"] } } \
+                    in                     the server's configuration; the sink tries again automatically";
         Self::new(format!("the server refuses a message: {words}"), hint)
     }
 }

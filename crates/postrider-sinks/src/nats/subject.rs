@@ -59,8 +59,7 @@ pub(super) fn covers(pattern: &str, subject: &str) -> bool {
     let mut patterns = pattern.split('.');
     loop {
         match (patterns.next(), tokens.next()) {
-            (None, None) => return true,
-            (Some(">"), Some(_)) => return true,
+            (None, None) | (Some(">"), Some(_)) => return true,
             (Some("*"), Some(_)) => {}
             (Some(wanted), Some(token)) if wanted == token => {}
             _ => return false,

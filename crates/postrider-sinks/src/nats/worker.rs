@@ -1,15 +1,15 @@
 //! The worker: sends the records in their order, and finds out what became of each.
 //!
-//! With a chain each message names the sequence before it, and the identifier of the message before it while that one is
-//! in flight. The sequence alone would not do: a message of another program takes the place of ours, so ours is refused
+//! With a chain each message names the sequence before it, and the identifier of the message before it while that one
+//! is in flight. The sequence alone would not do: a message of another program takes the place of ours, so ours is refused
 //! and the next one, for which the sequence is right again, would be stored.
 //!
 //! After a failure nothing is sent until every message in flight is answered, or the connection is given up. Then the
 //! stream is asked what it has: a message in flight can only be stored behind the sequence that it named.
 
 use super::api::{ApiError, PubAck};
-use super::line::{Fate, Left, Line, Sent};
-use super::link::{Link, LinkState, WINDOW};
+use super::line::{Fate, Left, SendLine, Sent};
+use super::link::{Link, NatsLinkState, WINDOW};
 use super::message::{self, MSG_ID, Place};
 use super::problem::{NatsProblem, Verdict, code};
 use super::rules::StreamShared;
@@ -45,7 +45,7 @@ pub(super) struct NatsWorker {
     queue: Arc<SendQueue<()>>,
     spec: Arc<NatsSpec>,
     shared: Arc<StreamShared>,
-    line: Line,
+    line: SendLine,
     /// The generation whose records the line has.
     generation: u64,
     backoff: Backoff,
@@ -88,7 +88,7 @@ impl NatsWorker {
             queue,
             spec,
             shared,
-            line: Line::default(),
+            line: SendLine::default(),
             generation,
             backoff: Backoff::new(BACKOFF_MIN, BACKOFF_MAX),
             down: false,
@@ -499,7 +499,7 @@ fn lost(link: &Link, why: &str) -> Left {
 }
 
 /// Whether the connection can still be used.
-fn check(link: &Link, state: &LinkState, in_flight: usize) -> Result<(), Left> {
+fn check(link: &Link, state: &NatsLinkState, in_flight: usize) -> Result<(), Left> {
     if let Some(words) = state.denied.as_ref().filter(|_| in_flight > 0) {
         return Err(Left::Failed(NatsProblem::denied(words)));
     }
