@@ -2,6 +2,7 @@
 //! process runs. Addresses are judged where they are connected to, so a name that resolves to another address the next
 //! time is judged again.
 
+use super::fence::Fence;
 use super::spec::{HttpSpec, HttpVersion, TlsFiles};
 use super::target::{TopicUse, is_private, literal_address};
 use hyper::Uri;
@@ -87,26 +88,29 @@ struct ConnectorSettings {
     version: HttpVersion,
     timeout: Duration,
     refuses_private: bool,
+    fence: Arc<Fence>,
 }
 
 impl Connector {
-    pub(super) fn new(spec: &HttpSpec) -> Self {
+    pub(super) fn new(spec: &HttpSpec, fence: &Arc<Fence>) -> Self {
         Self(Arc::new(ConnectorSettings {
             tls: spec.tls.clone(),
             version: spec.version,
             timeout: spec.limits.connect_timeout,
             refuses_private: spec.topic == TopicUse::Url && !spec.private,
+            fence: Arc::clone(fence),
         }))
     }
 
     /// For requests to a URL of the configuration: any address is allowed.
-    pub(super) fn trusted(spec: &HttpSpec) -> Self {
-        let Self(of_spec) = Self::new(spec);
+    pub(super) fn trusted(spec: &HttpSpec, fence: &Arc<Fence>) -> Self {
+        let Self(of_spec) = Self::new(spec, fence);
         Self(Arc::new(ConnectorSettings {
             tls: of_spec.tls.clone(),
             version: HttpVersion::Auto,
             timeout: of_spec.timeout,
             refuses_private: false,
+            fence: Arc::clone(fence),
         }))
     }
 
@@ -122,8 +126,10 @@ impl Connector {
         let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
         let host = uri.host().unwrap_or_default();
         let tcp = self.connect_tcp(uri, host, port).await?;
+        let fence = (Arc::clone(&self.0.fence), self.0.fence.number());
         if !is_tls {
-            return Ok(HttpStream::Plain(TokioIo::new(tcp)));
+            let inner = InnerStream::Plain(TokioIo::new(tcp));
+            return Ok(HttpStream { inner, fence });
         }
         let name = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let name = ServerName::try_from(name)
@@ -131,7 +137,8 @@ impl Connector {
         let config = client_config(&self.0.tls, self.0.version)?;
         let handshake = TlsConnector::from(Arc::new(config)).connect(name, tcp);
         let stream = handshake.await.map_err(ConnectError::Tls)?;
-        Ok(HttpStream::Tls(Box::new(TokioIo::new(stream))))
+        let inner = InnerStream::Tls(Box::new(TokioIo::new(stream)));
+        Ok(HttpStream { inner, fence })
     }
 
     async fn connect_tcp(
@@ -189,7 +196,13 @@ impl tower_service::Service<Uri> for Connector {
 }
 
 /// A connection, for hyper.
-pub(super) enum HttpStream {
+pub(super) struct HttpStream {
+    inner: InnerStream,
+    /// With the number of the fence when it was made.
+    fence: (Arc<Fence>, u64),
+}
+
+enum InnerStream {
     Plain(TokioIo<TcpStream>),
     Tls(Box<TokioIo<TlsStream<TcpStream>>>),
 }
@@ -197,9 +210,9 @@ pub(super) enum HttpStream {
 impl HttpStream {
     /// Whether both sides have agreed on HTTP/2.
     pub(super) fn is_http2(&self) -> bool {
-        match self {
-            Self::Plain(_) => false,
-            Self::Tls(stream) => stream.inner().get_ref().1.alpn_protocol() == Some(b"h2"),
+        match &self.inner {
+            InnerStream::Plain(_) => false,
+            InnerStream::Tls(stream) => stream.inner().get_ref().1.alpn_protocol() == Some(b"h2"),
         }
     }
 }
@@ -216,9 +229,9 @@ impl Read for HttpStream {
         context: &mut Context<'_>,
         buffer: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
-            Self::Tls(stream) => Pin::new(&mut **stream).poll_read(context, buffer),
+        match &mut self.get_mut().inner {
+            InnerStream::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            InnerStream::Tls(stream) => Pin::new(&mut **stream).poll_read(context, buffer),
         }
     }
 }
@@ -229,23 +242,28 @@ impl Write for HttpStream {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
-            Self::Tls(stream) => Pin::new(&mut **stream).poll_write(context, bytes),
+        let (fence, number) = &self.fence;
+        if !fence.admits(*number) {
+            let why = "the process was stopped, and another one may publish";
+            return Poll::Ready(Err(io::Error::other(why)));
+        }
+        match &mut self.get_mut().inner {
+            InnerStream::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            InnerStream::Tls(stream) => Pin::new(&mut **stream).poll_write(context, bytes),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
-            Self::Tls(stream) => Pin::new(&mut **stream).poll_flush(context),
+        match &mut self.get_mut().inner {
+            InnerStream::Plain(stream) => Pin::new(stream).poll_flush(context),
+            InnerStream::Tls(stream) => Pin::new(&mut **stream).poll_flush(context),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
-            Self::Tls(stream) => Pin::new(&mut **stream).poll_shutdown(context),
+        match &mut self.get_mut().inner {
+            InnerStream::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            InnerStream::Tls(stream) => Pin::new(&mut **stream).poll_shutdown(context),
         }
     }
 }

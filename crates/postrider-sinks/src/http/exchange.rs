@@ -4,6 +4,7 @@ use super::answer::{Answer, HostState, Meaning};
 use super::auth::Authorizer;
 use super::client::{BODY_BYTES_MAX, HttpClient, Payload, client, connect_error, read_body};
 use super::connect::Connector;
+use super::fence::Fence;
 use super::sign::{Reread, SigningKeys};
 use super::spec::{HttpSpec, HttpVersion};
 use super::target::{Target, TopicUse};
@@ -16,6 +17,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::client::legacy::Error as ClientError;
 use postrider_core::error::Chain;
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How long the body of an answer is read.
@@ -38,6 +40,8 @@ pub(super) struct Outgoing {
     pub(super) body: Bytes,
     /// Events in the body.
     pub(super) events: usize,
+    /// The number of the fence when it was made.
+    pub(super) fence: u64,
 }
 
 /// What requests are made with.
@@ -48,16 +52,18 @@ pub(super) struct Exchanger {
     login: Authorizer,
     keys: RefCell<Reread<SigningKeys>>,
     spec: HttpSpec,
+    fence: Arc<Fence>,
 }
 
 impl Exchanger {
-    pub(super) fn new(spec: HttpSpec) -> Self {
+    pub(super) fn new(spec: HttpSpec, fence: Arc<Fence>) -> Self {
         Self {
-            client: client(Connector::new(&spec), &spec, spec.version),
-            trusted: client(Connector::trusted(&spec), &spec, HttpVersion::Auto),
+            client: client(Connector::new(&spec, &fence), &spec, spec.version),
+            trusted: client(Connector::trusted(&spec, &fence), &spec, HttpVersion::Auto),
             login: Authorizer::new(spec.login.clone()),
             keys: RefCell::default(),
             spec,
+            fence,
         }
     }
 
@@ -101,6 +107,9 @@ impl Exchanger {
                 return (Answer::not_sent(reason, hint), None);
             }
         };
+        if !self.fence.admits(outgoing.fence) {
+            return (Answer::lost("the process was stopped".to_owned()), None);
+        }
         let answer = match self.client.request(request).await {
             Ok(response) => self.answered(response, outgoing.events).await,
             Err(error) => self.failed(&error),

@@ -10,6 +10,7 @@ mod config;
 mod connect;
 mod event;
 mod exchange;
+mod fence;
 mod hosts;
 mod lines;
 mod places;

@@ -3,11 +3,13 @@
 
 use super::answer::Answer;
 use super::exchange::{Exchanger, Probe};
+use super::fence::Fence;
 use super::spec::{HttpSpec, Login};
 use super::target::{Base, Target, TopicUse};
 use crate::worker_thread;
 use hyper::{StatusCode, Version};
 use postrider_core::finding::Finding;
+use std::sync::Arc;
 
 /// Destinations that are asked.
 const DESTINATIONS_MAX: usize = 100;
@@ -57,7 +59,7 @@ pub(super) fn check(spec: &HttpSpec, destinations: &[String], keyed: bool) -> Ve
 }
 
 async fn findings(spec: HttpSpec, destinations: &[String]) -> Vec<Finding> {
-    let exchanger = Exchanger::new(spec.clone());
+    let exchanger = Exchanger::new(spec.clone(), Arc::new(Fence::new()));
     if destinations.is_empty() {
         let Some(base) = &spec.base else { return Vec::new() };
         let Some(target) = Target::base(base) else { return Vec::new() };

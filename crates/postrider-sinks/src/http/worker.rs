@@ -3,6 +3,7 @@
 use super::answer::{Answer, HostState, Meaning};
 use super::event::WebhookEvent;
 use super::exchange::{Exchanger, Outgoing, Probe};
+use super::fence::Fence;
 use super::hosts::Hosts;
 use super::lines::{AggregateLines, LineId};
 use super::places::{Places, Unavailable};
@@ -31,10 +32,6 @@ const TARGETS_MAX: usize = 2_000;
 /// Attempts of a request that are logged.
 const LOGGED_ATTEMPTS: [u32; 4] = [5, 50, 500, 5_000];
 
-/// If the worker did not run for so long, the process was stopped, and another one may have taken over: its successor
-/// waits for 8 s before it publishes.
-const STALL_MAX: Duration = Duration::from_secs(5);
-
 /// While there are events, the worker runs at least so often.
 const TURN_MAX: Duration = Duration::from_secs(1);
 
@@ -55,8 +52,7 @@ pub(super) struct HttpWorker {
     failing: Option<Failing>,
     /// A host was reported as down.
     is_down: bool,
-    /// When the worker ran last.
-    turned_at: Instant,
+    fence: Arc<Fence>,
 }
 
 /// Requests that are not answered.
@@ -86,9 +82,10 @@ struct Failing {
 impl HttpWorker {
     pub(super) fn new(queue: Arc<SendQueue<()>>, spec: HttpSpec) -> Self {
         let json = HeaderValue::from_static("application/json");
+        let fence = Arc::new(Fence::new());
         Self {
             queue,
-            exchanger: Rc::new(Exchanger::new(spec.clone())),
+            exchanger: Rc::new(Exchanger::new(spec.clone(), Arc::clone(&fence))),
             // It was checked with the settings.
             content_type: HeaderValue::from_str(&spec.content_type).unwrap_or(json),
             spec: Rc::new(spec),
@@ -99,7 +96,7 @@ impl HttpWorker {
             generation: 0,
             failing: None,
             is_down: false,
-            turned_at: Instant::now(),
+            fence,
         }
     }
 
@@ -124,10 +121,7 @@ impl HttpWorker {
 
     /// Gives up what waits, if the process was stopped for long: another one may have published it, and later events.
     fn notice_stall(&mut self, now: Instant) {
-        let stall = now.saturating_duration_since(std::mem::replace(&mut self.turned_at, now));
-        if stall < STALL_MAX || self.failing.is_some() || self.lines.is_empty() {
-            return;
-        }
+        let Some(stall) = self.fence.runs(now).filter(|_| self.failing.is_none()) else { return };
         let reason = format!("the process did not run for {} s", stall.as_secs());
         self.failing = Some(Failing {
             tickets: Vec::new(),
@@ -148,7 +142,9 @@ impl HttpWorker {
             Some(_) => [deadline, None],
             None => [self.lines.next_due(), self.hosts.next_due()],
         };
-        let turn = (!self.lines.is_empty()).then(|| self.turned_at + TURN_MAX);
+        let (now, has_events) = (Instant::now(), !self.lines.is_empty());
+        self.fence.waits(now, has_events);
+        let turn = has_events.then(|| now + TURN_MAX);
         let due = dues.into_iter().flatten().chain(turn).min();
         let queue = Arc::clone(&self.queue);
         let pause = async {
@@ -265,7 +261,8 @@ impl HttpWorker {
                 continue;
             };
             let (id, body, events) = (front.id, front.body, front.events);
-            let outgoing = Outgoing { target, id, headers, body, events };
+            let fence = self.fence.number();
+            let outgoing = Outgoing { target, id, headers, body, events, fence };
             let exchanger = Rc::clone(&self.exchanger);
             self.in_flight.exchanges.push(Box::pin(async move {
                 let answer = exchanger.send(&outgoing).await;

@@ -1,0 +1,91 @@
+//! The fence against a process that was stopped: its successor waits for 8 s, and then publishes the same events and
+//! later ones. What this process has not written to a connection until then must not be written any more.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// If the worker did not run for so long, another process may have taken over.
+const STALL_MAX: Duration = Duration::from_secs(5);
+
+/// The worker waits for nothing.
+const OFF: u64 = u64::MAX;
+
+/// Shared by the worker, its requests and its connections.
+#[derive(Debug)]
+pub(super) struct Fence {
+    start: Instant,
+    /// Raised by each stall: requests and connections of an earlier number send nothing.
+    number: AtomicU64,
+    /// When the worker began to wait, with events in its lines. Unit: milliseconds since `start`.
+    waits_since: AtomicU64,
+}
+
+impl Fence {
+    pub(super) fn new() -> Self {
+        let (number, waits_since) = (AtomicU64::new(0), AtomicU64::new(OFF));
+        Self { start: Instant::now(), number, waits_since }
+    }
+
+    fn millis(&self, now: Instant) -> u64 {
+        u64::try_from(now.saturating_duration_since(self.start).as_millis()).unwrap_or(OFF - 1)
+    }
+
+    fn stall(&self, now: Instant) -> Option<Duration> {
+        let since = self.waits_since.load(Ordering::Relaxed);
+        let stall = Duration::from_millis(self.millis(now).saturating_sub(since));
+        (since != OFF && stall >= STALL_MAX).then_some(stall)
+    }
+
+    /// The worker begins to wait; it runs again within a second if there are events.
+    pub(super) fn waits(&self, now: Instant, has_events: bool) {
+        let since = if has_events { self.millis(now) } else { OFF };
+        self.waits_since.store(since, Ordering::Relaxed);
+    }
+
+    /// The worker runs. Returns how long it did not, if that was too long.
+    pub(super) fn runs(&self, now: Instant) -> Option<Duration> {
+        let stall = self.stall(now);
+        if stall.is_some() {
+            self.number.fetch_add(1, Ordering::Relaxed);
+        }
+        self.waits(now, false);
+        stall
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number.load(Ordering::Relaxed)
+    }
+
+    /// Whether something with this number may still be sent.
+    pub(super) fn admits(&self, number: u64) -> bool {
+        self.number() == number && self.stall(Instant::now()).is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_sent_before_a_stall_is_never_sent() {
+        let (fence, now) = (Fence::new(), Instant::now());
+        let number = fence.number();
+        fence.waits(now, true);
+        assert!(fence.admits(number));
+        assert_eq!(fence.runs(now + Duration::from_secs(1)), None);
+        assert!(fence.admits(number));
+        // Without events the worker may wait for long.
+        fence.waits(now, false);
+        assert_eq!(fence.runs(now + Duration::from_secs(60)), None);
+        fence.waits(now, true);
+        assert!(fence.runs(now + Duration::from_secs(60)).is_some());
+        assert!(!fence.admits(number) && fence.admits(fence.number()));
+    }
+
+    #[test]
+    fn nothing_is_sent_between_the_stall_and_the_worker() {
+        let fence = Fence { start: Instant::now() - Duration::from_secs(60), ..Fence::new() };
+        fence.waits_since.store(1, Ordering::Relaxed);
+        assert!(!fence.admits(0));
+    }
+}
