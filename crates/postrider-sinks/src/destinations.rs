@@ -132,7 +132,10 @@ mod tests {
         let mut destinations = Destinations::<()>::default();
         for number in 0..2 * DESTINATIONS_MAX {
             let (answer, requested) = destinations.ask(&number.to_string(), None);
-            assert_eq!((answer, requested), (Err(NotTaken::Destination), number < DESTINATIONS_MAX));
+            assert_eq!(
+                (answer, requested),
+                (Err(NotTaken::Destination), number < DESTINATIONS_MAX)
+            );
             destinations.opened(&number.to_string(), ());
         }
         assert_eq!(destinations.known.len(), DESTINATIONS_MAX);

@@ -22,6 +22,16 @@ pub(super) enum Fate {
     Refused(ApiError),
 }
 
+/// A message that was refused.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct RefusedMessage {
+    pub(super) ticket: Ticket,
+    /// It is that of a parked event.
+    pub(super) is_retry: bool,
+    pub(super) topic: String,
+    pub(super) error: ApiError,
+}
+
 /// A message in flight.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Sent {
@@ -125,15 +135,27 @@ impl SendLine {
         }
     }
 
-    /// The first refused message: its ticket, its topic, and the error.
-    pub(super) fn refused(&self) -> Option<(Ticket, String, ApiError)> {
+    /// The first refused message.
+    pub(super) fn refused(&self) -> Option<RefusedMessage> {
         let refused = |sent: &Sent| matches!(sent.fate, Fate::Refused(_));
         let at = self.sent.iter().position(refused)?;
-        let topic = self.records().nth(at).map(|record| record.topic.to_owned())?;
+        let record = self.records().nth(at)?;
+        let (topic, is_retry) = (record.topic.to_owned(), record.is_retry);
         let sent = self.sent.get(at)?;
         match &sent.fate {
-            Fate::Refused(error) => Some((sent.ticket, topic, error.clone())),
+            Fate::Refused(error) => {
+                Some(RefusedMessage { ticket: sent.ticket, is_retry, topic, error: error.clone() })
+            }
             Fate::Unanswered | Fate::Stored | Fate::Done => None,
+        }
+    }
+
+    /// The first refused message is reported, and is not sent again.
+    pub(super) fn leave_out(&mut self) {
+        let refused = self.sent.iter_mut().find(|sent| matches!(sent.fate, Fate::Refused(_)));
+        if let Some(sent) = refused {
+            self.busy.remove(&sent.order);
+            sent.fate = Fate::Done;
         }
     }
 
@@ -282,7 +304,7 @@ mod tests {
         line.answered(2, Fate::Stored);
         assert_eq!(settled(&mut line, Chain::Stream), [1]);
         line.answered(1, refusal());
-        assert_eq!(line.refused().map(|(ticket, ..)| ticket), Some(Ticket(2)));
+        assert_eq!(line.refused().map(|refused| refused.ticket), Some(Ticket(2)));
         assert!(!line.is_answered());
         line.found(0);
         line.rewind();

@@ -8,7 +8,7 @@
 //! stream is asked what it has: a message in flight can only be stored behind the sequence that it named.
 
 use super::api::{ApiError, PubAck};
-use super::line::{Fate, Left, SendLine, Sent};
+use super::line::{Fate, Left, RefusedMessage, SendLine, Sent};
 use super::link::{Link, NatsLinkState, WINDOW};
 use super::message::{self, MSG_ID, Place};
 use super::problem::{NatsProblem, Verdict, code};
@@ -167,9 +167,9 @@ impl NatsWorker {
         loop {
             self.follow(&link).await?;
             self.settle();
-            if let Some((ticket, topic, error)) = self.line.refused() {
+            if let Some(refused) = self.line.refused() {
                 if self.line.is_answered() {
-                    self.refused(&link, ticket, &topic, &error).await?;
+                    self.refused(&link, &refused).await?;
                     continue;
                 }
             } else {
@@ -375,13 +375,8 @@ impl NatsWorker {
     }
 
     /// A message was refused, and all in flight are answered.
-    async fn refused(
-        &mut self,
-        link: &Link,
-        ticket: Ticket,
-        topic: &str,
-        error: &ApiError,
-    ) -> Result<(), Left> {
+    async fn refused(&mut self, link: &Link, refused: &RefusedMessage) -> Result<(), Left> {
+        let RefusedMessage { topic, error, .. } = refused;
         match Verdict::of(error) {
             Verdict::TooLarge => {
                 // The limit was lowered since it was read.
@@ -391,7 +386,7 @@ impl NatsWorker {
                     native: Some(error.err_code),
                     of_batch: false,
                 };
-                self.give_up(ticket, Scope::Event, refusal);
+                self.give_up(link, refused, Scope::Event, refusal).await?;
             }
             Verdict::Subject => {
                 self.read_stream(link).await?;
@@ -408,7 +403,7 @@ impl NatsWorker {
                     native: Some(error.err_code),
                     of_batch: false,
                 };
-                self.give_up(ticket, Scope::Destination, refusal);
+                self.give_up(link, refused, Scope::Destination, refusal).await?;
             }
             Verdict::Chain => {
                 self.chains += 1;
@@ -427,14 +422,26 @@ impl NatsWorker {
         Ok(())
     }
 
-    /// A record is refused: the pipeline starts again from its cursor, and all others are given up.
-    fn give_up(&mut self, ticket: Ticket, scope: Scope, refusal: Refusal) {
-        if self.is_present() {
-            self.queue.rejected(self.generation, ticket, scope, refusal);
-            self.queue.dropped(self.line.clear().saturating_sub(1));
-        } else {
+    /// A record is refused: the pipeline starts again from its cursor, and all others are given up. Of a parked event
+    /// that is retried it only hears: the others are sent again.
+    async fn give_up(
+        &mut self,
+        link: &Link,
+        refused: &RefusedMessage,
+        scope: Scope,
+        refusal: Refusal,
+    ) -> Result<(), Left> {
+        if !self.is_present() {
             self.queue.dropped(self.line.clear());
+        } else if refused.is_retry {
+            self.line.leave_out();
+            self.queue.retry_rejected(refused.ticket, scope, refusal);
+            self.resume(link).await?;
+        } else {
+            self.queue.rejected(self.generation, refused.ticket, scope, refusal);
+            self.queue.dropped(self.line.clear().saturating_sub(1));
         }
+        Ok(())
     }
 
     /// Answers which destinations accept records.
