@@ -51,6 +51,8 @@ pub(super) struct NatsWorker {
     backoff: Backoff,
     /// A problem of the server was reported.
     down: bool,
+    /// Where the server has the last acknowledged record, if the record was stored by an earlier process.
+    repeated: Option<u64>,
     /// Refused chains since the last acknowledged record.
     chains: u32,
     /// The end of the stream, behind what is in flight.
@@ -92,6 +94,7 @@ impl NatsWorker {
             generation,
             backoff: Backoff::new(BACKOFF_MIN, BACKOFF_MAX),
             down: false,
+            repeated: None,
             chains: 0,
             end: StreamEnd::default(),
             names: Names::default(),
@@ -284,7 +287,10 @@ impl NatsWorker {
         } else {
             match serde_json::from_slice::<PubAck>(&answer.payload) {
                 Ok(PubAck { error: Some(error), .. }) => Fate::Refused(error),
-                Ok(ack) if ack.seq > 0 && ack.stream == self.spec.stream => Fate::Stored,
+                Ok(ack) if ack.seq > 0 && ack.stream == self.spec.stream => {
+                    self.repeated = ack.duplicate.then_some(ack.seq);
+                    Fate::Stored
+                }
                 // What it means is not known: the message is unanswered until its time is up.
                 Ok(_) | Err(_) => return,
             }
@@ -340,8 +346,33 @@ impl NatsWorker {
         let last_seq = self.shared.get().map_or(0, |facts| facts.last_seq);
         self.read_back(link, last_seq).await?;
         self.settle();
+        self.read_repeated(link, last_seq).await?;
         self.line.rewind();
         self.end.last_seq = last_seq;
+        Ok(())
+    }
+
+    /// An earlier process has stored the last acknowledged record, and perhaps those behind it: the server checks the
+    /// chain before it looks for a repetition, so it would acknowledge one in each window. Each identifier is compared,
+    /// because parked events may be missing there.
+    async fn read_repeated(&mut self, link: &Link, last_seq: u64) -> Result<(), Left> {
+        let Some(seq) = self.repeated.take() else { return Ok(()) };
+        let id_of = |(_, record): (&Sent, QueuedRecord<'_>)| {
+            let mut id = String::new();
+            message::write_id(&self.spec.id_prefix, &record, &mut id);
+            id
+        };
+        let ids: Vec<String> = self.line.flight().into_iter().map(id_of).collect();
+        let mut stored = 0;
+        for (id, sequence) in ids.iter().zip(seq + 1..=last_seq) {
+            let found = self.while_open(link.header_at(&self.spec, sequence, MSG_ID)).await??;
+            if found.as_ref() != Some(id) {
+                break;
+            }
+            (stored, self.repeated) = (stored + 1, Some(sequence));
+        }
+        self.line.found(stored);
+        self.settle();
         Ok(())
     }
 
