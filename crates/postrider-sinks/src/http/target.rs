@@ -144,8 +144,10 @@ pub(super) fn parse(text: &str) -> Result<Uri, &'static str> {
     if authority.as_str().contains('@') {
         return Err("has a user: logins have keys of their own");
     }
-    let port_is_number = authority.port().is_none_or(|port| port.as_str().parse::<u16>().is_ok());
-    if authority.host().is_empty() || !port_is_number || authority.as_str().ends_with(':') {
+    // The parser takes any text for a port.
+    let port = authority.as_str().strip_prefix(authority.host()).unwrap_or(":");
+    let has_port = port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
+    if authority.host().is_empty() || !(port.is_empty() || has_port) {
         return Err("has no host, or a port that is no number");
     }
     if uri.path().split('/').any(|segment| matches!(decoded_dots(segment), "." | "..")) {
