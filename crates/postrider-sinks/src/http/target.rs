@@ -241,9 +241,9 @@ fn is_private_v6(address: Ipv6Addr) -> bool {
     };
     // Addresses that lead to one of IPv4: mapped and compatible, NAT64 (the local prefix too), 6to4.
     let inner = match segments {
-        [0, 0, 0, 0, 0, 0 | 0xffff, high, lower] => Some(low(high, lower)),
-        [0x64, 0xff9b, 0, 0, 0, 0, high, lower] => Some(low(high, lower)),
-        [0x2002, high, lower, ..] => Some(low(high, lower)),
+        [0, 0, 0, 0, 0, 0 | 0xffff, high, lower]
+        | [0x64, 0xff9b, 0, 0, 0, 0, high, lower]
+        | [0x2002, high, lower, ..] => Some(low(high, lower)),
         _ => None,
     };
     inner.is_some_and(is_private_v4)
