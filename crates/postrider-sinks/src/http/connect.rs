@@ -147,12 +147,11 @@ impl Connector {
         host: &str,
         port: u16,
     ) -> Result<TcpStream, ConnectError> {
-        let all: Vec<SocketAddr> = match literal_address(uri) {
-            Some(address) => vec![SocketAddr::new(address, port)],
-            None => {
-                let found = tokio::net::lookup_host((host, port)).await;
-                found.map_err(ConnectError::Resolve)?.collect()
-            }
+        let all: Vec<SocketAddr> = if let Some(address) = literal_address(uri) {
+            vec![SocketAddr::new(address, port)]
+        } else {
+            let found = tokio::net::lookup_host((host, port)).await;
+            found.map_err(ConnectError::Resolve)?.collect()
         };
         let allowed = |address: &SocketAddr| !self.0.refuses_private || !is_private(address.ip());
         let mut last = if all.is_empty() {

@@ -143,11 +143,12 @@ pub(super) struct WebhookEvent {
 
 impl WebhookEvent {
     pub(super) fn of(spec: &HttpSpec, record: &QueuedRecord<'_>) -> Self {
-        let mut head = message_id(&spec.identity, record);
-        let id = head.len();
+        let message_id = message_id(&spec.identity, record);
+        let id = message_id.len();
+        let mut head = message_id.clone();
         head.push('\n');
         let body = if spec.limits.batch > 1 {
-            let element = json_element(&head[..id], record);
+            let element = json_element(&message_id, record);
             let body = head.len();
             head.push_str(&element);
             body

@@ -76,15 +76,17 @@ mod tests {
         assert!(fence.admits(number));
         // Without events the worker may wait for long.
         fence.waits(now, false);
-        assert_eq!(fence.runs(now + Duration::from_secs(60)), None);
+        assert_eq!(fence.runs(now + Duration::from_mins(1)), None);
         fence.waits(now, true);
-        assert!(fence.runs(now + Duration::from_secs(60)).is_some());
+        assert!(fence.runs(now + Duration::from_mins(1)).is_some());
         assert!(!fence.admits(number) && fence.admits(fence.number()));
     }
 
     #[test]
     fn nothing_is_sent_between_the_stall_and_the_worker() {
-        let fence = Fence { start: Instant::now() - Duration::from_secs(60), ..Fence::new() };
+        let fence = Fence::new();
+        let start = fence.start.checked_sub(Duration::from_mins(1)).expect("an earlier time");
+        let fence = Fence { start, ..fence };
         fence.waits_since.store(1, Ordering::Relaxed);
         assert!(!fence.admits(0));
     }

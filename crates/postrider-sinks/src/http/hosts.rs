@@ -130,7 +130,6 @@ mod tests {
     fn line() -> LineId {
         use crate::http::config::tests::spec;
         use crate::http::event::WebhookEvent;
-        use crate::http::target::Target;
         use crate::record_batch::RecordBatch;
         use postrider_core::record::{Record, Ticket};
         let record = Record {

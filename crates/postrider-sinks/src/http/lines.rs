@@ -310,13 +310,13 @@ mod tests {
         assert_eq!(tickets(lines.finish(b)), [3]);
         assert_eq!(lines.next_ready(), Some(b));
         let now = Instant::now();
-        assert_eq!(lines.again(a, now, Some(Duration::from_secs(60)), 0.5), 1);
+        assert_eq!(lines.again(a, now, Some(Duration::from_mins(1)), 0.5), 1);
         lines.wake(now);
         assert!(lines.next_ready().is_none());
-        assert_eq!(lines.next_due(), Some(now + Duration::from_secs(60)));
+        assert_eq!(lines.next_due(), Some(now + Duration::from_mins(1)));
         lines.begin(b, 1, 0).unwrap();
         assert_eq!(tickets(lines.finish(b)), [5]);
-        lines.wake(now + Duration::from_secs(60));
+        lines.wake(now + Duration::from_mins(1));
         assert_eq!(lines.next_ready(), Some(a));
         lines.begin(a, 1, 0).unwrap();
         assert_eq!(tickets(lines.finish(a)), [1]);
@@ -361,7 +361,7 @@ mod tests {
         const BATCH: &str = "batch = 3\n";
         let mut lines = AggregateLines::default();
         let target = spec("").target("t").unwrap();
-        let mut add = |lines: &mut AggregateLines, ticket, again| {
+        let add = |lines: &mut AggregateLines, ticket, again| {
             lines.push((&Rc::from("t"), &target), None, event(BATCH, ticket, again));
         };
         add(&mut lines, 1, false);

@@ -144,8 +144,10 @@ pub(super) fn parse(text: &str) -> Result<Uri, &'static str> {
     if authority.as_str().contains('@') {
         return Err("has a user: logins have keys of their own");
     }
-    let port_is_number = authority.port().is_none_or(|port| port.as_str().parse::<u16>().is_ok());
-    if authority.host().is_empty() || !port_is_number || authority.as_str().ends_with(':') {
+    // The parser takes any text for a port.
+    let port = authority.as_str().strip_prefix(authority.host()).unwrap_or(":");
+    let has_port = port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
+    if authority.host().is_empty() || !(port.is_empty() || has_port) {
         return Err("has no host, or a port that is no number");
     }
     if uri.path().split('/').any(|segment| matches!(decoded_dots(segment), "." | "..")) {
@@ -239,9 +241,9 @@ fn is_private_v6(address: Ipv6Addr) -> bool {
     };
     // Addresses that lead to one of IPv4: mapped and compatible, NAT64 (the local prefix too), 6to4.
     let inner = match segments {
-        [0, 0, 0, 0, 0, 0 | 0xffff, high, lower] => Some(low(high, lower)),
-        [0x64, 0xff9b, 0, 0, 0, 0, high, lower] => Some(low(high, lower)),
-        [0x2002, high, lower, ..] => Some(low(high, lower)),
+        [0, 0, 0, 0, 0, 0 | 0xffff, high, lower]
+        | [0x64, 0xff9b, 0, 0, 0, 0, high, lower]
+        | [0x2002, high, lower, ..] => Some(low(high, lower)),
         _ => None,
     };
     inner.is_some_and(is_private_v4)
