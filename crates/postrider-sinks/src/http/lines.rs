@@ -281,7 +281,7 @@ mod tests {
         let mut records = RecordBatch::default();
         records.push(Ticket(ticket), &record);
         if again {
-            records.mark_again();
+            records.mark_retry();
         }
         WebhookEvent::of(&spec(batch), &records.get(0))
     }

@@ -53,6 +53,7 @@ pub(super) struct StreamSettings {
 }
 
 /// The limits at which a stream discards messages; 0 or lower for none.
+#[expect(clippy::struct_field_names, reason = "the names that the server gives them")]
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct StreamLimits {

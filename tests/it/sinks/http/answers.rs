@@ -48,8 +48,8 @@ async fn refused_event_parks_its_aggregate_alone_and_its_refused_retry_stops_not
         // It reports that the event is refused again.
         postrider(&pipeline.config, &retry);
         await_that("the retry to be refused", SOON, || async {
-            let refused = pipeline.server.0.refused().len();
-            if refused >= attempt { Ok(()) } else { Err(refused) }
+            let found = pipeline.server.0.refused().len();
+            if found >= attempt { Ok(()) } else { Err(found) }
         })
         .await;
         pipeline.insert("orders", &format!("c{attempt}"), &[7, 8]).await;
@@ -361,15 +361,10 @@ async fn refusal_repeats_nothing_before_it() {
         let status = if request.text() == "666" { 422 } else { 200 };
         Some(Reply { after: Duration::from_millis(50), ..Reply::status(status) })
     });
-    let mut sql = String::new();
-    for aggregate in 0..100_u32 {
-        let payload = if aggregate == 50 { 666 } else { aggregate };
-        sql += &format!(
-            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
-             values ('orders', '{aggregate}', 'T', '{payload}');"
-        );
-    }
-    pipeline.sql.batch(&sql).await;
+    let sql = "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+               select 'orders', i::text, 'T', to_json(case when i = 50 then 666 else i end) \
+               from generate_series(0, 99) i";
+    pipeline.sql.batch(sql).await;
     let relay = pipeline.run();
     let records = pipeline.await_records("orders", 99).await;
     pipeline.await_parked("50 waiting").await;

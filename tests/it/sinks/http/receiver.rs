@@ -403,13 +403,18 @@ impl State {
         {
             return reply;
         }
-        Reply::status(match method {
-            _ if self.forbidden => 401,
-            _ if !self.destinations.contains(destination) => 404,
-            &Method::OPTIONS => 204,
-            &Method::POST if self.limit.is_some_and(|limit| request.body.len() > limit) => 413,
-            &Method::POST => 204,
-            _ => 405,
+        let is_post = method == Method::POST;
+        let is_too_large = self.limit.is_some_and(|limit| request.body.len() > limit);
+        Reply::status(if self.forbidden {
+            401
+        } else if !self.destinations.contains(destination) {
+            404
+        } else if is_post && is_too_large {
+            413
+        } else if is_post || method == Method::OPTIONS {
+            204
+        } else {
+            405
         })
     }
 }
