@@ -88,7 +88,8 @@ valkey_version() { "$1/valkey-server" --version | sed -n 's/.* v=\([0-9.]*\).*/\
 # Its own command takes five seconds and needs a configuration.
 rabbitmq_version() {
   local lib
-  for lib in "$1"/root/usr/lib/rabbitmq/lib/rabbitmq_server-*; do echo "${lib##*-}"; done
+  lib=$(find "$1/root" -maxdepth 5 -type d -name 'rabbitmq_server-*' | head -n 1)
+  echo "${lib##*-}"
 }
 
 # unpack_debian SUITE ROOT WORK PACKAGE…: unpacks the packages with all of their libraries, libc too. apt reads its

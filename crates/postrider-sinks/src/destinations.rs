@@ -19,12 +19,12 @@ const FRESH: Duration = Duration::from_secs(5);
 /// The known destinations. `F`: what is known of one that accepts records.
 #[derive(Debug)]
 pub(crate) struct Destinations<F> {
-    known: HashMap<String, Known<F>>,
+    known: HashMap<String, KnownDestination<F>>,
     wanted: BTreeSet<String>,
 }
 
 #[derive(Debug)]
-enum Known<F> {
+enum KnownDestination<F> {
     /// It accepts records.
     Open(F),
     /// It accepts no records, as the broker has answered. `missing`: it never did.
@@ -48,8 +48,8 @@ impl<F: Clone> Destinations<F> {
         since: Option<Instant>,
     ) -> (Result<F, NotTaken>, bool) {
         let (answer, looks_up) = match self.known.get(name) {
-            Some(Known::Open(facts)) => (Ok(facts.clone()), false),
-            Some(Known::Closed { missing, at }) => {
+            Some(KnownDestination::Open(facts)) => (Ok(facts.clone()), false),
+            Some(KnownDestination::Closed { missing, at }) => {
                 (Err(closed(*missing, *at, since)), at.elapsed() >= LOOK_UP_PAUSE)
             }
             None => (Err(NotTaken::Destination), true),
@@ -67,13 +67,14 @@ impl<F: Clone> Destinations<F> {
     /// The destination accepts records.
     pub(crate) fn opened(&mut self, name: &str, facts: F) {
         self.make_room(name);
-        self.known.insert(name.to_owned(), Known::Open(facts));
+        self.known.insert(name.to_owned(), KnownDestination::Open(facts));
     }
 
     /// The destination accepts no records.
     pub(crate) fn closed(&mut self, name: &str, missing: bool) {
         self.make_room(name);
-        self.known.insert(name.to_owned(), Known::Closed { missing, at: Instant::now() });
+        self.known
+            .insert(name.to_owned(), KnownDestination::Closed { missing, at: Instant::now() });
     }
 
     /// A destination that accepts no records is looked up again by whoever waits for it.
@@ -81,7 +82,7 @@ impl<F: Clone> Destinations<F> {
         if self.known.len() < DESTINATIONS_MAX || self.known.contains_key(name) {
             return;
         }
-        let closed = |known: &Known<F>| matches!(known, Known::Closed { .. });
+        let closed = |known: &KnownDestination<F>| matches!(known, KnownDestination::Closed { .. });
         let other = self.known.iter().find(|(_, known)| closed(known));
         let other = other.or_else(|| self.known.iter().next()).map(|(name, _)| name.clone());
         if let Some(name) = other {

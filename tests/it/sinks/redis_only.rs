@@ -307,8 +307,8 @@ async fn cluster_has_each_event_once_when_a_node_comes_back() {
 }
 
 /// The primary is killed under load, and a sentinel promotes its replica. With `replicas = 1` nothing that counts as
-/// published is lost. The old primary comes back as one before the sentinel makes it a replica: then the pipeline starts
-/// again from its cursor.
+/// published is lost. The old primary comes back as one before the sentinel makes it a replica: then the pipeline
+/// starts again from its cursor.
 #[tokio::test]
 async fn failover_by_sentinels_loses_nothing() {
     let login = "masteruser admin\nmasterauth admin\nrepl-diskless-sync-delay 0";

@@ -32,7 +32,7 @@ pub(super) enum Meaning {
 
 /// An answer, or why there is none.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Answer {
+pub(super) struct WebhookAnswer {
     pub(super) verdict: Meaning,
     pub(super) status: Option<StatusCode>,
     /// What happened, without parts of the request.
@@ -40,7 +40,7 @@ pub(super) struct Answer {
     pub(super) hint: Option<&'static str>,
 }
 
-impl Answer {
+impl WebhookAnswer {
     /// The receiver has answered. `events`: those of the request.
     pub(super) fn of_status(
         status: StatusCode,
@@ -162,14 +162,14 @@ mod tests {
 
     fn of(status: u16) -> Meaning {
         let status = StatusCode::from_u16(status).unwrap();
-        Answer::of_status(status, &HeaderMap::new(), 1, MAX).verdict
+        WebhookAnswer::of_status(status, &HeaderMap::new(), 1, MAX).verdict
     }
 
     #[test]
     fn only_2xx_is_published_and_every_other_status_has_its_meaning_and_its_hint() {
         for status in 100..=999_u16 {
             let code = StatusCode::from_u16(status).unwrap();
-            let answer = Answer::of_status(code, &HeaderMap::new(), 1, MAX);
+            let answer = WebhookAnswer::of_status(code, &HeaderMap::new(), 1, MAX);
             let is_published = answer.verdict == Meaning::Published;
             assert_eq!(is_published, (200..300).contains(&status), "{status}");
             assert_eq!(answer.hint.is_none(), is_published, "{status}");
@@ -200,7 +200,7 @@ mod tests {
             assert_eq!((refusal.code(), refusal.native), (code, Some(i32::from(status))));
             assert!(!refusal.of_batch);
         }
-        let batch = Answer::of_status(StatusCode::BAD_REQUEST, &HeaderMap::new(), 2, MAX);
+        let batch = WebhookAnswer::of_status(StatusCode::BAD_REQUEST, &HeaderMap::new(), 2, MAX);
         let Meaning::Refused(refusal) = batch.verdict else { panic!("{batch:?}") };
         assert!(refusal.of_batch, "any event of the batch may be meant");
     }

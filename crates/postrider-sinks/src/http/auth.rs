@@ -3,7 +3,7 @@
 
 use super::client::{BODY_BYTES_MAX, HttpClient, Payload, read_body};
 use super::sign::Reread;
-use super::spec::{Login, OAuth};
+use super::spec::{HttpLogin, OAuth};
 use super::target;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -22,7 +22,7 @@ const RENEWED_BEFORE: Duration = Duration::from_secs(30);
 /// The value of header `Authorization`, as it is known.
 #[derive(Debug, Default)]
 pub(super) struct Authorizer {
-    login: Login,
+    login: HttpLogin,
     file: RefCell<Reread<HeaderValue>>,
     /// One request for a token at a time.
     token: tokio::sync::Mutex<Option<Token>>,
@@ -35,7 +35,7 @@ struct Token {
 }
 
 impl Authorizer {
-    pub(super) fn new(login: Login) -> Self {
+    pub(super) fn new(login: HttpLogin) -> Self {
         Self { login, ..Self::default() }
     }
 
@@ -48,7 +48,7 @@ impl Authorizer {
         client: &HttpClient,
         timeout: Duration,
     ) -> Result<Option<HeaderValue>, String> {
-        let Login::OAuth(oauth) = &self.login else {
+        let HttpLogin::OAuth(oauth) = &self.login else {
             let mut file = self.file.borrow_mut();
             return match of_file(&self.login) {
                 Some(read) => file.get(read).cloned().map(Some),
@@ -79,11 +79,11 @@ impl Authorizer {
 }
 
 /// Reads the header of a login that is in a file.
-fn of_file(login: &Login) -> Option<impl FnOnce() -> Result<HeaderValue, String> + '_> {
+fn of_file(login: &HttpLogin) -> Option<impl FnOnce() -> Result<HeaderValue, String> + '_> {
     let (username, file) = match login {
-        Login::Bearer(file) => (None, file),
-        Login::Basic { username, password } => (Some(username), password),
-        Login::None | Login::OAuth(_) => return None,
+        HttpLogin::Bearer(file) => (None, file),
+        HttpLogin::Basic { username, password } => (Some(username), password),
+        HttpLogin::None | HttpLogin::OAuth(_) => return None,
     };
     Some(move || {
         let secret = file.read().map_err(|error| error.to_string())?;

@@ -2,7 +2,7 @@
 
 use super::event::push_part;
 use super::sign::SigningKeys;
-use super::spec::{HttpLimits, HttpSpec, HttpVersion, Login, OAuth, TlsFiles};
+use super::spec::{HttpLimits, HttpLogin, HttpSpec, HttpTlsFiles, HttpVersion, OAuth};
 use super::target::{self, Base, TopicUse};
 use super::{connect, preflight, sink};
 use hyper::header::{HeaderName, HeaderValue};
@@ -58,14 +58,14 @@ pub struct HttpConfig {
     database: String,
     limits: HttpLimits,
     version: HttpVersion,
-    files: Files,
+    files: HttpFiles,
     /// The token endpoint, without its secret.
     oauth: OAuthKeys,
 }
 
 /// What is in files, with the names as they are configured.
 #[derive(Clone, Debug, Default)]
-struct Files {
+struct HttpFiles {
     secrets: Option<(String, SecretFile)>,
     token: Option<(String, SecretFile)>,
     username: String,
@@ -113,7 +113,7 @@ impl HttpConfig {
 
     /// A request has one login, and each of its keys.
     fn check_logins(&self, table: &dyn Keys) {
-        let Files { token, username, password, cert, key, .. } = &self.files;
+        let HttpFiles { token, username, password, cert, key, .. } = &self.files;
         if username.is_empty() != password.is_none() {
             let lacks = if username.is_empty() { "username" } else { "password_file" };
             table.error(
@@ -155,7 +155,7 @@ impl HttpConfig {
             version: self.version,
             secret_file: file(&self.files.secrets),
             login: self.login(),
-            tls: TlsFiles {
+            tls: HttpTlsFiles {
                 ca: path(&self.files.ca),
                 cert: path(&self.files.cert),
                 key: file(&self.files.key),
@@ -164,22 +164,25 @@ impl HttpConfig {
         }
     }
 
-    fn login(&self) -> Login {
+    fn login(&self) -> HttpLogin {
         let OAuthKeys { token_url, client_id, client_secret, scope } = &self.oauth;
         if let Some((_, file)) = &self.files.token {
-            return Login::Bearer(file.clone());
+            return HttpLogin::Bearer(file.clone());
         }
         if let Some((_, file)) = &self.files.password {
-            return Login::Basic { username: self.files.username.clone(), password: file.clone() };
+            return HttpLogin::Basic {
+                username: self.files.username.clone(),
+                password: file.clone(),
+            };
         }
         match client_secret {
-            Some((_, file)) if !token_url.is_empty() => Login::OAuth(OAuth {
+            Some((_, file)) if !token_url.is_empty() => HttpLogin::OAuth(OAuth {
                 token_url: token_url.clone(),
                 client_id: client_id.clone(),
                 client_secret: file.clone(),
                 scope: scope.clone(),
             }),
-            Some(_) | None => Login::None,
+            Some(_) | None => HttpLogin::None,
         }
     }
 }
@@ -251,14 +254,14 @@ fn read_id_prefix(table: &dyn Keys) -> String {
     text
 }
 
-fn read_files(table: &dyn Keys) -> Files {
+fn read_files(table: &dyn Keys) -> HttpFiles {
     let secrets = table.secret("secret_file");
     if let Some((_, file)) = &secrets
         && let Err(why) = SigningKeys::read(file)
     {
         table.error("secret_file", why);
     }
-    Files {
+    HttpFiles {
         secrets,
         token: table.secret("token_file"),
         username: table.text("username").unwrap_or_default(),
@@ -474,8 +477,8 @@ pub(super) mod tests {
             limits,
             version: HttpVersion::Auto,
             secret_file: None,
-            login: Login::None,
-            tls: TlsFiles::default(),
+            login: HttpLogin::None,
+            tls: HttpTlsFiles::default(),
             size_max: None,
         }
     }

@@ -3,7 +3,7 @@
 //! time is judged again.
 
 use super::fence::Fence;
-use super::spec::{HttpSpec, HttpVersion, TlsFiles};
+use super::spec::{HttpSpec, HttpTlsFiles, HttpVersion};
 use super::target::{TopicUse, is_private, literal_address};
 use hyper::Uri;
 use hyper::rt::{Read, ReadBufCursor, Write};
@@ -84,7 +84,7 @@ pub(super) struct Connector(Arc<ConnectorSettings>);
 
 #[derive(Debug)]
 struct ConnectorSettings {
-    tls: TlsFiles,
+    tls: HttpTlsFiles,
     version: HttpVersion,
     timeout: Duration,
     refuses_private: bool,
@@ -269,7 +269,7 @@ impl Write for HttpStream {
 
 // TLS.
 
-fn client_config(files: &TlsFiles, version: HttpVersion) -> Result<ClientConfig, ConnectError> {
+fn client_config(files: &HttpTlsFiles, version: HttpVersion) -> Result<ClientConfig, ConnectError> {
     let failed =
         |error: rustls::Error| ConnectError::Files(format!("could not set up TLS: {error}"));
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
@@ -288,11 +288,11 @@ fn client_config(files: &TlsFiles, version: HttpVersion) -> Result<ClientConfig,
 }
 
 /// Checks the files, for `postrider check` and at the start.
-pub(super) fn check_files(files: &TlsFiles) -> Result<(), ConnectError> {
+pub(super) fn check_files(files: &HttpTlsFiles) -> Result<(), ConnectError> {
     client_config(files, HttpVersion::Auto).map(drop)
 }
 
-fn roots(files: &TlsFiles) -> Result<Arc<RootCertStore>, ConnectError> {
+fn roots(files: &HttpTlsFiles) -> Result<Arc<RootCertStore>, ConnectError> {
     /// The system has some 150, and they are read once.
     static SYSTEM: OnceLock<Arc<RootCertStore>> = OnceLock::new();
     let store = |certificates: Vec<CertificateDer<'static>>| {
@@ -313,7 +313,7 @@ fn roots(files: &TlsFiles) -> Result<Arc<RootCertStore>, ConnectError> {
 
 type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
-fn identity(files: &TlsFiles) -> Result<Option<Identity>, ConnectError> {
+fn identity(files: &HttpTlsFiles) -> Result<Option<Identity>, ConnectError> {
     let (Some(cert), Some(key)) = (&files.cert, &files.key) else { return Ok(None) };
     let pem = key.read().map_err(|error| ConnectError::Files(error.to_string()))?;
     let found = rustls_pemfile::private_key(&mut pem.as_bytes()).ok().flatten();

@@ -1,6 +1,6 @@
 //! One request and its answer.
 
-use super::answer::{Answer, HostState, Meaning};
+use super::answer::{HostState, Meaning, WebhookAnswer};
 use super::auth::Authorizer;
 use super::client::{BODY_BYTES_MAX, HttpClient, Payload, client, connect_error, read_body};
 use super::connect::Connector;
@@ -33,7 +33,7 @@ const AGENT: HeaderValue =
 
 /// What is sent.
 #[derive(Clone)]
-pub(super) struct Outgoing {
+pub(super) struct OutgoingRequest {
     pub(super) target: Target,
     pub(super) id: String,
     pub(super) headers: HeaderMap,
@@ -68,13 +68,14 @@ impl Exchanger {
     }
 
     /// Sends a request, once more if the receiver refuses a login that has changed since. The time-out covers all.
-    pub(super) async fn send(&self, outgoing: &Outgoing) -> Answer {
+    pub(super) async fn send(&self, outgoing: &OutgoingRequest) -> WebhookAnswer {
         let limit = self.spec.limits.timeout;
-        let late = |_elapsed| Answer::lost(format!("the receiver did not answer within {limit:?}"));
+        let late =
+            |_elapsed| WebhookAnswer::lost(format!("the receiver did not answer within {limit:?}"));
         tokio::time::timeout(limit, self.send_signed(outgoing)).await.unwrap_or_else(late)
     }
 
-    async fn send_signed(&self, outgoing: &Outgoing) -> Answer {
+    async fn send_signed(&self, outgoing: &OutgoingRequest) -> WebhookAnswer {
         let (answer, used) = self.attempt(outgoing).await;
         let Some(used) = used.filter(|_| answer.status == Some(StatusCode::UNAUTHORIZED)) else {
             return answer;
@@ -91,24 +92,24 @@ impl Exchanger {
     }
 
     /// The answer, and the login that was used.
-    async fn attempt(&self, outgoing: &Outgoing) -> (Answer, Option<HeaderValue>) {
+    async fn attempt(&self, outgoing: &OutgoingRequest) -> (WebhookAnswer, Option<HeaderValue>) {
         let login = match self.authorization().await {
             Ok(login) => login,
             Err(reason) => {
                 let hint =
                     "correct the login of sink.http: its files, or oauth.token_url and its client";
-                return (Answer::not_sent(reason, hint), None);
+                return (WebhookAnswer::not_sent(reason, hint), None);
             }
         };
         let request = match self.request(outgoing, login.clone()) {
             Ok(request) => request,
             Err(reason) => {
                 let hint = "correct sink.http.secret_file: whsec_BASE64, one secret in each line";
-                return (Answer::not_sent(reason, hint), None);
+                return (WebhookAnswer::not_sent(reason, hint), None);
             }
         };
         if !self.fence.admits(outgoing.fence) {
-            return (Answer::lost("the process was stopped".to_owned()), None);
+            return (WebhookAnswer::lost("the process was stopped".to_owned()), None);
         }
         let answer = match self.client.request(request).await {
             Ok(response) => self.answered(response, outgoing.events).await,
@@ -119,7 +120,7 @@ impl Exchanger {
 
     fn request(
         &self,
-        outgoing: &Outgoing,
+        outgoing: &OutgoingRequest,
         login: Option<HeaderValue>,
     ) -> Result<Request<Payload>, String> {
         let mut request = Request::new(Payload::new(outgoing.body.clone()));
@@ -150,27 +151,28 @@ impl Exchanger {
         Ok(request)
     }
 
-    async fn answered(&self, response: Response<Incoming>, events: usize) -> Answer {
+    async fn answered(&self, response: Response<Incoming>, events: usize) -> WebhookAnswer {
         let (status, max) = (response.status(), self.spec.limits.retry_after_max);
-        let answer = Answer::of_status(status, response.headers(), events, max);
+        let answer = WebhookAnswer::of_status(status, response.headers(), events, max);
         // The status is the answer, whatever becomes of the body.
         let reading = read_body(response.into_body(), BODY_BYTES_MAX);
         drop(tokio::time::timeout(BODY_TIME_MAX, reading).await);
         answer
     }
 
-    fn failed(&self, error: &ClientError) -> Answer {
+    fn failed(&self, error: &ClientError) -> WebhookAnswer {
         if let Some(connect) = connect_error(error) {
-            return Answer::not_connected(connect, self.spec.topic == TopicUse::Url);
+            return WebhookAnswer::not_connected(connect, self.spec.topic == TopicUse::Url);
         }
-        Answer::lost(format!("no answer: {}", Chain(error)))
+        WebhookAnswer::lost(format!("no answer: {}", Chain(error)))
     }
 
     /// Asks a destination for its options, which changes nothing there.
     pub(super) async fn probe(&self, target: &Target) -> Probe {
         let limit = self.spec.limits.timeout;
-        let late =
-            |_elapsed| Probe::Unreachable(Answer::lost(format!("no answer within {limit:?}")));
+        let late = |_elapsed| {
+            Probe::Unreachable(WebhookAnswer::lost(format!("no answer within {limit:?}")))
+        };
         tokio::time::timeout(limit, self.probe_slowly(target)).await.unwrap_or_else(late)
     }
 
@@ -180,7 +182,7 @@ impl Exchanger {
             Err(reason) => {
                 let hint =
                     "correct the login of sink.http: its files, or oauth.token_url and its client";
-                return Probe::Unreachable(Answer::not_sent(reason, hint));
+                return Probe::Unreachable(WebhookAnswer::not_sent(reason, hint));
             }
         };
         let mut request = Request::new(Payload::new(Bytes::new()));
@@ -215,9 +217,9 @@ impl Exchanger {
 
 /// What a destination says about itself.
 pub(super) enum Probe {
-    Unreachable(Answer),
+    Unreachable(WebhookAnswer),
     Answered {
-        answer: Answer,
+        answer: WebhookAnswer,
         /// By its status it accepts no events.
         is_closed: bool,
         /// 5xx.

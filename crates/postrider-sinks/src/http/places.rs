@@ -4,7 +4,7 @@
 //! alike. So a destination is opened again when OPTIONS says that it would accept events, unless that was wrong before,
 //! and now and then without: the next event finds out.
 
-use super::answer::Answer;
+use super::answer::WebhookAnswer;
 use super::exchange::Probe;
 use postrider_core::backoff::Backoff;
 use std::collections::HashMap;
@@ -77,7 +77,7 @@ impl Places {
     pub(super) fn refused(
         &mut self,
         name: &str,
-        (answer, may_be_missing): (&Answer, bool),
+        (answer, may_be_missing): (&WebhookAnswer, bool),
         (now, random): (Instant, f64),
     ) -> Unavailable {
         let place = self.place(name);
@@ -147,9 +147,9 @@ mod tests {
     use super::*;
     use hyper::{HeaderMap, StatusCode};
 
-    fn answer(status: u16) -> Answer {
+    fn answer(status: u16) -> WebhookAnswer {
         let status = StatusCode::from_u16(status).unwrap();
-        Answer::of_status(status, &HeaderMap::new(), 1, Duration::ZERO)
+        WebhookAnswer::of_status(status, &HeaderMap::new(), 1, Duration::ZERO)
     }
 
     fn probe(status: u16) -> Probe {

@@ -1,10 +1,10 @@
 //! `postrider check` for webhooks: whether the receiver can be reached, and what it says about the paths. Nothing is
 //! posted.
 
-use super::answer::Answer;
+use super::answer::WebhookAnswer;
 use super::exchange::{Exchanger, Probe};
 use super::fence::Fence;
-use super::spec::{HttpSpec, Login};
+use super::spec::{HttpLogin, HttpSpec};
 use super::target::{Base, Target, TopicUse};
 use crate::worker_thread;
 use hyper::{StatusCode, Version};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 const DESTINATIONS_MAX: usize = 100;
 
 /// Findings about the settings.
-pub(super) fn settings(base: Option<&Base>, signs: bool, login: &Login) -> Vec<Finding> {
+pub(super) fn settings(base: Option<&Base>, signs: bool, login: &HttpLogin) -> Vec<Finding> {
     let mut findings = Vec::new();
     let is_plain = base.is_some_and(|base| base.shown().starts_with("http:"));
     let is_local = base.is_some_and(Base::is_of_this_machine);
@@ -32,7 +32,7 @@ pub(super) fn settings(base: Option<&Base>, signs: bool, login: &Login) -> Vec<F
             None => finding,
         });
     }
-    if !signs && *login == Login::None {
+    if !signs && *login == HttpLogin::None {
         findings.push(
             Finding::info("webhook_unsigned", "requests have no signature and no login")
                 .why("the receiver can't know that they come from here, unless it asks for a client certificate")
@@ -118,7 +118,7 @@ fn reached(target: &Target, version: Version) -> Finding {
     Finding::ok("webhook", format!("connected to {}, {version:?}", target.host))
 }
 
-fn unreachable(target: &Target, answer: &Answer) -> Finding {
+fn unreachable(target: &Target, answer: &WebhookAnswer) -> Finding {
     let what = format!("{}: {}", target.host, answer.reason);
     let why = format!(
         "nothing is published until it can be reached; {}",
@@ -130,7 +130,7 @@ fn unreachable(target: &Target, answer: &Answer) -> Finding {
 fn of_destination(
     name: &str,
     target: &Target,
-    (answer, is_closed): (&Answer, bool),
+    (answer, is_closed): (&WebhookAnswer, bool),
     forbids_post: bool,
 ) -> Finding {
     let (uri, status) = (&target.uri, answer.status.unwrap_or_default());

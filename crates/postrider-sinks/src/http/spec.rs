@@ -32,7 +32,7 @@ impl HttpVersion {
 
 /// How the receiver knows the sender.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub(super) enum Login {
+pub(super) enum HttpLogin {
     #[default]
     None,
     Bearer(SecretFile),
@@ -54,7 +54,7 @@ pub(super) struct OAuth {
 
 /// TLS of the connections. The files are read for each connection.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub(super) struct TlsFiles {
+pub(super) struct HttpTlsFiles {
     /// `None`: the authorities of the system.
     pub(super) ca: Option<PathBuf>,
     pub(super) cert: Option<PathBuf>,
@@ -86,8 +86,8 @@ pub(super) struct HttpSpec {
     pub(super) limits: HttpLimits,
     pub(super) version: HttpVersion,
     pub(super) secret_file: Option<SecretFile>,
-    pub(super) login: Login,
-    pub(super) tls: TlsFiles,
+    pub(super) login: HttpLogin,
+    pub(super) tls: HttpTlsFiles,
     /// The operator's limit on the size of a record. Unit: bytes.
     pub(super) size_max: Option<usize>,
 }

@@ -1,8 +1,8 @@
 //! The worker: takes records from the queue, sends their requests line by line, and reports the answers.
 
-use super::answer::{Answer, HostState, Meaning};
+use super::answer::{HostState, Meaning, WebhookAnswer};
 use super::event::WebhookEvent;
-use super::exchange::{Exchanger, Outgoing, Probe};
+use super::exchange::{Exchanger, OutgoingRequest, Probe};
 use super::fence::Fence;
 use super::hosts::Hosts;
 use super::lines::{AggregateLines, LineId};
@@ -58,7 +58,7 @@ pub(super) struct HttpWorker {
 /// Requests that are not answered.
 #[derive(Default)]
 struct InFlight {
-    exchanges: Pending<(LineId, Answer)>,
+    exchanges: Pending<(LineId, WebhookAnswer)>,
     probes: Pending<(String, Probe)>,
 }
 
@@ -262,7 +262,7 @@ impl HttpWorker {
             };
             let (id, body, events) = (front.id, front.body, front.events);
             let fence = self.fence.number();
-            let outgoing = Outgoing { target, id, headers, body, events, fence };
+            let outgoing = OutgoingRequest { target, id, headers, body, events, fence };
             let exchanger = Rc::clone(&self.exchanger);
             self.in_flight.exchanges.push(Box::pin(async move {
                 let answer = exchanger.send(&outgoing).await;
@@ -272,7 +272,7 @@ impl HttpWorker {
     }
 
     /// A request has ended.
-    fn answered(&mut self, line: LineId, answer: &Answer) {
+    fn answered(&mut self, line: LineId, answer: &WebhookAnswer) {
         let now = Instant::now();
         let Some((topic, host)) =
             self.lines.get(line).map(|line| (Rc::clone(&line.topic), Rc::clone(&line.target.host)))
@@ -313,7 +313,7 @@ impl HttpWorker {
         }
     }
 
-    fn judge_host(&mut self, host: &Rc<str>, answer: &Answer, now: Instant) {
+    fn judge_host(&mut self, host: &Rc<str>, answer: &WebhookAnswer, now: Instant) {
         let state = match answer.verdict {
             Meaning::Again { host, .. } => host,
             // A destination that is not connected to says nothing about a host.
@@ -340,7 +340,7 @@ impl HttpWorker {
         line: LineId,
         scope: Scope,
         refusal: Refusal,
-        answer: &Answer,
+        answer: &WebhookAnswer,
         now: Instant,
     ) {
         let events = self.lines.finish(line);
@@ -396,7 +396,7 @@ impl HttpDestinations {
     }
 }
 
-fn log_retried(topic: &str, attempts: u32, answer: &Answer) {
+fn log_retried(topic: &str, attempts: u32, answer: &WebhookAnswer) {
     tracing::warn!(
         event = "webhook_retried",
         topic,

@@ -43,7 +43,7 @@ pub(super) struct KafkaSink {
     used: bool,
     /// Holds records back whose partitions may not know `producers`.
     first_records: FirstRecordGate,
-    scheduler: PartitionScheduler<QueuedRecord>,
+    scheduler: PartitionScheduler<WaitingRecord>,
     large: LargeRecordSlot,
     /// The operator's `linger.ms` has records wait in librdkafka; then none waits in the send queue.
     lingers: bool,
@@ -426,7 +426,7 @@ impl Drop for KafkaSink {
 // The send queue. Here a record has passed all checks and has its partition. `ordering` decides which records wait.
 
 /// A record in the send queue.
-struct QueuedRecord {
+struct WaitingRecord {
     ticket: Ticket,
     facts: Arc<Facts>,
     partition: i32,
@@ -450,7 +450,7 @@ impl KafkaSink {
         if self.scheduler.must_wait(acked) {
             let (facts, record) = (Arc::clone(facts), OwnedRecord::of(record));
             let now = Instant::now();
-            self.scheduler.wait(line, QueuedRecord { ticket, facts, partition, record }, now);
+            self.scheduler.wait(line, WaitingRecord { ticket, facts, partition, record }, now);
             self.shared.is_queueing.store(true, Ordering::Relaxed);
             // If an answer is awaited, its post says when to try again.
             if self.scheduler.is_backlog(acked) && !self.shared.full.load(Ordering::SeqCst) {
@@ -470,7 +470,7 @@ impl KafkaSink {
             let acked = self.shared.acked.load(Ordering::Relaxed);
             let Some(line) = self.scheduler.next(acked, now) else { break };
             while let Some(waiting) = self.scheduler.take(line) {
-                let QueuedRecord { ticket, facts, partition, record } = &waiting;
+                let WaitingRecord { ticket, facts, partition, record } = &waiting;
                 let (ticket, partition) = (*ticket, Some(*partition));
                 let taken = if self.is_shut() {
                     Err(NotTaken::Full)

@@ -1,7 +1,7 @@
 //! The keys of a NATS sink, and what the product asks of its settings.
 
-use super::login::Login;
-use super::spec::{Chain, CreateStream, NatsSpec, STORAGES, TlsFiles};
+use super::login::NatsLogin;
+use super::spec::{ChainMode, CreateStream, NatsSpec, NatsTlsFiles, STORAGES};
 use super::subject::NAMES;
 use super::{message, preflight, sink};
 use crate::read_delivery;
@@ -37,7 +37,7 @@ const HELD_BYTES: usize = 1_536;
 
 /// The files of `[pipelines.NAME.sink.nats]`, by their names in the configuration.
 #[derive(Clone, Debug, Default)]
-struct Files {
+struct LoginFiles {
     password: Option<(String, SecretFile)>,
     token: Option<(String, SecretFile)>,
     nkey: Option<(String, SecretFile)>,
@@ -55,9 +55,9 @@ pub struct NatsConfig {
     /// The stream.
     pub stream: String,
     /// How the order is kept.
-    pub chain: Chain,
+    pub chain: ChainMode,
     user: String,
-    files: Files,
+    files: LoginFiles,
     inbox_prefix: String,
     ack_timeout: Duration,
     /// How `setup` creates the stream; `None` if it does not.
@@ -75,12 +75,12 @@ impl NatsConfig {
         let config = Self {
             url: table.required("url", "nats://localhost:4222").unwrap_or_default(),
             stream: table.required("stream", "EVENTS").unwrap_or_default(),
-            chain: match table.word("chain", &Chain::WORDS, &[]) {
-                0 => Chain::Stream,
-                _ => Chain::None,
+            chain: match table.word("chain", &ChainMode::WORDS, &[]) {
+                0 => ChainMode::Stream,
+                _ => ChainMode::None,
             },
             user: text("user"),
-            files: Files {
+            files: LoginFiles {
                 password: table.secret("password_file"),
                 token: table.secret("token_file"),
                 nkey: table.secret("nkey_file"),
@@ -125,13 +125,13 @@ impl NatsConfig {
         Ok(servers)
     }
 
-    fn login(&self) -> Result<Login, SinkError> {
-        let Files { password, token, nkey, credentials, .. } = &self.files;
+    fn login(&self) -> Result<NatsLogin, SinkError> {
+        let LoginFiles { password, token, nkey, credentials, .. } = &self.files;
         let file =
             |file: &Option<(String, SecretFile)>| file.as_ref().map(|(_, file)| file.clone());
         let mut logins = Vec::new();
         match (self.user.is_empty(), file(password)) {
-            (false, Some(file)) => logins.push(Login::Password(self.user.clone(), file)),
+            (false, Some(file)) => logins.push(NatsLogin::Password(self.user.clone(), file)),
             (true, None) => {}
             (false, None) | (true, Some(_)) => {
                 let hint = "write both, or none of them";
@@ -139,9 +139,9 @@ impl NatsConfig {
                 return Err(SinkError::new(what, hint).at(&[NAME, "user"]));
             }
         }
-        logins.extend(file(token).map(Login::Token));
-        logins.extend(file(nkey).map(Login::Nkey));
-        logins.extend(file(credentials).map(Login::Credentials));
+        logins.extend(file(token).map(NatsLogin::Token));
+        logins.extend(file(nkey).map(NatsLogin::Nkey));
+        logins.extend(file(credentials).map(NatsLogin::Credentials));
         if logins.len() > 1 {
             let hint =
                 "keep one of user with password_file, token_file, nkey_file and credentials_file";
@@ -150,8 +150,8 @@ impl NatsConfig {
         Ok(logins.pop().unwrap_or_default())
     }
 
-    fn tls(&self) -> Result<TlsFiles, SinkError> {
-        let Files { ca, certificate, key, .. } = &self.files;
+    fn tls(&self) -> Result<NatsTlsFiles, SinkError> {
+        let LoginFiles { ca, certificate, key, .. } = &self.files;
         let client = match (certificate.is_empty(), key.is_empty()) {
             (true, true) => None,
             (false, false) => Some((PathBuf::from(certificate), PathBuf::from(key))),
@@ -161,7 +161,7 @@ impl NatsConfig {
                 return Err(SinkError::new(what, hint).at(&[NAME, "certificate_file"]));
             }
         };
-        Ok(TlsFiles { ca: (!ca.is_empty()).then(|| PathBuf::from(ca)), client })
+        Ok(NatsTlsFiles { ca: (!ca.is_empty()).then(|| PathBuf::from(ca)), client })
     }
 
     /// What a sink is opened with.
@@ -228,8 +228,8 @@ impl SinkConfig for NatsConfig {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             order: match self.chain {
-                Chain::Stream => Order::Total,
-                Chain::None => Order::Key,
+                ChainMode::Stream => Order::Total,
+                ChainMode::None => Order::Key,
             },
             refuses_batches: false,
             transactions: None,
@@ -358,8 +358,8 @@ impl SinkConfig for NatsConfig {
             ),
             RefusalKind::Destination(_) => "fix route.topic, then start again".to_owned(),
             RefusalKind::Content(_) => {
-                "fix the event's headers or its key; with parking.on_poison = \"block_key\" it is parked, and postrider \
-                 parked skip leaves it out"
+                "fix the event's headers or its key; with parking.on_poison = \"block_key\" it is parked, and \
+                 postrider parked skip leaves it out"
                     .to_owned()
             }
             RefusalKind::Partition(_)

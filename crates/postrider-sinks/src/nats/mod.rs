@@ -19,7 +19,7 @@ mod subject;
 mod worker;
 
 pub use config::NatsConfig;
-pub use spec::{Chain, CreateStream};
+pub use spec::{ChainMode, CreateStream};
 
 use postrider_core::sink::{FirstFile, FirstFileTable, Keys, SinkConfig, SinkKind};
 use std::sync::Arc;

@@ -2,9 +2,9 @@
 //! what it has acknowledged.
 
 use super::api::{StreamAnswer, StreamFacts, StreamSettings};
-use super::link::Link;
-use super::problem::{NatsProblem, code};
-use super::spec::{Chain, NatsSpec};
+use super::link::NatsLink;
+use super::problem::{ErrCode, NatsProblem};
+use super::spec::{ChainMode, NatsSpec};
 use super::subject::encoded;
 use crate::worker_thread;
 use postrider_core::finding::{Finding, shell_word};
@@ -39,10 +39,10 @@ fn failed(problem: NatsProblem) -> Finding {
 }
 
 /// A connection to the first server that answers.
-async fn connect(spec: &NatsSpec) -> Result<Link, NatsProblem> {
+async fn connect(spec: &NatsSpec) -> Result<NatsLink, NatsProblem> {
     let mut problem = NatsProblem::new("sink.nats.url has no server", "write nats://host:port");
     for server in &spec.servers {
-        match Link::open(spec, server).await {
+        match NatsLink::open(spec, server).await {
             Ok(link) => return Ok(link),
             Err(other) => problem = other,
         }
@@ -75,7 +75,9 @@ async fn findings(spec: &NatsSpec, topics: &[String]) -> Result<Vec<Finding>, Na
     };
     match stream {
         Ok(answer) => of_stream(spec, topics, &answer, info.max_payload, &mut out),
-        Err(error) if error.err_code == code::STREAM_NOT_FOUND => out.push(missing(spec, topics)),
+        Err(error) if error.err_code == ErrCode::STREAM_NOT_FOUND => {
+            out.push(missing(spec, topics))
+        }
         Err(error) => {
             let NatsProblem { reason, hint } = NatsProblem::answer("stream", &error, spec);
             out.push(Finding::error("nats_jetstream", reason).why(hint.unwrap_or_default()));
@@ -211,7 +213,7 @@ fn durability(spec: &NatsSpec, settings: &StreamSettings, edit: &str, out: &mut 
                 .shell(format!("{edit} --replicas 3")),
         );
     }
-    if spec.chain == Chain::None && settings.duplicate_window < 120_000_000_000 {
+    if spec.chain == ChainMode::None && settings.duplicate_window < 120_000_000_000 {
         let window = settings.duplicate_window / 1_000_000;
         let what =
             format!("stream {stream} remembers identifiers for {window} ms (duplicate_window)");

@@ -7,23 +7,26 @@ use async_nats::{ConnectError, ConnectErrorKind};
 use postrider_core::error::Chain as Causes;
 
 /// The codes of JetStream.
-pub(super) mod code {
-    pub(in crate::nats) const STREAM_NOT_FOUND: i32 = 10_059;
-    pub(in crate::nats) const NOT_ENABLED: i32 = 10_076;
-    pub(in crate::nats) const NOT_ENABLED_FOR_ACCOUNT: i32 = 10_039;
-    pub(in crate::nats) const TOO_LARGE: i32 = 10_054;
-    pub(in crate::nats) const OTHER_STREAM: i32 = 10_060;
-    pub(in crate::nats) const WRONG_LAST_MSG_ID: i32 = 10_070;
-    pub(in crate::nats) const WRONG_LAST_SEQUENCE: i32 = 10_071;
-    pub(in crate::nats) const STORE_FAILED: i32 = 10_077;
-    pub(in crate::nats) const SEALED: i32 = 10_109;
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ErrCode;
+
+impl ErrCode {
+    pub(super) const STREAM_NOT_FOUND: i32 = 10_059;
+    pub(super) const NOT_ENABLED: i32 = 10_076;
+    pub(super) const NOT_ENABLED_FOR_ACCOUNT: i32 = 10_039;
+    pub(super) const TOO_LARGE: i32 = 10_054;
+    pub(super) const OTHER_STREAM: i32 = 10_060;
+    pub(super) const WRONG_LAST_MSG_ID: i32 = 10_070;
+    pub(super) const WRONG_LAST_SEQUENCE: i32 = 10_071;
+    pub(super) const STORE_FAILED: i32 = 10_077;
+    pub(super) const SEALED: i32 = 10_109;
     /// Not of JetStream: the status of a subject that nobody takes.
-    pub(in crate::nats) const NO_RESPONDERS: i32 = 503;
+    pub(super) const NO_RESPONDERS: i32 = 503;
 }
 
 /// What a refused message means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Verdict {
+pub(super) enum NatsVerdict {
     /// The stream does not end where the chain expected it: what it has is read back.
     Chain,
     /// This message alone.
@@ -34,12 +37,12 @@ pub(super) enum Verdict {
     Wait,
 }
 
-impl Verdict {
+impl NatsVerdict {
     pub(super) fn of(error: &ApiError) -> Self {
         match error.err_code {
-            code::WRONG_LAST_SEQUENCE | code::WRONG_LAST_MSG_ID => Self::Chain,
-            code::TOO_LARGE => Self::TooLarge,
-            code::OTHER_STREAM | code::NO_RESPONDERS => Self::Subject,
+            ErrCode::WRONG_LAST_SEQUENCE | ErrCode::WRONG_LAST_MSG_ID => Self::Chain,
+            ErrCode::TOO_LARGE => Self::TooLarge,
+            ErrCode::OTHER_STREAM | ErrCode::NO_RESPONDERS => Self::Subject,
             _ => Self::Wait,
         }
     }
@@ -102,15 +105,16 @@ impl NatsProblem {
     pub(super) fn answer(what: &str, error: &ApiError, spec: &NatsSpec) -> Self {
         let stream = &spec.stream;
         let hint = match error.err_code {
-            code::NOT_ENABLED | code::NOT_ENABLED_FOR_ACCOUNT => {
-                "enable JetStream on the server (jetstream { store_dir: … }) and for the account of this login".to_owned()
+            ErrCode::NOT_ENABLED | ErrCode::NOT_ENABLED_FOR_ACCOUNT => {
+                "enable JetStream on the server (jetstream { store_dir: … }) and for the login's account"
+                    .to_owned()
             }
-            code::STREAM_NOT_FOUND => format!("create the stream: nats stream add {stream}"),
-            code::STORE_FAILED => format!(
+            ErrCode::STREAM_NOT_FOUND => format!("create the stream: nats stream add {stream}"),
+            ErrCode::STORE_FAILED => format!(
                 "stream {stream} is full: let consumers remove messages, or raise its max_msgs, max_bytes or \
                  max_msgs_per_subject (nats stream edit {stream}); the sink continues automatically"
             ),
-            code::SEALED => format!(
+            ErrCode::SEALED => format!(
                 "stream {stream} is sealed and can't be opened again: let sink.nats.stream name another stream"
             ),
             _ => "see the server's log; the sink tries again automatically".to_owned(),
@@ -121,8 +125,8 @@ impl NatsProblem {
 
     /// The server has taken the right to publish away, or never gave it. It does not answer such a message.
     pub(super) fn denied(words: &str) -> Self {
-        let hint = "let the login publish to the subjects of the route: permissions { publish: { allow: [\"SUBJECT\"] } } \
-                    in                     the server's configuration; the sink tries again automatically";
+        let hint = "let the login publish to the subjects of the route: permissions { publish: { allow: \
+                    [\"SUBJECT\"] } } in the server's configuration; the sink tries again automatically";
         Self::new(format!("the server refuses a message: {words}"), hint)
     }
 }
@@ -134,18 +138,18 @@ mod tests {
     #[test]
     fn codes_decide() {
         for (err_code, verdict) in [
-            (10_071, Verdict::Chain),
-            (10_070, Verdict::Chain),
-            (10_054, Verdict::TooLarge),
-            (10_060, Verdict::Subject),
-            (503, Verdict::Subject),
-            (10_077, Verdict::Wait),
-            (10_109, Verdict::Wait),
-            (10_008, Verdict::Wait),
-            (99_999, Verdict::Wait),
+            (10_071, NatsVerdict::Chain),
+            (10_070, NatsVerdict::Chain),
+            (10_054, NatsVerdict::TooLarge),
+            (10_060, NatsVerdict::Subject),
+            (503, NatsVerdict::Subject),
+            (10_077, NatsVerdict::Wait),
+            (10_109, NatsVerdict::Wait),
+            (10_008, NatsVerdict::Wait),
+            (99_999, NatsVerdict::Wait),
         ] {
             let error = ApiError { err_code, ..ApiError::default() };
-            assert_eq!(Verdict::of(&error), verdict, "{err_code}");
+            assert_eq!(NatsVerdict::of(&error), verdict, "{err_code}");
         }
     }
 }

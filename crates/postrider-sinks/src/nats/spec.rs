@@ -1,20 +1,20 @@
 //! What a NATS sink is opened with: the settings that its parts share.
 
-use super::login::Login;
+use super::login::NatsLogin;
 use async_nats::ServerAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// How the stream keeps the order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Chain {
+pub enum ChainMode {
     /// Each message names the message before it, so a message that is refused or lost stops all later ones.
     Stream,
     /// One message of a key is in flight at a time.
     None,
 }
 
-impl Chain {
+impl ChainMode {
     /// The words of `chain`, in the order of the values.
     pub(super) const WORDS: [&str; 2] = ["stream", "none"];
 
@@ -46,7 +46,7 @@ pub struct CreateStream {
 
 /// Files of certificates, in the format PEM.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct TlsFiles {
+pub(super) struct NatsTlsFiles {
     /// The authorities that are trusted in place of those of the system.
     pub(super) ca: Option<PathBuf>,
     /// The client's certificate with its key.
@@ -58,9 +58,9 @@ pub(super) struct TlsFiles {
 pub(super) struct NatsSpec {
     pub(super) servers: Vec<ServerAddr>,
     pub(super) stream: String,
-    pub(super) chain: Chain,
-    pub(super) login: Login,
-    pub(super) tls: TlsFiles,
+    pub(super) chain: ChainMode,
+    pub(super) login: NatsLogin,
+    pub(super) tls: NatsTlsFiles,
     pub(super) inbox_prefix: String,
     pub(super) ack_timeout: Duration,
     /// The name of the connection, and of the pipeline in hints.

@@ -1,17 +1,17 @@
 //! The worker: sends the records in their order, and finds out what became of each.
 //!
 //! With a chain each message names the sequence before it, and the identifier of the message before it while that one
-//! is in flight. The sequence alone would not do: a message of another program takes the place of ours, so ours is refused
-//! and the next one, for which the sequence is right again, would be stored.
+//! is in flight. The sequence alone would not do: a message of another program takes the place of ours, so ours is
+//! refused and the next one, for which the sequence is right again, would be stored.
 //!
 //! After a failure nothing is sent until every message in flight is answered, or the connection is given up. Then the
 //! stream is asked what it has: a message in flight can only be stored behind the sequence that it named.
 
 use super::api::{ApiError, PubAck};
-use super::line::{Fate, Left, RefusedMessage, SendLine, Sent};
-use super::link::{Link, NatsLinkState, WINDOW};
-use super::message::{self, MSG_ID, Place};
-use super::problem::{NatsProblem, Verdict, code};
+use super::line::{Fate, Left, RefusedMessage, SendLine, SentMessage};
+use super::link::{NatsLink, NatsLinkState, WINDOW};
+use super::message::{self, ChainPlace, MSG_ID};
+use super::problem::{ErrCode, NatsProblem, NatsVerdict};
 use super::rules::StreamShared;
 use super::spec::NatsSpec;
 use super::subject::{encode, encoded};
@@ -165,7 +165,7 @@ impl NatsWorker {
         server: &async_nats::ServerAddr,
     ) -> Result<std::convert::Infallible, Left> {
         let spec = Arc::clone(&self.spec);
-        let mut link = self.while_open(Link::open(&spec, server)).await??;
+        let mut link = self.while_open(NatsLink::open(&spec, server)).await??;
         self.resume(&link).await?;
         loop {
             self.follow(&link).await?;
@@ -184,7 +184,7 @@ impl NatsWorker {
     }
 
     /// Another generation: the records of the one before are given up once they are answered.
-    async fn follow(&mut self, link: &Link) -> Result<(), Left> {
+    async fn follow(&mut self, link: &NatsLink) -> Result<(), Left> {
         let life = self.queue.life();
         if life.closed {
             return Err(Left::Closed);
@@ -203,7 +203,7 @@ impl NatsWorker {
     }
 
     /// Sends what waits, as much as may be in flight.
-    async fn send(&mut self, link: &Link) -> Result<(), Left> {
+    async fn send(&mut self, link: &NatsLink) -> Result<(), Left> {
         let spec = Arc::clone(&self.spec);
         if !self.is_present() {
             return Ok(());
@@ -224,7 +224,7 @@ impl NatsWorker {
                 let StreamEnd { previous, id, arena, .. } = &mut self.end;
                 message::write_id(&spec.id_prefix, &record, id);
                 let follows = chained && self.line.in_flight() > 0;
-                let place = Place {
+                let place = ChainPlace {
                     stream: &spec.stream,
                     last_sequence: chained.then_some(after),
                     previous: follows.then_some(previous.as_str()),
@@ -243,7 +243,7 @@ impl NatsWorker {
     }
 
     /// Waits for an answer, for work, or for the end of something.
-    async fn wait(&mut self, link: &mut Link) -> Result<(), Left> {
+    async fn wait(&mut self, link: &mut NatsLink) -> Result<(), Left> {
         check(link, &link.state.borrow().clone(), self.line.in_flight())?;
         let deadline = self.line.waits_since().map(|since| since + self.spec.ack_timeout);
         let late = async {
@@ -276,13 +276,13 @@ impl NatsWorker {
     }
 
     /// The answer to a message.
-    fn answer(&mut self, link: &Link, answer: &Message) {
+    fn answer(&mut self, link: &NatsLink, answer: &Message) {
         let token = answer.subject.strip_prefix(link.inbox.as_str());
         let number = token.and_then(|token| token.strip_prefix('.')?.parse().ok());
         let Some(number) = number else { return };
         let fate = if answer.status.is_some() {
             let description = "no stream takes the subject".to_owned();
-            let code = code::NO_RESPONDERS;
+            let code = ErrCode::NO_RESPONDERS;
             Fate::Refused(ApiError { code, err_code: code, description })
         } else {
             match serde_json::from_slice::<PubAck>(&answer.payload) {
@@ -325,7 +325,7 @@ impl NatsWorker {
     }
 
     /// Reads the stream again.
-    async fn read_stream(&mut self, link: &Link) -> Result<(), Left> {
+    async fn read_stream(&mut self, link: &NatsLink) -> Result<(), Left> {
         let facts = self.while_open(link.facts(&self.spec)).await??;
         for pattern in &facts.subjects {
             if self.names.patterns.len() < NAMES_MAX && !self.names.patterns.contains(pattern) {
@@ -341,7 +341,7 @@ impl NatsWorker {
 
     /// With a new connection, or after a refused chain: what is stored is reported, and the rest is sent again, behind
     /// the end that the stream had when it was asked.
-    async fn resume(&mut self, link: &Link) -> Result<(), Left> {
+    async fn resume(&mut self, link: &NatsLink) -> Result<(), Left> {
         self.read_stream(link).await?;
         let last_seq = self.shared.get().map_or(0, |facts| facts.last_seq);
         self.read_back(link, last_seq).await?;
@@ -355,9 +355,9 @@ impl NatsWorker {
     /// An earlier process has stored the last acknowledged record, and perhaps those behind it: the server checks the
     /// chain before it looks for a repetition, so it would acknowledge one in each window. Each identifier is compared,
     /// because parked events may be missing there.
-    async fn read_repeated(&mut self, link: &Link, last_seq: u64) -> Result<(), Left> {
+    async fn read_repeated(&mut self, link: &NatsLink, last_seq: u64) -> Result<(), Left> {
         let Some(seq) = self.repeated.take() else { return Ok(()) };
-        let id_of = |(_, record): (&Sent, QueuedRecord<'_>)| {
+        let id_of = |(_, record): (&SentMessage, QueuedRecord<'_>)| {
             let mut id = String::new();
             message::write_id(&self.spec.id_prefix, &record, &mut id);
             id
@@ -379,11 +379,11 @@ impl NatsWorker {
     /// Finds out which of the first messages in flight are stored. With a chain they are stored from the front, each
     /// behind the sequence that it named, so the last one is found by bisection. A message that a consumer has removed
     /// is not found, and is sent again: the server knows its identifier.
-    async fn read_back(&mut self, link: &Link, last_seq: u64) -> Result<(), Left> {
+    async fn read_back(&mut self, link: &NatsLink, last_seq: u64) -> Result<(), Left> {
         if !message::is_chained(self.spec.chain) {
             return Ok(());
         }
-        let placed = |(sent, record): (&Sent, QueuedRecord<'_>)| {
+        let placed = |(sent, record): (&SentMessage, QueuedRecord<'_>)| {
             let mut id = String::new();
             message::write_id(&self.spec.id_prefix, &record, &mut id);
             (sent.after + 1, id)
@@ -406,10 +406,10 @@ impl NatsWorker {
     }
 
     /// A message was refused, and all in flight are answered.
-    async fn refused(&mut self, link: &Link, refused: &RefusedMessage) -> Result<(), Left> {
+    async fn refused(&mut self, link: &NatsLink, refused: &RefusedMessage) -> Result<(), Left> {
         let RefusedMessage { topic, error, .. } = refused;
-        match Verdict::of(error) {
-            Verdict::TooLarge => {
+        match NatsVerdict::of(error) {
+            NatsVerdict::TooLarge => {
                 // The limit was lowered since it was read.
                 self.read_stream(link).await?;
                 let refusal = Refusal {
@@ -419,7 +419,7 @@ impl NatsWorker {
                 };
                 self.give_up(link, refused, Scope::Event, refusal).await?;
             }
-            Verdict::Subject => {
+            NatsVerdict::Subject => {
                 self.read_stream(link).await?;
                 let takes = self.shared.get().is_some_and(|facts| facts.takes(&encoded(topic)));
                 if takes {
@@ -436,14 +436,14 @@ impl NatsWorker {
                 };
                 self.give_up(link, refused, Scope::Destination, refusal).await?;
             }
-            Verdict::Chain => {
+            NatsVerdict::Chain => {
                 self.chains += 1;
                 if self.chains > CHAINS_MAX {
                     self.pause(other_writer(&self.spec)).await?;
                 }
                 self.resume(link).await?;
             }
-            Verdict::Wait => {
+            NatsVerdict::Wait => {
                 let what = format!("stream {} accepts no messages", self.spec.stream);
                 let problem = NatsProblem::answer(&what, error, &self.spec);
                 self.pause(problem).await?;
@@ -457,7 +457,7 @@ impl NatsWorker {
     /// that is retried it only hears: the others are sent again.
     async fn give_up(
         &mut self,
-        link: &Link,
+        link: &NatsLink,
         refused: &RefusedMessage,
         scope: Scope,
         refusal: Refusal,
@@ -476,7 +476,7 @@ impl NatsWorker {
     }
 
     /// Answers which destinations accept records.
-    async fn look_up(&mut self, link: &Link) -> Result<(), Left> {
+    async fn look_up(&mut self, link: &NatsLink) -> Result<(), Left> {
         let Some(first) = self.queue.next_wanted() else { return Ok(()) };
         self.read_stream(link).await?;
         let mut wanted = Some(first);
@@ -529,7 +529,7 @@ fn other_writer(spec: &NatsSpec) -> NatsProblem {
 }
 
 /// The connection is given up.
-fn lost(link: &Link, why: &str) -> Left {
+fn lost(link: &NatsLink, why: &str) -> Left {
     let state = link.state.borrow();
     let error = state.error.as_ref().map_or_else(String::new, |error| format!(" ({error})"));
     let hint = "start the server, or look into its log; the sink connects again automatically";
@@ -537,7 +537,7 @@ fn lost(link: &Link, why: &str) -> Left {
 }
 
 /// Whether the connection can still be used.
-fn check(link: &Link, state: &NatsLinkState, in_flight: usize) -> Result<(), Left> {
+fn check(link: &NatsLink, state: &NatsLinkState, in_flight: usize) -> Result<(), Left> {
     if let Some(words) = state.denied.as_ref().filter(|_| in_flight > 0) {
         return Err(Left::Failed(NatsProblem::denied(words)));
     }

@@ -84,7 +84,7 @@ pub(super) struct ServerFacts {
 }
 
 /// An open connection.
-pub(super) struct Link {
+pub(super) struct AmqpLink {
     host: String,
     reader: ReadHalf<Box<dyn Duplex>>,
     writer: WriteHalf<Box<dyn Duplex>>,
@@ -106,13 +106,13 @@ struct LinkLimits {
     heartbeat: Duration,
 }
 
-impl Debug for Link {
+impl Debug for AmqpLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link").field("host", &self.host).finish_non_exhaustive()
     }
 }
 
-impl Link {
+impl AmqpLink {
     /// Connects to one of the servers, logs in, and opens the virtual host and channel [`PUBLISH`].
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use super::codec::{
     EXCHANGE_DECLARE_OK, QUEUE_BIND_OK, QUEUE_DECLARE_OK, put_counted, put_field, put_short,
 };
 use super::commands::{declare_queue, set_permissions};
-use super::link::Link;
+use super::link::AmqpLink;
 use super::problem::{RESOURCE_LOCKED, RabbitProblem, RabbitStep};
 use super::spec::{CreateQueues, RabbitSpec};
 use crate::worker_thread;
@@ -64,10 +64,10 @@ fn answered<A: Future<Output = Result<Vec<Finding>, RabbitProblem>>>(
     }
 }
 
-async fn connect(spec: &RabbitSpec) -> Result<Link, RabbitProblem> {
+async fn connect(spec: &RabbitSpec) -> Result<AmqpLink, RabbitProblem> {
     let mut last = None;
     for host in &spec.address.hosts {
-        match Link::open(spec, host).await {
+        match AmqpLink::open(spec, host).await {
             Ok(link) => return Ok(link),
             Err(problem) => last = Some(problem),
         }
@@ -118,7 +118,10 @@ fn of_version(version: &str) -> Option<Finding> {
     })
 }
 
-async fn of_exchange(link: &mut Link, spec: &RabbitSpec) -> Result<Option<Finding>, RabbitProblem> {
+async fn of_exchange(
+    link: &mut AmqpLink,
+    spec: &RabbitSpec,
+) -> Result<Option<Finding>, RabbitProblem> {
     let exchange = &spec.rules.exchange;
     if exchange.is_empty() {
         return Ok(None);
@@ -141,7 +144,7 @@ async fn of_exchange(link: &mut Link, spec: &RabbitSpec) -> Result<Option<Findin
 }
 
 /// Takes the lock for a moment: only so the right to declare it is known.
-async fn of_lock(link: &mut Link, spec: &RabbitSpec) -> Result<Option<Finding>, RabbitProblem> {
+async fn of_lock(link: &mut AmqpLink, spec: &RabbitSpec) -> Result<Option<Finding>, RabbitProblem> {
     let Some(queue) = &spec.lock_queue else { return Ok(None) };
     let answer = super::worker::declare_lock(link, queue, spec).await;
     Ok(match answer {
@@ -168,7 +171,7 @@ async fn of_lock(link: &mut Link, spec: &RabbitSpec) -> Result<Option<Finding>, 
 }
 
 async fn of_queue(
-    link: &mut Link,
+    link: &mut AmqpLink,
     spec: &RabbitSpec,
     topic: &str,
 ) -> Result<Finding, RabbitProblem> {

@@ -9,7 +9,7 @@ use super::codec::{
     CONFIRM_SELECT_OK, EXCHANGE_DECLARE_OK, QUEUE_DECLARE_OK, QUEUE_DELETE_OK, put_field, put_short,
 };
 use super::facts::{RabbitFacts, RoutedKeys};
-use super::link::{Link, LinkEvent, PUBLISH, ReturnedMessage};
+use super::link::{AmqpLink, LinkEvent, PUBLISH, ReturnedMessage};
 use super::message;
 use super::pauses::Pauses;
 use super::problem::{NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, RabbitProblem, RabbitStep};
@@ -79,7 +79,7 @@ enum Lock {
 /// A connection, while it is used.
 #[derive(Debug)]
 struct RabbitSession {
-    link: Link,
+    link: AmqpLink,
     lock: Lock,
     lock_pauses: Backoff,
     /// Since when there is nothing in flight.
@@ -142,7 +142,7 @@ impl Worker {
         loop {
             let host = &spec.address.hosts[next_host % spec.address.hosts.len()];
             let opened = tokio::select! {
-                opened = Link::open(&spec, host) => opened,
+                opened = AmqpLink::open(&spec, host) => opened,
                 () = self.attend() => return,
             };
             let (ended, was_open) = match opened {
@@ -200,7 +200,7 @@ impl Worker {
 
     /// Answers for which routing keys messages are accepted. Of the default exchange a routing key is the name of a
     /// queue, and the server is asked for it. Whether a binding exists can't be asked: what is known is that none did.
-    async fn look_up(&self, link: &mut Link, spec: &RabbitSpec) -> Result<(), RabbitProblem> {
+    async fn look_up(&self, link: &mut AmqpLink, spec: &RabbitSpec) -> Result<(), RabbitProblem> {
         while let Some(name) = self.queue.next_wanted() {
             let exists = if spec.rules.exchange.is_empty() {
                 queue_exists(link, &name, spec).await?
@@ -245,7 +245,11 @@ impl Worker {
     }
 
     /// Uses a connection until it is lost (`Err`), or the sink is closed.
-    async fn serve(&mut self, mut link: Link, pauses: &mut Backoff) -> Result<(), RabbitProblem> {
+    async fn serve(
+        &mut self,
+        mut link: AmqpLink,
+        pauses: &mut Backoff,
+    ) -> Result<(), RabbitProblem> {
         let spec = Arc::clone(&self.spec);
         prepare(&mut link, &spec).await?;
         self.facts.set_frame_max(link.frame_max());
@@ -638,7 +642,7 @@ const FULL_HINT: &str = "let consumers empty the queue, or raise its limits (max
                          overflow reject-publish a full queue refuses messages. They are sent again in their order";
 
 /// Lets the channel confirm messages, and looks the exchange up.
-async fn prepare(link: &mut Link, spec: &RabbitSpec) -> Result<(), RabbitProblem> {
+async fn prepare(link: &mut AmqpLink, spec: &RabbitSpec) -> Result<(), RabbitProblem> {
     let exchange = &spec.rules.exchange;
     if !exchange.is_empty() {
         let step = RabbitStep::Exchange;
@@ -659,7 +663,7 @@ async fn prepare(link: &mut Link, spec: &RabbitSpec) -> Result<(), RabbitProblem
 
 /// Whether there is a queue of this name.
 pub(super) async fn queue_exists(
-    link: &mut Link,
+    link: &mut AmqpLink,
     queue: &str,
     spec: &RabbitSpec,
 ) -> Result<bool, RabbitProblem> {
@@ -681,7 +685,7 @@ pub(super) async fn queue_exists(
 
 /// Declares the exclusive queue. False: another connection has it.
 pub(super) async fn declare_lock(
-    link: &mut Link,
+    link: &mut AmqpLink,
     queue: &str,
     spec: &RabbitSpec,
 ) -> Result<bool, RabbitProblem> {
@@ -700,7 +704,7 @@ pub(super) async fn declare_lock(
 }
 
 pub(super) async fn free_lock(
-    link: &mut Link,
+    link: &mut AmqpLink,
     queue: &str,
     spec: &RabbitSpec,
 ) -> Result<(), RabbitProblem> {

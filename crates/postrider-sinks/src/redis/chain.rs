@@ -19,7 +19,7 @@ pub(super) enum Claim {
 }
 
 /// The records of a slot.
-pub(super) struct Chain {
+pub(super) struct SlotChain {
     pub(super) state_key: String,
     /// Records without an acknowledgement, in their order.
     records: VecDeque<RecordPlace>,
@@ -42,7 +42,7 @@ pub(super) struct Chain {
     pub(super) careful: bool,
 }
 
-impl Chain {
+impl SlotChain {
     pub(super) fn new(state_key: String) -> Self {
         Self {
             state_key,
@@ -208,8 +208,8 @@ mod tests {
     use postrider_core::record::{Record, Ticket};
 
     /// A chain with so many records, and claimed.
-    fn chain(records: u64) -> Chain {
-        let mut chain = Chain::new("state".to_owned());
+    fn chain(records: u64) -> SlotChain {
+        let mut chain = SlotChain::new("state".to_owned());
         let mut batch = RecordBatch::default();
         for ticket in 0..records {
             let (topic, partition, key, value) = ("orders", None, None, None);
@@ -222,7 +222,7 @@ mod tests {
         chain
     }
 
-    fn unsent(chain: &Chain) -> (u64, usize) {
+    fn unsent(chain: &SlotChain) -> (u64, usize) {
         let (first, records) = chain.unsent();
         (first, records.count())
     }
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_take_over_without_any_answer_is_made_again_without_condition() {
-        let mut chain = Chain::new("state".to_owned());
+        let mut chain = SlotChain::new("state".to_owned());
         assert!(chain.next_token("a".to_owned()).is_empty());
         chain.disconnected();
         assert!(chain.next_token("b".to_owned()).is_empty());

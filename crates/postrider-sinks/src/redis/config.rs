@@ -1,6 +1,8 @@
 //! The keys of a Redis sink, and what the product asks of its settings.
 
-use super::spec::{Address, Login, Mode, NAMES, RedisSpec, STATE_PREFIX, Storing, TlsFiles, Trim};
+use super::spec::{
+    Address, Mode, NAMES, RedisLogin, RedisSpec, STATE_PREFIX, Storing, TlsFiles, Trim,
+};
 use super::{looks, preflight, sink};
 use pg_replication::Conninfo;
 use postrider_core::finding::Finding;
@@ -68,7 +70,7 @@ struct Surroundings {
 /// A login, and the name of its file as the configuration has it.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 struct LoginKeys {
-    login: Login,
+    login: RedisLogin,
     shown_file: String,
 }
 
@@ -79,7 +81,10 @@ impl LoginKeys {
         if !username.is_empty() && password.is_none() {
             keys.error(file, "is missing: a user name needs a password".to_owned());
         }
-        Self { login: Login { username, password }, shown_file: shown_file.unwrap_or_default() }
+        Self {
+            login: RedisLogin { username, password },
+            shown_file: shown_file.unwrap_or_default(),
+        }
     }
 }
 

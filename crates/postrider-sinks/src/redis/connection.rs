@@ -3,7 +3,7 @@
 
 use super::problem::{RedisProblem, RedisStep};
 use super::resp::{self, Reply};
-use super::spec::{Address, Login, RedisSpec};
+use super::spec::{Address, RedisLogin, RedisSpec};
 use super::tls;
 use std::future::poll_fn;
 use std::io;
@@ -48,7 +48,7 @@ impl Connection {
     pub(super) async fn open(
         spec: &RedisSpec,
         address: &Address,
-        login: &Login,
+        login: &RedisLogin,
     ) -> Result<Self, RedisProblem> {
         let place = address.to_string();
         let opened = tokio::time::timeout(CONNECT_MAX.min(spec.timeout), async {
@@ -74,7 +74,7 @@ impl Connection {
         Ok(connection)
     }
 
-    async fn log_in(&mut self, spec: &RedisSpec, login: &Login) -> Result<(), RedisProblem> {
+    async fn log_in(&mut self, spec: &RedisSpec, login: &RedisLogin) -> Result<(), RedisProblem> {
         if let Some(file) = &login.password {
             let password = file.read().map_err(|error| {
                 RedisProblem::lost(error.to_string(), "correct the file with the password")

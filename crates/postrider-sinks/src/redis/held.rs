@@ -14,12 +14,12 @@ pub(super) struct RecordPlace {
 /// The batches, in the order in which they were taken.
 #[derive(Default)]
 pub(super) struct HeldRecords {
-    batches: VecDeque<HeldBatch>,
+    batches: VecDeque<HeldRecordBatch>,
     /// The number of the first batch.
     first: u64,
 }
 
-struct HeldBatch {
+struct HeldRecordBatch {
     batch: RecordBatch,
     unsettled: usize,
 }
@@ -29,7 +29,7 @@ impl HeldRecords {
     pub(super) fn push(&mut self, batch: RecordBatch) -> impl Iterator<Item = RecordPlace> + use<> {
         let number = self.first + self.batches.len() as u64;
         let unsettled = batch.len();
-        self.batches.push_back(HeldBatch { batch, unsettled });
+        self.batches.push_back(HeldRecordBatch { batch, unsettled });
         (0..unsettled).map(move |at| RecordPlace { batch: number, at })
     }
 

@@ -27,7 +27,7 @@ pub(super) enum RedisCall {
 }
 
 /// A call that is not answered.
-struct Sent {
+struct SentCall {
     call: RedisCall,
     /// When the connection is given up.
     deadline: Instant,
@@ -36,14 +36,14 @@ struct Sent {
 /// A node with its calls, in the order in which they were sent.
 struct Node {
     connection: Connection,
-    calls: VecDeque<Sent>,
+    calls: VecDeque<SentCall>,
     /// The scripts.
     take_over: String,
     store: String,
 }
 
 /// The connections, all of them, or none of use.
-pub(super) struct Link {
+pub(super) struct RedisLink {
     map: SlotMap,
     nodes: Vec<Node>,
 }
@@ -55,7 +55,7 @@ pub(super) struct CallLine<'a> {
     pub(super) take_over: &'a str,
     /// The name of script `STORE`.
     pub(super) store: &'a str,
-    calls: &'a mut VecDeque<Sent>,
+    calls: &'a mut VecDeque<SentCall>,
     timeout: Duration,
 }
 
@@ -63,7 +63,7 @@ impl CallLine<'_> {
     /// A command was added to `out`. Its clock starts now. `more`: what the server itself may wait.
     pub(super) fn sent(&mut self, call: RedisCall, more: Duration) {
         let deadline = Instant::now() + self.timeout + more;
-        self.calls.push_back(Sent { call, deadline });
+        self.calls.push_back(SentCall { call, deadline });
     }
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Answered {
     pub(super) place: String,
 }
 
-impl Link {
+impl RedisLink {
     /// Connects, finds the primary or the nodes of the cluster, and loads the scripts. `attempt` chooses the server
     /// that is asked first.
     ///
@@ -173,7 +173,7 @@ impl Node {
     fn answered(&mut self, reply: Reply) -> Result<Answered, RedisProblem> {
         let place = self.connection.address.to_string();
         match self.calls.pop_front() {
-            Some(Sent { call, .. }) => Ok(Answered { call, reply, place }),
+            Some(SentCall { call, .. }) => Ok(Answered { call, reply, place }),
             // Such as the reason why the server closes the connection.
             None => Err(RedisProblem::lost(
                 format!("{place} has answered what was not asked"),

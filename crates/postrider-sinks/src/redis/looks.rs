@@ -1,6 +1,6 @@
 //! Streams that are looked up: whether they exist, and whether the login may add to them.
 
-use super::link::{Link, RedisCall};
+use super::link::{RedisCall, RedisLink};
 use super::problem::RedisProblem;
 use super::resp;
 use super::spec::RedisSpec;
@@ -41,7 +41,12 @@ impl Looks {
     }
 
     /// Sends look-ups, two commands each.
-    pub(super) fn send(&mut self, link: &mut Link, spec: &RedisSpec, slot: impl Fn(&str) -> u16) {
+    pub(super) fn send(
+        &mut self,
+        link: &mut RedisLink,
+        spec: &RedisSpec,
+        slot: impl Fn(&str) -> u16,
+    ) {
         while self.open.len() < LOOKS_MAX {
             let Some(topic) = self.wanted.pop_front() else { return };
             let Some(mut calls) = link.line(slot(&topic), spec.timeout) else {

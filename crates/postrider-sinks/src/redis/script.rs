@@ -83,7 +83,7 @@ return stored
 
 /// What a script has answered.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Answer {
+pub(super) enum ScriptAnswer {
     /// All is stored, up to the event of this number.
     Stored(u64),
     /// The events up to this number are stored, and the next one is not.
@@ -111,7 +111,7 @@ pub(super) enum WhyStopped {
     Error(ServerError),
 }
 
-impl Answer {
+impl ScriptAnswer {
     pub(super) fn of(reply: Reply) -> Self {
         let number = |reply: &Reply| reply.integer().and_then(|number| u64::try_from(number).ok());
         match reply {
@@ -329,23 +329,23 @@ mod tests {
 
     #[test]
     fn answers_of_scripts_are_told_apart() {
-        let of = |text: &str| Answer::of(resp::decode(text.as_bytes()).unwrap().unwrap().0);
-        let stopped = |stored, why| Answer::Stopped { stored, why };
+        let of = |text: &str| ScriptAnswer::of(resp::decode(text.as_bytes()).unwrap().unwrap().0);
+        let stopped = |stored, why| ScriptAnswer::Stopped { stored, why };
         for (text, answer) in [
-            (":7\r\n", Answer::Stored(7)),
-            (":-7\r\n", Answer::Unknown),
-            ("*3\r\n:-1\r\n$4\r\ngone\r\n$0\r\n\r\n", Answer::Gone),
-            ("*3\r\n:-1\r\n$6\r\nfenced\r\n$0\r\n\r\n", Answer::Fenced),
-            ("*3\r\n:-1\r\n$7\r\nforeign\r\n$0\r\n\r\n", Answer::Foreign),
+            (":7\r\n", ScriptAnswer::Stored(7)),
+            (":-7\r\n", ScriptAnswer::Unknown),
+            ("*3\r\n:-1\r\n$4\r\ngone\r\n$0\r\n\r\n", ScriptAnswer::Gone),
+            ("*3\r\n:-1\r\n$6\r\nfenced\r\n$0\r\n\r\n", ScriptAnswer::Fenced),
+            ("*3\r\n:-1\r\n$7\r\nforeign\r\n$0\r\n\r\n", ScriptAnswer::Foreign),
             ("*3\r\n:4\r\n$3\r\ngap\r\n$0\r\n\r\n", stopped(4, WhyStopped::Gap)),
             ("*3\r\n:4\r\n$7\r\nmissing\r\n$0\r\n\r\n", stopped(4, WhyStopped::Missing)),
             (
                 "*3\r\n:4\r\n$5\r\nerror\r\n$6\r\nOOM no\r\n",
                 stopped(4, WhyStopped::Error(ServerError::new("OOM no"))),
             ),
-            ("-NOPERM no\r\n", Answer::Refused(ServerError::new("NOPERM no"))),
-            ("+OK\r\n", Answer::Unknown),
-            ("*1\r\n:4\r\n", Answer::Unknown),
+            ("-NOPERM no\r\n", ScriptAnswer::Refused(ServerError::new("NOPERM no"))),
+            ("+OK\r\n", ScriptAnswer::Unknown),
+            ("*1\r\n:4\r\n", ScriptAnswer::Unknown),
         ] {
             assert_eq!(of(text), answer, "{text:?}");
         }

@@ -77,7 +77,7 @@ impl Mode {
 
 /// A login: the user `default` if there is no name, and none without a file.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(super) struct Login {
+pub(super) struct RedisLogin {
     pub(super) username: String,
     pub(super) password: Option<SecretFile>,
 }
@@ -120,9 +120,9 @@ pub(super) struct RedisSpec {
     pub(super) mode: Mode,
     /// The name of the primary at the sentinels.
     pub(super) sentinel_master: String,
-    pub(super) sentinel_login: Login,
+    pub(super) sentinel_login: RedisLogin,
     pub(super) database: u32,
-    pub(super) login: Login,
+    pub(super) login: RedisLogin,
     pub(super) tls: Option<TlsFiles>,
     /// The name of the connections, in `CLIENT LIST`.
     pub(super) client_name: String,

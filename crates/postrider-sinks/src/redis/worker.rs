@@ -3,13 +3,13 @@
 //! A connection that is lost takes all other connections with it: the records are kept, the nodes are found again, and
 //! each chain asks for its progress before it sends.
 
-use super::chain::{Chain, Claim};
+use super::chain::{Claim, SlotChain};
 use super::held::{HeldRecords, RecordPlace};
-use super::link::{Answered, Link, RedisCall};
+use super::link::{Answered, RedisCall, RedisLink};
 use super::looks::Looks;
 use super::problem::{RedisProblem, RedisStep, RedisVerdict};
 use super::resp::Reply;
-use super::script::{self, Answer, StoreCall, WhyStopped};
+use super::script::{self, ScriptAnswer, StoreCall, WhyStopped};
 use super::slots::{key_of_slot, slot_of};
 use super::spec::{Mode, RedisSpec};
 use crate::send_queue::SendQueue;
@@ -43,9 +43,9 @@ pub(super) struct RedisWorker {
     failed: bool,
     held: HeldRecords,
     /// By hash slot; only slot 0 without a cluster.
-    chains: BTreeMap<u16, Chain>,
+    chains: BTreeMap<u16, SlotChain>,
     /// `None` after a connection was lost.
-    link: Option<Link>,
+    link: Option<RedisLink>,
     looks: Looks,
     pauses: Backoff,
     /// Nothing is sent, or no connection is made, before this time.
@@ -128,14 +128,14 @@ impl RedisWorker {
         let slots: Vec<u16> = batch.iter().map(|record| slot(spec, record.topic)).collect();
         for (place, slot) in self.held.push(batch).zip(slots) {
             let chain = self.chains.entry(slot);
-            let chain = chain.or_insert_with(|| Chain::new(state_key(spec, slot)));
+            let chain = chain.or_insert_with(|| SlotChain::new(state_key(spec, slot)));
             chain.push(place);
         }
     }
 
     /// Waits for an answer, for work, for the end of a pause, or for an answer that is late.
     async fn wait(&mut self) {
-        let deadline = self.link.as_ref().and_then(Link::deadline);
+        let deadline = self.link.as_ref().and_then(RedisLink::deadline);
         let wake = [deadline, self.not_before].into_iter().flatten().min();
         let late = async {
             match wake {
@@ -154,7 +154,7 @@ impl RedisWorker {
             biased;
             answered = answered => answered,
             () = queue.worked() => return,
-            () = late => match self.link.as_ref().and_then(Link::late) {
+            () = late => match self.link.as_ref().and_then(RedisLink::late) {
                 Some(problem) => Err(problem),
                 None => return,
             },
@@ -173,7 +173,7 @@ impl RedisWorker {
             biased;
             // Nothing is in flight, so the next generation begins at once.
             () = queue.ended(self.generation) => return,
-            opened = Box::pin(Link::open(&self.spec, attempt)) => opened,
+            opened = Box::pin(RedisLink::open(&self.spec, attempt)) => opened,
         };
         match opened {
             Ok(link) => {
@@ -190,7 +190,7 @@ impl RedisWorker {
     fn lose(&mut self, problem: &RedisProblem) {
         self.link = None;
         self.looks.disconnected();
-        self.chains.values_mut().for_each(Chain::disconnected);
+        self.chains.values_mut().for_each(SlotChain::disconnected);
         self.report(problem);
     }
 
@@ -290,8 +290,8 @@ impl RedisWorker {
         match call {
             RedisCall::MayAdd { topic } => self.may_add(topic, &place, reply),
             RedisCall::Exists { topic } => self.exists(&topic, &place, reply),
-            RedisCall::TakeOver { slot } => self.taken_over(slot, &place, Answer::of(reply)),
-            RedisCall::Store { slot } => self.answered(slot, &place, Answer::of(reply)),
+            RedisCall::TakeOver { slot } => self.taken_over(slot, &place, ScriptAnswer::of(reply)),
+            RedisCall::Store { slot } => self.answered(slot, &place, ScriptAnswer::of(reply)),
             RedisCall::Replicas { slot, upto } => self.replicated(slot, upto, &place, reply),
         }
     }
@@ -329,11 +329,11 @@ impl RedisWorker {
         }
     }
 
-    fn taken_over(&mut self, slot: u16, place: &str, answer: Answer) {
+    fn taken_over(&mut self, slot: u16, place: &str, answer: ScriptAnswer) {
         let Some(chain) = self.chains.get_mut(&slot) else { return };
         chain.calls = chain.calls.saturating_sub(1);
         match answer {
-            Answer::Stored(number) => {
+            ScriptAnswer::Stored(number) => {
                 let lost = chain.last_acked().checked_sub(number).filter(|lost| *lost > 0);
                 if let Some(lost) = lost {
                     return self.broken(slot, lost_acknowledged(place, Some(lost)));
@@ -348,27 +348,29 @@ impl RedisWorker {
                     self.ask_replicas_again(slot);
                 }
             }
-            Answer::Fenced | Answer::Stopped { .. } => self.broken(slot, fenced(&self.spec)),
-            Answer::Gone => self.broken(slot, lost_acknowledged(place, None)),
-            Answer::Foreign => {
+            ScriptAnswer::Fenced | ScriptAnswer::Stopped { .. } => {
+                self.broken(slot, fenced(&self.spec))
+            }
+            ScriptAnswer::Gone => self.broken(slot, lost_acknowledged(place, None)),
+            ScriptAnswer::Foreign => {
                 let key = &chain.state_key;
                 let reason = format!("{place}: key {key:?} has other content than progress");
                 let hint = "rename or delete the key, or set another sink.redis.state_key";
                 self.lose(&RedisProblem::lost(reason, hint));
             }
-            Answer::Refused(error) => {
+            ScriptAnswer::Refused(error) => {
                 self.lose(&RedisProblem::server(RedisStep::TakeOver, place, &error, &self.spec));
             }
-            Answer::Unknown => self.lose(&unknown(place)),
+            ScriptAnswer::Unknown => self.lose(&unknown(place)),
         }
     }
 
     /// What the script that stores has answered.
-    fn answered(&mut self, slot: u16, place: &str, answer: Answer) {
+    fn answered(&mut self, slot: u16, place: &str, answer: ScriptAnswer) {
         let Some(chain) = self.chains.get_mut(&slot) else { return };
         chain.calls = chain.calls.saturating_sub(1);
         match answer {
-            Answer::Stored(number) => {
+            ScriptAnswer::Stored(number) => {
                 if chain.stored(number).is_err() {
                     return self.lose(&unknown(place));
                 }
@@ -377,7 +379,7 @@ impl RedisWorker {
                     self.works();
                 }
             }
-            Answer::Stopped { stored, why } => {
+            ScriptAnswer::Stopped { stored, why } => {
                 if chain.stored(stored).is_err() {
                     return self.lose(&unknown(place));
                 }
@@ -386,10 +388,10 @@ impl RedisWorker {
                 }
                 self.stopped(slot, place, why);
             }
-            Answer::Fenced => self.broken(slot, fenced(&self.spec)),
-            Answer::Gone => self.broken(slot, lost_acknowledged(place, None)),
-            Answer::Foreign | Answer::Unknown => self.lose(&unknown(place)),
-            Answer::Refused(error) => {
+            ScriptAnswer::Fenced => self.broken(slot, fenced(&self.spec)),
+            ScriptAnswer::Gone => self.broken(slot, lost_acknowledged(place, None)),
+            ScriptAnswer::Foreign | ScriptAnswer::Unknown => self.lose(&unknown(place)),
+            ScriptAnswer::Refused(error) => {
                 let problem = RedisProblem::server(RedisStep::Store, place, &error, &self.spec);
                 self.refused(slot, problem);
             }
@@ -521,7 +523,7 @@ impl RedisWorker {
 
 /// Encodes the next call of a chain. Returns the number of its records; `None` without one.
 fn encode(
-    chain: &Chain,
+    chain: &SlotChain,
     held: &HeldRecords,
     spec: &RedisSpec,
     out: &mut Vec<u8>,
@@ -566,7 +568,7 @@ fn encode(
 
 /// Asks how many replicas have what was stored before.
 fn ask_replicas(
-    chain: &mut Chain,
+    chain: &mut SlotChain,
     spec: &RedisSpec,
     line: &mut super::link::CallLine<'_>,
     slot: u16,
