@@ -76,7 +76,7 @@ async fn findings(spec: &NatsSpec, topics: &[String]) -> Result<Vec<Finding>, Na
     match stream {
         Ok(answer) => of_stream(spec, topics, &answer, info.max_payload, &mut out),
         Err(error) if error.err_code == ErrCode::STREAM_NOT_FOUND => {
-            out.push(missing(spec, topics))
+            out.push(missing(spec, topics));
         }
         Err(error) => {
             let NatsProblem { reason, hint } = NatsProblem::answer("stream", &error, spec);

@@ -349,7 +349,7 @@ impl RedisWorker {
                 }
             }
             ScriptAnswer::Fenced | ScriptAnswer::Stopped { .. } => {
-                self.broken(slot, fenced(&self.spec))
+                self.broken(slot, fenced(&self.spec));
             }
             ScriptAnswer::Gone => self.broken(slot, lost_acknowledged(place, None)),
             ScriptAnswer::Foreign => {
