@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// If the worker did not run for so long, another process may have taken over.
 const STALL_MAX: Duration = Duration::from_secs(5);
 
-/// The worker waits for nothing.
+/// The worker waits, and has no events: it may wait for long.
 const OFF: u64 = u64::MAX;
 
 /// Shared by the worker, its requests and its connections.
@@ -16,14 +16,14 @@ pub(super) struct Fence {
     start: Instant,
     /// Raised by each stall: requests and connections of an earlier number send nothing.
     number: AtomicU64,
-    /// When the worker began to wait, with events in its lines. Unit: milliseconds since `start`.
-    waits_since: AtomicU64,
+    /// When the worker ran last, or [`OFF`]. Unit: milliseconds since `start`.
+    ran_at: AtomicU64,
 }
 
 impl Fence {
     pub(super) fn new() -> Self {
-        let (number, waits_since) = (AtomicU64::new(0), AtomicU64::new(OFF));
-        Self { start: Instant::now(), number, waits_since }
+        let (number, ran_at) = (AtomicU64::new(0), AtomicU64::new(OFF));
+        Self { start: Instant::now(), number, ran_at }
     }
 
     fn millis(&self, now: Instant) -> u64 {
@@ -31,15 +31,15 @@ impl Fence {
     }
 
     fn stall(&self, now: Instant) -> Option<Duration> {
-        let since = self.waits_since.load(Ordering::Relaxed);
-        let stall = Duration::from_millis(self.millis(now).saturating_sub(since));
-        (since != OFF && stall >= STALL_MAX).then_some(stall)
+        let ran_at = self.ran_at.load(Ordering::Relaxed);
+        let stall = Duration::from_millis(self.millis(now).saturating_sub(ran_at));
+        (ran_at != OFF && stall >= STALL_MAX).then_some(stall)
     }
 
     /// The worker begins to wait; it runs again within a second if there are events.
     pub(super) fn waits(&self, now: Instant, has_events: bool) {
-        let since = if has_events { self.millis(now) } else { OFF };
-        self.waits_since.store(since, Ordering::Relaxed);
+        let ran_at = if has_events { self.millis(now) } else { OFF };
+        self.ran_at.store(ran_at, Ordering::Relaxed);
     }
 
     /// The worker runs. Returns how long it did not, if that was too long.
@@ -48,7 +48,8 @@ impl Fence {
         if stall.is_some() {
             self.number.fetch_add(1, Ordering::Relaxed);
         }
-        self.waits(now, false);
+        // The process may be stopped while the worker runs, too.
+        self.waits(now, true);
         stall
     }
 
@@ -83,11 +84,18 @@ mod tests {
     }
 
     #[test]
+    fn stall_while_the_worker_runs_is_noticed_too() {
+        let (fence, now) = (Fence::new(), Instant::now());
+        assert_eq!(fence.runs(now), None);
+        assert!(fence.runs(now + Duration::from_mins(1)).is_some());
+    }
+
+    #[test]
     fn nothing_is_sent_between_the_stall_and_the_worker() {
         let fence = Fence::new();
         let start = fence.start.checked_sub(Duration::from_mins(1)).expect("an earlier time");
         let fence = Fence { start, ..fence };
-        fence.waits_since.store(1, Ordering::Relaxed);
+        fence.ran_at.store(1, Ordering::Relaxed);
         assert!(!fence.admits(0));
     }
 }
