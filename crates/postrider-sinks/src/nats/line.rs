@@ -34,7 +34,7 @@ pub(super) struct RefusedMessage {
 
 /// A message in flight.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct SentMessage {
+pub(super) struct ChainedMessage {
     pub(super) ticket: Ticket,
     /// Destination and key.
     pub(super) order: u64,
@@ -52,7 +52,7 @@ pub(super) struct SendLine {
     settled: usize,
     /// The next record to send: its batch, and its place there.
     next: (usize, usize),
-    sent: VecDeque<SentMessage>,
+    sent: VecDeque<ChainedMessage>,
     /// The number of the first message in flight.
     first: u64,
     /// Records that were acknowledged before a record in front of them, and are not sent again. Only without a chain.
@@ -112,7 +112,7 @@ impl SendLine {
         if !message::is_chained(chain) && fate == Fate::Unanswered {
             self.busy.insert(order);
         }
-        self.sent.push_back(SentMessage { ticket, order, after, at, fate });
+        self.sent.push_back(ChainedMessage { ticket, order, after, at, fate });
         let (batch, place) = self.next;
         let is_last = self.batches.get(batch).is_none_or(|batch| place + 1 >= batch.len());
         self.next = if is_last { (batch + 1, 0) } else { (batch, place + 1) };
@@ -137,7 +137,7 @@ impl SendLine {
 
     /// The first refused message.
     pub(super) fn refused(&self) -> Option<RefusedMessage> {
-        let refused = |sent: &SentMessage| matches!(sent.fate, Fate::Refused(_));
+        let refused = |sent: &ChainedMessage| matches!(sent.fate, Fate::Refused(_));
         let at = self.sent.iter().position(refused)?;
         let record = self.records().nth(at)?;
         let (topic, is_retry) = (record.topic.to_owned(), record.is_retry);
@@ -165,7 +165,7 @@ impl SendLine {
     }
 
     /// The messages in flight, each with its record.
-    pub(super) fn flight(&self) -> Vec<(&SentMessage, QueuedRecord<'_>)> {
+    pub(super) fn flight(&self) -> Vec<(&ChainedMessage, QueuedRecord<'_>)> {
         self.sent.iter().zip(self.records()).collect()
     }
 

@@ -8,7 +8,7 @@
 //! stream is asked what it has: a message in flight can only be stored behind the sequence that it named.
 
 use super::api::{ApiError, PubAck};
-use super::line::{Fate, Left, RefusedMessage, SendLine, SentMessage};
+use super::line::{ChainedMessage, Fate, Left, RefusedMessage, SendLine};
 use super::link::{NatsLink, NatsLinkState, WINDOW};
 use super::message::{self, ChainPlace, MSG_ID};
 use super::problem::{ErrCode, NatsProblem, NatsVerdict};
@@ -357,7 +357,7 @@ impl NatsWorker {
     /// because parked events may be missing there.
     async fn read_repeated(&mut self, link: &NatsLink, last_seq: u64) -> Result<(), Left> {
         let Some(seq) = self.repeated.take() else { return Ok(()) };
-        let id_of = |(_, record): (&SentMessage, QueuedRecord<'_>)| {
+        let id_of = |(_, record): (&ChainedMessage, QueuedRecord<'_>)| {
             let mut id = String::new();
             message::write_id(&self.spec.id_prefix, &record, &mut id);
             id
@@ -383,7 +383,7 @@ impl NatsWorker {
         if !message::is_chained(self.spec.chain) {
             return Ok(());
         }
-        let placed = |(sent, record): (&SentMessage, QueuedRecord<'_>)| {
+        let placed = |(sent, record): (&ChainedMessage, QueuedRecord<'_>)| {
             let mut id = String::new();
             message::write_id(&self.spec.id_prefix, &record, &mut id);
             (sent.after + 1, id)
