@@ -68,7 +68,7 @@ tenant_id = { heder = "tenant" }
 [pipelines.orders.route.replace]
 pattern = "(a"
 [pipelines.orders.sink]
-kind = "nats"
+kind = "mqtt"
 brokers = "k1:port"
 delivery = "exactly-once"
 [pipelines.orders.sink.properties]

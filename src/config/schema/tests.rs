@@ -52,7 +52,7 @@ fn what_the_reader_refuses_does_not_fit() {
         "admin.redy_lag_max = \"1s\"",
         "pipelines.orders.flow.in_flight_events = 0",
         "pipelines.orders.flow.in_flight_bytes = \"64\"",
-        "pipelines.orders.sink.kind = \"nats\"",
+        "pipelines.orders.sink.kind = \"mqtt\"",
         "pipelines.orders.sink.nonsense = 1",
         "pipelines.orders.outbox.extra.tenant = { heder = \"x\" }",
         "pipelines.orders.route.standard_headers = [\"id\"]",
