@@ -48,8 +48,8 @@ async fn refused_event_parks_its_aggregate_alone_and_its_refused_retry_stops_not
         // It reports that the event is refused again.
         postrider(&pipeline.config, &retry);
         await_that("the retry to be refused", SOON, || async {
-            let refused = pipeline.server.0.refused().len();
-            if refused >= attempt { Ok(()) } else { Err(refused) }
+            let count = pipeline.server.0.refused().len();
+            if count >= attempt { Ok(()) } else { Err(count) }
         })
         .await;
         pipeline.insert("orders", &format!("c{attempt}"), &[7, 8]).await;
@@ -364,10 +364,11 @@ async fn refusal_repeats_nothing_before_it() {
     let mut sql = String::new();
     for aggregate in 0..100_u32 {
         let payload = if aggregate == 50 { 666 } else { aggregate };
-        sql += &format!(
+        let row = format!(
             "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
              values ('orders', '{aggregate}', 'T', '{payload}');"
         );
+        sql.push_str(&row);
     }
     pipeline.sql.batch(&sql).await;
     let relay = pipeline.run();

@@ -39,7 +39,8 @@ impl Secrets {
 
 /// HMAC-SHA256 in base64, by openssl.
 fn hmac(secret: &[u8], message: &[u8]) -> String {
-    let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex: Vec<String> = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex = hex.concat();
     let mut command = Command::new("sh");
     let pipe =
         format!("openssl dgst -sha256 -mac HMAC -macopt hexkey:{hex} -binary | openssl base64 -A");
@@ -190,7 +191,7 @@ async fn client_certificates_are_shown_and_read_again() {
     relay.terminate(SOON).await;
     let secrets = Secrets::new();
     let copy = |from: &str, to: &Path| {
-        fs::write(to, fs::read(directory.join(from)).expect("a file")).expect("a file")
+        fs::write(to, fs::read(directory.join(from)).expect("a file")).expect("a file");
     };
     copy("renewed.crt", &secrets.path("client.crt"));
     secrets.write("client.key", &fs::read_to_string(directory.join("renewed.key")).expect("a key"));

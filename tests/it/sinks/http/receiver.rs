@@ -403,13 +403,17 @@ impl State {
         {
             return reply;
         }
-        Reply::status(match method {
-            _ if self.forbidden => 401,
-            _ if !self.destinations.contains(destination) => 404,
-            &Method::OPTIONS => 204,
-            &Method::POST if self.limit.is_some_and(|limit| request.body.len() > limit) => 413,
-            &Method::POST => 204,
-            _ => 405,
+        let is_post = method == Method::POST;
+        Reply::status(if self.forbidden {
+            401
+        } else if !self.destinations.contains(destination) {
+            404
+        } else if is_post && self.limit.is_some_and(|limit| request.body.len() > limit) {
+            413
+        } else if is_post || method == Method::OPTIONS {
+            204
+        } else {
+            405
         })
     }
 }
