@@ -398,7 +398,7 @@ pub(super) async fn names_that_the_server_does_not_take_stop_nothing<S: SinkServ
     let parked = parked.split(", ").filter(|row| !row.is_empty()).count();
     // Where a destination is found missing after sending, what was in flight is repeated.
     let all = 3 + names.len();
-    let found = accepted as usize + parked;
+    let found = usize::try_from(accepted).expect("a count") + parked;
     assert!((all..=all + all * S::REPEATS_PER_LOSS).contains(&found), "{found} of {all}: {status}");
     row(&pipeline.server, "names", &format!("{parked} of {} parked, others flow", names.len()))
         .await;
