@@ -7,49 +7,40 @@ use std::time::{Duration, Instant};
 /// If the worker did not run for so long, another process may have taken over.
 const STALL_MAX: Duration = Duration::from_secs(5);
 
-/// The worker waits, and has no events: it may wait for long.
-const OFF: u64 = u64::MAX;
-
 /// Shared by the worker, its requests and its connections.
 #[derive(Debug)]
 pub(super) struct Fence {
     start: Instant,
     /// Raised by each stall: requests and connections of an earlier number send nothing.
     number: AtomicU64,
-    /// When the worker ran last, or [`OFF`]. Unit: milliseconds since `start`.
+    /// When the worker ran last. Unit: milliseconds since `start`.
     ran_at: AtomicU64,
 }
 
 impl Fence {
     pub(super) fn new() -> Self {
-        let (number, ran_at) = (AtomicU64::new(0), AtomicU64::new(OFF));
+        let (number, ran_at) = (AtomicU64::new(0), AtomicU64::new(0));
         Self { start: Instant::now(), number, ran_at }
     }
 
     fn millis(&self, now: Instant) -> u64 {
-        u64::try_from(now.saturating_duration_since(self.start).as_millis()).unwrap_or(OFF - 1)
+        u64::try_from(now.saturating_duration_since(self.start).as_millis()).unwrap_or(u64::MAX)
     }
 
     fn stall(&self, now: Instant) -> Option<Duration> {
         let ran_at = self.ran_at.load(Ordering::Relaxed);
         let stall = Duration::from_millis(self.millis(now).saturating_sub(ran_at));
-        (ran_at != OFF && stall >= STALL_MAX).then_some(stall)
+        (stall >= STALL_MAX).then_some(stall)
     }
 
-    /// The worker begins to wait; it runs again within a second if there are events.
-    pub(super) fn waits(&self, now: Instant, has_events: bool) {
-        let ran_at = if has_events { self.millis(now) } else { OFF };
-        self.ran_at.store(ran_at, Ordering::Relaxed);
-    }
-
-    /// The worker runs. Returns how long it did not, if that was too long.
+    /// The worker runs, at least each second, also without events: the pipeline's thread may have read some that it
+    /// passes on after the stall. Returns how long the worker did not run, if that was too long.
     pub(super) fn runs(&self, now: Instant) -> Option<Duration> {
         let stall = self.stall(now);
         if stall.is_some() {
             self.number.fetch_add(1, Ordering::Relaxed);
         }
-        // The process may be stopped while the worker runs, too.
-        self.waits(now, true);
+        self.ran_at.store(self.millis(now), Ordering::Relaxed);
         stall
     }
 
@@ -71,23 +62,10 @@ mod tests {
     fn what_was_not_sent_before_a_stall_is_never_sent() {
         let (fence, now) = (Fence::new(), Instant::now());
         let number = fence.number();
-        fence.waits(now, true);
-        assert!(fence.admits(number));
         assert_eq!(fence.runs(now + Duration::from_secs(1)), None);
         assert!(fence.admits(number));
-        // Without events the worker may wait for long.
-        fence.waits(now, false);
-        assert_eq!(fence.runs(now + Duration::from_mins(1)), None);
-        fence.waits(now, true);
         assert!(fence.runs(now + Duration::from_mins(1)).is_some());
         assert!(!fence.admits(number) && fence.admits(fence.number()));
-    }
-
-    #[test]
-    fn stall_while_the_worker_runs_is_noticed_too() {
-        let (fence, now) = (Fence::new(), Instant::now());
-        assert_eq!(fence.runs(now), None);
-        assert!(fence.runs(now + Duration::from_mins(1)).is_some());
     }
 
     #[test]

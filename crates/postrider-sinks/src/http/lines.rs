@@ -102,11 +102,6 @@ impl AggregateLines {
         self.ready.push_back(id);
     }
 
-    /// Whether there are no events.
-    pub(super) fn is_empty(&self) -> bool {
-        self.by_key.is_empty()
-    }
-
     pub(super) fn get(&self, id: LineId) -> Option<&AggregateLine> {
         self.lines.get(id.0)?.as_ref()
     }

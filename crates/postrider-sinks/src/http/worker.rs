@@ -32,7 +32,7 @@ const TARGETS_MAX: usize = 2_000;
 /// Attempts of a request that are logged.
 const LOGGED_ATTEMPTS: [u32; 4] = [5, 50, 500, 5_000];
 
-/// While there are events, the worker runs at least so often.
+/// The worker runs at least so often, for the fence.
 const TURN_MAX: Duration = Duration::from_secs(1);
 
 type Pending<T> = FuturesUnordered<Pin<Box<dyn Future<Output = T>>>>;
@@ -142,9 +142,7 @@ impl HttpWorker {
             Some(_) => [deadline, None],
             None => [self.lines.next_due(), self.hosts.next_due()],
         };
-        let (now, has_events) = (Instant::now(), !self.lines.is_empty());
-        self.fence.waits(now, has_events);
-        let turn = has_events.then(|| now + TURN_MAX);
+        let turn = Some(Instant::now() + TURN_MAX);
         let due = dues.into_iter().flatten().chain(turn).min();
         let queue = Arc::clone(&self.queue);
         let pause = async {
