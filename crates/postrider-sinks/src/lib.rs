@@ -8,6 +8,8 @@
 #[cfg(feature = "worker")]
 mod destinations;
 mod discard;
+#[cfg(any(feature = "http", feature = "nats"))]
+mod fence;
 #[cfg(feature = "http")]
 pub mod http;
 #[cfg(feature = "kafka")]

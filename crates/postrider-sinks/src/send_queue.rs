@@ -209,6 +209,9 @@ impl<F: Clone> SendQueue<F> {
     pub(crate) fn rejected(&self, generation: u64, ticket: Ticket, scope: Scope, reason: Refusal) {
         self.fail(generation, |mailbox| {
             mailbox.report(ticket, Outcome::Rejected { scope, reason });
+            // Not every refusal makes the pipeline start again by itself, and the records behind it have no report.
+            let reason = "a record was refused, and what was behind it is given up".to_owned();
+            mailbox.post(Post::Broken { reason });
         });
         self.settle(1);
     }
@@ -244,8 +247,9 @@ impl<F: Clone> SendQueue<F> {
         }
         state.failed = true;
         state.open.clear();
-        drop(state);
+        // With the state locked: after a reset nothing of the generation before is posted.
         post(&self.mailbox);
+        drop(state);
         self.emptied.notify_all();
     }
 

@@ -2,9 +2,9 @@
 //! process runs. Addresses are judged where they are connected to, so a name that resolves to another address the next
 //! time is judged again.
 
-use super::fence::Fence;
 use super::spec::{HttpSpec, HttpTlsFiles, HttpVersion};
 use super::target::{TopicUse, is_private, literal_address};
+use crate::fence::Fence;
 use hyper::Uri;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection};
@@ -125,8 +125,9 @@ impl Connector {
         let is_tls = uri.scheme_str() == Some("https");
         let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
         let host = uri.host().unwrap_or_default();
-        let tcp = self.connect_tcp(uri, host, port).await?;
+        // Before the connection: the process may be stopped while it is established.
         let fence = (Arc::clone(&self.0.fence), self.0.fence.number());
+        let tcp = self.connect_tcp(uri, host, port).await?;
         if !is_tls {
             let inner = InnerStream::Plain(TokioIo::new(tcp));
             return Ok(HttpStream { inner, fence });

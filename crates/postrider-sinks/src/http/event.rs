@@ -110,7 +110,11 @@ impl KnownNames {
 }
 
 fn check_json(record: &Record<'_>) -> Result<(), Refusal> {
-    let is_json = |value: &[u8]| serde_json::from_slice::<IgnoredAny>(value).is_ok();
+    // As text: values that are ignored are not checked for UTF-8.
+    let is_json = |value: &[u8]| {
+        std::str::from_utf8(value)
+            .is_ok_and(|text| serde_json::from_str::<IgnoredAny>(text).is_ok())
+    };
     if record.value.is_none_or(is_json) {
         return Ok(());
     }

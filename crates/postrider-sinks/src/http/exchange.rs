@@ -4,10 +4,10 @@ use super::answer::{HostState, Meaning, WebhookAnswer};
 use super::auth::Authorizer;
 use super::client::{BODY_BYTES_MAX, HttpClient, Payload, client, connect_error, read_body};
 use super::connect::Connector;
-use super::fence::Fence;
 use super::sign::{Reread, SigningKeys};
 use super::spec::{HttpSpec, HttpVersion};
 use super::target::{Target, TopicUse};
+use crate::fence::Fence;
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{

@@ -91,6 +91,15 @@ impl Hosts {
         (true, Vec::new())
     }
 
+    /// An attempt has ended that says nothing about the host.
+    pub(super) fn not_tried(&mut self, host: &Rc<str>, (now, random): (Instant, f64)) {
+        let closed = self.hosts.get_mut(host).and_then(|host| host.closed.as_mut());
+        if let Some(closed) = closed.filter(|closed| closed.attempt) {
+            closed.next_at = now + closed.backoff.next(random);
+            closed.attempt = false;
+        }
+    }
+
     /// Whether a host is closed.
     pub(super) fn any_closed(&self) -> bool {
         self.hosts.values().any(|host| host.closed.is_some())

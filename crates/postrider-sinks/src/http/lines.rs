@@ -188,7 +188,8 @@ impl AggregateLines {
         let stamp = self.stamp;
         let Some(line) = self.get_mut(id) else { return 0 };
         let own = line.backoff.next(random);
-        let at = now + after.unwrap_or(own);
+        // A receiver may ask for no pause at all.
+        let at = now + after.map_or(own, |after| after.max(PAUSE_MIN));
         line.state = LineState::Delayed(stamp);
         let attempts = line.backoff.attempts();
         self.delayed.push(Reverse((at, stamp, id)));

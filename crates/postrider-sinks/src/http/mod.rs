@@ -10,7 +10,6 @@ mod config;
 mod connect;
 mod event;
 mod exchange;
-mod fence;
 mod hosts;
 mod lines;
 mod places;

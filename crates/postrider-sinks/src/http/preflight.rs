@@ -3,9 +3,9 @@
 
 use super::answer::WebhookAnswer;
 use super::exchange::{Exchanger, Probe};
-use super::fence::Fence;
 use super::spec::{HttpLogin, HttpSpec};
 use super::target::{Base, Target, TopicUse};
+use crate::fence::Fence;
 use crate::worker_thread;
 use hyper::{StatusCode, Version};
 use postrider_core::finding::Finding;

@@ -3,12 +3,12 @@
 use super::answer::{HostState, Meaning, WebhookAnswer};
 use super::event::WebhookEvent;
 use super::exchange::{Exchanger, OutgoingRequest, Probe};
-use super::fence::Fence;
 use super::hosts::Hosts;
 use super::lines::{AggregateLines, LineId};
 use super::places::{Places, Unavailable};
 use super::spec::HttpSpec;
 use super::target::Target;
+use crate::fence::Fence;
 use crate::send_queue::SendQueue;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -164,6 +164,10 @@ impl HttpWorker {
     fn restart(&mut self, generation: u64) {
         let mut given_up = self.lines.reset();
         self.hosts.reset();
+        // No request is left that could find the receiver back. The next one reports a problem again.
+        if std::mem::take(&mut self.is_down) {
+            self.queue.up();
+        }
         if let Some(failing) = self.failing.take().filter(|failing| !failing.is_reported) {
             given_up += failing.tickets.len();
         }
@@ -315,7 +319,10 @@ impl HttpWorker {
         let state = match answer.verdict {
             Meaning::Again { host, .. } => host,
             // A destination that is not connected to says nothing about a host.
-            Meaning::Destination { .. } if answer.status.is_none() => return,
+            Meaning::Destination { .. } if answer.status.is_none() => {
+                self.hosts.not_tried(host, (now, fastrand::f64()));
+                return;
+            }
             Meaning::Published | Meaning::Refused(_) | Meaning::Destination { .. } => {
                 HostState::Answers
             }

@@ -24,8 +24,8 @@ const LAST_MSG_ID: &str = "Nats-Expected-Last-Msg-Id";
 const PREFIX_BYTES_MAX: usize = 64;
 const PART_BYTES_MAX: usize = 40;
 
-/// The longest identifier: prefix, two parts, a time, a hash.
-const MSG_ID_BYTES_MAX: usize = 200;
+/// The longest identifier: prefix, two parts, a time, two hashes.
+const MSG_ID_BYTES_MAX: usize = 220;
 
 /// Bytes of a header line beside name and value: `: ` and the line break.
 const LINE_BYTES: usize = 4;
@@ -135,11 +135,12 @@ pub(super) fn id_prefix(database: &str, pipeline: &str) -> String {
     }
 }
 
-/// Writes the identifier of a record: database, pipeline, position, the name of a replay, and a hash of the payload.
+/// Writes the identifier of a record: database, pipeline, position, the name of a replay, and hashes of topic and
+/// payload.
 ///
-/// The hash is there for a parked event that was replaced: it has the position of the event in whose place it is
-/// published, and must not be taken for a repetition of it. A record without a position is identified by the event's
-/// id and time.
+/// The hash of the payload is there for a parked event that was replaced: it has the position of the event in whose
+/// place it is published, and must not be taken for a repetition of it. That of the topic is there for a dead letter,
+/// which has all of its event but the topic. A record without a position is identified by the event's id and time.
 pub(super) fn write_id(prefix: &str, record: &QueuedRecord<'_>, out: &mut String) {
     out.clear();
     out.push_str(prefix);
@@ -156,8 +157,8 @@ pub(super) fn write_id(prefix: &str, record: &QueuedRecord<'_>, out: &mut String
         out.push('/');
         push_part(replay, out);
     }
-    let payload = record.value.map_or(0, hash);
-    write!(out, "/{payload:016X}").unwrap_or_default();
+    let (topic, payload) = (hash(record.topic.as_bytes()), record.value.map_or(0, hash));
+    write!(out, "/{topic:016X}{payload:016X}").unwrap_or_default();
 }
 
 fn push_part(part: &[u8], out: &mut String) {
@@ -219,7 +220,7 @@ mod tests {
         let at = [header("id", b"1"), header("position", POSITION)];
         let live = id_of(Some(b"{}"), &at);
         assert_eq!(
-            live, "shop/orders/68F1A2B3-0000000001A2B3C8-00000005/08F44B07B5901A25",
+            live, "shop/orders/68F1A2B3-0000000001A2B3C8-00000005/00125D9250BE8B4C08F44B07B5901A25",
             "the position, and never the id alone"
         );
         assert_eq!(live, id_of(Some(b"{}"), &at), "the same after a restart");

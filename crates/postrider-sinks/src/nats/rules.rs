@@ -12,6 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
+/// Bytes of all headers of a message at most. The server refuses more with code 10097, whatever its `max_payload` is.
+const HEADERS_BYTES_MAX: usize = 65_535;
+
 /// How long the known limit counts, if an event may be parked for it.
 const FRESH: Duration = Duration::from_secs(5);
 
@@ -80,6 +83,12 @@ impl NatsRules {
             return Err(NotTaken::Refused(Refusal::too_large(size, limit)));
         }
         let on_the_wire = message::size(record, &self.spec.stream);
+        let payload = record.value.map_or(0, <[u8]>::len);
+        if on_the_wire.saturating_sub(payload) > HEADERS_BYTES_MAX {
+            let words =
+                "its headers, with the key, are larger than the 65,535 bytes that NATS takes";
+            return Err(NotTaken::Refused(Refusal::content(words)));
+        }
         if on_the_wire <= facts.size_max {
             return Ok(());
         }

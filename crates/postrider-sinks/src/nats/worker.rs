@@ -15,6 +15,7 @@ use super::problem::{ErrCode, NatsProblem, NatsVerdict};
 use super::rules::StreamShared;
 use super::spec::NatsSpec;
 use super::subject::{encode, encoded};
+use crate::fence::Fence;
 use crate::life::Life;
 use crate::record_batch::{QueuedRecord, RecordBatch};
 use crate::send_queue::SendQueue;
@@ -30,6 +31,9 @@ use std::time::{Duration, Instant};
 
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
+
+/// The worker runs at least so often, for the fence.
+const RUNS_EACH: Duration = Duration::from_secs(1);
 
 /// Refused chains in a row without an acknowledged record, before another writer is reported.
 const CHAINS_MAX: u32 = 3;
@@ -58,6 +62,7 @@ pub(super) struct NatsWorker {
     /// The end of the stream, behind what is in flight.
     end: StreamEnd,
     names: Names,
+    fence: Fence,
 }
 
 /// Where the next message is stored.
@@ -98,6 +103,7 @@ impl NatsWorker {
             chains: 0,
             end: StreamEnd::default(),
             names: Names::default(),
+            fence: Fence::new(),
         }
     }
 
@@ -189,6 +195,7 @@ impl NatsWorker {
         if life.closed {
             return Err(Left::Closed);
         }
+        self.notice_stall();
         if life.generation != self.generation && self.line.is_answered() {
             self.resume(link).await?;
             self.queue.dropped(self.line.clear());
@@ -200,6 +207,20 @@ impl NatsWorker {
     /// Whether the line has records of the present generation.
     fn is_present(&self) -> bool {
         self.queue.life() == Life { generation: self.generation, closed: false }
+    }
+
+    /// After a stop of the process another one may have published what waits here, and later events. The chain refuses
+    /// only what was sent before the stop, so the rest is given up.
+    fn notice_stall(&mut self) {
+        let Some(stall) = self.fence.runs(std::time::Instant::now()) else { return };
+        let reason = format!(
+            "the process was stopped for {} s: another process may have published since",
+            stall.as_secs()
+        );
+        if self.is_present() {
+            self.queue.broken(self.generation, reason);
+        }
+        self.queue.dropped(self.line.clear());
     }
 
     /// Sends what waits, as much as may be in flight.
@@ -270,6 +291,8 @@ impl NatsWorker {
             }
             () = self.queue.ended(life.generation) => {}
             () = self.queue.worked() => {}
+            // For the fence.
+            () = tokio::time::sleep(RUNS_EACH) => {}
             () = self.shared.doubted.notified() => self.read_stream(link).await?,
         }
         Ok(())

@@ -10,8 +10,16 @@ pub(super) fn set_permissions(spec: &RabbitSpec) -> String {
         "" => "amq\\.default".to_owned(),
         exchange => pattern(exchange),
     };
-    let lock = spec.lock_queue.as_deref().map(pattern).unwrap_or_default();
-    format!("rabbitmqctl set_permissions -p '{vhost}' '{user}' '^{lock}$' '^{write}$' '^$'")
+    // The command replaces the rights that the user has: other pipelines and replays have their own lock queues.
+    let lock = match spec.lock_queue.as_deref() {
+        Some(name) if name.starts_with("postrider.") => "^postrider\\.".to_owned(),
+        Some(name) => format!("^{}$", pattern(name)),
+        None => "^$".to_owned(),
+    };
+    let [vhost, user, lock] =
+        [vhost.as_str(), user, &lock].map(|word| shell_word(word).into_owned());
+    let write = shell_word(&format!("^{write}$")).into_owned();
+    format!("rabbitmqctl set_permissions -p {vhost} {user} {lock} {write} '^$'")
 }
 
 /// A pattern that matches this name only.

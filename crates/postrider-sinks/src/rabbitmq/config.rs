@@ -213,17 +213,13 @@ fn read_create(keys: &dyn Keys) -> Option<CreateQueues> {
 /// The address without its password.
 fn masked(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return "***".to_owned() };
-    let (authority, path) = rest.split_once('/').map_or((rest, None), |(a, p)| (a, Some(p)));
-    let authority = match authority.rsplit_once('@') {
+    // A password may have any character, a slash too: the login ends at the last @.
+    match rest.rsplit_once('@') {
         Some((login, hosts)) => match login.split_once(':') {
-            Some((user, _)) => format!("{user}:***@{hosts}"),
-            None => authority.to_owned(),
+            Some((user, _)) => format!("{scheme}://{user}:***@{hosts}"),
+            None => url.to_owned(),
         },
-        None => authority.to_owned(),
-    };
-    match path {
-        Some(path) => format!("{scheme}://{authority}/{path}"),
-        None => format!("{scheme}://{authority}"),
+        None => url.to_owned(),
     }
 }
 

@@ -43,9 +43,14 @@ impl RabbitFacts {
     /// No queue is bound for this routing key.
     pub(super) fn lacks_route(&self, topic: &str) {
         let mut unroutable = self.unroutable();
-        if unroutable.len() < UNROUTABLE_MAX {
-            unroutable.insert(topic.to_owned());
+        if unroutable.len() >= UNROUTABLE_MAX
+            && !unroutable.contains(topic)
+            && let Some(other) = unroutable.iter().next().cloned()
+        {
+            // Of this one it is found out again.
+            unroutable.remove(&other);
         }
+        unroutable.insert(topic.to_owned());
         self.count.store(unroutable.len(), Ordering::Release);
     }
 

@@ -16,6 +16,7 @@ use super::problem::{NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, RabbitProb
 
 use super::spec::RabbitSpec;
 use super::window::{Settled, Window, WindowEntry};
+use crate::life::Life;
 use crate::send_queue::SendQueue;
 use postrider_core::backoff::Backoff;
 use postrider_core::record::{Refusal, RefusalKind, Scope, Ticket};
@@ -66,6 +67,9 @@ struct Absence {
     /// Since when the records are held without the lock.
     in_doubt: Option<Moment>,
 }
+
+/// Shorter than the time that a successor waits before it publishes, if nothing else stops it.
+const SUCCESSOR_WAITS: Duration = Duration::from_secs(5);
 
 /// The lock of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -231,9 +235,8 @@ impl Worker {
         for entry in self.pauses.end() {
             self.window.again(entry);
         }
-        if !self.window.is_empty() {
-            self.absence.in_doubt.get_or_insert(self.absence.alive);
-        }
+        // Also if the window is empty: records may wait in the queue.
+        self.absence.in_doubt.get_or_insert(self.absence.alive);
         if self.ending {
             self.give_up();
         } else if let Some(entry) = single {
@@ -310,7 +313,7 @@ impl Worker {
     fn resume(&mut self, spec: &RabbitSpec) {
         let Some(since) = self.absence.in_doubt.take() else { return };
         let without = since.elapsed();
-        if without > spec.heartbeat && !self.window.is_empty() {
+        if without > spec.heartbeat.min(SUCCESSOR_WAITS) && !self.window.is_empty() {
             self.give_up();
             let reason = format!("nothing could be published for {without:.0?}");
             self.queue.broken(self.generation, reason);
@@ -394,7 +397,8 @@ impl Worker {
     /// Appends messages to what is to be written.
     fn send(&mut self, session: &mut RabbitSession) {
         let Lock::Held { from } = session.lock else { return };
-        if from > Instant::now() || session.blocked.is_some() || self.ending {
+        let is_over = self.queue.life() != Life { generation: self.generation, closed: false };
+        if from > Instant::now() || session.blocked.is_some() || self.ending || is_over {
             return;
         }
         let limit = if self.alone > 0 { 1 } else { self.spec.window };
@@ -725,8 +729,10 @@ fn nonsense(spec: &RabbitSpec, what: &str) -> RabbitProblem {
 fn is_same(message: &ReturnedMessage, record: &crate::record_batch::QueuedRecord<'_>) -> bool {
     let ReturnedMessage { routing_key, properties, body } = message;
     let id = record.headers.value_of("id").filter(|id| std::str::from_utf8(id).is_ok());
+    // Without a key of the event, a header of this name is that of its row.
+    let of_row = || record.headers.filter(|header| header.name == "key").last()?.value;
     record.topic.as_bytes() == routing_key
-        && record.key == properties.key.as_deref()
+        && record.key.or_else(of_row) == properties.key.as_deref()
         && record.headers.value_of("position") == properties.position.as_deref()
         && id == properties.message_id.as_deref()
         && record.value.unwrap_or_default() == body

@@ -218,12 +218,14 @@ fn of_role(spec: &RedisSpec, place: &str, info: &Info, out: &mut Vec<Finding>) {
 fn of_eviction(place: &str, info: &Info, out: &mut Vec<Finding>) {
     let policy = info.get("maxmemory_policy");
     let set = "redis-cli CONFIG SET maxmemory-policy noeviction";
+    let keep = "redis-cli CONFIG REWRITE";
     if policy.starts_with("allkeys") {
         let what = format!("{place} has maxmemory-policy {policy}");
         out.push(
             Finding::error("redis_eviction", what)
                 .why("at maxmemory the server deletes whole streams with unread events")
-                .shell(set),
+                .shell(set)
+                .shell(keep),
         );
     }
 }
@@ -242,7 +244,9 @@ async fn of_persistence(
                      them again",
                 )
                 .shell("redis-cli CONFIG SET appendonly yes")
-                .shell("redis-cli CONFIG SET appendfsync always"),
+                .shell("redis-cli CONFIG SET appendfsync always")
+                // Without it the next start has neither, and loads an old snapshot.
+                .shell("redis-cli CONFIG REWRITE"),
         ));
     }
     let Ok(reply) = connection.command(&[b"CONFIG", b"GET", b"appendfsync"]).await?.checked()
@@ -261,7 +265,8 @@ async fn of_persistence(
     };
     let what = format!("{place} has appendfsync {value}");
     let finding = Finding::warning("redis_durability", what).why(why);
-    Ok(Some(finding.shell("redis-cli CONFIG SET appendfsync always")))
+    let finding = finding.shell("redis-cli CONFIG SET appendfsync always");
+    Ok(Some(finding.shell("redis-cli CONFIG REWRITE")))
 }
 
 /// Redis 7.0 executes its append-only file as user `default`: without rights a script's effects are left out, and the
@@ -289,7 +294,9 @@ async fn of_default_user(
             Finding::warning("redis_default_user", what)
         }
     };
-    Ok(Some(finding.why(why).shell("redis-cli ACL SETUSER default off '~*' '&*' +@all")))
+    // The login may be this user, so it is not disabled here. The next start reads the users from a file.
+    let finding = finding.why(why).shell("redis-cli ACL SETUSER default '~*' '&*' +@all");
+    Ok(Some(finding.shell("redis-cli ACL SAVE || redis-cli CONFIG REWRITE")))
 }
 
 /// Whether the login may use the scripts and the progress key.

@@ -1,5 +1,6 @@
 //! The fence against a process that was stopped: its successor waits for 8 s, and then publishes the same events and
-//! later ones. What this process has not written to a connection until then must not be written any more.
+//! later ones. What this process has not written to a connection until then must not be written any more. Sinks have it
+//! whose servers can't refuse what an earlier process sends.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -7,9 +8,9 @@ use std::time::{Duration, Instant};
 /// If the worker did not run for so long, another process may have taken over.
 const STALL_MAX: Duration = Duration::from_secs(5);
 
-/// Shared by the worker, its requests and its connections.
+/// Shared by a worker and what sends for it.
 #[derive(Debug)]
-pub(super) struct Fence {
+pub(crate) struct Fence {
     start: Instant,
     /// Raised by each stall: requests and connections of an earlier number send nothing.
     number: AtomicU64,
@@ -18,7 +19,7 @@ pub(super) struct Fence {
 }
 
 impl Fence {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (number, ran_at) = (AtomicU64::new(0), AtomicU64::new(0));
         Self { start: Instant::now(), number, ran_at }
     }
@@ -35,7 +36,7 @@ impl Fence {
 
     /// The worker runs, at least each second, also without events: the pipeline's thread may have read some that it
     /// passes on after the stall. Returns how long the worker did not run, if that was too long.
-    pub(super) fn runs(&self, now: Instant) -> Option<Duration> {
+    pub(crate) fn runs(&self, now: Instant) -> Option<Duration> {
         let stall = self.stall(now);
         if stall.is_some() {
             self.number.fetch_add(1, Ordering::Relaxed);
@@ -44,12 +45,12 @@ impl Fence {
         stall
     }
 
-    pub(super) fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         self.number.load(Ordering::Relaxed)
     }
 
     /// Whether something with this number may still be sent.
-    pub(super) fn admits(&self, number: u64) -> bool {
+    pub(crate) fn admits(&self, number: u64) -> bool {
         self.number() == number && self.stall(Instant::now()).is_none()
     }
 }
