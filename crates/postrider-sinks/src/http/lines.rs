@@ -367,8 +367,10 @@ mod tests {
         assert_eq!((first.events, first.id.as_str()), (2, "shop:p:1:2"));
         add(&mut lines, 3, false);
         add(&mut lines, 4, true);
-        lines.again(line, Instant::now(), Some(Duration::ZERO), 0.0);
-        lines.wake(Instant::now());
+        let now = Instant::now();
+        lines.again(line, now, Some(Duration::ZERO), 0.0);
+        assert_eq!(lines.next_ready(), None, "a pause in any case");
+        lines.wake(now + PAUSE_MIN);
         assert_eq!(lines.next_ready(), Some(line));
         let again = lines.begin(line, 3, 1_000).unwrap();
         assert_eq!((again.events, again.body), (2, first.body));
