@@ -282,3 +282,60 @@ impl<F: Clone> SendQueue<F> {
         self.mailbox.post(Post::Down { reason, hint, topic: Some(name.to_owned()), missing });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RECORD: Record<'_> = Record {
+        topic: "orders",
+        partition: None,
+        key: None,
+        value: None,
+        timestamp_ms: None,
+        headers: &[],
+    };
+
+    fn queue() -> (SendQueue<()>, Mailbox) {
+        let mailbox = Mailbox::default();
+        let limits = QueueLimits { records_max: 10, bytes_max: 1_000 };
+        (SendQueue::new(mailbox.clone(), limits), mailbox)
+    }
+
+    fn posts(mailbox: &Mailbox) -> Vec<Post> {
+        let mut posts = Vec::new();
+        mailbox.take(&mut posts);
+        posts
+    }
+
+    #[test]
+    fn refusal_lets_the_pipeline_start_again_and_one_of_a_retry_does_not() {
+        let (queue, mailbox) = queue();
+        for (ticket, is_retry) in [(1, false), (2, true)] {
+            assert_eq!(queue.push(Ticket(ticket), &RECORD, is_retry), Ok(()));
+        }
+        let batch = queue.take(0);
+        assert_eq!((batch.len(), queue.is_idle()), (2, false));
+        let reason = Refusal::destination("none of this name");
+        queue.retry_rejected(Ticket(2), Scope::Event, reason);
+        assert_eq!(posts(&mailbox).len(), 1);
+        assert_eq!(queue.push(Ticket(3), &RECORD, false), Ok(()), "others go on");
+        queue.rejected(0, Ticket(1), Scope::Event, reason);
+        let found = posts(&mailbox);
+        assert!(matches!(found[..], [Post::Report { .. }, Post::Broken { .. }]), "{found:?}");
+        assert_eq!(queue.push(Ticket(4), &RECORD, false), Err(NotTaken::Full));
+        assert!(queue.is_idle(), "what was behind it is given up");
+        queue.reset();
+        assert_eq!(queue.push(Ticket(5), &RECORD, false), Ok(()));
+        assert!(queue.take(0).is_empty() && queue.take(1).len() == 1);
+    }
+
+    #[test]
+    fn nothing_of_an_earlier_generation_is_posted() {
+        let (queue, mailbox) = queue();
+        queue.reset();
+        queue.broken(0, "late".to_owned());
+        queue.rejected(0, Ticket(1), Scope::Event, Refusal::destination("none"));
+        assert_eq!(posts(&mailbox), []);
+    }
+}

@@ -306,6 +306,16 @@ mod tests {
         WebhookEvent::of(spec, &batch.get(0))
     }
 
+    /// It would stand in the array as null.
+    #[test]
+    fn payload_that_is_no_utf_8_is_no_json() {
+        let record = Record { value: Some(b"{\"n\": \"M\xFCller\"}"), ..record(&[]) };
+        assert!(check_json(&record).is_err());
+        assert!(
+            check_json(&Record { value: Some("{\"n\": \"Müller\"}".as_bytes()), ..record }).is_ok()
+        );
+    }
+
     fn record<'a>(headers: &'a [Header<'a>]) -> Record<'a> {
         Record {
             topic: "orders",

@@ -438,6 +438,7 @@ mod tests {
     fn passwords_are_masked() {
         for (url, shown) in [
             ("amqp://u:p@a,b:7/v", "amqp://u:***@a,b:7/v"),
+            ("amqp://u:p/a@ss@a/v", "amqp://u:***@a/v"),
             ("amqp://u@a", "amqp://u@a"),
             ("amqp://a/v", "amqp://a/v"),
             ("no address: p", "***"),
