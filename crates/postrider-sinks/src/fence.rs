@@ -12,7 +12,7 @@ const STALL_MAX: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Fence {
     start: Instant,
-    /// Raised by each stall: requests and connections of an earlier number send nothing.
+    /// Raised by each stall and each reset: requests and connections of an earlier number send nothing.
     number: AtomicU64,
     /// When the worker ran last. Unit: milliseconds since `start`.
     ran_at: AtomicU64,
@@ -45,6 +45,11 @@ impl Fence {
         stall
     }
 
+    /// What was not written until now is not written any more: the sink was reset.
+    pub(crate) fn resets(&self) {
+        self.number.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn number(&self) -> u64 {
         self.number.load(Ordering::Relaxed)
     }
@@ -66,6 +71,14 @@ mod tests {
         assert_eq!(fence.runs(now + Duration::from_secs(1)), None);
         assert!(fence.admits(number));
         assert!(fence.runs(now + Duration::from_mins(1)).is_some());
+        assert!(!fence.admits(number) && fence.admits(fence.number()));
+    }
+
+    #[test]
+    fn what_was_not_sent_before_a_reset_is_never_sent() {
+        let fence = Fence::new();
+        let number = fence.number();
+        fence.resets();
         assert!(!fence.admits(number) && fence.admits(fence.number()));
     }
 

@@ -31,6 +31,8 @@ pub mod redis;
 #[cfg(feature = "queue")]
 mod send_queue;
 mod stdout;
+#[cfg(feature = "tls")]
+mod tls;
 pub mod topic;
 #[cfg(feature = "worker")]
 mod worker_thread;

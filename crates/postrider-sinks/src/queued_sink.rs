@@ -75,9 +75,9 @@ impl<R: RecordRules> QueuedSink<R> {
             records_max: needs.in_flight_events.max(1),
             bytes_max: needs.in_flight_bytes.max(1),
         };
-        let queue = Arc::new(SendQueue::new(mailbox, limits));
+        let queue = Arc::new(SendQueue::new(mailbox.clone(), limits));
         let shared = Arc::clone(&queue);
-        worker_thread::start(thread, move || worker(shared))?;
+        worker_thread::start(thread, mailbox, move || worker(shared))?;
         Ok(Self { queue, rules })
     }
 

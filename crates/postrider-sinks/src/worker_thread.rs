@@ -1,12 +1,27 @@
 //! Threads with a tokio runtime of their own: a sink's worker, and the questions of `postrider check`.
 
-use postrider_core::sink::SinkError;
+use postrider_core::sink::{Mailbox, Post, SinkError};
 use std::fmt;
 use std::io;
 use std::time::Duration;
 
 /// The longest time for all questions of a check.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
+
+/// Posts that the sink can't go on, if its thread panics: without a worker nothing would ever be reported.
+struct PanicGuard(Mailbox);
+
+impl Drop for PanicGuard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.post(Post::Unfit {
+                reason: "the sink's thread has panicked: a bug of Postrider".to_owned(),
+                hint: "start again, and report the lines of standard error with the panic"
+                    .to_owned(),
+            });
+        }
+    }
+}
 
 /// Runs a sink's worker on a thread of its own. The thread is not joined: it may wait for a server that does not
 /// answer, and holds nothing that must be kept.
@@ -15,6 +30,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// A thread or a runtime that can't be started.
 pub(crate) fn start<W: Future<Output = ()>>(
     thread: &str,
+    mailbox: Mailbox,
     worker: impl FnOnce() -> W + Send + 'static,
 ) -> Result<(), SinkError> {
     let failed = |error| {
@@ -23,7 +39,11 @@ pub(crate) fn start<W: Future<Output = ()>>(
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(failed)?;
-    let worker = move || runtime.block_on(worker());
+    let guard = PanicGuard(mailbox);
+    let worker = move || {
+        let _guard = guard;
+        runtime.block_on(worker());
+    };
     std::thread::Builder::new().name(thread.to_owned()).spawn(worker).map_err(failed)?;
     Ok(())
 }
@@ -66,4 +86,19 @@ pub(crate) fn ask<T: Send, A: Future<Output = T>>(
         });
         thread.join().unwrap_or(Err(Unanswered::Panicked))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn worker_that_panics_ends_the_pipeline() {
+        let mailbox = Mailbox::default();
+        start("panics", mailbox.clone(), || async { panic!("a bug") }).unwrap();
+        mailbox.arrived().await;
+        let mut posts = Vec::new();
+        mailbox.take(&mut posts);
+        assert!(matches!(posts[..], [Post::Unfit { .. }]), "{posts:?}");
+    }
 }

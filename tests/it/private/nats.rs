@@ -56,6 +56,12 @@ impl PrivateNats {
         fs::write(self.program.file("nats.conf"), config).expect("nats.conf");
     }
 
+    /// Other extra lines for its configuration, from the next start on.
+    pub(crate) fn set(&mut self, extra_config: &str) {
+        extra_config.clone_into(&mut self.extra_config);
+        self.configure(true);
+    }
+
     /// Its port, with and without TLS.
     pub(crate) fn port(&self) -> u16 {
         self.port

@@ -297,6 +297,28 @@ async fn full_stream_is_waited_for_in_order() {
     relay.terminate(SOON).await;
 }
 
+/// The message was admitted for the limit of the server that was there.
+#[tokio::test]
+async fn message_that_a_restarted_server_takes_no_more_is_parked() {
+    let mut pipeline = SinkPipeline::<NatsServer>::start("payload").await;
+    let relay = pipeline.run();
+    pipeline.insert("orders", "a", &[1]).await;
+    pipeline.await_values("orders", "a", &["1"]).await;
+    pipeline.server.nats.kill().await;
+    relay.await_state("broker_down", SOON).await;
+    pipeline.insert_large("orders", "a", 300_000).await;
+    pipeline.insert("orders", "a", &[3]).await;
+    let waits = |status: &Value| status["pipelines"][0]["in_flight_events"].as_u64() >= Some(2);
+    relay.await_status("both to be in flight", SOON, waits).await;
+    pipeline.server.nats.set("max_payload: 100KB");
+    pipeline.server.nats.restart().await;
+    pipeline.insert("orders", "b", &[4]).await;
+    pipeline.await_values("orders", "b", &["4"]).await;
+    pipeline.await_parked("a waiting, a behind").await;
+    pipeline.resolved().await;
+    relay.terminate(SOON).await;
+}
+
 /// The server does not answer such a message; it only reports that it was refused.
 #[tokio::test]
 async fn message_without_the_right_to_publish_is_named_and_waited_for() {

@@ -121,7 +121,7 @@ async fn progress_of_another_process_fences_this_one_off() {
     assert!(key.ends_with(&pipeline.name), "{key}");
     admin(redis, &format!("SET {key} \"ffff 7\""), "+OK\r\n").await;
     pipeline.insert("orders", "a", &[2]).await;
-    relay.await_log("another process publishes with the progress key", SOON).await;
+    relay.await_log("is not this process's any more", SOON).await;
     pipeline.await_values("orders", "a", &["1", "2"]).await;
     admin(redis, &format!("DEL {key}"), ":1\r\n").await;
     pipeline.insert("orders", "a", &[3]).await;
@@ -210,24 +210,24 @@ async fn check_names_what_can_lose_events() {
         ("ACL SETUSER relay -set +xadd", "redis_rights", "+set"),
     ] {
         admin(redis, command, "+OK\r\n").await;
-        let told = check(&config);
-        assert!(told.contains(id) && told.contains(fix), "{command}: {told}");
+        let found = check(&config);
+        assert!(found.contains(id) && found.contains(fix), "{command}: {found}");
         if id == "redis_durability" {
             admin(redis, "CONFIG SET appendonly yes", "+OK\r\n").await;
         }
     }
     admin(redis, "ACL SETUSER relay +set", "+OK\r\n").await;
     admin(redis, "SET orders text", "+OK\r\n").await;
-    let told = check(&config);
-    assert!(told.contains("redis_type"), "{told}");
+    let found = check(&config);
+    assert!(found.contains("redis_type"), "{found}");
     admin(redis, "DEL orders", ":1\r\n").await;
     redis.admin("XADD orders * a b").await.expect("an entry");
     admin(redis, "EXPIRE orders 1000", ":1\r\n").await;
-    let told = check(&config);
-    assert!(told.contains("redis_expiry"), "{told}");
+    let found = check(&config);
+    assert!(found.contains("redis_expiry"), "{found}");
     admin(redis, "REPLICAOF 127.0.0.1 1", "+OK\r\n").await;
-    let told = check(&config);
-    assert!(told.contains("redis_role"), "{told}");
+    let found = check(&config);
+    assert!(found.contains("redis_role"), "{found}");
 }
 
 #[tokio::test]
@@ -358,6 +358,26 @@ async fn several_servers_are_tried_in_turn() {
     let pipeline = SinkPipeline::to(server, "turn", &sink).await;
     let relay = Relay::spawn(&pipeline.config);
     pipeline.insert("orders", "a", &[1]).await;
+    pipeline.await_values("orders", "a", &["1"]).await;
+    relay.terminate(SOON).await;
+}
+
+/// A replica answers, and takes nothing.
+#[tokio::test]
+async fn replica_among_the_servers_is_passed_over() {
+    let mut server = Redis::start().await;
+    let port = server.redis.port();
+    let lines = format!("replicaof 127.0.0.1 {port}\nmasteruser admin\nmasterauth admin");
+    let replica = PrivateRedis::start(Flavor::Redis7, &lines).await;
+    let servers = format!("127.0.0.1:{port},127.0.0.1:{}", replica.port());
+    let sink = server.sink_at(&servers, "");
+    server.redis.kill().await;
+    let mut pipeline = SinkPipeline::to(server, "replica", &sink).await;
+    let relay = Relay::spawn(&pipeline.config);
+    pipeline.insert("orders", "a", &[1]).await;
+    relay.await_state("broker_down", SOON).await;
+    relay.await_log("is a replica", SOON).await;
+    pipeline.server.redis.restart().await;
     pipeline.await_values("orders", "a", &["1"]).await;
     relay.terminate(SOON).await;
 }

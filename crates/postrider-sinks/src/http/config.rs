@@ -2,9 +2,10 @@
 
 use super::event::push_part;
 use super::sign::SigningKeys;
-use super::spec::{HttpLimits, HttpLogin, HttpSpec, HttpTlsFiles, HttpVersion, OAuth};
+use super::spec::{HttpLimits, HttpLogin, HttpSpec, HttpVersion, OAuth};
 use super::target::{self, Base, TopicUse};
 use super::{connect, preflight, sink};
+use crate::tls::TlsFiles;
 use hyper::header::{HeaderName, HeaderValue};
 use pg_replication::Conninfo;
 use postrider_core::finding::Finding;
@@ -155,9 +156,9 @@ impl HttpConfig {
             version: self.version,
             secret_file: file(&self.files.secrets),
             login: self.login(),
-            tls: HttpTlsFiles {
-                ca: path(&self.files.ca),
-                cert: path(&self.files.cert),
+            tls: TlsFiles {
+                authorities: path(&self.files.ca),
+                certificate: path(&self.files.cert),
                 key: file(&self.files.key),
             },
             size_max: needs.size_max,
@@ -478,7 +479,7 @@ pub(super) mod tests {
             version: HttpVersion::Auto,
             secret_file: None,
             login: HttpLogin::None,
-            tls: HttpTlsFiles::default(),
+            tls: TlsFiles::default(),
             size_max: None,
         }
     }

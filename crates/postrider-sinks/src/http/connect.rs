@@ -2,26 +2,25 @@
 //! process runs. Addresses are judged where they are connected to, so a name that resolves to another address the next
 //! time is judged again.
 
-use super::spec::{HttpSpec, HttpTlsFiles, HttpVersion};
+use super::spec::{HttpSpec, HttpVersion};
 use super::target::{TopicUse, is_private, literal_address};
 use crate::fence::Fence;
+use crate::tls::{self, TlsFiles, TlsFilesError};
 use hyper::Uri;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::TokioIo;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{self, ClientConfig};
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
@@ -41,9 +40,9 @@ pub(super) enum ConnectError {
     /// The handshake failed.
     #[error("could not agree on TLS: {0}")]
     Tls(#[source] io::Error),
-    /// A file of TLS can't be used. The message has its path.
-    #[error("{0}")]
-    Files(String),
+    /// A file of TLS can't be used.
+    #[error(transparent)]
+    Files(#[from] TlsFilesError),
 }
 
 impl ConnectError {
@@ -84,7 +83,7 @@ pub(super) struct Connector(Arc<ConnectorSettings>);
 
 #[derive(Debug)]
 struct ConnectorSettings {
-    tls: HttpTlsFiles,
+    tls: TlsFiles,
     version: HttpVersion,
     timeout: Duration,
     refuses_private: bool,
@@ -270,16 +269,8 @@ impl Write for HttpStream {
 
 // TLS.
 
-fn client_config(files: &HttpTlsFiles, version: HttpVersion) -> Result<ClientConfig, ConnectError> {
-    let failed =
-        |error: rustls::Error| ConnectError::Files(format!("could not set up TLS: {error}"));
-    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
-    let builder = builder.with_safe_default_protocol_versions().map_err(failed)?;
-    let builder = builder.with_root_certificates(roots(files)?);
-    let mut config = match identity(files)? {
-        Some((chain, key)) => builder.with_client_auth_cert(chain, key).map_err(failed)?,
-        None => builder.with_no_client_auth(),
-    };
+fn client_config(files: &TlsFiles, version: HttpVersion) -> Result<ClientConfig, ConnectError> {
+    let mut config = tls::client_config(files)?;
     config.alpn_protocols = match version {
         HttpVersion::Auto => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
         HttpVersion::One => vec![b"http/1.1".to_vec()],
@@ -289,54 +280,6 @@ fn client_config(files: &HttpTlsFiles, version: HttpVersion) -> Result<ClientCon
 }
 
 /// Checks the files, for `postrider check` and at the start.
-pub(super) fn check_files(files: &HttpTlsFiles) -> Result<(), ConnectError> {
+pub(super) fn check_files(files: &TlsFiles) -> Result<(), ConnectError> {
     client_config(files, HttpVersion::Auto).map(drop)
-}
-
-fn roots(files: &HttpTlsFiles) -> Result<Arc<RootCertStore>, ConnectError> {
-    /// The system has some 150, and they are read once.
-    static SYSTEM: OnceLock<Arc<RootCertStore>> = OnceLock::new();
-    let store = |certificates: Vec<CertificateDer<'static>>| {
-        let mut store = RootCertStore::empty();
-        store.add_parsable_certificates(certificates);
-        Arc::new(store)
-    };
-    if let Some(path) = &files.ca {
-        return certificates("ca_file", path).map(store);
-    }
-    let system = SYSTEM.get_or_init(|| store(rustls_native_certs::load_native_certs().certs));
-    if system.is_empty() {
-        let why = "this machine has no root certificates: set sink.http.ca_file";
-        return Err(ConnectError::Files(why.to_owned()));
-    }
-    Ok(Arc::clone(system))
-}
-
-type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
-
-fn identity(files: &HttpTlsFiles) -> Result<Option<Identity>, ConnectError> {
-    let (Some(cert), Some(key)) = (&files.cert, &files.key) else { return Ok(None) };
-    let pem = key.read().map_err(|error| ConnectError::Files(error.to_string()))?;
-    let found = rustls_pemfile::private_key(&mut pem.as_bytes()).ok().flatten();
-    let none = || {
-        let path = key.path().display();
-        ConnectError::Files(format!(
-            "\"{path}\" (key_file) has no private key that is not encrypted"
-        ))
-    };
-    Ok(Some((certificates("cert_file", cert)?, found.ok_or_else(none)?)))
-}
-
-fn certificates(key: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, ConnectError> {
-    let shown = path.display();
-    let pem = std::fs::read(path).map_err(|error| {
-        ConnectError::Files(format!("could not read \"{shown}\" ({key}): {error}"))
-    })?;
-    let all: Result<Vec<_>, _> = rustls_pemfile::certs(&mut pem.as_slice()).collect();
-    match all {
-        Ok(all) if !all.is_empty() => Ok(all),
-        Ok(_) | Err(_) => {
-            Err(ConnectError::Files(format!("\"{shown}\" ({key}) has no certificate")))
-        }
-    }
 }

@@ -17,6 +17,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::client::legacy::Error as ClientError;
 use postrider_core::error::Chain;
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -49,7 +50,7 @@ pub(super) struct Exchanger {
     client: HttpClient,
     /// For the token endpoint, whose URL is in the configuration.
     trusted: HttpClient,
-    login: Authorizer,
+    login: Rc<Authorizer>,
     keys: RefCell<Reread<SigningKeys>>,
     spec: HttpSpec,
     fence: Arc<Fence>,
@@ -60,29 +61,43 @@ impl Exchanger {
         Self {
             client: client(Connector::new(&spec, &fence), &spec, spec.version),
             trusted: client(Connector::trusted(&spec, &fence), &spec, HttpVersion::Auto),
-            login: Authorizer::new(spec.login.clone()),
+            login: Rc::new(Authorizer::new(spec.login.clone())),
             keys: RefCell::default(),
             spec,
             fence,
         }
     }
 
-    /// Sends a request, once more if the receiver refuses a login that has changed since. The time-out covers all.
-    pub(super) async fn send(&self, outgoing: &OutgoingRequest) -> WebhookAnswer {
-        let limit = self.spec.limits.timeout;
-        let late =
-            |_elapsed| WebhookAnswer::lost(format!("the receiver did not answer within {limit:?}"));
-        tokio::time::timeout(limit, self.send_signed(outgoing)).await.unwrap_or_else(late)
+    /// One with new connections, and the same login.
+    pub(super) fn renewed(&self) -> Self {
+        let new = Self::new(self.spec.clone(), Arc::clone(&self.fence));
+        Self { login: Rc::clone(&self.login), ..new }
     }
 
-    async fn send_signed(&self, outgoing: &OutgoingRequest) -> WebhookAnswer {
-        let (answer, used) = self.attempt(outgoing).await;
+    /// Sends a request, once more if the receiver refuses a login that has changed since. The time-out covers all until
+    /// the status is there: a body that comes slowly does not make an answer none.
+    pub(super) async fn send(&self, outgoing: &OutgoingRequest) -> WebhookAnswer {
+        let limit = self.spec.limits.timeout;
+        let seen = RefCell::new(None);
+        let sent = tokio::time::timeout(limit, self.send_signed(outgoing, &seen)).await;
+        sent.unwrap_or_else(|_elapsed| {
+            let reason = || format!("the receiver did not answer within {limit:?}");
+            seen.take().unwrap_or_else(|| WebhookAnswer::lost(reason()))
+        })
+    }
+
+    async fn send_signed(
+        &self,
+        outgoing: &OutgoingRequest,
+        seen: &RefCell<Option<WebhookAnswer>>,
+    ) -> WebhookAnswer {
+        let (answer, used) = self.attempt(outgoing, seen).await;
         let Some(used) = used.filter(|_| answer.status == Some(StatusCode::UNAUTHORIZED)) else {
             return answer;
         };
         self.login.refused(&used).await;
         match self.authorization().await {
-            Ok(Some(header)) if header != used => self.attempt(outgoing).await.0,
+            Ok(Some(header)) if header != used => self.attempt(outgoing, seen).await.0,
             Ok(_) | Err(_) => answer,
         }
     }
@@ -91,8 +106,13 @@ impl Exchanger {
         self.login.header(&self.trusted, self.spec.limits.timeout).await
     }
 
-    /// The answer, and the login that was used.
-    async fn attempt(&self, outgoing: &OutgoingRequest) -> (WebhookAnswer, Option<HeaderValue>) {
+    /// The answer, and the login that was used. `seen` has the answer as soon as its status is there.
+    async fn attempt(
+        &self,
+        outgoing: &OutgoingRequest,
+        seen: &RefCell<Option<WebhookAnswer>>,
+    ) -> (WebhookAnswer, Option<HeaderValue>) {
+        seen.take();
         let login = match self.authorization().await {
             Ok(login) => login,
             Err(reason) => {
@@ -112,7 +132,7 @@ impl Exchanger {
             return (WebhookAnswer::lost("the process was stopped".to_owned()), None);
         }
         let answer = match self.client.request(request).await {
-            Ok(response) => self.answered(response, outgoing.events).await,
+            Ok(response) => self.answered(response, outgoing.events, seen).await,
             Err(error) => self.failed(&error),
         };
         (answer, login)
@@ -151,9 +171,15 @@ impl Exchanger {
         Ok(request)
     }
 
-    async fn answered(&self, response: Response<Incoming>, events: usize) -> WebhookAnswer {
+    async fn answered(
+        &self,
+        response: Response<Incoming>,
+        events: usize,
+        seen: &RefCell<Option<WebhookAnswer>>,
+    ) -> WebhookAnswer {
         let (status, max) = (response.status(), self.spec.limits.retry_after_max);
         let answer = WebhookAnswer::of_status(status, response.headers(), events, max);
+        seen.replace(Some(answer.clone()));
         // The status is the answer, whatever becomes of the body.
         let reading = read_body(response.into_body(), BODY_BYTES_MAX);
         drop(tokio::time::timeout(BODY_TIME_MAX, reading).await);
@@ -201,7 +227,7 @@ impl Exchanger {
             !allow.split(',').any(|method| method.trim().eq_ignore_ascii_case("POST"))
         });
         let version = response.version();
-        let answer = self.answered(response, 1).await;
+        let answer = self.answered(response, 1, &RefCell::default()).await;
         if answer.status == Some(StatusCode::UNAUTHORIZED)
             && let Some(login) = login
         {

@@ -45,7 +45,10 @@ impl Hosts {
     /// Whether a request to this host may be sent now. If not, its line waits here.
     pub(super) fn admits(&mut self, host: &Rc<str>, line: LineId, now: Instant) -> bool {
         if self.hosts.len() >= HOSTS_MAX {
-            self.hosts.retain(|_, host| host.closed.is_some());
+            self.hosts.retain(|_, host| {
+                let is_tried = host.closed.as_ref().is_some_and(|closed| closed.attempt);
+                is_tried || !host.waiting.is_empty()
+            });
         }
         let host = self.hosts.entry(Rc::clone(host)).or_default();
         match &mut host.closed {

@@ -17,15 +17,23 @@ const PAUSE_MAX: Duration = Duration::from_mins(5);
 /// Destinations that are remembered; those that accept events are forgotten first.
 const PLACES_MAX: usize = 2_000;
 
+/// How long a refusal is remembered of a destination that accepts other events: one that refuses some events by their
+/// content is not opened more often than one that refuses all.
+const REMEMBERED: Duration = Duration::from_mins(10);
+
 #[derive(Debug, Default)]
 struct Place {
     /// It has accepted an event.
     accepted: bool,
-    closed: Option<ClosedPlace>,
+    /// The last refusals.
+    refusals: Option<Refusals>,
 }
 
 #[derive(Debug)]
-struct ClosedPlace {
+struct Refusals {
+    /// It has accepted an event since the last one.
+    is_over: bool,
+    at: Instant,
     missing: bool,
     /// Why, and how to fix it.
     reason: String,
@@ -55,16 +63,20 @@ pub(super) struct Places {
 impl Places {
     /// The destination has accepted an event.
     pub(super) fn accepted(&mut self, name: &str) {
-        match self.places.get_mut(name) {
-            Some(place) => (place.accepted, place.closed) = (true, None),
-            None => self.place(name).accepted = true,
+        let place = match self.places.get_mut(name) {
+            Some(place) => place,
+            None => self.place(name),
+        };
+        place.accepted = true;
+        if let Some(refusals) = &mut place.refusals {
+            refusals.is_over = true;
         }
     }
 
     fn place(&mut self, name: &str) -> &mut Place {
         if !self.places.contains_key(name) {
             if self.places.len() >= PLACES_MAX {
-                self.places.retain(|_, place| place.closed.is_some());
+                self.places.retain(|_, place| place.is_closed());
             }
             if self.places.len() >= PLACES_MAX {
                 self.places.clear();
@@ -82,7 +94,10 @@ impl Places {
     ) -> Unavailable {
         let place = self.place(name);
         let missing = may_be_missing && !place.accepted;
-        let closed = place.closed.get_or_insert_with(|| ClosedPlace {
+        place.refusals = place.refusals.take().filter(|last| now - last.at < REMEMBERED);
+        let closed = place.refusals.get_or_insert_with(|| Refusals {
+            is_over: false,
+            at: now,
             missing,
             reason: String::new(),
             hint: None,
@@ -94,6 +109,7 @@ impl Places {
         if std::mem::take(&mut closed.by_options) {
             closed.is_trusted = false;
         }
+        (closed.is_over, closed.at) = (false, now);
         closed.missing = missing;
         closed.next_at = now + closed.backoff.next(random);
         (closed.reason, closed.hint) = (answer.reason.clone(), answer.hint);
@@ -102,7 +118,7 @@ impl Places {
 
     /// Whether a look-up has to ask the destination. One that was never refused is open: its first event finds out.
     pub(super) fn is_closed(&self, name: &str) -> bool {
-        self.places.get(name).is_some_and(|place| place.closed.is_some())
+        self.places.get(name).is_some_and(Place::is_closed)
     }
 
     /// What the answer to OPTIONS means: none if the destination is open.
@@ -112,7 +128,7 @@ impl Places {
         probe: &Probe,
         now: Instant,
     ) -> Option<Unavailable> {
-        let closed = self.places.get_mut(name)?.closed.as_mut()?;
+        let closed = self.places.get_mut(name)?.refusals.as_mut()?;
         let (says_open, answer) = match probe {
             Probe::Unreachable(answer) => {
                 (closed.reason, closed.hint) = (answer.reason.clone(), answer.hint);
@@ -136,7 +152,13 @@ impl Places {
     }
 }
 
-impl ClosedPlace {
+impl Place {
+    fn is_closed(&self) -> bool {
+        self.refusals.as_ref().is_some_and(|refusals| !refusals.is_over)
+    }
+}
+
+impl Refusals {
     fn unavailable(&self) -> Unavailable {
         Unavailable { missing: self.missing, reason: self.reason.clone(), hint: self.hint }
     }
@@ -180,6 +202,25 @@ mod tests {
         // It has accepted an event, so it is not missing.
         assert!(!places.refused("a", (&answer(404), true), (now, 1.0)).missing);
         assert!(!places.refused("b", (&answer(403), false), (now, 1.0)).missing);
+    }
+
+    /// A receiver that refuses one event by its content, and takes the others.
+    #[test]
+    fn destination_that_accepts_other_events_is_not_opened_at_once_again_and_again() {
+        let (mut places, now) = (Places::default(), Instant::now());
+        let mut at = now;
+        for round in 0..4 {
+            places.refused("a", (&answer(403), false), (at, 1.0));
+            if round > 0 {
+                assert!(places.probed("a", &probe(200), at).is_some(), "round {round}");
+                at += PAUSE_MIN * (1 << round);
+            }
+            assert_eq!(places.probed("a", &probe(200), at), None, "round {round}");
+            places.accepted("a");
+            assert!(!places.is_closed("a"));
+        }
+        places.refused("a", (&answer(403), false), (at + REMEMBERED, 1.0));
+        assert_eq!(places.probed("a", &probe(200), at + REMEMBERED), None, "a new problem");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! What an HTTP sink is opened with: the settings that its parts share.
 
 use super::target::{self, Base, Target, TopicUse, is_private, literal_address};
+use crate::tls::TlsFiles;
 use postrider_core::secret_file::SecretFile;
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// The version of HTTP.
@@ -52,15 +52,6 @@ pub(super) struct OAuth {
     pub(super) scope: String,
 }
 
-/// TLS of the connections. The files are read for each connection.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub(super) struct HttpTlsFiles {
-    /// `None`: the authorities of the system.
-    pub(super) ca: Option<PathBuf>,
-    pub(super) cert: Option<PathBuf>,
-    pub(super) key: Option<SecretFile>,
-}
-
 /// How long is waited, and how much is in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct HttpLimits {
@@ -87,7 +78,7 @@ pub(super) struct HttpSpec {
     pub(super) version: HttpVersion,
     pub(super) secret_file: Option<SecretFile>,
     pub(super) login: HttpLogin,
-    pub(super) tls: HttpTlsFiles,
+    pub(super) tls: TlsFiles,
     /// The operator's limit on the size of a record. Unit: bytes.
     pub(super) size_max: Option<usize>,
 }

@@ -14,7 +14,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use hyper::header::HeaderValue;
 use postrider_core::record::{Refusal, RefusalKind, Scope, Ticket};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -60,6 +60,8 @@ pub(super) struct HttpWorker {
 struct InFlight {
     exchanges: Pending<(LineId, WebhookAnswer)>,
     probes: Pending<(String, Probe)>,
+    /// The destinations of `probes`.
+    probed: HashSet<String>,
 }
 
 /// What is known of destinations.
@@ -162,6 +164,10 @@ impl HttpWorker {
 
     /// The pipeline has reset the sink.
     fn restart(&mut self, generation: u64) {
+        // A request that waits for its connection must not be written behind what another process publishes. The
+        // connections of before are not used again.
+        self.fence.resets();
+        self.exchanger = Rc::new(self.exchanger.renewed());
         let mut given_up = self.lines.reset();
         self.hosts.reset();
         // No request is left that could find the receiver back. The next one reports a problem again.
@@ -211,6 +217,10 @@ impl HttpWorker {
                 self.queue.opened(&name, (), false);
                 continue;
             }
+            if !self.in_flight.probed.insert(name.clone()) {
+                // Its answer comes.
+                continue;
+            }
             let exchanger = Rc::clone(&self.exchanger);
             self.in_flight.probes.push(Box::pin(async move {
                 let probe = exchanger.probe(&target).await;
@@ -220,6 +230,7 @@ impl HttpWorker {
     }
 
     fn probed(&mut self, name: &str, probe: &Probe) {
+        self.in_flight.probed.remove(name);
         if !self.destinations.places.is_closed(name) {
             self.queue.opened(name, (), true);
             return;

@@ -1,5 +1,6 @@
 //! What JetStream answers, as far as the sink reads it.
 
+use super::problem::ErrCode;
 use super::subject::covers;
 use serde::Deserialize;
 use std::time::Instant;
@@ -11,6 +12,14 @@ pub(super) struct ApiError {
     pub(super) code: i32,
     pub(super) err_code: i32,
     pub(super) description: String,
+}
+
+impl ApiError {
+    /// The answer of a server to a message that is too large, for one that its client did not send.
+    pub(super) fn too_large() -> Self {
+        let description = "the message is larger than the server takes".to_owned();
+        Self { code: 400, err_code: ErrCode::TOO_LARGE, description }
+    }
 }
 
 /// The answer to a message.

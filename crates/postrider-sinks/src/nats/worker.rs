@@ -19,6 +19,7 @@ use crate::fence::Fence;
 use crate::life::Life;
 use crate::record_batch::{QueuedRecord, RecordBatch};
 use crate::send_queue::SendQueue;
+use async_nats::client::PublishErrorKind;
 use async_nats::{Message, Subject};
 use bytes::{Bytes, BytesMut};
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -69,6 +70,8 @@ pub(super) struct NatsWorker {
 #[derive(Debug, Default)]
 struct StreamEnd {
     last_seq: u64,
+    /// The highest sequence that was acknowledged.
+    acked_seq: u64,
     /// The identifier of the message in flight before.
     previous: String,
     /// The identifier of the next one.
@@ -254,7 +257,16 @@ impl NatsWorker {
                 let (subject, reply, payload) = parts(arena, &record, &link.inbox, number);
                 let sent =
                     link.client.publish_with_reply_and_headers(subject, reply, headers, payload);
-                sent.await.map_err(|error| lost(link, &error.to_string()))?;
+                match sent.await {
+                    Ok(()) => {}
+                    // This server takes less than the one that the record was admitted for.
+                    Err(error) if error.kind() == PublishErrorKind::MaxPayloadExceeded => {
+                        self.line.sent(spec.chain, after, now);
+                        self.line.answered(number, Fate::Refused(ApiError::too_large()));
+                        break;
+                    }
+                    Err(error) => return Err(lost(link, &error.to_string())),
+                }
                 std::mem::swap(previous, id);
                 self.end.last_seq += 1;
             }
@@ -312,6 +324,7 @@ impl NatsWorker {
                 Ok(PubAck { error: Some(error), .. }) => Fate::Refused(error),
                 Ok(ack) if ack.seq > 0 && ack.stream == self.spec.stream => {
                     self.repeated = ack.duplicate.then_some(ack.seq);
+                    self.end.acked_seq = self.end.acked_seq.max(ack.seq);
                     Fate::Stored
                 }
                 // What it means is not known: the message is unanswered until its time is up.
@@ -357,6 +370,16 @@ impl NatsWorker {
         }
         if self.line.in_flight() == 0 {
             self.end.last_seq = facts.last_seq;
+        }
+        let lost = self.end.acked_seq.saturating_sub(facts.last_seq);
+        if lost > 0 {
+            self.end.acked_seq = facts.last_seq;
+            let stream = &self.spec.stream;
+            let reason = format!(
+                "stream {stream} ends {lost} messages before the last one that it had acknowledged: it was made again, \
+                 restored, or its server lost them"
+            );
+            self.queue.broken(self.generation, reason);
         }
         self.shared.set(facts);
         Ok(())

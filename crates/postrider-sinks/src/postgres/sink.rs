@@ -25,7 +25,7 @@ impl PostgresSink {
         let shared = Arc::new(WriterLink::new(mailbox));
         let size_max = spec.size_max;
         let writer = Writer::new(Arc::clone(&shared), spec);
-        worker_thread::start("log-writer", move || writer.run())?;
+        worker_thread::start("log-writer", shared.mailbox.clone(), move || writer.run())?;
         Ok(Self { shared, open: Batch::default(), size_max })
     }
 

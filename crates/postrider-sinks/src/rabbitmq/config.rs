@@ -3,10 +3,9 @@
 use super::commands;
 use super::preflight;
 use super::sink;
-use super::spec::{
-    CreateQueues, MessageRules, NAMES, PasswordSource, RabbitAddress, RabbitSpec, RabbitTls,
-};
+use super::spec::{CreateQueues, MessageRules, NAMES, PasswordSource, RabbitAddress, RabbitSpec};
 use crate::read_delivery;
+use crate::tls::TlsFiles;
 use pg_replication::Conninfo;
 use postrider_core::finding::Finding;
 use postrider_core::record::{Excess, Refusal, RefusalKind};
@@ -65,7 +64,7 @@ struct ShownKeys {
 pub struct RabbitConfig {
     /// The address, or why it can't be read; `None` if there is none.
     address: Option<Result<RabbitAddress, String>>,
-    files: RabbitTls,
+    files: TlsFiles,
     rules: MessageRules,
     window: u32,
     heartbeat: Duration,
@@ -121,7 +120,7 @@ impl RabbitConfig {
         let bytes_max = table.size("message_bytes_max", MESSAGE_BYTES, MESSAGE_BYTES_RANGE);
         let config = Self {
             address,
-            files: RabbitTls {
+            files: TlsFiles {
                 authorities: path(&shown.ca_file),
                 certificate: path(&shown.cert_file),
                 key: key.map(|(_, file)| file),
@@ -394,7 +393,7 @@ mod tests {
     fn config(url: &str, lock_queue: &str) -> RabbitConfig {
         RabbitConfig {
             address: Some(RabbitAddress::parse(url)),
-            files: RabbitTls::default(),
+            files: TlsFiles::default(),
             rules: MessageRules {
                 exchange: "events".to_owned(),
                 content_type: CONTENT_TYPE.to_owned(),

@@ -11,7 +11,7 @@ use super::codec::{
 };
 use super::problem::{RabbitProblem, RabbitStep};
 use super::spec::{PasswordSource, RabbitHost, RabbitSpec};
-use super::tls;
+use crate::tls;
 use std::collections::VecDeque;
 use std::fmt::{self, Debug};
 use std::io;

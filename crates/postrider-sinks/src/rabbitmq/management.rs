@@ -1,8 +1,9 @@
 //! What only RabbitMQ's management API tells: bindings, types and limits of queues, and alarms. For `postrider check`.
 
 use super::commands::declare_queue;
+use super::link;
 use super::spec::{RabbitAddress, RabbitHost, RabbitSpec};
-use super::{link, tls};
+use crate::tls;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use postrider_core::finding::Finding;

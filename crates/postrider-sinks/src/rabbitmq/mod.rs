@@ -16,7 +16,6 @@ mod preflight;
 mod problem;
 mod sink;
 mod spec;
-mod tls;
 mod window;
 mod worker;
 

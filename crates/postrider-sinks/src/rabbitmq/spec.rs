@@ -1,10 +1,10 @@
 //! What a RabbitMQ sink publishes, and where: the settings that its parts share.
 
 use super::codec::SHORT_MAX;
+use crate::tls::TlsFiles;
 use postrider_core::secret_file::SecretFile;
 use postrider_core::sink::NameRule;
 use std::fmt;
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// A server.
@@ -143,17 +143,6 @@ fn decoded(text: &str) -> Result<String, String> {
     String::from_utf8(bytes).map_err(|_invalid| "a part of it is not UTF-8".to_owned())
 }
 
-/// The files of TLS; each is read at each connection.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct RabbitTls {
-    /// The authorities of the server; without it those of the system.
-    pub(super) authorities: Option<PathBuf>,
-    /// The client's certificate.
-    pub(super) certificate: Option<PathBuf>,
-    /// The key of that certificate.
-    pub(super) key: Option<SecretFile>,
-}
-
 /// What decides about a message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct MessageRules {
@@ -180,7 +169,7 @@ impl MessageRules {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct RabbitSpec {
     pub(super) address: RabbitAddress,
-    pub(super) files: RabbitTls,
+    pub(super) files: TlsFiles,
     pub(super) pipeline: String,
     pub(super) rules: MessageRules,
     /// Messages without a confirm.

@@ -224,11 +224,11 @@ impl Worker {
 
     /// The connection is lost. What was in flight is sent again by the next one, unless it is given up.
     fn lost(&mut self, problem: &RabbitProblem) {
-        let refused = problem.step == RabbitStep::Publish
-            && problem.code == Some(PRECONDITION_FAILED)
-            && !self.ending;
+        let of_publish = problem.step == RabbitStep::Publish && !self.ending;
+        let refused = of_publish && problem.code == Some(PRECONDITION_FAILED);
         let single = self.window.only_in_flight().filter(|_| refused);
-        if refused {
+        if of_publish && problem.code.is_some() {
+            // One of them has closed the channel. The others are not published again with each attempt.
             self.alone = self.window.in_flight();
         }
         self.window.lost();
@@ -456,7 +456,7 @@ impl Worker {
                     self.report_acked();
                     return Err(RabbitProblem::closed(RabbitStep::Publish, &close, spec));
                 }
-                // The answer to a request has told it.
+                // The answer to a request has reported it.
                 LinkEvent::ChannelClosed(..) => {}
             }
         }
@@ -573,7 +573,8 @@ impl Worker {
             format!("declare queue {topic:?} in virtual host {:?}", self.spec.address.vhost)
         } else {
             format!(
-                "bind a queue to {shown} with routing key {topic:?}, in virtual host {:?}",
+                "bind a queue to {shown} with routing key {topic:?}, in virtual host {:?}; with parking.on_poison = \
+                 \"stop\" restart Postrider after that, because only a message shows whether a queue is bound",
                 self.spec.address.vhost
             )
         };

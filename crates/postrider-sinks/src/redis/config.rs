@@ -1,18 +1,18 @@
 //! The keys of a Redis sink, and what the product asks of its settings.
 
-use super::spec::{
-    Address, Mode, NAMES, RedisLogin, RedisSpec, STATE_PREFIX, Storing, TlsFiles, Trim,
-};
+use super::spec::{Address, Mode, NAMES, RedisLogin, RedisSpec, STATE_PREFIX, Storing, Trim};
 use super::{looks, preflight, sink};
+use crate::tls::TlsFiles;
 use pg_replication::Conninfo;
 use postrider_core::finding::Finding;
 use postrider_core::record::{Excess, Refusal, RefusalKind};
+use postrider_core::secret_file::SecretFile;
 use postrider_core::sink::{
     Capabilities, GENERAL_HINT, Keys, Mailbox, NameRule, Needs, Order, Purpose, Shown, ShownValue,
     Sink, SinkConfig, SinkError,
 };
 use std::any::Any;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -177,21 +177,15 @@ fn read_tls(keys: &dyn Keys) -> Option<TlsFiles> {
         Some(PathBuf::from(path))
     };
     let ca = file("ca_file");
-    let identity = match (file("cert_file"), file("key_file")) {
-        (Some(certificate), Some(key)) => Some((certificate, key)),
-        (None, None) => None,
-        (Some(_), None) => {
-            table.error("key_file", "is missing: cert_file needs it".to_owned());
-            None
-        }
-        (None, Some(_)) => {
-            table.error("cert_file", "is missing: key_file needs it".to_owned());
-            None
-        }
-    };
+    let (certificate, key) = (file("cert_file"), file("key_file"));
+    match (&certificate, &key) {
+        (Some(_), None) => table.error("key_file", "is missing: cert_file needs it".to_owned()),
+        (None, Some(_)) => table.error("cert_file", "is missing: key_file needs it".to_owned()),
+        (Some(_), Some(_)) | (None, None) => {}
+    }
     let is_on = table.is_present();
     table.finish();
-    is_on.then_some(TlsFiles { ca, identity })
+    is_on.then_some(TlsFiles { authorities: ca, certificate, key: key.map(SecretFile::new) })
 }
 
 impl SinkConfig for RedisConfig {
@@ -260,14 +254,13 @@ impl SinkConfig for RedisConfig {
                 rows.push(Shown { table: NAME, key: "tls".to_owned(), value });
             }
             Some(tls) => {
-                let file = |key: &str, path: Option<&PathBuf>| {
+                let file = |key: &str, path: Option<&Path>| {
                     let path = path.map(|path| path.display().to_string()).unwrap_or_default();
                     Shown { table: "redis.tls", ..Shown::text(key, &path) }
                 };
-                let identity = tls.identity.as_ref();
-                rows.push(file("ca_file", tls.ca.as_ref()));
-                rows.push(file("cert_file", identity.map(|(certificate, _)| certificate)));
-                rows.push(file("key_file", identity.map(|(_, key)| key)));
+                rows.push(file("ca_file", tls.authorities.as_deref()));
+                rows.push(file("cert_file", tls.certificate.as_deref()));
+                rows.push(file("key_file", tls.key.as_ref().map(SecretFile::path)));
             }
         }
         rows

@@ -4,7 +4,7 @@
 use super::problem::{RedisProblem, RedisStep};
 use super::resp::{self, Reply};
 use super::spec::{Address, RedisLogin, RedisSpec};
-use super::tls;
+use crate::tls;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
@@ -58,7 +58,12 @@ impl Connection {
             drop(socket.set_nodelay(true));
             Ok(match &spec.tls {
                 None => Socket::Plain(socket),
-                Some(files) => Socket::Tls(Box::new(tls::connect(socket, address, files).await?)),
+                Some(files) => {
+                    let connected = tls::connect(socket, files, &address.host).await;
+                    Socket::Tls(Box::new(connected.map_err(|error| {
+                        RedisProblem::io("agree on TLS and certificates with", &place, &error)
+                    })?))
+                }
             })
         });
         let late = |_elapsed| {

@@ -98,10 +98,18 @@ impl RedisLink {
     async fn open_at(spec: &RedisSpec, address: &Address) -> Result<Self, RedisProblem> {
         let Located { map, connections } = locate(spec, address).await?;
         let mut nodes = Vec::new();
-        for connection in connections {
+        for mut connection in connections {
+            if spec.mode != Mode::Cluster {
+                check_role(&mut connection).await?;
+            }
             nodes.push(Node::open(spec, connection).await?);
         }
         Ok(Self { map, nodes })
+    }
+
+    /// Whether a node has the slot.
+    pub(super) fn has(&self, slot: u16) -> bool {
+        self.map.node(slot).is_some_and(|node| node < self.nodes.len())
     }
 
     /// Where calls for a slot are added; `None` while no node has the slot.
@@ -210,6 +218,19 @@ pub(super) async fn locate(spec: &RedisSpec, address: &Address) -> Result<Locate
         connections.push(connection);
     }
     Ok(Located { map, connections })
+}
+
+/// A replica is not used: it answers, and accepts nothing. A login that may not ask finds out with its first event.
+async fn check_role(connection: &mut Connection) -> Result<(), RedisProblem> {
+    let reply = connection.command(&[b"ROLE"]).await?;
+    let role = reply.elements().first().and_then(Reply::text);
+    if role.is_none_or(|role| role == "master") {
+        return Ok(());
+    }
+    Err(RedisProblem::lost(
+        format!("{} is a replica", connection.address),
+        "let sink.redis.servers name the primary, or promote this server; the sink connects again automatically",
+    ))
 }
 
 /// Asks a sentinel for the primary.

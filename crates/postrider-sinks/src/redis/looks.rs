@@ -6,8 +6,9 @@ use super::resp;
 use super::spec::RedisSpec;
 use crate::destinations::DESTINATIONS_MAX;
 use crate::send_queue::SendQueue;
-use std::collections::{BTreeSet, VecDeque};
-use std::time::Duration;
+use postrider_core::backoff::Backoff;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
 
 /// Streams that are looked up at once.
 const LOOKS_MAX: usize = 16;
@@ -24,7 +25,21 @@ pub(super) struct Looks {
     known: BTreeSet<String>,
     /// Streams of which a problem is reported.
     down: BTreeSet<String>,
+    /// Streams that have refused an event, until they have accepted one.
+    rejected: BTreeMap<String, RejectedStream>,
 }
+
+/// A stream that has refused an event. A look-up may find it good all the same, so it is opened at growing intervals.
+struct RejectedStream {
+    reason: String,
+    hint: Option<String>,
+    backoff: Backoff,
+    opens_at: Instant,
+}
+
+/// The shortest and the longest time until a stream that has refused an event is tried again.
+const REJECTED_MIN: Duration = Duration::from_secs(1);
+const REJECTED_MAX: Duration = Duration::from_mins(5);
 
 impl Looks {
     /// A stream is to be looked up.
@@ -40,18 +55,20 @@ impl Looks {
         self.refused.clear();
     }
 
-    /// Sends look-ups, two commands each.
+    /// Sends look-ups, two commands each. Returns a slot that no node has.
     pub(super) fn send(
         &mut self,
         link: &mut RedisLink,
         spec: &RedisSpec,
-        slot: impl Fn(&str) -> u16,
-    ) {
+        slot_of: impl Fn(&str) -> u16,
+    ) -> Option<u16> {
         while self.open.len() < LOOKS_MAX {
-            let Some(topic) = self.wanted.pop_front() else { return };
-            let Some(mut calls) = link.line(slot(&topic), spec.timeout) else {
-                self.wanted.push_front(topic);
-                return;
+            let topic = self.wanted.pop_front()?;
+            let slot = slot_of(&topic);
+            let Some(mut calls) = link.line(slot, spec.timeout) else {
+                // Behind the others: those of another slot may be answered.
+                self.wanted.push_back(topic);
+                return Some(slot);
             };
             // No entry can have this ID. Rights and the state of the server are checked before that.
             let add: [&[u8]; 6] = [b"XADD", topic.as_bytes(), b"NOMKSTREAM", b"0-0", b"a", b"b"];
@@ -61,6 +78,7 @@ impl Looks {
             calls.sent(RedisCall::Exists { topic: topic.clone() }, Duration::ZERO);
             self.open.insert(topic);
         }
+        None
     }
 
     /// The login may not add to the stream, or may not read its type.
@@ -87,7 +105,12 @@ impl Looks {
         if self.refused.remove(topic) {
             return;
         }
+        let rejected = self.rejected.get(topic).filter(|it| it.opens_at > Instant::now());
         match kind {
+            "stream" if let Some(rejected) = rejected => {
+                let (reason, hint) = (rejected.reason.clone(), rejected.hint.clone());
+                self.report(queue, topic, reason, hint);
+            }
             "stream" => self.opened(queue, topic),
             "none" if spec.storing.creates => self.opened(queue, topic),
             "none" => {
@@ -103,12 +126,17 @@ impl Looks {
     }
 
     fn opened(&mut self, queue: &SendQueue<()>, topic: &str) {
-        if self.known.len() >= DESTINATIONS_MAX {
+        self.remember(topic);
+        let was_down = self.down.remove(topic);
+        queue.opened(topic, (), was_down);
+    }
+
+    /// The stream has accepted events, or exists.
+    fn remember(&mut self, topic: &str) {
+        if self.known.len() >= DESTINATIONS_MAX && !self.known.contains(topic) {
             self.known.pop_first();
         }
         self.known.insert(topic.to_owned());
-        let was_down = self.down.remove(topic);
-        queue.opened(topic, (), was_down);
     }
 
     fn report(&mut self, queue: &SendQueue<()>, topic: &str, reason: String, hint: Option<String>) {
@@ -116,8 +144,42 @@ impl Looks {
         queue.unavailable(topic, !self.known.contains(topic), reason, hint);
     }
 
+    /// The stream has refused an event.
+    pub(super) fn rejected(
+        &mut self,
+        queue: &SendQueue<()>,
+        topic: &str,
+        reason: String,
+        hint: Option<String>,
+    ) {
+        if self.rejected.len() < DESTINATIONS_MAX || self.rejected.contains_key(topic) {
+            let now = Instant::now();
+            let new = || RejectedStream {
+                reason: reason.clone(),
+                hint: hint.clone(),
+                backoff: Backoff::new(REJECTED_MIN, REJECTED_MAX),
+                opens_at: now,
+            };
+            let rejected = self.rejected.entry(topic.to_owned()).or_insert_with(new);
+            rejected.opens_at = now + rejected.backoff.next(fastrand::f64());
+            (rejected.reason, rejected.hint) = (reason.clone(), hint.clone());
+        }
+        self.remember(topic);
+        self.report(queue, topic, reason, hint);
+    }
+
+    /// Whether streams have refused events.
+    pub(super) fn has_rejected(&self) -> bool {
+        !self.rejected.is_empty()
+    }
+
+    /// The stream has accepted an event.
+    pub(super) fn accepted(&mut self, topic: &str) {
+        self.rejected.remove(topic);
+    }
+
     /// A problem of the stream is reported.
-    pub(super) fn closed(&mut self, topic: &str) {
+    fn closed(&mut self, topic: &str) {
         if self.down.len() < DESTINATIONS_MAX {
             self.down.insert(topic.to_owned());
         }

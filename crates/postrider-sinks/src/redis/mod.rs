@@ -20,7 +20,7 @@ mod script;
 mod sink;
 mod slots;
 mod spec;
-mod tls;
+
 mod worker;
 
 pub use config::RedisConfig;

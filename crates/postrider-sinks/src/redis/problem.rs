@@ -53,8 +53,10 @@ impl RedisProblem {
 
     /// The connection failed.
     pub(super) fn io(doing: &str, place: &str, error: &io::Error) -> Self {
-        // A certificate that is not accepted is such an error.
-        let hint = if error.kind() == io::ErrorKind::InvalidData {
+        // A certificate that is not accepted, a name that none can have, a file that can't be used.
+        let of_tls =
+            [io::ErrorKind::InvalidData, io::ErrorKind::InvalidInput, io::ErrorKind::Other];
+        let hint = if of_tls.contains(&error.kind()) {
             "correct the certificate files in sink.redis.tls, or the host names in sink.redis.servers"
         } else {
             "start the server, or correct sink.redis.servers; the sink connects again automatically"

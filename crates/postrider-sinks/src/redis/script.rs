@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_scripts_are_told_apart() {
+    fn answers_of_scripts_are_distinguished() {
         let of = |text: &str| ScriptAnswer::of(resp::decode(text.as_bytes()).unwrap().unwrap().0);
         let stopped = |stored, why| ScriptAnswer::Stopped { stored, why };
         for (text, answer) in [

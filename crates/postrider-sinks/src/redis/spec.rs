@@ -1,9 +1,9 @@
 //! What a Redis sink is opened with: the settings that its parts share.
 
+use crate::tls::TlsFiles;
 use postrider_core::secret_file::SecretFile;
 use postrider_core::sink::NameRule;
 use std::fmt;
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// Bytes of the name of a stream at most. Redis itself takes 512 MB.
@@ -80,15 +80,6 @@ impl Mode {
 pub(super) struct RedisLogin {
     pub(super) username: String,
     pub(super) password: Option<SecretFile>,
-}
-
-/// The files of TLS, which are read for each connection.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(super) struct TlsFiles {
-    /// The authorities; the system's without it.
-    pub(super) ca: Option<PathBuf>,
-    /// The client's certificate and its key.
-    pub(super) identity: Option<(PathBuf, PathBuf)>,
 }
 
 /// What is removed from a stream when an event is added.

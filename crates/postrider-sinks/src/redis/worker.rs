@@ -218,6 +218,10 @@ impl RedisWorker {
         if let Some(chain) = self.chains.get_mut(&slot) {
             chain.forget();
         }
+        if self.failed {
+            // The answers to the calls behind it.
+            return;
+        }
         self.fail();
         self.queue.broken(self.generation, reason);
         // Whoever else has taken the progress over would be fenced at once.
@@ -236,13 +240,21 @@ impl RedisWorker {
             looks.want(topic);
         }
         let Some(link) = link else { return };
-        looks.send(link, spec, |topic| slot(spec, topic));
+        if let Some(slot) = looks.send(link, spec, |topic| slot(spec, topic)) {
+            self.lose(&unassigned(slot));
+        }
     }
 
     /// Sends what can be sent.
     fn send(&mut self) {
         let slots: Vec<u16> = self.chains.keys().copied().collect();
         for slot in slots {
+            let has_some = |chain: &SlotChain| chain.has_unsent() || chain.has_stored();
+            if self.link.as_ref().is_some_and(|link| !link.has(slot))
+                && self.chains.get(&slot).is_some_and(has_some)
+            {
+                return self.lose(&unassigned(slot));
+            }
             while self.send_of(slot) {}
         }
     }
@@ -445,8 +457,7 @@ impl RedisWorker {
         let Some(record) = self.held.get(place) else { return };
         let (topic, ticket, is_retry) = (record.topic.to_owned(), record.ticket, record.is_retry);
         self.held.settle(place, |batch| self.queue.recycle(batch));
-        self.looks.closed(&topic);
-        self.queue.unavailable(&topic, false, problem.reason, problem.hint);
+        self.looks.rejected(&self.queue, &topic, problem.reason, problem.hint);
         let refusal = Refusal { kind: RefusalKind::Other, native: None, of_batch: false };
         if is_retry {
             // The records behind it are sent again: no reset follows.
@@ -469,9 +480,13 @@ impl RedisWorker {
 
     /// The records up to this number are published.
     fn ack(&mut self, slot: u16, number: u64) {
-        let Self { chains, held, queue, .. } = self;
+        let Self { chains, held, queue, looks, .. } = self;
         let Some(chain) = chains.get_mut(&slot) else { return };
         let places: Vec<RecordPlace> = chain.ack(number).collect();
+        if looks.has_rejected() {
+            let records = places.iter().filter_map(|place| held.get(*place));
+            records.for_each(|record| looks.accepted(record.topic));
+        }
         let tickets: Vec<Ticket> =
             places.iter().filter_map(|place| Some(held.get(*place)?.ticket)).collect();
         queue.acked(&tickets);
@@ -599,9 +614,16 @@ pub(super) fn state_key(spec: &RedisSpec, slot: u16) -> String {
 
 fn fenced(spec: &RedisSpec) -> String {
     format!(
-        "another process publishes with the progress key {:?}: it has replaced this one, or two pipelines have the \
-         same sink.redis.state_key",
+        "the progress key {:?} is not this process's any more: another process publishes the pipeline, two pipelines \
+         have the same sink.redis.state_key, or the server failed over or was restored to an earlier state",
         spec.state_key
+    )
+}
+
+fn unassigned(slot: u16) -> RedisProblem {
+    RedisProblem::lost(
+        format!("no node of the cluster has slot {slot}"),
+        "wait until the cluster is complete (redis-cli CLUSTER INFO); the sink asks again automatically",
     )
 }
 

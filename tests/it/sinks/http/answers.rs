@@ -216,16 +216,8 @@ async fn large_answers_do_not_matter() {
 #[tokio::test]
 async fn second_answer_is_not_that_of_the_next_request() {
     let pipeline = start("twice", "").await;
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = listener.local_addr().expect("an address").port();
-    let seen = Arc::new(Mutex::new(Vec::<String>::new()));
-    let log = Arc::clone(&seen);
-    std::thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let log = Arc::clone(&log);
-            std::thread::spawn(move || answer_twice(stream, &log));
-        }
-    });
+    let twice = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+    let (port, seen) = raw_receiver(twice, true);
     let relay = Relay::spawn(&pipeline.with_sink(&pipeline.server.sink(Some(port))));
     let numbers: Vec<u32> = (1..=50).collect();
     pipeline.insert("orders", "a", &numbers).await;
@@ -237,34 +229,109 @@ async fn second_answer_is_not_that_of_the_next_request() {
     relay.terminate(SOON).await;
 }
 
-fn answer_twice(stream: std::net::TcpStream, log: &Mutex<Vec<String>>) {
-    let mut writer = stream.try_clone().expect("a stream");
-    let mut reader = BufReader::new(stream);
+/// A receiver that gives these bytes in answer to each request, and the bodies of its requests.
+fn raw_receiver(answer: &'static str, ends: bool) -> (u16, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let seen = Arc::new(Mutex::new(Vec::<String>::new()));
+    let log = Arc::clone(&seen);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let log = Arc::clone(&log);
+            std::thread::spawn(move || {
+                let mut writer = stream.try_clone().expect("a stream");
+                let mut reader = BufReader::new(stream);
+                while let Some(body) = next_body(&mut reader) {
+                    log.lock().expect("the log").push(body);
+                    if writer.write_all(answer.as_bytes()).is_err() {
+                        return;
+                    }
+                    if !ends {
+                        // The rest of the answer never comes.
+                        drop(reader.read(&mut [0]));
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    (port, seen)
+}
+
+/// The body of the next request of a connection.
+fn next_body(reader: &mut BufReader<std::net::TcpStream>) -> Option<String> {
+    let mut length = 0;
     loop {
-        let mut length = 0;
-        loop {
-            let mut line = String::new();
-            if reader.read_line(&mut line).unwrap_or(0) == 0 {
-                return;
-            }
-            let lower = line.to_ascii_lowercase();
-            if let Some(text) = lower.strip_prefix("content-length:") {
-                length = text.trim().parse().expect("a length");
-            }
-            if line.trim().is_empty() {
-                break;
-            }
+        let mut line = String::new();
+        if reader.read_line(&mut line).unwrap_or(0) == 0 {
+            return None;
         }
-        let mut body = vec![0; length];
-        if reader.read_exact(&mut body).is_err() {
-            return;
+        let lower = line.to_ascii_lowercase();
+        if let Some(text) = lower.strip_prefix("content-length:") {
+            length = text.trim().parse().expect("a length");
         }
-        log.lock().expect("the log").push(String::from_utf8(body).expect("a text"));
-        let answer = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".repeat(2);
-        if writer.write_all(answer.as_bytes()).is_err() {
-            return;
+        if line.trim().is_empty() {
+            break;
         }
     }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    Some(String::from_utf8(body).expect("a text"))
+}
+
+/// The status is the answer, also if the body does not come within the time-out.
+#[tokio::test]
+async fn answer_whose_body_never_comes_counts() {
+    let pipeline = start("slow_body", "").await;
+    let (port, seen) = raw_receiver("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nx", false);
+    let sink = pipeline.server.sink(Some(port)) + "timeout = \"500ms\"\n";
+    let relay = Relay::spawn(&pipeline.with_sink(&sink));
+    pipeline.insert("orders", "a", &[1, 2, 3]).await;
+    pipeline.resolved().await;
+    assert_eq!(*seen.lock().expect("the log"), ["1", "2", "3"], "each once");
+    relay.terminate(SOON).await;
+}
+
+/// The rows of a claim that is held for too long are given up. Then no request is left that would find the receiver.
+#[tokio::test]
+async fn polled_events_are_sent_when_the_receiver_is_back_after_a_long_time() {
+    let mut pipeline = start("poll_outage", "").await;
+    let head = format!("[pipelines.{}]\n", pipeline.name);
+    let polls = format!("{head}mode = \"poll\"\npoll = {{ interval = \"50ms\" }}\n");
+    pipeline.config = pipeline.config.replacen(&head, &polls, 1);
+    let relay = pipeline.run();
+    pipeline.insert("orders", "a", &[1]).await;
+    pipeline.await_values("orders", "a", &["1"]).await;
+    pipeline.server.kill().await;
+    pipeline.insert("orders", "a", &[2, 3]).await;
+    relay.await_state("broker_down", SOON).await;
+    relay.await_log("resetting the producer", SOON).await;
+    pipeline.server.restart().await;
+    pipeline.await_values("orders", "a", &["1", "2", "3"]).await;
+    relay.terminate(SOON).await;
+}
+
+/// The event in front of the refused one is still being tried when the refusal comes.
+#[tokio::test]
+async fn refusal_halts_a_pipeline_that_stops_at_poison() {
+    let mut pipeline = start("stop", "").await;
+    let keys = "on_poison = \"stop\"\nbackoff = {";
+    pipeline.config = pipeline.config.replacen("backoff = {", keys, 1);
+    let mut failures = 8;
+    pipeline.server.0.script(move |request| {
+        if is_of(request, "a") && failures > 0 {
+            failures -= 1;
+            return Some(Reply::status(503));
+        }
+        is_of(request, "b").then(|| Reply::status(400))
+    });
+    let sql = "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+               values ('orders', 'a', 'T', '1'), ('orders', 'b', 'T', '2'), ('orders', 'c', 'T', '3')";
+    pipeline.sql.batch(sql).await;
+    let halted = crate::halted::run_to_halt(&pipeline.config).await;
+    halted.assert_says("PR011", &["event \"2\""], &[]);
+    pipeline.await_values("orders", "a", &["1"]).await;
+    assert_eq!(pipeline.parked().await, "");
 }
 
 /// A receiver that knows POST alone, and answers 404 to every OPTIONS.
