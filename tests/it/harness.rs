@@ -226,6 +226,8 @@ fn the_ledger_finds_swaps_and_skips() {
     assert_eq!(delivered("1 4 3 5").swapped, ["a: 4 after 1",]);
     assert_eq!(delivered("3 1 4 5").swapped, ["a: 3 after the start", "a: 4 after 1"]);
     assert_eq!(delivered("1 3 4 1 4 5").swapped, ["a: 4 after 1"]);
+    assert_eq!(delivered("1 3 4 1 4 5").early, [""; 0]);
+    assert_eq!(delivered("1 4 3 5").early, ["a: 4 after 1"]);
 }
 
 #[tokio::test]

@@ -48,6 +48,9 @@ pub(crate) struct Findings {
     pub(crate) corrupted: Vec<String>,
     /// Out of commit order in its aggregate: `aggregate: id after id`.
     pub(crate) swapped: Vec<String>,
+    /// Those of `swapped` that were first delivered before an earlier event was. The others stand behind a repetition
+    /// that another process cut off.
+    pub(crate) early: Vec<String>,
     /// An aggregate whose last record is not its newest event: a repetition is cut off there, or under way.
     pub(crate) cut_off: Vec<String>,
     /// Deliveries beyond the first of each event.
@@ -75,6 +78,7 @@ impl fmt::Display for Findings {
             ("invented", &self.invented),
             ("corrupted", &self.corrupted),
             ("swapped", &self.swapped),
+            ("early", &self.early),
             ("cut off", &self.cut_off),
         ];
         for (kind, found) in kinds {
@@ -168,7 +172,7 @@ impl Ledger {
             })
             .map(|(_, entry)| entry.id.clone())
             .collect();
-        found.swapped = self.swaps(&lanes);
+        (found.swapped, found.early) = self.swaps(&lanes);
         for (aggregate, delivered) in &lanes {
             let (last, newest) = (delivered.last(), delivered.iter().max());
             if let (Some(&last), Some(&newest)) = (last, newest)
@@ -181,29 +185,39 @@ impl Ledger {
         found
     }
 
-    /// Each step of an aggregate goes to the next committed event, or back; an unknown one may be passed over.
-    fn swaps(&self, lanes: &BTreeMap<&str, Vec<usize>>) -> Vec<String> {
+    /// Each step of an aggregate goes to the next committed event, or back; an unknown one may be passed over. Returns
+    /// the steps that do not, and those of them that lead to an event before an earlier one was delivered.
+    fn swaps(&self, lanes: &BTreeMap<&str, Vec<usize>>) -> (Vec<String>, Vec<String>) {
         let mut written: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for (at, entry) in self.entries.iter().enumerate() {
             written.entry(entry.aggregate.as_str()).or_default().push(at);
         }
-        let mut swapped = Vec::new();
+        let (mut swapped, mut early) = (Vec::new(), Vec::new());
         for (aggregate, delivered) in lanes {
             let order = &written[aggregate];
             let rank = |at: usize| order.binary_search(&at).expect("an entry of this aggregate");
-            let mut next = 0;
+            // The event behind the last step, and behind all steps so far.
+            let (mut next, mut newest) = (0, 0);
             for (step, &at) in delivered.iter().enumerate() {
                 let rank = rank(at);
                 // A lost event is reported as lost and, behind it, as a skip.
-                let skipped = order.get(next..rank).unwrap_or_default();
-                if skipped.iter().any(|&at| self.entries[at].outcome == Outcome::Committed) {
+                let skips = |from: usize| {
+                    let skipped = order.get(from..rank).unwrap_or_default();
+                    skipped.iter().any(|&at| self.entries[at].outcome == Outcome::Committed)
+                };
+                if skips(next) {
                     let before = step.checked_sub(1).map(|step| delivered[step]);
                     let before = before.map_or("the start", |at| self.entries[at].id.as_str());
-                    swapped.push(format!("{aggregate}: {} after {before}", self.entries[at].id));
+                    let step = format!("{aggregate}: {} after {before}", self.entries[at].id);
+                    if skips(newest) {
+                        early.push(step.clone());
+                    }
+                    swapped.push(step);
                 }
                 next = rank + 1;
+                newest = newest.max(next);
             }
         }
-        swapped
+        (swapped, early)
     }
 }

@@ -79,12 +79,11 @@ fn roots(files: &TlsFiles) -> Result<Arc<RootCertStore>, TlsFilesError> {
         store.add_parsable_certificates(certificates);
         Arc::new(store)
     };
-    let (roots, place) = match &files.authorities {
-        Some(file) => (store(certificates(file)?), file.as_path()),
-        None => {
-            let read = || store(rustls_native_certs::load_native_certs().certs);
-            (Arc::clone(SYSTEM.get_or_init(read)), Path::new("the system's store"))
-        }
+    let (roots, place) = if let Some(file) = &files.authorities {
+        (store(certificates(file)?), file.as_path())
+    } else {
+        let read = || store(rustls_native_certs::load_native_certs().certs);
+        (Arc::clone(SYSTEM.get_or_init(read)), Path::new("the system's store"))
     };
     if roots.is_empty() {
         return Err(of_file(place, "no certificate of an authority: set ca_file"));

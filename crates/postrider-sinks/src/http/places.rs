@@ -40,10 +40,18 @@ struct Refusals {
     hint: Option<&'static str>,
     backoff: Backoff,
     next_at: Instant,
-    /// OPTIONS was not wrong.
-    is_trusted: bool,
-    /// It was opened because of OPTIONS.
-    by_options: bool,
+    options: OptionsAnswers,
+}
+
+/// Whether the answers to OPTIONS tell when a destination accepts events again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum OptionsAnswers {
+    /// They were not wrong yet.
+    Believed,
+    /// The last one opened the destination.
+    Opened,
+    /// One opened the destination, which refused the next event.
+    Wrong,
 }
 
 /// Why a destination accepts no events.
@@ -103,11 +111,10 @@ impl Places {
             hint: None,
             backoff: Backoff::new(PAUSE_MIN, PAUSE_MAX),
             next_at: now,
-            is_trusted: true,
-            by_options: false,
+            options: OptionsAnswers::Believed,
         });
-        if std::mem::take(&mut closed.by_options) {
-            closed.is_trusted = false;
+        if closed.options == OptionsAnswers::Opened {
+            closed.options = OptionsAnswers::Wrong;
         }
         (closed.is_over, closed.at) = (false, now);
         closed.missing = missing;
@@ -138,8 +145,8 @@ impl Places {
                 (!is_closed && !fails && !forbids_post, answer)
             }
         };
-        if says_open && closed.is_trusted {
-            closed.by_options = true;
+        if says_open && closed.options != OptionsAnswers::Wrong {
+            closed.options = OptionsAnswers::Opened;
             return None;
         }
         if closed.next_at <= now {

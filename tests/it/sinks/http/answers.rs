@@ -216,7 +216,8 @@ async fn large_answers_do_not_matter() {
 #[tokio::test]
 async fn second_answer_is_not_that_of_the_next_request() {
     let pipeline = start("twice", "").await;
-    let twice = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+    let twice =
+        "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
     let (port, seen) = raw_receiver(twice, true);
     let relay = Relay::spawn(&pipeline.with_sink(&pipeline.server.sink(Some(port))));
     let numbers: Vec<u32> = (1..=50).collect();
