@@ -34,6 +34,8 @@ mod stdout;
 #[cfg(feature = "tls")]
 mod tls;
 pub mod topic;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+mod transaction_link;
 #[cfg(feature = "worker")]
 mod worker_thread;
 

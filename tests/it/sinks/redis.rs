@@ -7,13 +7,14 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use tempfile::TempDir;
 
-/// A server, with a file that has the relay's password. `VALKEY`: Valkey, else the oldest Redis.
-pub(super) struct RedisServer<const VALKEY: bool> {
+/// A server, with a file that has the relay's password. `VALKEY`: Valkey, else the oldest Redis. `EXACT`: the sink
+/// publishes in transactions.
+pub(super) struct RedisServer<const VALKEY: bool, const EXACT: bool = false> {
     pub(super) redis: PrivateRedis,
     files: TempDir,
 }
 
-impl<const VALKEY: bool> RedisServer<VALKEY> {
+impl<const VALKEY: bool, const EXACT: bool> RedisServer<VALKEY, EXACT> {
     pub(super) async fn with(extra_config: &str) -> Self {
         let flavor = if VALKEY { Flavor::Valkey9 } else { Flavor::Redis7 };
         let files = TempDir::new().expect("a directory");
@@ -25,8 +26,9 @@ impl<const VALKEY: bool> RedisServer<VALKEY> {
 
     /// `[.sink]` for a server at this address, with further keys.
     pub(super) fn sink_at(&self, servers: &str, more: &str) -> String {
+        let delivery = if EXACT { "delivery = \"exactly-once\"\n" } else { "" };
         format!(
-            "[.sink]\nkind = \"redis\"\n[.sink.redis]\nservers = \"{servers}\"\nusername = \"relay\"\n\
+            "[.sink]\nkind = \"redis\"\n{delivery}[.sink.redis]\nservers = \"{servers}\"\nusername = \"relay\"\n\
              password_file = \"{}\"\n{more}",
             self.files.path().join("password").display()
         )
@@ -41,13 +43,15 @@ impl<const VALKEY: bool> RedisServer<VALKEY> {
 /// Events of a stream that does not exist are parked, as with other servers.
 const PARK: &str = "missing_streams = \"park\"\n";
 
-impl<const VALKEY: bool> SinkServer for RedisServer<VALKEY> {
+impl<const VALKEY: bool, const EXACT: bool> SinkServer for RedisServer<VALKEY, EXACT> {
     const KIND: &'static str = "redis";
 
     /// The progress says what is stored. But Redis 7.0.15, which is killed in the middle of a transaction, keeps the
     /// beginning of it in its append-only file, and executes it at the start after the next one: at most the events of
     /// one call are there twice then. Seen by cutting the file; Valkey 9.1.2 removes the beginning.
     const REPEATS_PER_LOSS: usize = if VALKEY { 0 } else { 256 };
+
+    const EXACTLY_ONCE: bool = EXACT;
 
     async fn start() -> Self {
         Self::with("").await
@@ -57,7 +61,8 @@ impl<const VALKEY: bool> SinkServer for RedisServer<VALKEY> {
         let version = self.redis.version();
         let number = version.split_once("v=").map_or("", |(_, rest)| rest);
         let name = if VALKEY { "valkey" } else { "redis" };
-        format!("{name} {}", number.split(' ').next().unwrap_or_default())
+        let delivery = if EXACT { ", exactly once" } else { "" };
+        format!("{name} {}{delivery}", number.split(' ').next().unwrap_or_default())
     }
 
     fn port(&self) -> Option<u16> {
@@ -183,4 +188,8 @@ mod redis_7 {
 
 mod valkey_9 {
     crate::sinks::conformance!(super::RedisServer<true>);
+}
+
+mod valkey_9_exactly_once {
+    crate::sinks::conformance!(super::RedisServer<true, true>);
 }

@@ -381,3 +381,55 @@ async fn replica_among_the_servers_is_passed_over() {
     pipeline.await_values("orders", "a", &["1"]).await;
     relay.terminate(SOON).await;
 }
+
+/// A commit with an entry that the server refuses: the entries that were added before it are removed again.
+#[tokio::test]
+async fn refused_commit_leaves_nothing_of_it() {
+    let server = RedisServer::<true, true>::start().await;
+    // No later ID is possible, so nothing can be added.
+    let last = u64::MAX;
+    let command = format!("XADD full {last}-{last} a b");
+    server.redis.admin(&command).await.expect("an entry");
+    let sink = server.sink_with("commit_interval = \"200ms\"\n");
+    let pipeline = SinkPipeline::to(server, "undo", &sink).await;
+    let sql = "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+               values ('orders', 'b', 'T', '1'), ('full', 'a', 'T', '2'), ('orders', 'b', 'T', '3')";
+    pipeline.sql.batch(sql).await;
+    let relay = pipeline.run();
+    relay.await_log("stream \\\"full\\\" accepts no events", SOON).await;
+    // The events before it are published by a commit of their own; those behind it wait, as with a deleted stream.
+    pipeline.await_values("orders", "b", &["1"]).await;
+    relay.await_log("waiting for topic \"full\"", SOON).await;
+    admin(&pipeline.server.redis, "DEL full", ":1\r\n").await;
+    pipeline.await_values("full", "a", &["2"]).await;
+    pipeline.insert("orders", "b", &[4]).await;
+    pipeline.await_values("orders", "b", &["1", "3", "4"]).await;
+    pipeline.resolved().await;
+    relay.terminate(SOON).await;
+}
+
+/// A pipeline that changes its delivery, there and back, goes on behind what it has published.
+#[tokio::test]
+async fn delivery_is_changed_without_a_repetition() {
+    let mut pipeline = pipeline(Valkey::start().await, "delivery", "").await;
+    let at_least_once = pipeline.config.clone();
+    let line = "kind = \"redis\"\n";
+    let exactly_once = at_least_once.replace(line, &format!("{line}delivery = \"exactly-once\"\n"));
+    let mut values = Vec::new();
+    for (config, number) in [
+        (&at_least_once, 1),
+        (&exactly_once, 2),
+        (&exactly_once, 3),
+        (&at_least_once, 4),
+        (&exactly_once, 5),
+    ] {
+        pipeline.config.clone_from(config);
+        let relay = pipeline.run();
+        pipeline.insert("orders", "a", &[number]).await;
+        values.push(number.to_string());
+        let values: Vec<&str> = values.iter().map(String::as_str).collect();
+        pipeline.await_values("orders", "a", &values).await;
+        pipeline.resolved().await;
+        relay.terminate(SOON).await;
+    }
+}

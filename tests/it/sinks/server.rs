@@ -14,6 +14,9 @@ pub(crate) trait SinkServer: Sized {
     /// A destination that does not exist is missing. False where the first record creates it.
     const DESTINATIONS_ARE_MADE: bool = true;
 
+    /// Events are published once, whatever ends.
+    const EXACTLY_ONCE: bool = false;
+
     /// A process that was frozen sends nothing of what it had in flight once another process has taken over, or the
     /// server passes over it.
     const FENCES_FROZEN_PROCESS: bool = true;

@@ -9,7 +9,6 @@
 mod batch;
 mod config;
 mod hash;
-mod link;
 mod preflight;
 mod problem;
 mod session;

@@ -1,9 +1,9 @@
 //! The PostgreSQL sink: the open transaction, and calls for the writer thread.
 
 use super::batch::{Batch, LogFacts};
-use super::link::{Call, WriterLink};
 use super::spec::{NAMES, PostgresSpec};
 use super::writer::Writer;
+use crate::transaction_link::{TransactionCall, TransactionLink};
 use crate::worker_thread;
 use postrider_core::record::{Outcome, Record, Refusal, Ticket};
 use postrider_core::sink::{
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// The open transaction, and the way to the writer.
 pub(super) struct PostgresSink {
-    shared: Arc<WriterLink>,
+    shared: Arc<TransactionLink<Batch, LogFacts>>,
     open: Batch,
     size_max: Option<usize>,
 }
@@ -22,7 +22,7 @@ pub(super) struct PostgresSink {
 impl PostgresSink {
     /// Starts the writer thread, which connects when the pipeline recovers.
     pub(super) fn open(spec: PostgresSpec, mailbox: Mailbox) -> Result<Self, SinkError> {
-        let shared = Arc::new(WriterLink::new(mailbox));
+        let shared = Arc::new(TransactionLink::new(mailbox));
         let size_max = spec.size_max;
         let writer = Writer::new(Arc::clone(&shared), spec);
         worker_thread::start("log-writer", shared.mailbox.clone(), move || writer.run())?;
@@ -108,12 +108,12 @@ impl Sink for PostgresSink {
 impl Transactional for PostgresSink {
     fn recover(&mut self, call: SinkCall) {
         self.reset();
-        self.shared.call(Call::Recover(call));
+        self.shared.call(TransactionCall::Recover(call));
     }
 
     fn commit(&mut self, call: SinkCall, progress: &SinkProgress) {
         let batch = std::mem::replace(&mut self.open, self.shared.spare());
-        self.shared.call(Call::Commit { call, progress: progress.to_string(), batch });
+        self.shared.call(TransactionCall::Commit { call, progress: progress.to_string(), batch });
     }
 }
 

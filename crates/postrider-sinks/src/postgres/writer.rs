@@ -5,12 +5,12 @@
 //! server may be another one by now, which lacks the last appends.
 
 use super::batch::{Batch, LogBatch, LogFacts};
-use super::link::{Call, Job, WriterLink};
 use super::problem::{LogProblem, Step, Verdict};
 use super::session::{Append, CHILDREN_AHEAD, LogEnd, Session};
 use super::spec::PostgresSpec;
 use crate::destinations::DESTINATIONS_MAX;
 use crate::life::Life;
+use crate::transaction_link::{TransactionCall, TransactionLink, WriterJob};
 use pg_replication::{SourceError, SourceErrorKind};
 use postrider_core::backoff::Backoff;
 use postrider_core::record::has_empty_part;
@@ -33,7 +33,7 @@ const ENCODING: &str = "UTF8";
 
 /// The thread's state.
 pub(super) struct Writer {
-    shared: Arc<WriterLink>,
+    shared: Arc<TransactionLink<Batch, LogFacts>>,
     spec: PostgresSpec,
     /// What it does belongs to this generation of the sink.
     generation: u64,
@@ -56,7 +56,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(shared: Arc<WriterLink>, spec: PostgresSpec) -> Self {
+    pub(super) fn new(shared: Arc<TransactionLink<Batch, LogFacts>>, spec: PostgresSpec) -> Self {
         Self {
             shared,
             spec,
@@ -98,13 +98,13 @@ impl Writer {
         }
     }
 
-    async fn perform(&mut self, job: Job) {
+    async fn perform(&mut self, job: WriterJob<Batch>) {
         match job {
-            Job::Call(Call::Recover(call)) => self.recover(call).await,
-            Job::Call(Call::Commit { call, progress, batch }) => {
+            WriterJob::Call(TransactionCall::Recover(call)) => self.recover(call).await,
+            WriterJob::Call(TransactionCall::Commit { call, progress, batch }) => {
                 self.commit(call, &progress, batch).await;
             }
-            Job::LookUp(log) => self.look_up(&log).await,
+            WriterJob::LookUp(log) => self.look_up(&log).await,
         }
     }
 
@@ -223,22 +223,18 @@ impl Writer {
         };
         let is_connected = self.is_connected().await;
         match problem.verdict {
-            Verdict::Destination => {
-                self.report_log(log);
-                self.shared.unavailable(self.generation, log, true, problem);
-            }
-            Verdict::Wait if is_connected => {
-                self.report_log(log);
-                self.shared.unavailable(self.generation, log, false, problem);
-            }
+            Verdict::Destination => self.unavailable(log, true, problem),
+            Verdict::Wait if is_connected => self.unavailable(log, false, problem),
             Verdict::Recover | Verdict::Wait | Verdict::Halt => self.lost(&problem),
         }
     }
 
-    fn report_log(&mut self, log: &str) {
+    fn unavailable(&mut self, log: &str, missing: bool, problem: LogProblem) {
         if self.logs_down.len() < DESTINATIONS_MAX {
             self.logs_down.insert(log.to_owned());
         }
+        let LogProblem { reason, hint, .. } = problem;
+        self.shared.unavailable(self.generation, (log, missing), (reason, hint));
     }
 
     /// Whether the session still exists.
@@ -281,7 +277,7 @@ impl Writer {
 
     /// Appends the events of a transaction, and stores the progress. A step that did nothing for a reason that ends
     /// is repeated.
-    async fn commit(&mut self, call: SinkCall, progress: &str, batch: Batch) {
+    async fn commit(&mut self, call: SinkCall, progress: &str, mut batch: Batch) {
         loop {
             let problem = match self.append(progress, &batch).await {
                 Ok(()) => break,
@@ -299,6 +295,7 @@ impl Writer {
         self.pauses.reset();
         self.report_over();
         let grown: Vec<String> = batch.logs().map(|log| log.name.to_string()).collect();
+        batch.clear();
         self.shared.committed(self.generation, call, batch);
         for log in grown {
             self.extend_ahead(&log).await;

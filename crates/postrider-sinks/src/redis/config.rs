@@ -1,6 +1,7 @@
 //! The keys of a Redis sink, and what the product asks of its settings.
 
 use super::spec::{Address, Mode, NAMES, RedisLogin, RedisSpec, STATE_PREFIX, Storing, Trim};
+use super::transaction_sink::RedisTransactionSink;
 use super::{looks, preflight, sink};
 use crate::tls::TlsFiles;
 use pg_replication::Conninfo;
@@ -9,7 +10,7 @@ use postrider_core::record::{Excess, Refusal, RefusalKind};
 use postrider_core::secret_file::SecretFile;
 use postrider_core::sink::{
     Capabilities, GENERAL_HINT, Keys, Mailbox, NameRule, Needs, Order, Purpose, Shown, ShownValue,
-    Sink, SinkConfig, SinkError,
+    Sink, SinkConfig, SinkError, TransactionLimits,
 };
 use std::any::Any;
 use std::path::{Path, PathBuf};
@@ -39,13 +40,24 @@ const EVENT_BYTES_RANGE: std::ops::RangeInclusive<u64> = 1 << 10..=256 << 20;
 /// call, which is a second copy. Unit: bytes.
 const HELD_BYTES: usize = 256;
 
+/// The words of `delivery`.
+const DELIVERY: [&str; 2] = ["at-least-once", "exactly-once"];
+
+/// Bounds of a transaction. The server does nothing else while it executes a commit.
+const COMMIT_INTERVAL: Duration = Duration::from_millis(10);
+const COMMIT_INTERVALS: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(1)..=Duration::from_secs(10);
+const EVENTS: u32 = 1_000;
+const EVENTS_MAX: u32 = 10_000;
+const BYTES: u64 = 1 << 20;
+const BYTES_RANGE: std::ops::RangeInclusive<u64> = 64 << 10..=64 << 20;
+
 /// The words of `missing_streams`.
 const MISSING: [&str; 2] = ["create", "park"];
 
 /// `[pipelines.NAME.sink]` of a Redis sink.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RedisConfig {
-    delivery: &'static str,
     servers: String,
     mode: Mode,
     sentinel_master: String,
@@ -56,7 +68,16 @@ pub struct RedisConfig {
     event_bytes_max: u64,
     timeout: Duration,
     state_key: String,
+    delivery: RedisDelivery,
     rest: Surroundings,
+}
+
+/// What is promised.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct RedisDelivery {
+    exactly_once: bool,
+    /// When a transaction is committed, if there are transactions.
+    limits: TransactionLimits,
 }
 
 /// TLS, and what is not in the sink's table.
@@ -90,7 +111,7 @@ impl LoginKeys {
 
 impl RedisConfig {
     pub(super) fn read(keys: &dyn Keys) -> Self {
-        let delivery = crate::read_delivery(keys);
+        let exactly_once = keys.word("delivery", &DELIVERY, &[]) == 1;
         let table = keys.table(NAME);
         let servers = table.required("servers", "localhost:6379").unwrap_or_default();
         if !servers.is_empty() && addresses(&servers).is_none() {
@@ -112,13 +133,19 @@ impl RedisConfig {
             (length, _) => Trim::Length(length),
         };
         let storing = Storing {
+            in_transactions: exactly_once,
             creates: table.word("missing_streams", &MISSING, &[]) == 0,
             trim,
             replicas: table.number("replicas", 0, 0..=REPLICAS_MAX),
             replica_timeout: table.duration("replica_timeout", REPLICA_TIMEOUT, REPLICA_TIMEOUTS),
         };
+        let limits = TransactionLimits {
+            interval: table.duration("commit_interval", COMMIT_INTERVAL, COMMIT_INTERVALS),
+            // The bound fits a usize on every platform we build for.
+            records_max: table.number("events_max", EVENTS, 1..=EVENTS_MAX) as usize,
+            bytes_max: table.size("bytes_max", BYTES, BYTES_RANGE),
+        };
         let config = Self {
-            delivery,
             servers,
             mode,
             sentinel_master: table.text("sentinel_master").unwrap_or_default(),
@@ -129,6 +156,7 @@ impl RedisConfig {
             event_bytes_max: table.size("event_bytes_max", EVENT_BYTES, EVENT_BYTES_RANGE),
             timeout: table.duration("timeout", TIMEOUT, SECONDS),
             state_key: table.text("state_key").unwrap_or_default(),
+            delivery: RedisDelivery { exactly_once, limits },
             rest: Surroundings { tls: read_tls(&*table), source: String::new() },
         };
         table.finish();
@@ -197,7 +225,7 @@ impl SinkConfig for RedisConfig {
         Capabilities {
             order: Order::Key,
             refuses_batches: false,
-            transactions: None,
+            transactions: self.delivery.exactly_once.then_some(self.delivery.limits),
             dedupe: false,
             headers: true,
             null_value: true,
@@ -218,10 +246,10 @@ impl SinkConfig for RedisConfig {
 
     fn values(&self) -> Vec<Shown> {
         let text = |key: &str, value: &str| Shown { table: NAME, ..Shown::text(key, value) };
-        let number = |key: &str, value: u32| Shown {
+        let number = |key: &str, value: u64| Shown {
             table: NAME,
             key: key.to_owned(),
-            value: ShownValue::Number(value.into()),
+            value: ShownValue::Number(value),
         };
         let storing = &self.storing;
         let (length, age) = match storing.trim {
@@ -230,23 +258,26 @@ impl SinkConfig for RedisConfig {
             Trim::Age(age) => (0, age),
         };
         let mut rows = vec![
-            Shown::text("delivery", self.delivery),
+            Shown::text("delivery", DELIVERY[usize::from(self.delivery.exactly_once)]),
             text("servers", &self.servers),
             text("mode", self.mode.name()),
             text("sentinel_master", &self.sentinel_master),
             text("sentinel_username", &self.sentinel.login.username),
             text("sentinel_password_file", &self.sentinel.shown_file),
-            number("database", self.database),
+            number("database", self.database.into()),
             text("username", &self.login.login.username),
             text("password_file", &self.login.shown_file),
             text("missing_streams", if storing.creates { MISSING[0] } else { MISSING[1] }),
-            number("trim_length", length),
+            number("trim_length", length.into()),
             text("trim_age", &shown_duration(age)),
-            number("replicas", storing.replicas),
+            number("replicas", storing.replicas.into()),
             text("replica_timeout", &shown_duration(storing.replica_timeout)),
             text("event_bytes_max", &shown_bytes(self.event_bytes_max)),
             text("timeout", &shown_duration(self.timeout)),
             text("state_key", &self.state_key),
+            text("commit_interval", &shown_duration(self.delivery.limits.interval)),
+            number("events_max", self.delivery.limits.records_max as u64),
+            text("bytes_max", &shown_bytes(self.delivery.limits.bytes_max)),
         ];
         match &self.rest.tls {
             None => {
@@ -287,6 +318,11 @@ impl SinkConfig for RedisConfig {
                 "a cluster has database 0 only",
                 "delete the key, or use another mode",
             ),
+            Mode::Cluster if self.delivery.exactly_once => wrong(
+                "mode",
+                "a commit can't span the nodes of a cluster",
+                "set mode = \"single\" or \"sentinel\", or delivery = \"at-least-once\"",
+            ),
             Mode::Single | Mode::Sentinel | Mode::Cluster => {}
         }
         if self.state_key.contains(['{', '}']) {
@@ -303,7 +339,11 @@ impl SinkConfig for RedisConfig {
         if let Some(error) = self.check(needs).into_iter().next() {
             return Err(error);
         }
-        Ok(Box::new(sink::open(self.spec(needs), needs, mailbox)?))
+        let spec = self.spec(needs);
+        if spec.storing.in_transactions {
+            return Ok(Box::new(RedisTransactionSink::open(spec, needs, mailbox)?));
+        }
+        Ok(Box::new(sink::open(spec, needs, mailbox)?))
     }
 
     fn settings(&self, _pipeline: &str) -> Vec<Finding> {
@@ -364,9 +404,11 @@ fn shown_bytes(bytes: u64) -> String {
 pub(super) mod tests {
     use super::*;
 
+    const LIMITS: TransactionLimits =
+        TransactionLimits { records_max: 10, bytes_max: 100, interval: Duration::from_millis(10) };
+
     pub(crate) fn config() -> RedisConfig {
         RedisConfig {
-            delivery: "at-least-once",
             servers: "localhost:6379".to_owned(),
             mode: Mode::Single,
             sentinel_master: String::new(),
@@ -374,6 +416,7 @@ pub(super) mod tests {
             database: 0,
             login: LoginKeys::default(),
             storing: Storing {
+                in_transactions: false,
                 creates: true,
                 trim: Trim::Nothing,
                 replicas: 0,
@@ -382,6 +425,7 @@ pub(super) mod tests {
             event_bytes_max: EVENT_BYTES,
             timeout: TIMEOUT,
             state_key: String::new(),
+            delivery: RedisDelivery { exactly_once: false, limits: LIMITS },
             rest: Surroundings { tls: None, source: "app".to_owned() },
         }
     }
@@ -419,11 +463,13 @@ pub(super) mod tests {
         };
         assert_eq!(key(config()), None);
         let master = || "mymaster".to_owned();
+        let delivery = RedisDelivery { exactly_once: true, ..config().delivery };
         for (wrong, expected) in [
             (RedisConfig { mode: Mode::Sentinel, ..config() }, "redis.sentinel_master"),
             (RedisConfig { sentinel_master: master(), ..config() }, "redis.sentinel_master"),
             (RedisConfig { mode: Mode::Cluster, database: 1, ..config() }, "redis.database"),
             (RedisConfig { state_key: "{a}".to_owned(), ..config() }, "redis.state_key"),
+            (RedisConfig { mode: Mode::Cluster, delivery, ..config() }, "redis.mode"),
         ] {
             assert_eq!(key(wrong).as_deref(), Some(expected));
         }

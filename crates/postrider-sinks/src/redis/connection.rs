@@ -108,12 +108,69 @@ impl Connection {
     /// The connection is lost, or there is no reply in time.
     pub(super) async fn command(&mut self, words: &[&[u8]]) -> Result<Reply, RedisProblem> {
         resp::command(&mut self.out, words);
-        let timeout = self.timeout;
+        self.reply().await
+    }
+
+    /// As [`Self::command`], for a command that was added to [`Self::out`].
+    ///
+    /// # Errors
+    /// The connection is lost, or there is no reply in time.
+    pub(super) async fn reply(&mut self) -> Result<Reply, RedisProblem> {
+        self.reply_within(self.timeout).await
+    }
+
+    /// As [`Self::command`], for a command for which the server itself may wait so long.
+    ///
+    /// # Errors
+    /// The connection is lost, or there is no reply in time.
+    pub(super) async fn ask_slowly(
+        &mut self,
+        words: &[&[u8]],
+        more: Duration,
+    ) -> Result<Reply, RedisProblem> {
+        resp::command(&mut self.out, words);
+        self.reply_within(self.timeout + more).await
+    }
+
+    async fn reply_within(&mut self, timeout: Duration) -> Result<Reply, RedisProblem> {
         let reply = poll_fn(|context| self.poll_reply(context));
         match tokio::time::timeout(timeout, reply).await {
             Ok(reply) => reply,
             Err(_elapsed) => Err(self.late()),
         }
+    }
+
+    /// Waits until the connection ends, while no reply is outstanding. Cancel-safe.
+    pub(super) async fn ended(&mut self) -> RedisProblem {
+        match poll_fn(|context| self.poll_reply(context)).await {
+            Ok(_unasked) => self.unasked(),
+            Err(problem) => problem,
+        }
+    }
+
+    /// The problem of a reply without a command, such as the reason why the server closes the connection.
+    pub(super) fn unasked(&self) -> RedisProblem {
+        RedisProblem::lost(
+            format!("{} has answered what was not asked", self.address),
+            "see the log of the server",
+        )
+    }
+
+    /// Loads a script. Returns its name.
+    ///
+    /// # Errors
+    /// The server can't be reached, or refuses it.
+    pub(super) async fn load(
+        &mut self,
+        script: &str,
+        spec: &RedisSpec,
+    ) -> Result<String, RedisProblem> {
+        let words: [&[u8]; 3] = [b"SCRIPT", b"LOAD", script.as_bytes()];
+        let sha = self.ask(&words, RedisStep::Connect, spec).await?.text();
+        sha.ok_or_else(|| {
+            let reason = format!("{} has loaded no script", self.address);
+            RedisProblem::lost(reason, "let sink.redis.servers name Redis or Valkey")
+        })
     }
 
     /// As [`Self::command`]; an error of the server is an error.

@@ -81,27 +81,9 @@ impl RedisLink {
     /// # Errors
     /// No server can be used; the problem of the last one.
     pub(super) async fn open(spec: &RedisSpec, attempt: usize) -> Result<Self, RedisProblem> {
-        let mut problem = None;
-        for turn in 0..spec.servers.len() {
-            let Some(address) = spec.servers.get((attempt + turn) % spec.servers.len()) else {
-                continue;
-            };
-            match Self::open_at(spec, address).await {
-                Ok(link) => return Ok(link),
-                Err(why) => problem = Some(why),
-            }
-        }
-        Err(problem
-            .unwrap_or_else(|| RedisProblem::lost("no server is named", "set sink.redis.servers")))
-    }
-
-    async fn open_at(spec: &RedisSpec, address: &Address) -> Result<Self, RedisProblem> {
-        let Located { map, connections } = locate(spec, address).await?;
+        let Located { map, connections } = locate_any(spec, attempt).await?;
         let mut nodes = Vec::new();
-        for mut connection in connections {
-            if spec.mode != Mode::Cluster {
-                check_role(&mut connection).await?;
-            }
+        for connection in connections {
             nodes.push(Node::open(spec, connection).await?);
         }
         Ok(Self { map, nodes })
@@ -165,16 +147,8 @@ impl RedisLink {
 
 impl Node {
     async fn open(spec: &RedisSpec, mut connection: Connection) -> Result<Self, RedisProblem> {
-        let mut shas = Vec::new();
-        for script in [script::TAKE_OVER, script::STORE] {
-            let words: [&[u8]; 3] = [b"SCRIPT", b"LOAD", script.as_bytes()];
-            let sha = connection.ask(&words, RedisStep::Connect, spec).await?.text();
-            shas.extend(sha);
-        }
-        let [take_over, store] = <[String; 2]>::try_from(shas).map_err(|_other| {
-            let reason = format!("{} has loaded no script", connection.address);
-            RedisProblem::lost(reason, "let sink.redis.servers name Redis or Valkey")
-        })?;
+        let take_over = connection.load(script::TAKE_OVER, spec).await?;
+        let store = connection.load(script::STORE, spec).await?;
         Ok(Self { connection, calls: VecDeque::new(), take_over, store })
     }
 
@@ -182,11 +156,7 @@ impl Node {
         let place = self.connection.address.to_string();
         match self.calls.pop_front() {
             Some(SentCall { call, .. }) => Ok(Answered { call, reply, place }),
-            // Such as the reason why the server closes the connection.
-            None => Err(RedisProblem::lost(
-                format!("{place} has answered what was not asked"),
-                "see the log of the server",
-            )),
+            None => Err(self.connection.unasked()),
         }
     }
 }
@@ -196,6 +166,48 @@ pub(super) struct Located {
     pub(super) map: SlotMap,
     /// In the order of the map's nodes.
     pub(super) connections: Vec<Connection>,
+}
+
+/// As [`locate`], by the first of the servers that can be used. `attempt` chooses the one that is asked first.
+///
+/// # Errors
+/// No server can be used; the problem of the last one.
+async fn locate_any(spec: &RedisSpec, attempt: usize) -> Result<Located, RedisProblem> {
+    let mut problem = None;
+    for turn in 0..spec.servers.len() {
+        let Some(address) = spec.servers.get((attempt + turn) % spec.servers.len()) else {
+            continue;
+        };
+        match located_primary(spec, address).await {
+            Ok(located) => return Ok(located),
+            Err(why) => problem = Some(why),
+        }
+    }
+    Err(problem
+        .unwrap_or_else(|| RedisProblem::lost("no server is named", "set sink.redis.servers")))
+}
+
+/// As [`locate`]; a replica is an error.
+async fn located_primary(spec: &RedisSpec, address: &Address) -> Result<Located, RedisProblem> {
+    let mut located = locate(spec, address).await?;
+    if spec.mode != Mode::Cluster {
+        for connection in &mut located.connections {
+            check_role(connection).await?;
+        }
+    }
+    Ok(located)
+}
+
+/// Connects to the primary, where there is one. `attempt` chooses the server that is asked first.
+///
+/// # Errors
+/// No server can be used; the problem of the last one.
+pub(super) async fn primary_connection(
+    spec: &RedisSpec,
+    attempt: usize,
+) -> Result<Connection, RedisProblem> {
+    let connection = locate_any(spec, attempt).await?.connections.pop();
+    connection.ok_or_else(|| RedisProblem::lost("no server is named", "set sink.redis.servers"))
 }
 
 /// Finds the primary or the nodes of the cluster by one of the servers, and connects.

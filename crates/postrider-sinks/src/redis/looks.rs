@@ -2,13 +2,13 @@
 
 use super::link::{RedisCall, RedisLink};
 use super::problem::RedisProblem;
+use super::rejected_streams::RejectedStreams;
 use super::resp;
 use super::spec::RedisSpec;
 use crate::destinations::DESTINATIONS_MAX;
 use crate::send_queue::SendQueue;
-use postrider_core::backoff::Backoff;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::{Duration, Instant};
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
 
 /// Streams that are looked up at once.
 const LOOKS_MAX: usize = 16;
@@ -25,21 +25,8 @@ pub(super) struct Looks {
     known: BTreeSet<String>,
     /// Streams of which a problem is reported.
     down: BTreeSet<String>,
-    /// Streams that have refused an event, until they have accepted one.
-    rejected: BTreeMap<String, RejectedStream>,
+    rejected: RejectedStreams,
 }
-
-/// A stream that has refused an event. A look-up may find it good all the same, so it is opened at growing intervals.
-struct RejectedStream {
-    reason: String,
-    hint: Option<String>,
-    backoff: Backoff,
-    opens_at: Instant,
-}
-
-/// The shortest and the longest time until a stream that has refused an event is tried again.
-const REJECTED_MIN: Duration = Duration::from_secs(1);
-const REJECTED_MAX: Duration = Duration::from_mins(5);
 
 impl Looks {
     /// A stream is to be looked up.
@@ -105,23 +92,13 @@ impl Looks {
         if self.refused.remove(topic) {
             return;
         }
-        let rejected = self.rejected.get(topic).filter(|it| it.opens_at > Instant::now());
-        match kind {
-            "stream" if let Some(rejected) = rejected => {
-                let (reason, hint) = (rejected.reason.clone(), rejected.hint.clone());
-                self.report(queue, topic, reason, hint);
-            }
-            "stream" => self.opened(queue, topic),
-            "none" if spec.storing.creates => self.opened(queue, topic),
-            "none" => {
-                let reason = format!("stream {topic:?} does not exist");
-                self.report(queue, topic, reason, Some(create(topic)));
-            }
-            other => {
-                let reason = format!("key {topic:?} has type {other}, and is no stream");
-                let hint = "rename or delete the key, or fix route.topic";
-                self.report(queue, topic, reason, Some(hint.to_owned()));
-            }
+        let unusable = match kind {
+            "stream" => self.rejected.why_closed(topic),
+            other => why_unusable(topic, other, spec),
+        };
+        match unusable {
+            Some((reason, hint)) => self.report(queue, topic, reason, hint),
+            None => self.opened(queue, topic),
         }
     }
 
@@ -152,18 +129,7 @@ impl Looks {
         reason: String,
         hint: Option<String>,
     ) {
-        if self.rejected.len() < DESTINATIONS_MAX || self.rejected.contains_key(topic) {
-            let now = Instant::now();
-            let new = || RejectedStream {
-                reason: reason.clone(),
-                hint: hint.clone(),
-                backoff: Backoff::new(REJECTED_MIN, REJECTED_MAX),
-                opens_at: now,
-            };
-            let rejected = self.rejected.entry(topic.to_owned()).or_insert_with(new);
-            rejected.opens_at = now + rejected.backoff.next(fastrand::f64());
-            (rejected.reason, rejected.hint) = (reason.clone(), hint.clone());
-        }
+        self.rejected.rejected(topic, &reason, hint.as_ref());
         self.remember(topic);
         self.report(queue, topic, reason, hint);
     }
@@ -175,7 +141,7 @@ impl Looks {
 
     /// The stream has accepted an event.
     pub(super) fn accepted(&mut self, topic: &str) {
-        self.rejected.remove(topic);
+        self.rejected.accepted(topic);
     }
 
     /// A problem of the stream is reported.
@@ -184,6 +150,24 @@ impl Looks {
             self.down.insert(topic.to_owned());
         }
     }
+}
+
+/// Why a key of this type accepts no events, with a hint; `None` if it does.
+pub(super) fn why_unusable(
+    topic: &str,
+    kind: &str,
+    spec: &RedisSpec,
+) -> Option<(String, Option<String>)> {
+    let (reason, hint) = match kind {
+        "stream" => return None,
+        "none" if spec.storing.creates => return None,
+        "none" => (format!("stream {topic:?} does not exist"), create(topic)),
+        other => (
+            format!("key {topic:?} has type {other}, and is no stream"),
+            "rename or delete the key, or fix route.topic".to_owned(),
+        ),
+    };
+    Some((reason, Some(hint)))
 }
 
 /// How a stream is created without an event.

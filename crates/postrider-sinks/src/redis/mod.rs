@@ -1,26 +1,33 @@
-//! `kind = "redis"`: streams of Redis and Valkey, at least once and in order.
+//! `kind = "redis"`: streams of Redis and Valkey, in order, at least once or exactly once.
 //!
 //! Events are added by a script ([`script`]) that stores the pipeline's progress in the same step. The progress fences
 //! off connections and processes that were replaced, and says after a lost connection what is stored, so that nothing
 //! of it is sent again.
 //!
+//! With `delivery = "exactly-once"` the script adds the events of a transaction and the pipeline's progress, so both
+//! are stored or neither: [`transaction_sink`], [`transaction_writer`], [`commit`].
+//!
 //! [`worker`] sends and settles; [`chain`] has the numbers of the records of a hash slot; [`link`] has the connections,
 //! which speak the protocol themselves ([`resp`], [`connection`]).
 
 mod chain;
+mod commit;
 mod config;
 mod connection;
+mod entry;
 mod held;
 mod link;
 mod looks;
 mod preflight;
 mod problem;
+mod rejected_streams;
 mod resp;
 mod script;
 mod sink;
 mod slots;
 mod spec;
-
+mod transaction_sink;
+mod transaction_writer;
 mod worker;
 
 pub use config::RedisConfig;

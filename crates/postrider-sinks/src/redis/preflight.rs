@@ -344,9 +344,15 @@ async fn of_stream(
     let name = stream.as_bytes();
     let add: [&[u8]; 6] = [b"XADD", name, b"NOMKSTREAM", b"0-0", b"a", b"b"];
     let place = connection.address.to_string();
-    if let Err(error) = connection.command(&add).await?.checked()
-        && error.code() != "ERR"
-    {
+    let remove: [&[u8]; 3] = [b"XDEL", name, b"0-1"];
+    let mut refused = connection.command(&add).await?.checked().err();
+    refused = refused.filter(|error| error.code() != "ERR");
+    if spec.storing.in_transactions && refused.is_none() {
+        // No entry has this ID. Another type is found below.
+        let removed = connection.command(&remove).await?.checked().err();
+        refused = removed.filter(|error| error.code() != "WRONGTYPE");
+    }
+    if let Some(error) = refused {
         let of = format!("stream {stream:?}");
         let problem = RedisProblem::server(RedisStep::LookUp, &place, &error, spec);
         let id =

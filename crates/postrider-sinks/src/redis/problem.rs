@@ -3,6 +3,7 @@
 use super::resp::ServerError;
 use super::spec::{Mode, RedisSpec};
 use std::io;
+use std::time::Duration;
 
 /// What the sink was doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,7 +16,7 @@ pub(super) enum RedisStep {
     TakeOver,
     /// Looking a stream up.
     LookUp,
-    /// Calling the script that stores events.
+    /// Calling the script that stores events, or commits.
     Store,
     /// XADD within that script.
     Add,
@@ -49,6 +50,18 @@ impl RedisProblem {
     pub(super) fn lost(reason: impl Into<String>, hint: impl Into<String>) -> Self {
         let hint = Some(hint.into());
         Self { verdict: RedisVerdict::Reconnect, reason: reason.into(), hint }
+    }
+
+    /// Only `found` replicas of `wanted` have what was stored before.
+    pub(super) fn replicas(place: &str, (found, wanted): (i64, u32), timeout: Duration) -> Self {
+        let hint = "start replicas, or lower sink.redis.replicas; the sink continues automatically";
+        Self {
+            verdict: RedisVerdict::Wait,
+            reason: format!(
+                "{place}: {found} of {wanted} replicas have the events after {timeout:?}"
+            ),
+            hint: Some(hint.to_owned()),
+        }
     }
 
     /// The connection failed.
@@ -150,6 +163,9 @@ fn rights(spec: &RedisSpec) -> String {
 /// The command that gives the login its rights. The keys of the streams are the operator's to name.
 pub(super) fn rights_command(spec: &RedisSpec) -> String {
     let mut commands = "+client|setname +evalsha +script|load +get +set +xadd +type".to_owned();
+    if spec.storing.in_transactions {
+        commands.push_str(" +xdel");
+    }
     if spec.storing.replicas > 0 {
         commands.push_str(" +wait");
     }

@@ -3,21 +3,15 @@
 //! Each pipeline has a key with its progress: a token, and the number of events that were stored under the token.
 //! `TAKE_OVER` puts a new token there. `STORE` adds events only while its own token is there, and only events that
 //! directly follow those that are stored. So a connection or a process that was replaced stores nothing any more, and
-//! behind an event that was not stored no later one is.
+//! behind an event that was not stored no later one is. A key that has the progress of transactions ([`commit`]) is
+//! taken over too: the pipeline continues at its cursor row then.
+//!
+//! [`commit`]: super::commit
 
+use super::entry;
 use super::resp::{self, Reply, ServerError};
-use super::spec::{Storing, Trim};
+use super::spec::Storing;
 use crate::record_batch::QueuedRecord;
-use std::time::{SystemTime, UNIX_EPOCH};
-
-/// Fields of an entry at most. A script has room for about 8,000 words of one command.
-pub(super) const HEADERS_MAX: usize = 1_000;
-
-/// Fields that are no headers.
-const FIELDS: [&str; 4] = ["key", "value", "timestamp", "partition"];
-
-/// Before the name of a header that is the name of another field, or begins with this itself.
-const HEADER_PREFIX: &str = "header:";
 
 /// Takes the progress over.
 ///
@@ -29,7 +23,7 @@ local state = redis.call('GET', KEYS[1])
 local token, stored
 if state then
   token, stored = string.match(state, '^(%x+) (%d+)$')
-  if not token then return {-1, 'foreign', ''} end
+  if not token and not string.match(state, '^%x+ at ') then return {-1, 'foreign', ''} end
 end
 if #ARGV == 1 then
   redis.call('SET', KEYS[1], ARGV[1] .. ' 0')
@@ -178,8 +172,8 @@ impl StoreCall<'_> {
         records: impl Iterator<Item = (QueuedRecord<'r>, usize)> + Clone,
     ) {
         let count = records.clone().count();
-        let of_records: usize = records.clone().map(|(record, _)| 2 + words(&record)).sum();
-        let options = self.options();
+        let of_records: usize = records.clone().map(|(record, _)| entry::words(&record)).sum();
+        let options = entry::options(self.storing);
         let options: Vec<&[u8]> = options.iter().map(String::as_bytes).collect();
         resp::begin(out, 3 + 1 + self.topics.len() + 4 + options.len() + of_records);
         resp::word(out, b"EVALSHA");
@@ -198,67 +192,8 @@ impl StoreCall<'_> {
         }
         for (record, topic) in records {
             // Keys are counted from 1, and the first one is the progress.
-            resp::number(out, topic as u64 + 2);
-            resp::number(out, words(&record) as u64);
-            fields(out, &record);
+            entry::encode(out, &record, topic + 2);
         }
-    }
-
-    fn options(&self) -> Vec<String> {
-        let mut options = Vec::new();
-        if !self.storing.creates {
-            options.push("NOMKSTREAM".to_owned());
-        }
-        let (kind, limit) = match self.storing.trim {
-            Trim::Nothing => return options,
-            Trim::Length(length) => ("MAXLEN", length.to_string()),
-            Trim::Age(age) => {
-                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                ("MINID", now.saturating_sub(age).as_millis().to_string())
-            }
-        };
-        options.extend([kind.to_owned(), "~".to_owned(), limit]);
-        options
-    }
-}
-
-/// Names and values of the fields of an entry.
-fn words(record: &QueuedRecord<'_>) -> usize {
-    let of_headers = record.headers.filter(|header| header.value.is_some()).count();
-    let others = [
-        record.key.is_some(),
-        record.value.is_some(),
-        record.timestamp_ms.is_some(),
-        record.partition.is_some(),
-    ];
-    2 * (of_headers + others.into_iter().filter(|is_there| *is_there).count())
-}
-
-/// The fields of an entry. A header without a value is no field, because a field always has a value.
-fn fields(out: &mut Vec<u8>, record: &QueuedRecord<'_>) {
-    let mut field = |name: &str, value: &[u8]| {
-        resp::word(out, name.as_bytes());
-        resp::word(out, value);
-    };
-    if let Some(key) = record.key {
-        field("key", key);
-    }
-    if let Some(time) = record.timestamp_ms {
-        field("timestamp", time.to_string().as_bytes());
-    }
-    if let Some(partition) = record.partition {
-        field("partition", partition.to_string().as_bytes());
-    }
-    for header in record.headers {
-        let Some(value) = header.value else { continue };
-        if FIELDS.contains(&header.name) || header.name.starts_with(HEADER_PREFIX) {
-            field(&format!("{HEADER_PREFIX}{}", header.name), value);
-        } else {
-            field(header.name, value);
-        }
-    }
-    if let Some(value) = record.value {
-        field("value", value);
     }
 }
 
@@ -266,10 +201,12 @@ fn fields(out: &mut Vec<u8>, record: &QueuedRecord<'_>) {
 mod tests {
     use super::*;
     use crate::record_batch::RecordBatch;
+    use crate::redis::spec::Trim;
     use postrider_core::record::{Header, Record, Ticket};
     use std::time::Duration;
 
     const STORING: Storing = Storing {
+        in_transactions: false,
         creates: true,
         trim: Trim::Nothing,
         replicas: 0,
@@ -313,18 +250,6 @@ mod tests {
                         2 14 key k timestamp -1 partition 3 id 7 header:value fake header:header:value x value {} \
                         2 2 timestamp -1";
         assert_eq!(words_of(&out).join(" "), expected);
-    }
-
-    #[test]
-    fn options_say_what_is_created_and_removed() {
-        let trimmed = Storing { creates: false, trim: Trim::Length(5), ..STORING };
-        assert_eq!(call(&trimmed, &[]).options().join(" "), "NOMKSTREAM MAXLEN ~ 5");
-        let aged = Storing { trim: Trim::Age(Duration::from_mins(1)), ..STORING };
-        let options = call(&aged, &[]).options();
-        assert_eq!(&options[..2], ["MINID", "~"]);
-        let from: u128 = options[2].parse().unwrap();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
-        assert!(now - from >= 60_000 && now - from < 90_000);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What is decided about a record before it is sent.
 
-use super::script::HEADERS_MAX;
+use super::entry::HEADERS_MAX;
 use super::spec::{NAMES, RedisSpec};
 use super::worker::RedisWorker;
 use crate::queued_sink::{QueuedSink, RecordRules};
@@ -24,16 +24,20 @@ pub(super) fn open(
     needs: &Needs,
     mailbox: Mailbox,
 ) -> Result<QueuedSink<RedisRules>, SinkError> {
-    let size_max = spec.bytes_max.min(needs.size_max.unwrap_or(usize::MAX));
-    let rules = RedisRules { spec: spec.clone(), size_max };
+    let rules = RedisRules::new(&spec, needs);
     QueuedSink::open("redis-sink", needs, mailbox, rules, move |queue| {
         RedisWorker::new(queue, spec).run()
     })
 }
 
 impl RedisRules {
+    pub(super) fn new(spec: &RedisSpec, needs: &Needs) -> Self {
+        let size_max = spec.bytes_max.min(needs.size_max.unwrap_or(usize::MAX));
+        Self { spec: spec.clone(), size_max }
+    }
+
     /// What is known of the record itself.
-    fn judge(&self, record: &Record<'_>) -> Result<(), Refusal> {
+    pub(super) fn judge(&self, record: &Record<'_>) -> Result<(), Refusal> {
         self.judge_name(record.topic)?;
         let size = record.size_bytes();
         if size > self.size_max {
@@ -57,7 +61,7 @@ impl RedisRules {
         }
     }
 
-    fn judge_name(&self, topic: &str) -> Result<(), Refusal> {
+    pub(super) fn judge_name(&self, topic: &str) -> Result<(), Refusal> {
         if self.spec.is_state(topic) {
             let words = "the topic is a key in which pipelines keep their progress";
             return Err(Refusal::destination(words));

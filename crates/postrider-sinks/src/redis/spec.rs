@@ -95,6 +95,8 @@ pub(super) enum Trim {
 /// How events are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Storing {
+    /// Events are added in transactions, together with the progress.
+    pub(super) in_transactions: bool,
     /// The first event of a stream creates it.
     pub(super) creates: bool,
     pub(super) trim: Trim,

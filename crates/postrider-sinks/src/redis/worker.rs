@@ -517,12 +517,9 @@ impl RedisWorker {
             }
             Ok(found) => {
                 let found = found.unwrap_or_default();
-                let reason = format!(
-                    "{place}: {found} of {wanted} replicas have the events after {timeout:?}"
-                );
-                let hint = "start replicas, or lower sink.redis.replicas; the sink continues automatically";
+                let problem = RedisProblem::replicas(place, (found, wanted), timeout);
                 self.down = true;
-                self.queue.down(reason, Some(hint.to_owned()));
+                self.queue.down(problem.reason, problem.hint);
                 // After a reset the events are sent again.
                 if self.queue.life().generation == self.generation && !self.failed {
                     self.ask_replicas_again(slot);
@@ -612,7 +609,7 @@ pub(super) fn state_key(spec: &RedisSpec, slot: u16) -> String {
     }
 }
 
-fn fenced(spec: &RedisSpec) -> String {
+pub(super) fn fenced(spec: &RedisSpec) -> String {
     format!(
         "the progress key {:?} is not this process's any more: another process publishes the pipeline, two pipelines \
          have the same sink.redis.state_key, or the server failed over or was restored to an earlier state",
@@ -627,7 +624,7 @@ fn unassigned(slot: u16) -> RedisProblem {
     )
 }
 
-fn lost_acknowledged(place: &str, events: Option<u64>) -> String {
+pub(super) fn lost_acknowledged(place: &str, events: Option<u64>) -> String {
     match events {
         Some(events) => format!(
             "{place} has lost {events} events that it had acknowledged: a replica without them has become the primary, \
@@ -640,7 +637,7 @@ fn lost_acknowledged(place: &str, events: Option<u64>) -> String {
     }
 }
 
-fn unknown(place: &str) -> RedisProblem {
+pub(super) fn unknown(place: &str) -> RedisProblem {
     RedisProblem::lost(
         format!("{place} has given an answer that the sink does not know"),
         "let sink.redis.servers name Redis 6.2 or newer, or Valkey",

@@ -330,7 +330,7 @@ async fn refusal_halts_a_pipeline_that_stops_at_poison() {
                values ('orders', 'a', 'T', '1'), ('orders', 'b', 'T', '2'), ('orders', 'c', 'T', '3')";
     pipeline.sql.batch(sql).await;
     let halted = crate::halted::run_to_halt(&pipeline.config).await;
-    halted.assert_says("PR011", &["event \"2\""], &[]);
+    halted.assert_says("PR011", &["can't be published", "code 400"], &["fix the destination"]);
     pipeline.await_values("orders", "a", &["1"]).await;
     assert_eq!(pipeline.parked().await, "");
 }

@@ -1,0 +1,110 @@
+//! An entry of a stream: its fields, and how it is added.
+
+use super::resp;
+use super::spec::{Storing, Trim};
+use crate::record_batch::QueuedRecord;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Fields of an entry at most. A script has room for about 8,000 words of one command.
+pub(super) const HEADERS_MAX: usize = 1_000;
+
+/// Fields that are no headers.
+const FIELDS: [&str; 4] = ["key", "value", "timestamp", "partition"];
+
+/// Before the name of a header that is the name of another field, or begins with this itself.
+const HEADER_PREFIX: &str = "header:";
+
+/// The options of XADD.
+pub(super) fn options(storing: &Storing) -> Vec<String> {
+    let mut options = Vec::new();
+    if !storing.creates {
+        options.push("NOMKSTREAM".to_owned());
+    }
+    let (kind, limit) = match storing.trim {
+        Trim::Nothing => return options,
+        Trim::Length(length) => ("MAXLEN", length.to_string()),
+        Trim::Age(age) => {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            ("MINID", now.saturating_sub(age).as_millis().to_string())
+        }
+    };
+    options.extend([kind.to_owned(), "~".to_owned(), limit]);
+    options
+}
+
+/// Words of an entry in the call of a script: the number of its key, the number of its other words, and the names and
+/// values of its fields.
+pub(super) fn words(record: &QueuedRecord<'_>) -> usize {
+    2 + field_words(record)
+}
+
+/// Adds an entry to the call of a script. `key`: the number of its stream among the keys of the call.
+pub(super) fn encode(out: &mut Vec<u8>, record: &QueuedRecord<'_>, key: usize) {
+    resp::number(out, key as u64);
+    resp::number(out, field_words(record) as u64);
+    fields(out, record);
+}
+
+fn field_words(record: &QueuedRecord<'_>) -> usize {
+    let of_headers = record.headers.filter(|header| header.value.is_some()).count();
+    let others = [
+        record.key.is_some(),
+        record.value.is_some(),
+        record.timestamp_ms.is_some(),
+        record.partition.is_some(),
+    ];
+    2 * (of_headers + others.into_iter().filter(|is_there| *is_there).count())
+}
+
+/// The fields of an entry. A header without a value is no field, because a field always has a value.
+fn fields(out: &mut Vec<u8>, record: &QueuedRecord<'_>) {
+    let mut field = |name: &str, value: &[u8]| {
+        resp::word(out, name.as_bytes());
+        resp::word(out, value);
+    };
+    if let Some(key) = record.key {
+        field("key", key);
+    }
+    if let Some(time) = record.timestamp_ms {
+        field("timestamp", time.to_string().as_bytes());
+    }
+    if let Some(partition) = record.partition {
+        field("partition", partition.to_string().as_bytes());
+    }
+    for header in record.headers {
+        let Some(value) = header.value else { continue };
+        if FIELDS.contains(&header.name) || header.name.starts_with(HEADER_PREFIX) {
+            field(&format!("{HEADER_PREFIX}{}", header.name), value);
+        } else {
+            field(header.name, value);
+        }
+    }
+    if let Some(value) = record.value {
+        field("value", value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn options_say_what_is_created_and_removed() {
+        let storing = Storing {
+            in_transactions: false,
+            creates: true,
+            trim: Trim::Nothing,
+            replicas: 0,
+            replica_timeout: Duration::from_secs(1),
+        };
+        let trimmed = Storing { creates: false, trim: Trim::Length(5), ..storing };
+        assert_eq!(options(&trimmed).join(" "), "NOMKSTREAM MAXLEN ~ 5");
+        let aged = Storing { trim: Trim::Age(Duration::from_mins(1)), ..storing };
+        let options = options(&aged);
+        assert_eq!(&options[..2], ["MINID", "~"]);
+        let from: u128 = options[2].parse().unwrap();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
+        assert!(now - from >= 60_000 && now - from < 90_000);
+    }
+}
