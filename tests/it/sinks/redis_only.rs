@@ -433,3 +433,37 @@ async fn delivery_is_changed_without_a_repetition() {
         relay.terminate(SOON).await;
     }
 }
+
+/// A server that has lost its last commits, and the way out that the page describes.
+#[tokio::test]
+async fn server_with_an_older_position_halts_the_pipeline() {
+    let pipeline = pipeline_of(RedisServer::<true, true>::start().await, "older").await;
+    let redis = &pipeline.server.redis;
+    let relay = pipeline.run();
+    pipeline.insert("orders", "a", &[1]).await;
+    pipeline.await_values("orders", "a", &["1"]).await;
+    let key = progress_key(redis).await;
+    let copy = format!("COPY {key} postrider:copy");
+    admin(redis, &copy, ":1\r\n").await;
+    pipeline.insert("orders", "a", &[2, 3]).await;
+    pipeline.await_values("orders", "a", &["1", "2", "3"]).await;
+    pipeline.resolved().await;
+    relay.terminate(SOON).await;
+    admin(redis, &format!("RENAME postrider:copy {key}"), "+OK\r\n").await;
+    admin(redis, "XTRIM orders MAXLEN 1", ":2\r\n").await;
+    let halted = crate::halted::run_to_halt(&pipeline.config).await;
+    halted.assert_says("PR025", &["is behind the cursor row at"], &["docs/sinks/redis.md"]);
+    admin(redis, &format!("DEL {key}"), ":1\r\n").await;
+    let relay = pipeline.run();
+    pipeline.insert("orders", "a", &[4]).await;
+    pipeline.await_values("orders", "a", &["3", "4"]).await;
+    relay.terminate(SOON).await;
+}
+
+async fn pipeline_of<const VALKEY: bool, const EXACT: bool>(
+    server: RedisServer<VALKEY, EXACT>,
+    test: &str,
+) -> SinkPipeline<RedisServer<VALKEY, EXACT>> {
+    let sink = server.sink_with("");
+    SinkPipeline::to(server, test, &sink).await
+}
