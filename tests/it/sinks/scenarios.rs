@@ -29,7 +29,7 @@ async fn published(relay: &Relay, events: u64) {
 }
 
 /// A line of the conformance table.
-async fn row<S: SinkServer>(server: &S, test: &str, found: &str) {
+pub(super) async fn row<S: SinkServer>(server: &S, test: &str, found: &str) {
     show(&format!("conformance | {} | {} | {test} | {found}", S::KIND, server.version().await));
 }
 
