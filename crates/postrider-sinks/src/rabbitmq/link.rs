@@ -9,6 +9,7 @@ use super::codec::{
     ReturnedProperties, ServerClose, put_counted, put_heartbeat, put_long, put_method, put_short,
     put_true, read_frame,
 };
+use super::moment::Moment;
 use super::problem::{RabbitProblem, RabbitStep};
 use super::spec::{PasswordSource, RabbitHost, RabbitSpec};
 use crate::tls;
@@ -90,6 +91,8 @@ pub(super) struct AmqpLink {
     writer: WriteHalf<Box<dyn Duplex>>,
     inbox: Vec<u8>,
     read_at: Instant,
+    /// When this process was last seen to run.
+    alive: Moment,
     outgoing: Outgoing,
     events: VecDeque<LinkEvent>,
     replies: VecDeque<(u16, Method)>,
@@ -133,6 +136,7 @@ impl AmqpLink {
                 writer,
                 inbox: Vec::new(),
                 read_at: now,
+                alive: Moment::now(),
                 outgoing: Outgoing { bytes, written: 0, unflushed: false, at: now },
                 events: VecDeque::new(),
                 replies: VecDeque::new(),
@@ -296,6 +300,27 @@ impl AmqpLink {
     /// From now on errors are those of publishing.
     pub(super) fn publishes(&mut self) {
         self.step = RabbitStep::Publish;
+        self.alive = Moment::now();
+    }
+
+    /// When this process was last seen to run.
+    pub(super) fn alive(&self) -> Moment {
+        self.alive
+    }
+
+    /// While this process stood still, the server may have ended the connection, and another process may publish. Must
+    /// be called more often than once a heartbeat, also while a request is waited for.
+    ///
+    /// # Errors
+    /// The process stood still for longer than a heartbeat.
+    pub(super) fn notice_stall(&mut self) -> Result<(), RabbitProblem> {
+        let stood = self.alive.elapsed();
+        if stood > self.limits.heartbeat {
+            let reason = format!("this process stood still for {stood:.0?}");
+            return Err(RabbitProblem::new(RabbitStep::Publish, reason, None));
+        }
+        self.alive = Moment::now();
+        Ok(())
     }
 
     async fn answer(
@@ -318,7 +343,14 @@ impl AmqpLink {
                     return Ok(Ok(()));
                 }
             }
-            self.turn(spec).await?;
+            let half = Instant::now() + self.limits.heartbeat / 2;
+            let due = tokio::time::Instant::from_std(self.beats_at().min(half));
+            tokio::select! {
+                turned = self.turn(spec) => turned?,
+                () = tokio::time::sleep_until(due) => {}
+            }
+            self.beat()?;
+            self.notice_stall()?;
         }
     }
 

@@ -31,9 +31,19 @@ impl Pauses {
         self.0.is_empty()
     }
 
-    /// Whether events of the stream wait.
-    pub(super) fn has_live(&self) -> bool {
-        self.0.values().any(|pause| pause.has_live)
+    /// Whether events of the stream wait for a routing key, and not only parked ones.
+    pub(super) fn has_live(&self, topic: &str) -> bool {
+        self.0.get(topic).is_some_and(|pause| pause.has_live)
+    }
+
+    /// Whether a routing key is paused.
+    pub(super) fn has(&self, topic: &str) -> bool {
+        self.0.contains_key(topic)
+    }
+
+    /// Whether this record is the one that is sent to find out.
+    pub(super) fn is_tried(&self, topic: &str, entry: WindowEntry) -> bool {
+        self.0.get(topic).is_some_and(|pause| pause.trying == Some(entry))
     }
 
     /// Keeps a record that is to be sent, if its routing key is paused. False: it may be sent.
@@ -147,6 +157,7 @@ mod tests {
         let mut pauses = Pauses::default();
         assert!(!pauses.keeps("t", entries[0], false));
         assert!(pauses.refused("t", entries[0], false), "reported");
+        assert!(pauses.has_live("t") && !pauses.has_live("u"));
         assert!(!pauses.refused("t", entries[1], false), "reported once");
         assert!(pauses.keeps("t", entries[2], false) && !pauses.keeps("u", entries[2], false));
         let later = Instant::now() + PAUSE_MAX;
@@ -158,7 +169,7 @@ mod tests {
         let tried = pauses.due(later + PAUSE_MAX);
         assert_eq!(pauses.published("t", entries[2]), None, "it was sent before the pause");
         assert_eq!(pauses.published("t", tried[0]).map(|waiting| waiting.len()), Some(2));
-        assert!(pauses.is_empty() && !pauses.has_live());
+        assert!(pauses.is_empty() && !pauses.has_live("t"));
     }
 
     #[test]
@@ -166,7 +177,7 @@ mod tests {
         let (_window, entries) = entries();
         let mut pauses = Pauses::default();
         pauses.refused("t", entries[0], true);
-        assert!(!pauses.has_live());
+        assert!(!pauses.has_live("t"));
         let tried = pauses.due(Instant::now() + PAUSE_MAX);
         pauses.gave_up("t", tried[0]);
         assert!(pauses.is_empty());
