@@ -24,25 +24,30 @@ const READ_MAX: Duration = Duration::from_secs(30);
 
 /// A server with one stream.
 pub(super) struct NatsServer {
-    nats: PrivateNats,
+    pub(super) nats: PrivateNats,
     stream: Mutex<StreamConfig>,
 }
 
 /// What the stream has at present.
 #[derive(Clone, Default)]
-struct StreamConfig {
-    subjects: Vec<String>,
+pub(super) struct StreamConfig {
+    pub(super) subjects: Vec<String>,
     /// Further settings.
-    settings: serde_json::Map<String, Value>,
+    pub(super) settings: serde_json::Map<String, Value>,
 }
 
 impl NatsServer {
+    /// Of this server, which has no stream yet.
+    pub(super) fn of(nats: PrivateNats) -> Self {
+        Self { nats, stream: Mutex::default() }
+    }
+
     fn config(&self) -> StreamConfig {
         self.stream.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Changes the stream, or creates it.
-    async fn change(&self, change: impl FnOnce(&mut StreamConfig)) {
+    pub(super) async fn change(&self, change: impl FnOnce(&mut StreamConfig)) {
         let (before, after) = {
             let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
             let before = stream.clone();
@@ -72,7 +77,7 @@ impl NatsServer {
         .await;
     }
 
-    fn sink_at(&self, url: &str, more: &str) -> String {
+    pub(super) fn sink_at(&self, url: &str, more: &str) -> String {
         let password = self.nats.ca().with_file_name("relay-password");
         std::fs::write(&password, "secret\n").expect("a file");
         format!(
@@ -90,7 +95,7 @@ impl SinkServer for NatsServer {
     const REPEATS_PER_LOSS: usize = 0;
 
     async fn start() -> Self {
-        Self { nats: PrivateNats::start("").await, stream: Mutex::default() }
+        Self::of(PrivateNats::start("").await)
     }
 
     async fn version(&self) -> String {
