@@ -11,6 +11,7 @@ use postrider_core::error::Chain as Causes;
 pub(super) struct ErrCode;
 
 impl ErrCode {
+    pub(super) const NO_MESSAGE: i32 = 10_037;
     pub(super) const STREAM_NOT_FOUND: i32 = 10_059;
     pub(super) const NOT_ENABLED: i32 = 10_076;
     pub(super) const NOT_ENABLED_FOR_ACCOUNT: i32 = 10_039;

@@ -146,6 +146,8 @@ impl AmqpLink {
                 server: ServerFacts::default(),
             };
             link.log_in(spec).await?;
+            // Nothing was held by this connection before.
+            link.alive = Moment::now();
             link.open_channel(PUBLISH, spec).await?;
             Ok(link)
         });
