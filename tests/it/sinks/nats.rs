@@ -285,8 +285,8 @@ async fn without_a_chain_lost_connections_swap_nothing() {
     relay.terminate(SOON).await;
 }
 
-/// Another program writes other subjects of the stream all the time. Connections are cut, the server is killed, and so
-/// is the relay. Of each subject one message is in flight, so there are many subjects.
+/// Another program writes another subject of the stream before each fault. Connections are cut, the server is killed,
+/// and so is the relay. Of each subject one message is in flight, so there are many subjects.
 #[tokio::test]
 async fn chain_of_each_subject_loses_and_swaps_nothing_beside_another_writer() {
     let server = NatsServer::start().await;

@@ -11,12 +11,12 @@
 //! After a failure nothing is sent until every message in flight is answered, or the connection is given up. Then the
 //! stream is asked what it has: a message in flight can only be stored behind the sequence that it named.
 
-use super::api::{ApiError, PubAck};
+use super::api::{ApiError, ErrCode, PubAck};
 use super::ends::SubjectEnds;
 use super::line::{ChainedMessage, Fate, Left, RefusedMessage, SendLine};
 use super::link::{NatsLink, NatsLinkState, WINDOW};
 use super::message::{self, ChainPlace, MSG_ID};
-use super::problem::{ErrCode, NatsProblem, NatsVerdict};
+use super::problem::{NatsProblem, NatsVerdict};
 use super::rules::StreamShared;
 use super::spec::{ChainMode, NatsSpec};
 use super::subject::{encode, encoded};
@@ -70,8 +70,6 @@ pub(super) struct NatsWorker {
     chains: u32,
     /// The end of the stream, behind what is in flight.
     end: StreamEnd,
-    /// The ends of the subjects, if each of them is a chain.
-    ends: SubjectEnds,
     names: Names,
     fence: Fence,
 }
@@ -82,6 +80,8 @@ struct StreamEnd {
     last_seq: u64,
     /// The highest sequence that was acknowledged.
     acked_seq: u64,
+    /// The ends of the subjects, if each of them is a chain.
+    subjects: SubjectEnds,
     /// The identifier of the message in flight before.
     previous: String,
     /// The identifier of the next one.
@@ -115,7 +115,6 @@ impl NatsWorker {
             repeated: None,
             chains: 0,
             end: StreamEnd::default(),
-            ends: SubjectEnds::default(),
             names: Names::default(),
             fence: Fence::new(),
         }
@@ -186,7 +185,7 @@ impl NatsWorker {
     ) -> Result<std::convert::Infallible, Left> {
         let spec = Arc::clone(&self.spec);
         let mut link = self.while_open(NatsLink::open(&spec, server)).await??;
-        self.ends.forget();
+        self.end.subjects.forget();
         self.resume(&link).await?;
         loop {
             self.follow(&link).await?;
@@ -258,11 +257,11 @@ impl NatsWorker {
             let is_done = self.line.next_is_done();
             let after = if spec.chain == ChainMode::Subject && !is_done {
                 let order = message::order(&record, spec.chain);
-                let Some(after) = self.ends.get(order) else {
+                let Some(after) = self.end.subjects.get(order) else {
                     let subject = encoded(record.topic);
                     let look = link.last_of_subject(&spec, &subject, MSG_ID);
                     let (sequence, _) = self.while_open(look).await??;
-                    self.ends.set(order, sequence);
+                    self.end.subjects.set(order, sequence);
                     if self.is_present() {
                         continue;
                     }
@@ -356,7 +355,7 @@ impl NatsWorker {
                     self.end.acked_seq = self.end.acked_seq.max(ack.seq);
                     // A repetition was stored earlier, and perhaps others behind it.
                     if let Some(order) = self.line.order_of(number).filter(|_| !ack.duplicate) {
-                        self.ends.set(order, ack.seq);
+                        self.end.subjects.set(order, ack.seq);
                     }
                     Fate::Stored
                 }
@@ -503,7 +502,7 @@ impl NatsWorker {
         let looked = futures_util::stream::iter(looks).buffered(LOOKS_AT_ONCE).try_collect();
         let looked: Vec<(u64, u64, u64, bool)> = self.while_open(looked).await??;
         for (number, order, sequence, is_stored) in looked {
-            self.ends.set(order, sequence);
+            self.end.subjects.set(order, sequence);
             if is_stored {
                 self.line.found_at(number);
             }

@@ -90,9 +90,7 @@ pub(super) struct AmqpLink {
     reader: ReadHalf<Box<dyn Duplex>>,
     writer: WriteHalf<Box<dyn Duplex>>,
     inbox: Vec<u8>,
-    read_at: Instant,
-    /// When this process was last seen to run.
-    alive: Moment,
+    times: LinkTimes,
     outgoing: Outgoing,
     events: VecDeque<LinkEvent>,
     replies: VecDeque<(u16, Method)>,
@@ -101,6 +99,12 @@ pub(super) struct AmqpLink {
     step: RabbitStep,
     limits: LinkLimits,
     pub(super) server: ServerFacts,
+}
+
+/// When the server last sent something, and when this process was last seen to run.
+struct LinkTimes {
+    read_at: Instant,
+    alive: Moment,
 }
 
 #[derive(Clone, Copy)]
@@ -135,8 +139,7 @@ impl AmqpLink {
                 reader,
                 writer,
                 inbox: Vec::new(),
-                read_at: now,
-                alive: Moment::now(),
+                times: LinkTimes { read_at: now, alive: Moment::now() },
                 outgoing: Outgoing { bytes, written: 0, unflushed: false, at: now },
                 events: VecDeque::new(),
                 replies: VecDeque::new(),
@@ -147,7 +150,7 @@ impl AmqpLink {
             };
             link.log_in(spec).await?;
             // Nothing was held by this connection before.
-            link.alive = Moment::now();
+            link.times.alive = Moment::now();
             link.open_channel(PUBLISH, spec).await?;
             Ok(link)
         });
@@ -302,12 +305,12 @@ impl AmqpLink {
     /// From now on errors are those of publishing.
     pub(super) fn publishes(&mut self) {
         self.step = RabbitStep::Publish;
-        self.alive = Moment::now();
+        self.times.alive = Moment::now();
     }
 
     /// When this process was last seen to run.
     pub(super) fn alive(&self) -> Moment {
-        self.alive
+        self.times.alive
     }
 
     /// While this process stood still, the server may have ended the connection, and another process may publish. Must
@@ -316,12 +319,12 @@ impl AmqpLink {
     /// # Errors
     /// The process stood still for longer than a heartbeat.
     pub(super) fn notice_stall(&mut self) -> Result<(), RabbitProblem> {
-        let stood = self.alive.elapsed();
+        let stood = self.times.alive.elapsed();
         if stood > self.limits.heartbeat {
             let reason = format!("this process stood still for {stood:.0?}");
             return Err(RabbitProblem::new(RabbitStep::Publish, reason, None));
         }
-        self.alive = Moment::now();
+        self.times.alive = Moment::now();
         Ok(())
     }
 
@@ -380,7 +383,7 @@ impl AmqpLink {
             read = self.reader.read_buf(&mut self.inbox) => match read {
                 Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server has closed it")),
                 Ok(_) => {
-                    self.read_at = Instant::now();
+                    self.times.read_at = Instant::now();
                     Ok(())
                 }
                 Err(error) => Err(error),
@@ -493,7 +496,7 @@ impl AmqpLink {
     /// The server has sent nothing for two heartbeats.
     pub(super) fn beat(&mut self) -> Result<(), RabbitProblem> {
         let LinkLimits { heartbeat, .. } = self.limits;
-        if self.read_at.elapsed() > 2 * heartbeat {
+        if self.times.read_at.elapsed() > 2 * heartbeat {
             let silent = format!("it has sent nothing for {:?}", 2 * heartbeat);
             let error = io::Error::new(io::ErrorKind::TimedOut, silent);
             return Err(RabbitProblem::io(self.step, &self.host, &error));
@@ -510,7 +513,7 @@ impl AmqpLink {
     /// When a heartbeat is due, or the server has been silent for too long.
     pub(super) fn beats_at(&self) -> Instant {
         let LinkLimits { heartbeat, .. } = self.limits;
-        let silent = self.read_at + 2 * heartbeat + Duration::from_millis(1);
+        let silent = self.times.read_at + 2 * heartbeat + Duration::from_millis(1);
         silent.min(self.outgoing.at + heartbeat / 2)
     }
 

@@ -20,7 +20,6 @@ use crate::life::Life;
 use crate::send_queue::SendQueue;
 use postrider_core::backoff::Backoff;
 use postrider_core::record::{Refusal, RefusalKind, Scope, Ticket};
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -91,8 +90,6 @@ pub(super) struct Worker {
     facts: Arc<RabbitFacts>,
     window: Window,
     pauses: Pauses,
-    /// Routing keys whose refusals are reported, until a queue has got a message.
-    held: HashSet<String>,
     routed: RoutedKeys,
     generation: u64,
     /// What is in flight is of an earlier generation, or behind a failure: its reports are all that is left.
@@ -117,7 +114,6 @@ impl Worker {
             facts,
             window: Window::default(),
             pauses: Pauses::default(),
-            held: HashSet::new(),
             routed: RoutedKeys::default(),
             generation: 0,
             ending: false,
@@ -486,7 +482,7 @@ impl Worker {
                         "a queue of {shown} refuses messages with routing key {topic:?} (basic.nack)"
                     )
                 };
-                self.hold(topic, reason, FULL_HINT.to_owned());
+                self.hold(&topic, reason, FULL_HINT.to_owned());
             }
             return;
         }
@@ -506,7 +502,7 @@ impl Worker {
         } else if is_routed {
             if self.pauses.refused(&topic, entry, is_retry) {
                 let (reason, hint) = self.no_route(&topic);
-                self.hold(topic, reason, hint);
+                self.hold(&topic, reason, hint);
             }
         } else {
             self.facts.lacks_route(&topic);
@@ -519,13 +515,11 @@ impl Worker {
     fn published(&mut self, entry: WindowEntry) {
         let record = self.window.record(entry);
         let is_new = !self.routed.has(record.topic);
-        let waits = !self.pauses.is_empty() || !self.held.is_empty();
+        let waits = !self.pauses.is_empty() || self.pauses.has_reports();
         if is_new || waits || self.facts.is_unroutable(record.topic) {
             let topic = record.topic.to_owned();
             self.routed(&topic);
-            // A message that was sent before the refused one says nothing of the queue.
-            let is_over = !self.pauses.has(&topic) || self.pauses.is_tried(&topic, entry);
-            if is_over && self.held.remove(&topic) {
+            if self.pauses.ends_report(&topic, entry) {
                 self.queue.released(&topic);
             }
             if let Some(waiting) = self.pauses.published(&topic, entry) {
@@ -585,10 +579,9 @@ impl Worker {
     // Health.
 
     /// A routing key whose messages are refused. Those of others are published.
-    fn hold(&mut self, topic: String, reason: String, hint: String) {
-        let is_live = self.pauses.has_live(&topic);
-        self.queue.held(&topic, is_live, reason, Some(hint));
-        self.held.insert(topic);
+    fn hold(&mut self, topic: &str, reason: String, hint: String) {
+        self.pauses.reports(topic);
+        self.queue.held(topic, self.pauses.has_live(topic), reason, Some(hint));
     }
 
     fn down(&mut self, reason: String, hint: Option<String>) {
