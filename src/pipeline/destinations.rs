@@ -10,7 +10,7 @@
 //! [`UNPROVEN_MAX`] events while it tries to find a destination that accepts records.
 
 use crate::record::has_empty_part;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 use tracing::warn;
 
@@ -36,6 +36,8 @@ pub(super) struct Destinations {
     awaited: Option<String>,
     /// The topic that the reported condition of the sink is about, if it is about one topic.
     reported: Option<String>,
+    /// Topics whose records the sink keeps, because they are refused for now.
+    held: HashSet<String>,
     /// A destination of this pipeline has accepted a record.
     proven: bool,
     /// Before that: since when a missing destination is waited for, and the number of events parked for missing
@@ -173,11 +175,20 @@ impl Destinations {
         SinkProblem::Destination { was_awaited }
     }
 
+    /// The sink keeps the records of a destination that refuses them for now, and the reported condition is about it.
+    pub(super) fn holds(&mut self, topic: &str) {
+        self.reported = Some(topic.to_owned());
+        if self.held.len() < DESTINATIONS_MAX {
+            self.held.insert(topic.to_owned());
+        }
+    }
+
     /// The destination, or with `None` the broker, accepts records again. Returns whether the reported condition of the
     /// sink is over.
     pub(super) fn up(&mut self, topic: Option<&str>) -> bool {
         if let Some(topic) = topic {
             self.took(topic);
+            self.held.remove(topic);
         }
         let over = self.reported.as_deref() == topic;
         if over {
@@ -186,10 +197,11 @@ impl Destinations {
         over
     }
 
-    /// Whether the reported condition of the sink is about the brokers, or about the destination that the current event
-    /// waits for.
+    /// Whether the reported condition of the sink is about the brokers, about the destination that the current event
+    /// waits for, or about one whose events the sink keeps.
     pub(super) fn blocks_intake(&self) -> bool {
-        self.is_of_brokers() || self.reported == self.awaited
+        let is_held = self.reported.as_ref().is_some_and(|topic| self.held.contains(topic));
+        self.is_of_brokers() || is_held || self.reported == self.awaited
     }
 
     /// Whether the reported condition of the sink is about the brokers.
@@ -239,6 +251,20 @@ mod tests {
         assert_eq!(destinations.down(Some("a"), false, Duration::ZERO), SinkProblem::Intake);
         assert!(!destinations.up(None), "a topic was reported");
         assert!(destinations.up(Some("a")));
+    }
+
+    #[test]
+    fn destination_whose_records_the_sink_keeps_is_reported_and_is_not_the_broker() {
+        let mut destinations = Destinations::new("p", None);
+        destinations.takes("good");
+        destinations.holds("full");
+        assert!(destinations.blocks_intake() && !destinations.is_of_brokers());
+        assert!(!destinations.up(None) && destinations.blocks_intake());
+        assert!(destinations.up(Some("full")));
+        destinations.holds("a");
+        destinations.holds("b");
+        assert!(!destinations.up(Some("a")), "b is reported");
+        assert!(destinations.up(Some("b")));
     }
 
     #[test]

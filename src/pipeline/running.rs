@@ -391,6 +391,10 @@ impl Pipeline {
                     let topic = topic.as_deref().map(|topic| (topic, missing));
                     self.sink_down(now, &reason, hint.as_deref(), topic);
                 }
+                Post::Held { topic, reason, hint } => {
+                    self.sink.holds(&topic);
+                    self.observer.sink_down(Some(&topic), &reason, hint.as_deref());
+                }
                 Post::Up { topic } => self.sink_up(topic.as_deref()),
                 Post::Recovered { call, progress } => self.recovered(now, call, progress),
                 Post::Committed { call } => {

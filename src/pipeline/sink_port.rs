@@ -149,6 +149,11 @@ impl SinkPort {
         self.destinations.down(topic, may_park, now)
     }
 
+    /// The sink keeps the records of a destination that refuses them for now.
+    pub(super) fn holds(&mut self, topic: &str) {
+        self.destinations.holds(topic);
+    }
+
     /// The destination, or with `None` the broker, accepts records again. Returns whether the intake can use the sink
     /// again.
     pub(super) fn up(&mut self, topic: Option<&str>) -> bool {

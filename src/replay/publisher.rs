@@ -486,6 +486,9 @@ impl Publisher {
                     }
                     report(ReplayUpdate::Down(&reason, hint.as_deref()));
                 }
+                Post::Held { topic: _, reason, hint } => {
+                    report(ReplayUpdate::Down(&reason, hint.as_deref()));
+                }
                 Post::Up { topic: _ } => report(ReplayUpdate::Up),
                 Post::Broken { .. } => {
                     self.apply(now, Input::SinkBroken);

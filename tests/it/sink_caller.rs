@@ -81,7 +81,7 @@ impl Caller {
                     assert_eq!(before, None, "{ticket:?} was reported twice");
                 }
                 Post::Retry | Post::Located => retry = true,
-                Post::Down { reason, hint, .. } => {
+                Post::Down { reason, hint, .. } | Post::Held { reason, hint, .. } => {
                     self.said.push(reason);
                     self.hints.extend(hint);
                 }

@@ -34,6 +34,18 @@ pub enum Post {
         /// The destination was never available ([`NotTaken::Missing`](crate::sink::NotTaken::Missing)).
         missing: bool,
     },
+    /// A destination refuses records for now. The sink keeps them and sends them again in their order, and records of
+    /// other destinations are published meanwhile.
+    ///
+    /// Repeated while it lasts, and ended by [`Post::Up`] with the destination.
+    Held {
+        /// The destination.
+        topic: String,
+        /// The problem, in one line, without secrets.
+        reason: String,
+        /// How to fix it, if that is known.
+        hint: Option<String>,
+    },
     /// The broker, or the destination, accepts records again.
     Up {
         /// The destination; `None` if the broker answers again.

@@ -263,6 +263,23 @@ impl<F: Clone> SendQueue<F> {
         self.mailbox.post(Post::Up { topic: None });
     }
 
+    /// A destination refuses records for now. The sink keeps them and sends them again in their order; other
+    /// destinations accept theirs. Repeated with each attempt. `is_live`: events of the stream wait, not only parked
+    /// ones.
+    pub(crate) fn held(&self, name: &str, is_live: bool, reason: String, hint: Option<String>) {
+        let topic = name.to_owned();
+        self.mailbox.post(if is_live {
+            Post::Held { topic, reason, hint }
+        } else {
+            Post::Down { topic: Some(topic), reason, hint, missing: false }
+        });
+    }
+
+    /// What [`Self::held`] reported is over.
+    pub(crate) fn released(&self, name: &str) {
+        self.mailbox.post(Post::Up { topic: Some(name.to_owned()) });
+    }
+
     /// A destination accepts records. `was_down`: its problem was reported.
     pub(crate) fn opened(&self, name: &str, facts: F, was_down: bool) {
         self.state().destinations.opened(name, facts);

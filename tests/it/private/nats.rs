@@ -20,11 +20,21 @@ const RELAY: &str = r#", { user: relay, password: secret, permissions: {
         "$JS.API.DIRECT.GET.>"] }
       subscribe: { allow: ["_INBOX.>"] } } }"#;
 
+fn accounts(relay: bool) -> String {
+    let relay = if relay { RELAY } else { "" };
+    format!(
+        "system_account: SYS\naccounts {{\n  SYS {{ users: [ {{ user: sys, password: sys }} ] }}\n  \
+         APP {{ jetstream: enabled, users: [ {{ user: admin, password: admin }} {relay} ] }}\n}}"
+    )
+}
+
 /// A NATS server of the test's own. Logins of its account: `admin` with password `admin`, and `relay` with password
 /// `secret`.
 pub(crate) struct PrivateNats {
     port: u16,
     http: u16,
+    /// In place of the accounts that [`Self`] has.
+    accounts: Option<String>,
     extra_config: String,
     program: Program,
 }
@@ -35,6 +45,7 @@ impl PrivateNats {
         let mut server = Self {
             port: free_port(),
             http: free_port(),
+            accounts: None,
             extra_config: extra_config.to_owned(),
             program: Program::new("nats"),
         };
@@ -50,7 +61,7 @@ impl PrivateNats {
             port = self.port,
             http = self.http,
             dir = self.program.dir.0.display(),
-            relay = if relay { RELAY } else { "" },
+            accounts = self.accounts.clone().unwrap_or_else(|| accounts(relay)),
             extra = self.extra_config
         );
         fs::write(self.program.file("nats.conf"), config).expect("nats.conf");
@@ -59,6 +70,12 @@ impl PrivateNats {
     /// Other extra lines for its configuration, from the next start on.
     pub(crate) fn set(&mut self, extra_config: &str) {
         extra_config.clone_into(&mut self.extra_config);
+        self.configure(true);
+    }
+
+    /// Other accounts, or what stands in their place, from the next start on.
+    pub(crate) fn set_accounts(&mut self, accounts: &str) {
+        self.accounts = Some(accounts.to_owned());
         self.configure(true);
     }
 

@@ -5,7 +5,9 @@ use super::tls::make_certificates;
 use super::{Signal, free_port, signal};
 use crate::await_that::{SOON, await_or_dump};
 use serde_json::{Value, json};
+use std::fmt::Write as _;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -20,37 +22,90 @@ pub(crate) struct PrivateRabbitMq {
     port: u16,
     tls_port: u16,
     http: u16,
-    /// Ports that Erlang uses among nodes: its daemon `epmd`, and the node.
-    erlang: (u16, u16),
+    erlang: Erlang,
     program: Program,
+}
+
+/// How a node finds the others.
+struct Erlang {
+    /// The port of its daemon `epmd`.
+    epmd: u16,
+    /// The port for other nodes.
+    node_port: u16,
+    /// The node's name, without its host.
+    node: String,
+    /// Further nodes use the daemon, so it does not end with this one.
+    shares_epmd: bool,
+}
+
+impl Erlang {
+    fn alone() -> Self {
+        let (epmd, node_port) = (free_port(), free_port());
+        Self { epmd, node_port, node: format!("t{epmd}"), shares_epmd: false }
+    }
 }
 
 impl PrivateRabbitMq {
     /// Starts one with extra lines for its `rabbitmq.conf`.
     pub(crate) async fn start(extra_config: &str) -> Self {
+        Self::start_as(Erlang::alone(), extra_config).await
+    }
+
+    /// Starts three nodes of one cluster.
+    pub(crate) async fn start_cluster() -> (Self, Self, Self) {
+        let epmd = free_port();
+        let node = |letter: char| Erlang {
+            epmd,
+            node_port: free_port(),
+            node: format!("t{epmd}{letter}"),
+            shares_epmd: true,
+        };
+        let nodes = ['a', 'b', 'c'].map(node);
+        let mut config = "cluster_formation.peer_discovery_backend = classic_config\n".to_owned();
+        for (number, Erlang { node, .. }) in (1..).zip(&nodes) {
+            writeln!(config, "cluster_formation.classic_config.nodes.{number} = {node}@localhost")
+                .expect("a string");
+        }
+        let [a, b, c] = nodes.map(|node| Self::start_as(node, &config));
+        tokio::join!(a, b, c)
+    }
+
+    async fn start_as(erlang: Erlang, extra_config: &str) -> Self {
         let mut server = Self {
             port: free_port(),
             tls_port: free_port(),
             http: free_port(),
-            erlang: (free_port(), free_port()),
+            erlang,
             program: Program::new("rabbitmq"),
         };
         make_certificates(&server.program.dir.0);
-        let config = format!(
-            include_str!("rabbitmq.conf"),
-            port = server.port,
-            tls_port = server.tls_port,
-            http = server.http,
-            extra = extra_config
-        );
-        fs::write(server.program.file("rabbitmq.conf"), config).expect("rabbitmq.conf");
-        fs::write(server.program.file("enabled_plugins"), "[rabbitmq_management].")
-            .expect("enabled_plugins");
+        if server.erlang.shares_epmd {
+            // Only nodes with the same cookie connect.
+            let cookie = server.program.file(".erlang.cookie");
+            fs::write(&cookie, "TESTS").expect("a cookie");
+            let own = fs::Permissions::from_mode(0o400);
+            fs::set_permissions(&cookie, own).expect("its rights");
+        }
+        server.set(extra_config);
+        let plugins = "[rabbitmq_management,rabbitmq_auth_mechanism_ssl].";
+        fs::write(server.program.file("enabled_plugins"), plugins).expect("enabled_plugins");
         server.restart().await;
         let user = json!({ "password": "secret", "tags": "" });
         server.api_ok("PUT", "/api/users/relay", &user).await;
         server.allow(true).await;
         server
+    }
+
+    /// Other extra lines for its `rabbitmq.conf`, from the next start on.
+    pub(crate) fn set(&self, extra_config: &str) {
+        let config = format!(
+            include_str!("rabbitmq.conf"),
+            port = self.port,
+            tls_port = self.tls_port,
+            http = self.http,
+            extra = extra_config
+        );
+        fs::write(self.program.file("rabbitmq.conf"), config).expect("rabbitmq.conf");
     }
 
     /// The port of AMQP without TLS.
@@ -70,7 +125,12 @@ impl PrivateRabbitMq {
 
     /// The port of Erlang's daemon, which is this node's own.
     pub(crate) fn epmd_port(&self) -> u16 {
-        self.erlang.0
+        self.erlang.epmd
+    }
+
+    /// The node's name, as the management API has it.
+    pub(crate) fn node(&self) -> String {
+        format!("{}@localhost", self.erlang.node)
     }
 
     /// The authority of its certificate, which is for `localhost` only.
@@ -97,13 +157,13 @@ impl PrivateRabbitMq {
     /// kill -9.
     pub(crate) async fn kill(&mut self) {
         self.program.end(Signal::Kill).await;
-        self.end_epmd();
+        self.end_own_epmd();
     }
 
     /// A clean stop.
     pub(crate) async fn stop(&mut self) {
         self.program.end(Signal::Term).await;
-        self.end_epmd();
+        self.end_own_epmd();
     }
 
     /// SIGSTOP: connections stay open and nothing answers.
@@ -126,8 +186,9 @@ impl PrivateRabbitMq {
         };
         let before = starts();
         let mut command = self.program.command();
-        let (epmd, node) = self.erlang;
-        command.arg(&self.program.dir.0).args([epmd.to_string(), node.to_string()]);
+        let Erlang { epmd, node_port, node, .. } = &self.erlang;
+        let ports = [epmd.to_string(), node_port.to_string()];
+        command.arg(&self.program.dir.0).args(ports).arg(node);
         let (ports, http) = ([self.port, self.tls_port], self.http);
         let answers = || {
             let started = starts() > before;
@@ -178,7 +239,7 @@ impl PrivateRabbitMq {
     /// Waits until the files name a quorum queue, which takes some three seconds: a server that is killed before comes
     /// back with the queue and without its messages, confirmed ones too.
     async fn await_registration(&self, queue: &str) {
-        let node = format!("t{}@localhost", self.erlang.0);
+        let node = self.node();
         let file = self.program.file(&format!("data/{node}/quorum/{node}/names.dets"));
         let name = format!("%2F_{queue}");
         let look = || async {
@@ -196,7 +257,7 @@ impl PrivateRabbitMq {
             mount --bind $dir $root/data; \
             program=$(cd $root && echo usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmqctl); \
             exec chroot $root /$program \"$@\"";
-        let (epmd, _) = self.erlang;
+        let epmd = self.erlang.epmd;
         let dir = &self.program.dir.0;
         let output = std::process::Command::new("unshare")
             .args(["-Urm", "--propagation", "private", "bash", "-euc", script, "-"])
@@ -205,7 +266,7 @@ impl PrivateRabbitMq {
             .args(arguments)
             .env("HOME", "/data")
             .env("ERL_EPMD_PORT", epmd.to_string())
-            .env("RABBITMQ_NODENAME", format!("t{epmd}@localhost"))
+            .env("RABBITMQ_NODENAME", self.node())
             .env("RABBITMQ_CONF_ENV_FILE", "/dev/null")
             .output()
             .expect("unshare");
@@ -252,14 +313,20 @@ impl PrivateRabbitMq {
         answer
     }
 
-    /// `epmd` serves this node only, and does not end with it.
+    /// `epmd` does not end with a node. That of a cluster serves the nodes that still run.
+    fn end_own_epmd(&self) {
+        if !self.erlang.shares_epmd {
+            self.end_epmd();
+        }
+    }
+
     fn end_epmd(&self) {
         let file = self.program.file("epmd-pid");
         let Ok(text) = fs::read_to_string(&file) else { return };
         let Ok(pid) = text.trim().parse::<u32>() else { return };
         // The pid could belong to another process by now.
         let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let port = self.erlang.0.to_string();
+        let port = self.erlang.epmd.to_string();
         let is_epmd = command.split(|byte| *byte == 0).any(|word| word == port.as_bytes());
         if is_epmd {
             signal(pid, Signal::Kill);

@@ -14,12 +14,16 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 /// Writes `ca.pem`, and `server.pem` with `server.key`: a certificate for the name `localhost` and for no address, so
-/// that a client of 127.0.0.1 finds a wrong name.
+/// that a client of 127.0.0.1 finds a wrong name. `client.pem` with `client.key` is that of a client, whose subject is
+/// `CN=relay`.
 pub(super) fn make_certificates(dir: &Path) {
     let key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
     let server = "subjectAltName=DNS:localhost\nextendedKeyUsage=serverAuth\n\
                   basicConstraints=CA:FALSE\nkeyUsage=digitalSignature\n";
+    let client =
+        "extendedKeyUsage=clientAuth\nbasicConstraints=CA:FALSE\nkeyUsage=digitalSignature\n";
     fs::write(dir.join("server.ext"), server).expect("server.ext");
+    fs::write(dir.join("client.ext"), client).expect("client.ext");
     for arguments in [
         format!(
             "req -x509 {key} -keyout ca.key -out ca.pem -days 2 -subj /CN=test-ca \
@@ -28,6 +32,10 @@ pub(super) fn make_certificates(dir: &Path) {
         format!("req {key} -keyout server.key -out server.csr -subj /CN=server"),
         "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 \
          -out server.pem -extfile server.ext"
+            .to_owned(),
+        format!("req {key} -keyout client.key -out client.csr -subj /CN=relay"),
+        "x509 -req -in client.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 \
+         -out client.pem -extfile client.ext"
             .to_owned(),
     ] {
         let output = Command::new("openssl").args(arguments.split(' ')).current_dir(dir).output();

@@ -1,13 +1,17 @@
 //! The conformance test: what `docs/sinks.md` promises of every sink, on the real server of each.
 //!
-//! [`server`] is what a sink's server has to do for the test, [`scenarios`] are the tests, and each sink has a file
-//! with its server and with the tests that only it has. `conformance!` makes the tests of a sink.
+//! [`server`] is what a sink's server has to do for the test, [`scenarios`] are the tests, [`kills`] is the long one, and
+//! each sink has a file with its server and with the tests that only it has. `conformance!` makes the tests of a sink.
 
 mod http;
 mod kafka;
+mod kills;
 mod nats;
+mod nats_cluster;
+mod nats_logins;
 mod pipeline;
 mod rabbitmq;
+mod rabbitmq_cluster;
 mod rabbitmq_only;
 mod redis;
 mod redis_only;
@@ -44,6 +48,12 @@ macro_rules! conformance {
             memory_is_bounded_while_the_server_is_frozen
             check_names_what_is_wrong
         );
+
+        #[tokio::test]
+        #[ignore = "takes minutes"]
+        async fn hundred_thousand_events_survive_kills() {
+            crate::sinks::kills::hundred_thousand_events_survive_kills::<$server>().await;
+        }
     };
 }
 pub(crate) use conformance;

@@ -4,10 +4,11 @@
 use super::pipeline::SinkPipeline;
 use super::scenarios::grown;
 use super::server::SinkServer;
-use crate::await_that::SOON;
+use crate::await_that::{SOON, await_that};
 use crate::load::Load;
 use crate::pipeline::show;
 use crate::private::PrivateNats;
+use crate::proxy::Proxy;
 use crate::relay::{Relay, postrider, postrider_ok};
 use crate::topic::ReadRecord;
 use serde_json::{Value, json};
@@ -24,25 +25,30 @@ const READ_MAX: Duration = Duration::from_secs(30);
 
 /// A server with one stream.
 pub(super) struct NatsServer {
-    nats: PrivateNats,
+    pub(super) nats: PrivateNats,
     stream: Mutex<StreamConfig>,
 }
 
 /// What the stream has at present.
 #[derive(Clone, Default)]
-struct StreamConfig {
-    subjects: Vec<String>,
+pub(super) struct StreamConfig {
+    pub(super) subjects: Vec<String>,
     /// Further settings.
-    settings: serde_json::Map<String, Value>,
+    pub(super) settings: serde_json::Map<String, Value>,
 }
 
 impl NatsServer {
+    /// Of this server, which has no stream yet.
+    pub(super) fn of(nats: PrivateNats) -> Self {
+        Self { nats, stream: Mutex::default() }
+    }
+
     fn config(&self) -> StreamConfig {
         self.stream.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Changes the stream, or creates it.
-    async fn change(&self, change: impl FnOnce(&mut StreamConfig)) {
+    pub(super) async fn change(&self, change: impl FnOnce(&mut StreamConfig)) {
         let (before, after) = {
             let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
             let before = stream.clone();
@@ -72,7 +78,7 @@ impl NatsServer {
         .await;
     }
 
-    fn sink_at(&self, url: &str, more: &str) -> String {
+    pub(super) fn sink_at(&self, url: &str, more: &str) -> String {
         let password = self.nats.ca().with_file_name("relay-password");
         std::fs::write(&password, "secret\n").expect("a file");
         format!(
@@ -90,7 +96,7 @@ impl SinkServer for NatsServer {
     const REPEATS_PER_LOSS: usize = 0;
 
     async fn start() -> Self {
-        Self { nats: PrivateNats::start("").await, stream: Mutex::default() }
+        Self::of(PrivateNats::start("").await)
     }
 
     async fn version(&self) -> String {
@@ -277,6 +283,81 @@ async fn without_a_chain_lost_connections_swap_nothing() {
     // The server discards what it has seen within duplicate_window.
     found.assert_balanced(0);
     relay.terminate(SOON).await;
+}
+
+/// Another program writes another subject of the stream before each fault. Connections are cut, the server is killed,
+/// and so is the relay. Of each subject one message is in flight, so there are many subjects.
+#[tokio::test]
+async fn chain_of_each_subject_loses_and_swaps_nothing_beside_another_writer() {
+    let server = NatsServer::start().await;
+    server.create("orders.>").await;
+    server.create("nowhere").await;
+    let proxy = Proxy::start(server.nats.port(), None);
+    let sink = server.sink(Some(proxy.port)) + "chain = \"subject\"\n";
+    let mut pipeline = SinkPipeline::to(server, "subject", &sink).await;
+    let topic = "topic = \"{aggregate_type}\"";
+    let of_aggregate = "topic = \"{aggregate_type}.{aggregate_id}\"";
+    pipeline.config = pipeline.config.replace(topic, of_aggregate);
+    let mut relay = pipeline.run();
+    let load = Load::start(&pipeline.plan(), 1);
+    for round in 0..12 {
+        pipeline.server.nats.admin("nowhere", "other").await.expect("an answer");
+        grown(&load, 1_000).await;
+        match round % 4 {
+            0 => proxy.cut(),
+            1 => proxy.halve(),
+            2 => {
+                pipeline.server.nats.kill().await;
+                pipeline.server.nats.restart().await;
+            }
+            _ => {
+                relay.kill().await;
+                relay = pipeline.run();
+            }
+        }
+    }
+    let ledger = load.stop().await;
+    let found = await_that("every committed event", SOON, || async {
+        let found = ledger.check(&pipeline.server.read("orders.>").await?);
+        let is_whole = found.lost.is_empty() && found.cut_off.is_empty();
+        if is_whole { Ok(found) } else { Err(found.to_string()) }
+    })
+    .await;
+    // The server discards what the killed relays send again, within duplicate_window.
+    found.assert_balanced(0);
+    pipeline.resolved().await;
+    assert_eq!(pipeline.parked().await, "");
+    let words = "chain = \"subject\", another writer, 12 cuts and kills under 2,000 events/s";
+    show(&format!("nats | {words}: {found}").replace('\n', ", "));
+    relay.terminate(SOON).await;
+}
+
+/// The other program writes the subject that the pipeline writes: it is found out, and the order is kept.
+#[tokio::test]
+async fn chain_of_a_subject_goes_on_behind_messages_of_another_program() {
+    let pipeline = SinkPipeline::<NatsServer>::start("others").await;
+    let sink = pipeline.server.sink(None) + "chain = \"subject\"\n";
+    let relay = Relay::spawn(&pipeline.with_sink(&sink));
+    for number in 1..=20 {
+        pipeline.insert("orders", "a", &[number]).await;
+        let numbers: Vec<String> = (1..=number).map(|number| number.to_string()).collect();
+        let wanted: Vec<&str> = numbers.iter().map(String::as_str).collect();
+        pipeline.await_values("orders", "a", &wanted).await;
+        pipeline.server.nats.admin("orders", "other").await.expect("an answer");
+    }
+    pipeline.resolved().await;
+    let stored = pipeline.server.read("orders").await.expect("messages");
+    assert_eq!(stored.len(), 40, "20 of each writer");
+    relay.terminate(SOON).await;
+}
+
+/// What a process had sent, and sends after it was stopped, is refused once another process has published.
+#[tokio::test]
+async fn chain_of_each_subject_refuses_a_process_that_was_frozen() {
+    let mut pipeline = SinkPipeline::<NatsServer>::start("subjectghost").await;
+    let sink = pipeline.server.sink(None) + "chain = \"subject\"\n";
+    pipeline.config = pipeline.with_sink(&sink);
+    super::scenarios::frozen_relay_publishes_nothing_out_of_order(&pipeline).await;
 }
 
 #[tokio::test]

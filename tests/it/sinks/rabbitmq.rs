@@ -42,7 +42,7 @@ fn record_of(message: &Value) -> ReadRecord {
 }
 
 impl RabbitServer {
-    fn sink_at(&self, address: &str, more: &str) -> String {
+    pub(super) fn sink_at(&self, address: &str, more: &str) -> String {
         let password = self.rabbitmq.ca().with_file_name("password");
         std::fs::write(&password, "secret\n").expect("a file");
         format!(
@@ -59,9 +59,13 @@ impl RabbitServer {
 
     /// With extra lines for `rabbitmq.conf`.
     pub(super) async fn start_with(config: &str) -> Self {
-        let rabbitmq = Arc::new(PrivateRabbitMq::start(config).await);
+        Self::of(PrivateRabbitMq::start(config).await).await
+    }
+
+    /// Of a node that runs.
+    pub(super) async fn of(rabbitmq: PrivateRabbitMq) -> Self {
         let version = rabbitmq.version().await;
-        Self { rabbitmq, version, read: Mutex::default() }
+        Self { rabbitmq: Arc::new(rabbitmq), version, read: Mutex::default() }
     }
 
     /// The same server, for another pipeline.

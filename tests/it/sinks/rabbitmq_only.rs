@@ -5,8 +5,10 @@ use super::rabbitmq::RabbitServer;
 use super::server::SinkServer;
 use crate::await_that::{SOON, await_that};
 use crate::load::Load;
+use crate::proxy::{Mode, Proxy};
 use crate::relay::{Relay, postrider, postrider_ok};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 const EXCHANGE: &str = "exchange = \"events\"\n";
 
@@ -259,5 +261,122 @@ async fn event_of_seventeen_megabytes_is_parked_without_closing_the_channel() {
     assert_ne!(state(&relay.status().await.expect("a status")), "broker_down");
     let log = pipeline.server.rabbitmq.log();
     assert!(!log.contains("PRECONDITION_FAILED"), "{log}");
+    relay.terminate(SOON).await;
+}
+
+/// A queue is full. The report names it, and the events of another queue are published meanwhile.
+#[tokio::test]
+async fn queue_that_refuses_is_named_and_other_queues_continue() {
+    let server = RabbitServer::start().await;
+    let limits = json!({ "x-max-length": 2, "x-overflow": "reject-publish" });
+    server.rabbitmq.create_queue("orders", "quorum", limits).await;
+    server.create("other").await;
+    let sink = server.sink(None);
+    let pipeline = SinkPipeline::to(server, "named", &sink).await;
+    let relay = pipeline.run();
+    let numbers: Vec<u32> = (1..=10).collect();
+    pipeline.insert("orders", "a", &numbers).await;
+    relay.await_log("waiting for topic \"orders\"", SOON).await;
+    let status = relay.await_state("broker_down", SOON).await;
+    let reason = status["pipelines"][0]["reason"].as_str().unwrap_or_default();
+    assert!(reason.contains("refuses messages (basic.nack)"), "{status}");
+    assert!(!relay.stderr().contains("broker not available"), "{}", relay.stderr());
+    pipeline.insert("other", "b", &[1, 2]).await;
+    pipeline.await_values("other", "b", &["1", "2"]).await;
+    pipeline.await_records("orders", 10).await;
+    relay.await_log("topic \"orders\" accepts records after", SOON).await;
+    relay.await_state("streaming", SOON).await;
+    let records = pipeline.server.read("orders").await.expect("records");
+    let expected: Vec<String> = numbers.iter().map(ToString::to_string).collect();
+    assert_eq!(values_of(&records, "a"), expected);
+    assert_eq!(pipeline.parked().await, "");
+    pipeline.resolved().await;
+    relay.terminate(SOON).await;
+}
+
+/// Events were accepted for the frames of one connection, and the next one has smaller frames, in which the headers of
+/// one of them have no room.
+#[tokio::test]
+async fn headers_that_a_new_connection_has_no_frame_for_are_parked_alone() {
+    let server = RabbitServer::start().await;
+    server.create("orders").await;
+    let proxy = Proxy::start(server.rabbitmq.port(), None);
+    let sink = server.sink_with(Some(proxy.port), "");
+    let pipeline = SinkPipeline::to(server, "frames", &sink).await;
+    let relay = pipeline.run();
+    pipeline.insert("orders", "b", &[1]).await;
+    pipeline.await_values("orders", "b", &["1"]).await;
+    // For connections from now on.
+    pipeline.server.rabbitmq.ctl(&["eval", "application:set_env(rabbit, frame_max, 8192)."]);
+    proxy.set(Mode::Hole);
+    let wide = json!({ "wide": "x".repeat(100_000) }).to_string();
+    let row = "insert into outbox (aggregate_type, aggregate_id, event_type, payload, headers) \
+               values ('orders', 'wide', 'T', '1', $1::text::json)";
+    pipeline.sql.execute(row, &[&wide]).await.expect("an event");
+    pipeline.insert("orders", "b", &[2, 3]).await;
+    let waits = |status: &Value| status["pipelines"][0]["in_flight_events"].as_u64() >= Some(3);
+    relay.await_status("all to be in flight", SOON, waits).await;
+    proxy.cut();
+    proxy.heal();
+    pipeline.await_values("orders", "b", &["1", "2", "3"]).await;
+    pipeline.await_parked("wide waiting").await;
+    pipeline.resolved().await;
+    assert!(!relay.stderr().contains("FRAME_ERROR"), "{}", relay.stderr());
+    relay.await_state("streaming", SOON).await;
+    relay.terminate(SOON).await;
+}
+
+/// Each answer takes a second, and a request several of them: more than a heartbeat, without any stop of the process.
+#[tokio::test]
+async fn slow_answers_to_requests_are_no_stop_of_the_process() {
+    let server = RabbitServer::start().await;
+    server.create("orders").await;
+    let proxy = Proxy::start(server.rabbitmq.port(), None);
+    let sink = server.sink_with(Some(proxy.port), "heartbeat = \"2s\"\n");
+    let pipeline = SinkPipeline::to(server, "slow", &sink).await;
+    proxy.set(Mode::Delay(Duration::from_millis(500)));
+    let relay = pipeline.run();
+    pipeline.insert("orders", "a", &[1, 2]).await;
+    pipeline.await_values("orders", "a", &["1", "2"]).await;
+    assert!(!relay.stderr().contains("stood still"), "{}", relay.stderr());
+    pipeline.resolved().await;
+    relay.terminate(SOON).await;
+}
+
+/// The server lets only clients with a certificate of its authority in: first beside a password, then the name in the
+/// certificate is the user.
+#[tokio::test]
+async fn client_certificate_that_the_server_requires_is_shown() {
+    let server = RabbitServer::start_with(
+        "ssl_options.verify = verify_peer\nssl_options.fail_if_no_peer_cert = true\n\
+         auth_mechanisms.1 = PLAIN\nauth_mechanisms.2 = EXTERNAL\nssl_cert_login_from = common_name",
+    )
+    .await;
+    server.create("orders").await;
+    let port = server.rabbitmq.tls_port();
+    let ca = format!("ca_file = \"{}\"\n", server.rabbitmq.ca().display());
+    let client = format!(
+        "{ca}cert_file = \"{}\"\nkey_file = \"{}\"\n",
+        server.rabbitmq.ca().with_file_name("client.pem").display(),
+        server.rabbitmq.ca().with_file_name("client.key").display()
+    );
+    let user = format!("amqps://relay@localhost:{port}");
+    let without = server.sink_at(&user, &ca);
+    let pipeline = SinkPipeline::to(server, "rabbitmtls", &without).await;
+    pipeline.insert("orders", "a", &[1]).await;
+    let relay = pipeline.run();
+    relay.await_state("broker_down", SOON).await;
+    relay.terminate(SOON).await;
+    assert_eq!(pipeline.server.read("orders").await.expect("records").len(), 0);
+    let with = pipeline.server.sink_at(&user, &client);
+    let relay = Relay::spawn(&pipeline.with_sink(&with));
+    pipeline.await_values("orders", "a", &["1"]).await;
+    relay.terminate(SOON).await;
+    let external = format!(
+        "[.sink]\nkind = \"rabbitmq\"\n[.sink.rabbitmq]\nurl = \"amqps://localhost:{port}\"\n{client}"
+    );
+    pipeline.insert("orders", "a", &[2]).await;
+    let relay = Relay::spawn(&pipeline.with_sink(&external));
+    pipeline.await_values("orders", "a", &["1", "2"]).await;
     relay.terminate(SOON).await;
 }

@@ -467,3 +467,27 @@ async fn pipeline_of<const VALKEY: bool, const EXACT: bool>(
     let sink = server.sink_with("");
     SinkPipeline::to(server, test, &sink).await
 }
+
+/// The server lets only clients with a certificate of its authority in.
+#[tokio::test]
+async fn client_certificate_that_the_server_requires_is_shown() {
+    let server = Redis::with("tls-auth-clients yes").await;
+    let address = format!("localhost:{}", server.redis.tls_port());
+    let ca = server.redis.ca();
+    let tls = format!("[.sink.redis.tls]\nca_file = \"{}\"\n", ca.display());
+    let client = format!(
+        "{tls}cert_file = \"{}\"\nkey_file = \"{}\"\n",
+        ca.with_file_name("client.pem").display(),
+        ca.with_file_name("client.key").display()
+    );
+    let (without, with) = (server.sink_at(&address, &tls), server.sink_at(&address, &client));
+    let pipeline = SinkPipeline::to(server, "redismtls", &without).await;
+    pipeline.insert("orders", "a", &[1, 2]).await;
+    let relay = pipeline.run();
+    relay.await_state("broker_down", SOON).await;
+    relay.terminate(SOON).await;
+    assert!(pipeline.server.read("orders").await.is_ok_and(|records| records.is_empty()));
+    let relay = Relay::spawn(&pipeline.with_sink(&with));
+    pipeline.await_values("orders", "a", &["1", "2"]).await;
+    relay.terminate(SOON).await;
+}

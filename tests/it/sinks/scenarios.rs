@@ -29,7 +29,7 @@ async fn published(relay: &Relay, events: u64) {
 }
 
 /// A line of the conformance table.
-async fn row<S: SinkServer>(server: &S, test: &str, found: &str) {
+pub(super) async fn row<S: SinkServer>(server: &S, test: &str, found: &str) {
     show(&format!("conformance | {} | {} | {test} | {found}", S::KIND, server.version().await));
 }
 
@@ -180,7 +180,12 @@ pub(super) async fn killed_relays_repeat_a_bounded_number<S: SinkServer>() {
 /// still sends swaps nothing. Where no fence is possible it repeats what it had in flight behind newer events, and no
 /// event is first published before an earlier one.
 pub(super) async fn relay_that_froze_publishes_nothing_out_of_order<S: SinkServer>() {
-    let pipeline = SinkPipeline::<S>::start("ghost").await;
+    frozen_relay_publishes_nothing_out_of_order(&SinkPipeline::<S>::start("ghost").await).await;
+}
+
+pub(super) async fn frozen_relay_publishes_nothing_out_of_order<S: SinkServer>(
+    pipeline: &SinkPipeline<S>,
+) {
     let load = Load::start(&pipeline.plan(), 1);
     let first = pipeline.run();
     published(&first, 1_000).await;

@@ -727,6 +727,7 @@ mod polled_tests {
             Post::Report { ticket, .. } => Some(ticket.0),
             Post::Retry
             | Post::Down { .. }
+            | Post::Held { .. }
             | Post::Up { .. }
             | Post::Broken { .. }
             | Post::Located

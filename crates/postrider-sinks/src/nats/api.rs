@@ -9,6 +9,7 @@ use std::time::Instant;
 pub(super) struct ErrCode;
 
 impl ErrCode {
+    pub(super) const NO_MESSAGE: i32 = 10_037;
     pub(super) const STREAM_NOT_FOUND: i32 = 10_059;
     pub(super) const NOT_ENABLED: i32 = 10_076;
     pub(super) const NOT_ENABLED_FOR_ACCOUNT: i32 = 10_039;
@@ -106,6 +107,7 @@ pub(super) struct StoredAnswer {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Stored {
+    pub(super) seq: u64,
     /// The headers as they were sent, in base64.
     pub(super) hdrs: String,
 }
@@ -168,7 +170,8 @@ mod tests {
         let ack: PubAck = serde_json::from_str(refused).expect("an answer");
         assert_eq!(ack.error.map(|error| error.err_code), Some(10_071));
         // NATS/1.0, then Nats-Msg-Id: a/b
-        let stored = Stored { hdrs: "TkFUUy8xLjANCk5hdHMtTXNnLUlkOiBhL2INCg0K".to_owned() };
+        let hdrs = "TkFUUy8xLjANCk5hdHMtTXNnLUlkOiBhL2INCg0K".to_owned();
+        let stored = Stored { seq: 1, hdrs };
         assert_eq!(stored.header("Nats-Msg-Id").as_deref(), Some("a/b"));
         assert_eq!(stored.header("Other"), None);
     }

@@ -77,6 +77,7 @@ impl NatsConfig {
             stream: table.required("stream", "EVENTS").unwrap_or_default(),
             chain: match table.word("chain", &ChainMode::WORDS, &[]) {
                 0 => ChainMode::Stream,
+                1 => ChainMode::Subject,
                 _ => ChainMode::None,
             },
             user: text("user"),
@@ -229,7 +230,7 @@ impl SinkConfig for NatsConfig {
         Capabilities {
             order: match self.chain {
                 ChainMode::Stream => Order::Total,
-                ChainMode::None => Order::Key,
+                ChainMode::Subject | ChainMode::None => Order::Key,
             },
             refuses_batches: false,
             transactions: None,

@@ -36,9 +36,9 @@ pub(super) struct RefusedMessage {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct ChainedMessage {
     pub(super) ticket: Ticket,
-    /// Destination and key.
+    /// Destination, and without any chain the key.
     pub(super) order: u64,
-    /// The sequence of the stream's last message before it.
+    /// The sequence of the last message before it, in the stream or of its subject.
     pub(super) after: u64,
     pub(super) at: Instant,
     pub(super) fate: Fate,
@@ -55,9 +55,10 @@ pub(super) struct SendLine {
     sent: VecDeque<ChainedMessage>,
     /// The number of the first message in flight.
     first: u64,
-    /// Records that were acknowledged before a record in front of them, and are not sent again. Only without a chain.
+    /// Records that were acknowledged before a record in front of them, and are not sent again. Only without a chain of
+    /// the stream.
     done: HashSet<Ticket>,
-    /// Destinations and keys in flight. Only without a chain.
+    /// Orders in flight. Only without a chain of the stream.
     busy: HashSet<u64>,
 }
 
@@ -101,13 +102,13 @@ impl SendLine {
 
     /// Whether the next record may be sent, before those in front of it are answered.
     pub(super) fn may_send(&self, chain: ChainMode, record: &QueuedRecord<'_>) -> bool {
-        message::is_chained(chain) || !self.busy.contains(&message::order(record))
+        message::is_chained(chain) || !self.busy.contains(&message::order(record, chain))
     }
 
     /// The next record is in flight, or needs not to be sent.
     pub(super) fn sent(&mut self, chain: ChainMode, after: u64, at: Instant) {
         let Some(record) = self.next() else { return };
-        let (ticket, order) = (record.ticket, message::order(&record));
+        let (ticket, order) = (record.ticket, message::order(&record, chain));
         let fate = if self.done.remove(&ticket) { Fate::Done } else { Fate::Unanswered };
         if !message::is_chained(chain) && fate == Fate::Unanswered {
             self.busy.insert(order);
@@ -167,6 +168,30 @@ impl SendLine {
     /// The messages in flight, each with its record.
     pub(super) fn flight(&self) -> Vec<(&ChainedMessage, QueuedRecord<'_>)> {
         self.sent.iter().zip(self.records()).collect()
+    }
+
+    /// The order of a message in flight.
+    pub(super) fn order_of(&self, number: u64) -> Option<u64> {
+        let at = number.checked_sub(self.first).and_then(|at| usize::try_from(at).ok())?;
+        self.sent.get(at).map(|sent| sent.order)
+    }
+
+    /// The messages of which it is not known whether they are stored, by number, each with its order and its record.
+    pub(super) fn in_doubt(&self) -> Vec<(u64, u64, QueuedRecord<'_>)> {
+        let flight = (self.first..).zip(self.sent.iter().zip(self.records()));
+        let open = flight
+            .filter(|(_, (sent, _))| matches!(sent.fate, Fate::Unanswered | Fate::Refused(_)));
+        open.map(|(number, (sent, record))| (number, sent.order, record)).collect()
+    }
+
+    /// This message is stored, although its answer is missing, or was a refusal.
+    pub(super) fn found_at(&mut self, number: u64) {
+        let at = number.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
+        let sent = at.and_then(|at| self.sent.get_mut(at)).filter(|sent| sent.fate != Fate::Done);
+        if let Some(sent) = sent {
+            self.busy.remove(&sent.order);
+            sent.fate = Fate::Stored;
+        }
     }
 
     /// These first messages in flight are stored.
@@ -337,6 +362,34 @@ mod tests {
         assert_eq!(settled(&mut line, ChainMode::None), [1]);
         assert_eq!(send_all(&mut line, ChainMode::None), [4, 5]);
         assert_eq!(line.clear(), 2);
+    }
+
+    #[test]
+    fn chain_of_subjects_has_one_message_of_a_subject_in_flight_and_finds_each_by_itself() {
+        let mut line = SendLine::default();
+        let mut batch = RecordBatch::default();
+        for (ticket, topic) in [(1, "a"), (2, "b"), (3, "c"), (4, "a")] {
+            let record = Record {
+                topic,
+                partition: None,
+                key: Some(topic.as_bytes()),
+                value: None,
+                timestamp_ms: None,
+                headers: &[],
+            };
+            batch.push(Ticket(ticket), &record);
+        }
+        line.push(batch);
+        assert_eq!(send_all(&mut line, ChainMode::Subject), [1, 2, 3]);
+        line.answered(0, Fate::Stored);
+        line.answered(1, refusal());
+        let open: Vec<u64> = line.in_doubt().into_iter().map(|(number, ..)| number).collect();
+        assert_eq!(open, [1, 2], "one is refused, one has no answer");
+        line.found_at(2);
+        assert_eq!(settled(&mut line, ChainMode::Subject), [1, 3]);
+        line.rewind();
+        assert_eq!(send_all(&mut line, ChainMode::Subject), [2, 4], "3 is stored");
+        assert_eq!(line.order_of(4), line.order_of(2), "a number of the one that is left out");
     }
 
     #[test]

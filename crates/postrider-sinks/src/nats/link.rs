@@ -214,6 +214,30 @@ impl NatsLink {
         self.ask(&format!("$JS.API.STREAM.CREATE.{}", spec.stream), &body).await
     }
 
+    /// The sequence of the last message of a subject, and a header of that message. The sequence is 0 if there is no
+    /// message.
+    ///
+    /// # Errors
+    /// No answer, or another error.
+    pub(super) async fn last_of_subject(
+        &self,
+        spec: &NatsSpec,
+        subject: &str,
+        name: &str,
+    ) -> Result<(u64, Option<String>), NatsProblem> {
+        let request = format!("$JS.API.STREAM.MSG.GET.{}", spec.stream);
+        let body = serde_json::json!({ "last_by_subj": subject });
+        let answer: StoredAnswer = self.ask(&request, &body).await?;
+        match &answer.error {
+            None => Ok((answer.message.seq, answer.message.header(name))),
+            Some(error) if error.err_code == ErrCode::NO_MESSAGE => Ok((0, None)),
+            Some(error) => {
+                let what = format!("the server does not say how subject {subject} ends");
+                Err(NatsProblem::answer(&what, error, spec))
+            }
+        }
+    }
+
     /// A header of a message of the stream; `None` if the message does not exist any more, or has no such header.
     ///
     /// # Errors

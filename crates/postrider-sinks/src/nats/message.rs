@@ -18,6 +18,7 @@ pub(super) const MSG_ID: &str = "Nats-Msg-Id";
 
 const STREAM: &str = "Nats-Expected-Stream";
 const LAST_SEQUENCE: &str = "Nats-Expected-Last-Sequence";
+const LAST_OF_SUBJECT: &str = "Nats-Expected-Last-Subject-Sequence";
 const LAST_MSG_ID: &str = "Nats-Expected-Last-Msg-Id";
 
 /// The longest parts of an identifier. Longer ones are replaced by their hash.
@@ -38,6 +39,8 @@ pub(super) struct ChainPlace<'a> {
     pub(super) stream: &'a str,
     /// The sequence of the last message, if the stream is written in a chain.
     pub(super) last_sequence: Option<u64>,
+    /// That of the last message of the subject, if each subject is a chain; 0: there is none.
+    pub(super) last_of_subject: Option<u64>,
     /// The identifier of the message before, if it is in flight.
     pub(super) previous: Option<&'a str>,
 }
@@ -114,6 +117,9 @@ pub(super) fn headers(record: &QueuedRecord<'_>, id: &str, place: &ChainPlace<'_
     if let Some(sequence) = place.last_sequence {
         map.append(HeaderName::from_static(LAST_SEQUENCE), HeaderValue::from(sequence));
     }
+    if let Some(sequence) = place.last_of_subject {
+        map.append(HeaderName::from_static(LAST_OF_SUBJECT), HeaderValue::from(sequence));
+    }
     if let Some(previous) = place.previous {
         append(&mut map, HeaderName::from_static(LAST_MSG_ID), previous.as_bytes());
     }
@@ -176,12 +182,19 @@ fn hash(bytes: &[u8]) -> u64 {
     })
 }
 
-/// What orders records that must not overtake each other, if the stream is not written in a chain: destination and key.
-pub(super) fn order(record: &QueuedRecord<'_>) -> u64 {
-    hash(record.topic.as_bytes()).rotate_left(1) ^ hash(record.key.unwrap_or_default())
+/// What orders records that must not overtake each other, if the stream is not written in one chain: the destination,
+/// and without any chain the key too.
+pub(super) fn order(record: &QueuedRecord<'_>, chain: ChainMode) -> u64 {
+    let topic = hash(record.topic.as_bytes());
+    match chain {
+        ChainMode::Subject => topic,
+        ChainMode::Stream | ChainMode::None => {
+            topic.rotate_left(1) ^ hash(record.key.unwrap_or_default())
+        }
+    }
 }
 
-/// Whether the stream's end is part of a message.
+/// Whether the end of the stream is part of a message.
 pub(super) const fn is_chained(chain: ChainMode) -> bool {
     matches!(chain, ChainMode::Stream)
 }
@@ -270,8 +283,12 @@ mod tests {
         let mut batch = RecordBatch::default();
         batch.push(Ticket(1), &record);
         let id = "x".repeat(MSG_ID_BYTES_MAX);
-        let place =
-            ChainPlace { stream: "EVENTS", last_sequence: Some(u64::MAX), previous: Some(&id) };
+        let place = ChainPlace {
+            stream: "EVENTS",
+            last_sequence: Some(u64::MAX),
+            last_of_subject: None,
+            previous: Some(&id),
+        };
         let map = headers(&batch.get(0), &id, &place);
         let lines = map.iter().flat_map(|(name, values)| {
             values

@@ -6,6 +6,7 @@
 
 mod api;
 mod config;
+mod ends;
 mod line;
 mod link;
 mod login;

@@ -10,17 +10,20 @@ use std::time::Duration;
 pub enum ChainMode {
     /// Each message names the message before it, so a message that is refused or lost stops all later ones.
     Stream,
+    /// Each message names the last one of its subject, of which one is in flight at a time.
+    Subject,
     /// One message of a key is in flight at a time.
     None,
 }
 
 impl ChainMode {
     /// The words of `chain`, in the order of the values.
-    pub(super) const WORDS: [&str; 2] = ["stream", "none"];
+    pub(super) const WORDS: [&str; 3] = ["stream", "subject", "none"];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Stream => "stream",
+            Self::Subject => "subject",
             Self::None => "none",
         }
     }

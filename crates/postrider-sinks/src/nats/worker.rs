@@ -4,16 +4,21 @@
 //! is in flight. The sequence alone would not do: a message of another program takes the place of ours, so ours is
 //! refused and the next one, for which the sequence is right again, would be stored.
 //!
+//! With a chain of each subject a message names the last one of its subject, whose sequence is known only from its
+//! acknowledgement. So one of a subject is in flight, and after a failure the last message of each subject that had one
+//! is looked at.
+//!
 //! After a failure nothing is sent until every message in flight is answered, or the connection is given up. Then the
 //! stream is asked what it has: a message in flight can only be stored behind the sequence that it named.
 
 use super::api::{ApiError, ErrCode, PubAck};
+use super::ends::SubjectEnds;
 use super::line::{ChainedMessage, Fate, Left, RefusedMessage, SendLine};
 use super::link::{NatsLink, NatsLinkState, WINDOW};
 use super::message::{self, ChainPlace, MSG_ID};
 use super::problem::{NatsProblem, NatsVerdict};
 use super::rules::StreamShared;
-use super::spec::NatsSpec;
+use super::spec::{ChainMode, NatsSpec};
 use super::subject::{encode, encoded};
 use crate::fence::Fence;
 use crate::life::Life;
@@ -22,7 +27,7 @@ use crate::send_queue::SendQueue;
 use async_nats::client::PublishErrorKind;
 use async_nats::{Message, Subject};
 use bytes::{Bytes, BytesMut};
-use futures_util::{FutureExt as _, StreamExt as _};
+use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use postrider_core::backoff::Backoff;
 use postrider_core::record::{Refusal, RefusalKind, Scope, Ticket};
 use std::collections::HashMap;
@@ -41,6 +46,9 @@ const CHAINS_MAX: u32 = 3;
 
 /// Destinations and patterns that the worker remembers.
 const NAMES_MAX: usize = 1_000;
+
+/// Subjects that are looked at together.
+const LOOKS_AT_ONCE: usize = 32;
 
 /// Memory that messages share.
 const ARENA_BYTES: usize = 64 << 10;
@@ -72,6 +80,8 @@ struct StreamEnd {
     last_seq: u64,
     /// The highest sequence that was acknowledged.
     acked_seq: u64,
+    /// The ends of the subjects, if each of them is a chain.
+    subjects: SubjectEnds,
     /// The identifier of the message in flight before.
     previous: String,
     /// The identifier of the next one.
@@ -175,6 +185,7 @@ impl NatsWorker {
     ) -> Result<std::convert::Infallible, Left> {
         let spec = Arc::clone(&self.spec);
         let mut link = self.while_open(NatsLink::open(&spec, server)).await??;
+        self.end.subjects.forget();
         self.resume(&link).await?;
         loop {
             self.follow(&link).await?;
@@ -243,14 +254,31 @@ impl NatsWorker {
             if !self.line.may_send(spec.chain, &record) {
                 break;
             }
-            let after = self.end.last_seq;
-            if !self.line.next_is_done() {
+            let is_done = self.line.next_is_done();
+            let after = if spec.chain == ChainMode::Subject && !is_done {
+                let order = message::order(&record, spec.chain);
+                let Some(after) = self.end.subjects.get(order) else {
+                    let subject = encoded(record.topic);
+                    let look = link.last_of_subject(&spec, &subject, MSG_ID);
+                    let (sequence, _) = self.while_open(look).await??;
+                    self.end.subjects.set(order, sequence);
+                    if self.is_present() {
+                        continue;
+                    }
+                    break;
+                };
+                after
+            } else {
+                self.end.last_seq
+            };
+            if !is_done {
                 let StreamEnd { previous, id, arena, .. } = &mut self.end;
                 message::write_id(&spec.id_prefix, &record, id);
                 let follows = chained && self.line.in_flight() > 0;
                 let place = ChainPlace {
                     stream: &spec.stream,
                     last_sequence: chained.then_some(after),
+                    last_of_subject: (spec.chain == ChainMode::Subject).then_some(after),
                     previous: follows.then_some(previous.as_str()),
                 };
                 let headers = message::headers(&record, id, &place);
@@ -325,6 +353,10 @@ impl NatsWorker {
                 Ok(ack) if ack.seq > 0 && ack.stream == self.spec.stream => {
                     self.repeated = ack.duplicate.then_some(ack.seq);
                     self.end.acked_seq = self.end.acked_seq.max(ack.seq);
+                    // A repetition was stored earlier, and perhaps others behind it.
+                    if let Some(order) = self.line.order_of(number).filter(|_| !ack.duplicate) {
+                        self.end.subjects.set(order, ack.seq);
+                    }
                     Fate::Stored
                 }
                 // What it means is not known: the message is unanswered until its time is up.
@@ -402,7 +434,8 @@ impl NatsWorker {
     /// chain before it looks for a repetition, so it would acknowledge one in each window. Each identifier is compared,
     /// because parked events may be missing there.
     async fn read_repeated(&mut self, link: &NatsLink, last_seq: u64) -> Result<(), Left> {
-        let Some(seq) = self.repeated.take() else { return Ok(()) };
+        let seq = self.repeated.take().filter(|_| self.spec.chain != ChainMode::Subject);
+        let Some(seq) = seq else { return Ok(()) };
         let id_of = |(_, record): (&ChainedMessage, QueuedRecord<'_>)| {
             let mut id = String::new();
             message::write_id(&self.spec.id_prefix, &record, &mut id);
@@ -426,8 +459,10 @@ impl NatsWorker {
     /// behind the sequence that it named, so the last one is found by bisection. A message that a consumer has removed
     /// is not found, and is sent again: the server knows its identifier.
     async fn read_back(&mut self, link: &NatsLink, last_seq: u64) -> Result<(), Left> {
-        if !message::is_chained(self.spec.chain) {
-            return Ok(());
+        match self.spec.chain {
+            ChainMode::Stream => {}
+            ChainMode::Subject => return self.read_subjects(link).await,
+            ChainMode::None => return Ok(()),
         }
         let placed = |(sent, record): (&ChainedMessage, QueuedRecord<'_>)| {
             let mut id = String::new();
@@ -448,6 +483,30 @@ impl NatsWorker {
             }
         }
         self.line.found(stored);
+        Ok(())
+    }
+
+    /// Looks at the last message of each subject that has one in doubt: it is that message, or it was not stored.
+    async fn read_subjects(&mut self, link: &NatsLink) -> Result<(), Left> {
+        let spec = Arc::clone(&self.spec);
+        let looks = self.line.in_doubt().into_iter().map(|(number, order, record)| {
+            let (subject, mut id) = (encoded(record.topic), String::new());
+            message::write_id(&spec.id_prefix, &record, &mut id);
+            let spec = &spec;
+            async move {
+                let (sequence, found) = link.last_of_subject(spec, &subject, MSG_ID).await?;
+                Ok::<_, NatsProblem>((number, order, sequence, found == Some(id)))
+            }
+        });
+        let looks: Vec<_> = looks.collect();
+        let looked = futures_util::stream::iter(looks).buffered(LOOKS_AT_ONCE).try_collect();
+        let looked: Vec<(u64, u64, u64, bool)> = self.while_open(looked).await??;
+        for (number, order, sequence, is_stored) in looked {
+            self.end.subjects.set(order, sequence);
+            if is_stored {
+                self.line.found_at(number);
+            }
+        }
         Ok(())
     }
 
@@ -566,12 +625,20 @@ impl NatsWorker {
 /// Another program writes the stream, faster than the chain can follow.
 fn other_writer(spec: &NatsSpec) -> NatsProblem {
     let stream = &spec.stream;
-    NatsProblem::new(
-        format!(
-            "nats_other_writer: another program writes stream {stream}, between the messages of this pipeline"
-        ),
-        "let this pipeline have the stream alone, or set sink.nats.chain = \"none\"",
-    )
+    let (what, hint) = if spec.chain == ChainMode::Subject {
+        let hint = "let this pipeline alone write its subjects, or set sink.nats.chain = \"none\"";
+        ("subjects of this pipeline in", hint)
+    } else {
+        let hint = "let this pipeline have the stream alone, or set sink.nats.chain = \"subject\" if the other \
+                    program writes other subjects, else \"none\"";
+        ("between the messages of this pipeline", hint)
+    };
+    let reason = if spec.chain == ChainMode::Subject {
+        format!("nats_other_writer: another program writes {what} stream {stream}")
+    } else {
+        format!("nats_other_writer: another program writes stream {stream}, {what}")
+    };
+    NatsProblem::new(reason, hint)
 }
 
 /// The connection is given up.

@@ -9,6 +9,7 @@ use super::codec::{
     ReturnedProperties, ServerClose, put_counted, put_heartbeat, put_long, put_method, put_short,
     put_true, read_frame,
 };
+use super::moment::Moment;
 use super::problem::{RabbitProblem, RabbitStep};
 use super::spec::{PasswordSource, RabbitHost, RabbitSpec};
 use crate::tls;
@@ -89,7 +90,7 @@ pub(super) struct AmqpLink {
     reader: ReadHalf<Box<dyn Duplex>>,
     writer: WriteHalf<Box<dyn Duplex>>,
     inbox: Vec<u8>,
-    read_at: Instant,
+    times: LinkTimes,
     outgoing: Outgoing,
     events: VecDeque<LinkEvent>,
     replies: VecDeque<(u16, Method)>,
@@ -98,6 +99,12 @@ pub(super) struct AmqpLink {
     step: RabbitStep,
     limits: LinkLimits,
     pub(super) server: ServerFacts,
+}
+
+/// When the server last sent something, and when this process was last seen to run.
+struct LinkTimes {
+    read_at: Instant,
+    alive: Moment,
 }
 
 #[derive(Clone, Copy)]
@@ -132,7 +139,7 @@ impl AmqpLink {
                 reader,
                 writer,
                 inbox: Vec::new(),
-                read_at: now,
+                times: LinkTimes { read_at: now, alive: Moment::now() },
                 outgoing: Outgoing { bytes, written: 0, unflushed: false, at: now },
                 events: VecDeque::new(),
                 replies: VecDeque::new(),
@@ -142,6 +149,8 @@ impl AmqpLink {
                 server: ServerFacts::default(),
             };
             link.log_in(spec).await?;
+            // Nothing was held by this connection before.
+            link.times.alive = Moment::now();
             link.open_channel(PUBLISH, spec).await?;
             Ok(link)
         });
@@ -296,6 +305,27 @@ impl AmqpLink {
     /// From now on errors are those of publishing.
     pub(super) fn publishes(&mut self) {
         self.step = RabbitStep::Publish;
+        self.times.alive = Moment::now();
+    }
+
+    /// When this process was last seen to run.
+    pub(super) fn alive(&self) -> Moment {
+        self.times.alive
+    }
+
+    /// While this process stood still, the server may have ended the connection, and another process may publish. Must
+    /// be called more often than once a heartbeat, also while a request is waited for.
+    ///
+    /// # Errors
+    /// The process stood still for longer than a heartbeat.
+    pub(super) fn notice_stall(&mut self) -> Result<(), RabbitProblem> {
+        let stood = self.times.alive.elapsed();
+        if stood > self.limits.heartbeat {
+            let reason = format!("this process stood still for {stood:.0?}");
+            return Err(RabbitProblem::new(RabbitStep::Publish, reason, None));
+        }
+        self.times.alive = Moment::now();
+        Ok(())
     }
 
     async fn answer(
@@ -318,7 +348,14 @@ impl AmqpLink {
                     return Ok(Ok(()));
                 }
             }
-            self.turn(spec).await?;
+            let half = Instant::now() + self.limits.heartbeat / 2;
+            let due = tokio::time::Instant::from_std(self.beats_at().min(half));
+            tokio::select! {
+                turned = self.turn(spec) => turned?,
+                () = tokio::time::sleep_until(due) => {}
+            }
+            self.beat()?;
+            self.notice_stall()?;
         }
     }
 
@@ -346,7 +383,7 @@ impl AmqpLink {
             read = self.reader.read_buf(&mut self.inbox) => match read {
                 Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server has closed it")),
                 Ok(_) => {
-                    self.read_at = Instant::now();
+                    self.times.read_at = Instant::now();
                     Ok(())
                 }
                 Err(error) => Err(error),
@@ -459,7 +496,7 @@ impl AmqpLink {
     /// The server has sent nothing for two heartbeats.
     pub(super) fn beat(&mut self) -> Result<(), RabbitProblem> {
         let LinkLimits { heartbeat, .. } = self.limits;
-        if self.read_at.elapsed() > 2 * heartbeat {
+        if self.times.read_at.elapsed() > 2 * heartbeat {
             let silent = format!("it has sent nothing for {:?}", 2 * heartbeat);
             let error = io::Error::new(io::ErrorKind::TimedOut, silent);
             return Err(RabbitProblem::io(self.step, &self.host, &error));
@@ -476,7 +513,7 @@ impl AmqpLink {
     /// When a heartbeat is due, or the server has been silent for too long.
     pub(super) fn beats_at(&self) -> Instant {
         let LinkLimits { heartbeat, .. } = self.limits;
-        let silent = self.read_at + 2 * heartbeat + Duration::from_millis(1);
+        let silent = self.times.read_at + 2 * heartbeat + Duration::from_millis(1);
         silent.min(self.outgoing.at + heartbeat / 2)
     }
 

@@ -69,10 +69,14 @@ pub(super) fn judge(
         }
     }
     if header_bytes(record, rules) + FRAME_OVERHEAD > frame_max {
-        let words = "the key and the headers are larger than a frame of RabbitMQ (frame_max)";
-        return Err(Refusal::content(words));
+        return Err(frame_refusal());
     }
     Ok(())
+}
+
+/// The refusal of a record whose headers do not fit into one frame.
+pub(super) fn frame_refusal() -> Refusal {
+    Refusal::content("the key and the headers are larger than a frame of RabbitMQ (frame_max)")
 }
 
 /// The bytes of the content header of a record, at most.
@@ -91,14 +95,16 @@ fn header_bytes(record: &Record<'_>, rules: &MessageRules) -> usize {
     HEADER_BASE + rules.content_type.len() + headers + key
 }
 
-/// Appends the frames of a message.
+/// Appends the frames of a message. False: its headers are larger than a frame, and nothing is appended. [`judge`]
+/// refuses such a record, but a later connection may have smaller frames.
 pub(super) fn put_message(
     out: &mut Vec<u8>,
     channel: u16,
     record: &QueuedRecord<'_>,
     rules: &MessageRules,
     frame_max: usize,
-) {
+) -> bool {
+    let start = out.len();
     put_method(out, channel, (CLASS_BASIC, 40), |out| {
         out.extend_from_slice(&[0; 2]);
         put_short(out, rules.exchange.as_bytes());
@@ -107,15 +113,21 @@ pub(super) fn put_message(
         out.push(1);
     });
     let body = record.value.unwrap_or_default();
+    let header = out.len();
     put_frame(out, FRAME_HEADER, channel, |out| {
         out.extend_from_slice(&CLASS_BASIC.to_be_bytes());
         out.extend_from_slice(&[0; 2]);
         out.extend_from_slice(&(body.len() as u64).to_be_bytes());
         put_properties(out, record, rules);
     });
+    if out.len() - header > frame_max {
+        out.truncate(start);
+        return false;
+    }
     for part in body.chunks(frame_max.saturating_sub(FRAME_OVERHEAD).max(1)) {
         put_frame(out, FRAME_BODY, channel, |out| out.extend_from_slice(part));
     }
+    true
 }
 
 fn put_properties(out: &mut Vec<u8>, record: &QueuedRecord<'_>, rules: &MessageRules) {
@@ -198,7 +210,7 @@ mod tests {
         let mut batch = RecordBatch::default();
         batch.push(Ticket(1), &record(&headers, &body));
         let mut out = Vec::new();
-        put_message(&mut out, 1, &batch.get(0), &rules(), 1_008);
+        assert!(put_message(&mut out, 1, &batch.get(0), &rules(), 1_008));
         let mut rest = out.as_slice();
         let (mut bodies, mut properties, mut header_length) = (Vec::new(), None, 0);
         while let Some((_, frame, length)) = read_frame(rest).unwrap() {
@@ -217,6 +229,17 @@ mod tests {
         assert_eq!(properties.key.as_deref(), Some(&b"k"[..]));
         let computed = header_bytes(&record(&headers, &body), &rules()) + FRAME_OVERHEAD;
         assert!(header_length <= computed, "{header_length} bytes, computed {computed}");
+    }
+
+    #[test]
+    fn message_whose_headers_are_larger_than_a_frame_is_not_written() {
+        let headers = [Header { name: "wide", value: Some(&[b'x'; 5_000]) }];
+        let mut batch = RecordBatch::default();
+        batch.push(Ticket(1), &record(&headers, b"1"));
+        let mut out = b"before".to_vec();
+        assert!(!put_message(&mut out, 1, &batch.get(0), &rules(), 5_000));
+        assert_eq!(out, b"before");
+        assert!(put_message(&mut out, 1, &batch.get(0), &rules(), 6_000));
     }
 
     #[test]

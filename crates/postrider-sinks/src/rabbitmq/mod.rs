@@ -11,6 +11,7 @@ mod facts;
 mod link;
 mod management;
 mod message;
+mod moment;
 mod pauses;
 mod preflight;
 mod problem;

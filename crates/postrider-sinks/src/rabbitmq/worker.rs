@@ -11,9 +11,9 @@ use super::codec::{
 use super::facts::{RabbitFacts, RoutedKeys};
 use super::link::{AmqpLink, LinkEvent, PUBLISH, ReturnedMessage};
 use super::message;
+use super::moment::Moment;
 use super::pauses::Pauses;
 use super::problem::{NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, RabbitProblem, RabbitStep};
-
 use super::spec::RabbitSpec;
 use super::window::{Settled, Window, WindowEntry};
 use crate::life::Life;
@@ -21,7 +21,7 @@ use crate::send_queue::SendQueue;
 use postrider_core::backoff::Backoff;
 use postrider_core::record::{Refusal, RefusalKind, Scope, Ticket};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// Pauses between attempts to connect, and between attempts to get the lock.
 const CONNECT_PAUSES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
@@ -44,20 +44,6 @@ const UNWRITTEN_MAX: usize = 256 << 10;
 
 /// RabbitMQ's code of a message that no queue gets.
 const NO_ROUTE: i32 = 312;
-
-/// A moment, by two clocks: one of them may stand still while the machine does.
-#[derive(Clone, Copy, Debug)]
-struct Moment(Instant, SystemTime);
-
-impl Moment {
-    fn now() -> Self {
-        Self(Instant::now(), SystemTime::now())
-    }
-
-    fn elapsed(self) -> Duration {
-        self.0.elapsed().max(self.1.elapsed().unwrap_or_default())
-    }
-}
 
 /// Whether another process may have published meanwhile.
 #[derive(Clone, Copy, Debug)]
@@ -274,7 +260,8 @@ impl Worker {
                 session.link.close(&spec).await;
                 return Ok(());
             }
-            self.notice_stall(&spec)?;
+            session.link.notice_stall()?;
+            self.absence.alive = session.link.alive();
             // During an alarm the server reads no request.
             if session.blocked.is_none() {
                 self.look_up(&mut session.link, &spec).await?;
@@ -295,17 +282,6 @@ impl Worker {
             session.link.beat()?;
             self.take_events(&mut session, &spec)?;
         }
-    }
-
-    /// While this process stood still, the server may have ended the connection, and another process may publish.
-    fn notice_stall(&mut self, spec: &RabbitSpec) -> Result<(), RabbitProblem> {
-        let stood = self.absence.alive.elapsed();
-        if stood > spec.heartbeat {
-            let reason = format!("this process stood still for {stood:.0?}");
-            return Err(RabbitProblem::new(RabbitStep::Publish, reason, None));
-        }
-        self.absence.alive = Moment::now();
-        Ok(())
     }
 
     /// The sink may publish. What was held without the lock for longer than the server waits for a heartbeat may be
@@ -412,8 +388,18 @@ impl Worker {
             if !self.pauses.is_empty() && self.pauses.keeps(record.topic, entry, record.is_retry) {
                 continue;
             }
-            message::put_message(session.link.out(), PUBLISH, &record, &self.spec.rules, frame_max);
-            self.window.sent(entry);
+            let out = session.link.out();
+            if message::put_message(out, PUBLISH, &record, &self.spec.rules, frame_max) {
+                self.window.sent(entry);
+                continue;
+            }
+            // It was accepted for a connection with larger frames, and would close this one.
+            let topic = record.topic.to_owned();
+            self.pauses.gave_up(&topic, entry);
+            self.reject(entry, Scope::Event, message::frame_refusal());
+            if self.ending {
+                return;
+            }
         }
     }
 
@@ -488,10 +474,15 @@ impl Worker {
             // A queue has refused it, so there is one.
             self.routed(&topic);
             if self.pauses.refused(&topic, entry, is_retry) {
-                self.down(
-                    format!("a queue refuses messages with routing key {topic:?} (basic.nack)"),
-                    Some(FULL_HINT.to_owned()),
-                );
+                let reason = if self.spec.rules.exchange.is_empty() {
+                    format!("queue {topic:?} refuses messages (basic.nack)")
+                } else {
+                    let shown = self.spec.rules.exchange_shown();
+                    format!(
+                        "a queue of {shown} refuses messages with routing key {topic:?} (basic.nack)"
+                    )
+                };
+                self.hold(&topic, reason, FULL_HINT.to_owned());
             }
             return;
         }
@@ -511,7 +502,7 @@ impl Worker {
         } else if is_routed {
             if self.pauses.refused(&topic, entry, is_retry) {
                 let (reason, hint) = self.no_route(&topic);
-                self.down(reason, Some(hint));
+                self.hold(&topic, reason, hint);
             }
         } else {
             self.facts.lacks_route(&topic);
@@ -524,9 +515,13 @@ impl Worker {
     fn published(&mut self, entry: WindowEntry) {
         let record = self.window.record(entry);
         let is_new = !self.routed.has(record.topic);
-        if is_new || !self.pauses.is_empty() || self.facts.is_unroutable(record.topic) {
+        let waits = !self.pauses.is_empty() || self.pauses.has_reports();
+        if is_new || waits || self.facts.is_unroutable(record.topic) {
             let topic = record.topic.to_owned();
             self.routed(&topic);
+            if self.pauses.ends_report(&topic, entry) {
+                self.queue.released(&topic);
+            }
             if let Some(waiting) = self.pauses.published(&topic, entry) {
                 for entry in waiting.into_iter().rev() {
                     self.window.again(entry);
@@ -583,6 +578,12 @@ impl Worker {
 
     // Health.
 
+    /// A routing key whose messages are refused. Those of others are published.
+    fn hold(&mut self, topic: &str, reason: String, hint: String) {
+        self.pauses.reports(topic);
+        self.queue.held(topic, self.pauses.has_live(topic), reason, Some(hint));
+    }
+
     fn down(&mut self, reason: String, hint: Option<String>) {
         self.is_down = true;
         self.queue.down(reason, hint);
@@ -616,7 +617,7 @@ impl Worker {
             self.down(reason, Some(hint.to_owned()));
         }
         session.works |= self.window.is_empty();
-        let over = session.works && session.blocked.is_none() && !self.pauses.has_live();
+        let over = session.works && session.blocked.is_none();
         if self.is_down && over {
             self.is_down = false;
             self.queue.up();
