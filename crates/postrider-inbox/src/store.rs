@@ -216,7 +216,8 @@ impl InboxStore {
     pub async fn store(&mut self, batch: &Batch) -> Result<Stored, StoreError> {
         self.begin().await?;
         let result = self.write(batch).await;
-        self.end(result).await
+        // A deferred constraint refuses a message at the commit.
+        self.end(result, true).await
     }
 
     /// Stores a batch in one transaction, message by message. A message whose content the server can't store is stored
@@ -228,7 +229,7 @@ impl InboxStore {
     pub async fn store_each(&mut self, batch: &Batch) -> Result<Stored, StoreError> {
         self.begin().await?;
         let result = self.write_each(batch).await;
-        self.end(result).await
+        self.end(result, false).await
     }
 
     async fn begin(&self) -> Result<(), StoreError> {
@@ -236,10 +237,15 @@ impl InboxStore {
         self.run(sql, "begin a transaction in the inbox's database").await
     }
 
-    async fn end(&self, result: Result<Stored, StoreError>) -> Result<Stored, StoreError> {
+    /// Ends the transaction. `of_messages`: a value that the commit refuses is that of a message.
+    async fn end(
+        &self,
+        result: Result<Stored, StoreError>,
+        of_messages: bool,
+    ) -> Result<Stored, StoreError> {
         match result {
             Ok(Stored::Committed(counts)) => {
-                self.run("COMMIT", "commit messages to the inbox").await?;
+                self.run_of("COMMIT", "commit messages to the inbox", of_messages).await?;
                 Ok(Stored::Committed(counts))
             }
             Ok(stored @ (Stored::Moved | Stored::Refused(_))) => {
@@ -255,7 +261,11 @@ impl InboxStore {
     }
 
     async fn run(&self, sql: &str, doing: &str) -> Result<(), StoreError> {
-        let failed = |error| StoreError::of(SourceError::control(doing, error), false);
+        self.run_of(sql, doing, false).await
+    }
+
+    async fn run_of(&self, sql: &str, doing: &str, of_messages: bool) -> Result<(), StoreError> {
+        let failed = |error| StoreError::of(SourceError::control(doing, error), of_messages);
         self.control.client().batch_execute(sql).await.map_err(failed)
     }
 
@@ -306,7 +316,11 @@ impl InboxStore {
         let (mut message, mut is_bare) = (message.clone(), false);
         loop {
             self.run("SAVEPOINT message", "store a message").await?;
-            let error = match self.insert(std::slice::from_ref(&message)).await {
+            let inserted = match self.insert(std::slice::from_ref(&message)).await {
+                Ok(stored) => self.check_deferred().await.map(|()| stored),
+                Err(error) => Err(error),
+            };
+            let error = match inserted {
                 Ok(stored) => return Ok(Counts::of(std::slice::from_ref(&message), &stored)),
                 Err(StoreError::Value(error)) => error,
                 Err(other) => return Err(other),
@@ -327,6 +341,12 @@ impl InboxStore {
                 return Err(StoreError::Value(error));
             }
         }
+    }
+
+    /// Lets deferred constraints and triggers judge the message now, and not at the commit, which names no message.
+    async fn check_deferred(&self) -> Result<(), StoreError> {
+        let sql = "SET CONSTRAINTS ALL IMMEDIATE; SET CONSTRAINTS ALL DEFERRED";
+        self.run_of(sql, "store a message", true).await
     }
 
     /// The message as a dead one, with what the server said.

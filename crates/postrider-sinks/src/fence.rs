@@ -3,7 +3,7 @@
 //! whose servers can't refuse what an earlier process sends.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// If the worker did not run for so long, another process may have taken over.
 const STALL_MAX: Duration = Duration::from_secs(5);
@@ -16,21 +16,32 @@ pub(crate) struct Fence {
     number: AtomicU64,
     /// When the worker ran last. Unit: milliseconds since `start`.
     ran_at: AtomicU64,
+    /// The same by the clock of the day, which goes on while a machine is suspended. Unit: milliseconds since 1970.
+    ran_at_time: AtomicU64,
+}
+
+/// The time of the day. Unit: milliseconds since 1970.
+fn time_of_day() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Fence {
     pub(crate) fn new() -> Self {
         let (number, ran_at) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { start: Instant::now(), number, ran_at }
+        Self { start: Instant::now(), number, ran_at, ran_at_time: AtomicU64::new(time_of_day()) }
     }
 
     fn millis(&self, now: Instant) -> u64 {
         u64::try_from(now.saturating_duration_since(self.start).as_millis()).unwrap_or(u64::MAX)
     }
 
+    /// How long the worker did not run, if that is too long. A clock that is set forward counts as a stall, which costs
+    /// repetitions; one that is set back counts as nothing.
     fn stall(&self, now: Instant) -> Option<Duration> {
-        let ran_at = self.ran_at.load(Ordering::Relaxed);
-        let stall = Duration::from_millis(self.millis(now).saturating_sub(ran_at));
+        let by_instant = self.millis(now).saturating_sub(self.ran_at.load(Ordering::Relaxed));
+        let by_time = time_of_day().saturating_sub(self.ran_at_time.load(Ordering::Relaxed));
+        let stall = Duration::from_millis(by_instant.max(by_time));
         (stall >= STALL_MAX).then_some(stall)
     }
 
@@ -42,6 +53,7 @@ impl Fence {
             self.number.fetch_add(1, Ordering::Relaxed);
         }
         self.ran_at.store(self.millis(now), Ordering::Relaxed);
+        self.ran_at_time.store(time_of_day(), Ordering::Relaxed);
         stall
     }
 
@@ -89,5 +101,14 @@ mod tests {
         let fence = Fence { start, ..fence };
         fence.ran_at.store(1, Ordering::Relaxed);
         assert!(!fence.admits(0));
+    }
+
+    #[test]
+    fn suspended_machine_counts_as_a_stall() {
+        let fence = Fence::new();
+        fence.ran_at_time.store(time_of_day() - 60_000, Ordering::Relaxed);
+        assert!(!fence.admits(0));
+        assert!(fence.runs(Instant::now()).is_some());
+        assert!(fence.admits(1));
     }
 }

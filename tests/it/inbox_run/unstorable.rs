@@ -143,3 +143,32 @@ async fn what_precedes_a_refused_message_in_a_large_batch_is_stored_and_survives
     assert_eq!(faults(&world.sql, 3010).await, "");
     relay.kill().await;
 }
+
+/// A deferred trigger speaks at the commit, which names no message: the message that it refuses is dead, and the others
+/// of its batch are stored.
+#[tokio::test]
+async fn a_message_that_a_deferred_constraint_refuses_is_dead_alone() {
+    let world = World::create(Version::Pg17, "intake_deferred").await;
+    let topics = Topics::new(&brokers(), "intake_deferred");
+    let topic = topics.create("numbers", 1).await;
+    world
+        .sql
+        .batch(
+            "create function refuse() returns trigger language plpgsql as $$ begin
+               if new.error is null and new.payload ->> 'n' = '5' then
+                 raise 'not this one' using errcode = 'check_violation';
+               end if;
+               return null;
+             end $$;
+             create constraint trigger refuses after insert on postrider_inbox.jobs
+             deferrable initially deferred for each row execute function refuse()",
+        )
+        .await;
+    write_to(&topic, 0, 1..=10).await;
+    let relay = Relay::spawn_intake(&world.config(&topic, ""));
+    await_answer(&world.sql, COUNT, "10", &relay).await;
+    let dead = "select string_agg(payload ->> 'n', ' ') from postrider_inbox.jobs where dead_at is not null";
+    await_answer(&world.sql, dead, "5", &relay).await;
+    let log = relay.kill().await.stderr;
+    assert!(log.contains("23514") && !log.contains("not this one"), "{log}");
+}
