@@ -53,8 +53,8 @@ impl Pauses {
         !self.reported.is_empty()
     }
 
-    /// A queue has got a record: whether the reported refusals of its routing key are over. A record that was sent before
-    /// the refused one says nothing of the queue.
+    /// A queue has got a record: whether the reported refusals of its routing key are over. A record that was sent
+    /// before the refused one says nothing of the queue.
     pub(super) fn ends_report(&mut self, topic: &str, entry: WindowEntry) -> bool {
         let pause = self.by_key.get(topic);
         pause.is_none_or(|pause| pause.trying == Some(entry)) && self.reported.remove(topic)
