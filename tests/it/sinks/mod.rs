@@ -1,8 +1,7 @@
 //! The conformance test: what `docs/sinks.md` promises of every sink, on the real server of each.
 //!
-//! [`server`] is what a sink's server has to do for the test, [`scenarios`] are the tests, [`kills`] is the long one,
-//! and each sink has a file with its server and with the tests that only it has. `conformance!` makes the tests of a
-//! sink.
+//! [`server`] is what a sink's server has to do for the test, [`scenarios`] are the tests, [`kills`] is the long one.
+//! Each sink has a file with its server and with the tests that only it has. `conformance!` makes the tests of a sink.
 
 mod http;
 mod kafka;

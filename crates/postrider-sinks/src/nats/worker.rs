@@ -262,6 +262,8 @@ impl NatsWorker {
                     let look = link.last_of_subject(&spec, &subject, MSG_ID);
                     let (sequence, _) = self.while_open(look).await??;
                     self.end.subjects.set(order, sequence);
+                    // The answer may be from after a stop of the process, and have what another one has published.
+                    self.notice_stall();
                     if self.is_present() {
                         continue;
                     }
