@@ -5,7 +5,7 @@
 //! is not rolled back when one of its commands fails, so `COMMIT` removes the entries again that it has added. No other
 //! client sees them meanwhile.
 
-use super::entry;
+use super::entry::EntryWords;
 use super::resp::{self, Reply, ServerError};
 use super::spec::Storing;
 use crate::record_batch::RecordBatch;
@@ -32,9 +32,9 @@ return {'ok', progress}
 
 /// Adds the entries of a transaction, and stores its progress.
 ///
-/// `KEYS[1]`: the progress; further keys: streams. `ARGV`: the token, the progress, the number of events, the number of
-/// options of XADD, the options, and the events ([`entry::encode`]). XDEL of an entry that can't exist fails if the key
-/// is no stream, or if the login may not remove entries: then nothing is added.
+/// `KEYS[1]`: the progress; further keys: streams. `ARGV`: the token, the progress, the number of events, and the events
+/// ([`EntryWords`]). XDEL of an entry that can't exist fails if the key is no stream, or if the login may not remove
+/// entries: then nothing is added.
 pub(super) const COMMIT: &str = r"
 local state = redis.call('GET', KEYS[1])
 if not state then return {'gone', '', ''} end
@@ -43,20 +43,14 @@ for i = 2, #KEYS do
   local tried = redis.pcall('XDEL', KEYS[i], '0-1')
   if type(tried) == 'table' and tried.err then return {'error', tried.err, KEYS[i]} end
 end
-local options = tonumber(ARGV[4])
-local at = 5 + options
-local added, kind, why, where = {}, nil, '', ''
+local pcall, tonumber, unpack, KEYS, ARGV = redis.pcall, tonumber, unpack, KEYS, ARGV
+local added, at, kind, why, where = {}, 4, nil, '', ''
 for i = 1, tonumber(ARGV[3]) do
-  local key = KEYS[tonumber(ARGV[at])]
-  local words = tonumber(ARGV[at + 1])
-  local add = {'XADD', key}
-  for j = 5, 4 + options do add[#add + 1] = ARGV[j] end
-  add[#add + 1] = '*'
-  for j = at + 2, at + 1 + words do add[#add + 1] = ARGV[j] end
-  at = at + 2 + words
-  local id = redis.pcall(unpack(add))
-  if type(id) == 'table' then kind, why, where = 'error', id.err or '', key break end
+  local key, last = KEYS[tonumber(ARGV[at])], at + 1 + tonumber(ARGV[at + 1])
+  local id = pcall('XADD', key, unpack(ARGV, at + 2, last))
   if not id then kind, where = 'missing', key break end
+  if type(id) == 'table' then kind, why, where = 'error', id.err or '', key break end
+  at = last + 1
   added[#added + 1] = {key, id}
 end
 if kind then
@@ -162,9 +156,9 @@ impl CommitCall<'_> {
                 topics.len() - 1
             }));
         }
-        let options = entry::options(self.storing);
-        let of_records: usize = batch.iter().map(|record| entry::words(&record)).sum();
-        resp::begin(out, 3 + 1 + topics.len() + 4 + options.len() + of_records);
+        let entries = EntryWords::new(self.storing);
+        let of_records: usize = batch.iter().map(|record| entries.count(&record)).sum();
+        resp::begin(out, 3 + 1 + topics.len() + 3 + of_records);
         resp::word(out, b"EVALSHA");
         resp::word(out, self.sha.as_bytes());
         resp::number(out, 1 + topics.len() as u64);
@@ -175,13 +169,9 @@ impl CommitCall<'_> {
         resp::word(out, self.token.as_bytes());
         resp::word(out, self.progress.as_bytes());
         resp::number(out, batch.len() as u64);
-        resp::number(out, options.len() as u64);
-        for option in &options {
-            resp::word(out, option.as_bytes());
-        }
         for (record, place) in batch.iter().zip(places) {
             // Keys are counted from 1, and the first one is the progress.
-            entry::encode(out, &record, place + 2);
+            entries.encode(out, &record, place + 2);
         }
     }
 }
@@ -228,7 +218,8 @@ mod tests {
         let words: Vec<_> = reply.elements().iter().map(|word| word.text().unwrap()).collect();
         assert_eq!(
             words.join("|"),
-            "EVALSHA|sha|3|state|a|b|token|at 7|3|1|NOMKSTREAM|2|2|key|k|3|2|key|k|2|2|key|k"
+            "EVALSHA|sha|3|state|a|b|token|at 7|3|\
+             2|4|NOMKSTREAM|*|key|k|3|4|NOMKSTREAM|*|key|k|2|4|NOMKSTREAM|*|key|k"
         );
     }
 
