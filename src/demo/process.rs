@@ -1,6 +1,6 @@
 //! The processes, the directory and the signals of a demo.
 
-use super::DemoError;
+use super::error::DemoError;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, DirBuilder};
 use std::io;
