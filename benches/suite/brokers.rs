@@ -6,6 +6,7 @@ use crate::contender::free_port;
 use crate::servers::{Servers, wait_for};
 use std::fs;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -48,7 +49,9 @@ impl BrokerProcess {
         let program = servers.program(&format!("{}_SERVER", kind.name().to_uppercase()));
         let dir = servers.run.join(format!("bench-{}-{}", kind.name(), std::process::id()));
         fs::create_dir_all(dir.join("data")).expect("a directory");
-        fs::write(dir.join("password"), format!("{PASSWORD}\n")).expect("a password");
+        let password = dir.join("password");
+        fs::write(&password, format!("{PASSWORD}\n")).expect("a password");
+        fs::set_permissions(&password, fs::Permissions::from_mode(0o600)).expect("its rights");
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let login = BrokerLogin { address, user: USER.to_owned(), password: PASSWORD.to_owned() };
         let mut command = Command::new(&program);

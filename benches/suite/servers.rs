@@ -53,7 +53,9 @@ impl Servers {
             brokers: get("KAFKA_BROKERS"),
             broker_pid: get("KAFKA_PID").parse().expect("a process id"),
             run: get("SERVERS_RUN").into(),
-            programs: programs(&text),
+            programs: programs(
+                &fs::read_to_string(target.join("bench-brokers")).unwrap_or(text.clone()),
+            ),
             perf_test: target.join("perf-test"),
             connect: target.join("connect"),
             pgwire: target.join("pgwire/release/pgwire-reader"),

@@ -112,13 +112,13 @@ fn output(program: &Path, argument: &str) -> Option<String> {
     (output.status.success() && !line.is_empty()).then(|| line.to_owned())
 }
 
-/// The path of a broker's program.
-pub(super) fn broker_program(sink: DemoSink, env: Env<'_>) -> Result<PathBuf, DemoError> {
-    let (program, variable) = sink.program().unwrap_or_default();
+/// The path of a broker's program; `None` if the broker is in the demo's process.
+pub(super) fn broker_program(sink: DemoSink, env: Env<'_>) -> Result<Option<PathBuf>, DemoError> {
+    let Some((program, variable)) = sink.program() else { return Ok(None) };
     if let Some(path) = env(variable).filter(|path| !path.is_empty()) {
         let path = PathBuf::from(path);
         return if is_program(&path) {
-            Ok(path)
+            Ok(Some(path))
         } else {
             Err(DemoError::NoBrokerAt { sink, variable, path })
         };
@@ -131,7 +131,7 @@ pub(super) fn broker_program(sink: DemoSink, env: Env<'_>) -> Result<PathBuf, De
         .chain(BROKER_PLACES.map(PathBuf::from))
         .map(|directory| directory.join(program))
         .filter(|path| is_program(path));
-    found.next().ok_or(DemoError::NoBroker { sink, program })
+    found.next().map(Some).ok_or(DemoError::NoBroker { sink, program })
 }
 
 fn is_program(path: &Path) -> bool {

@@ -1,16 +1,14 @@
 //! Where the events of a demo go: Kafka, a server process, or a receiver in this process.
 
-use super::binaries;
 use super::broker::Broker;
 use super::consumers::{BrokerConsumer, WebhookReceiver};
 use super::error::DemoError;
 use super::kind::DemoSink;
 use super::ledger::SharedLedger;
 use super::options::DemoOptions;
-use super::process::Dir;
 use super::reader::{self, TopicReader};
 use super::server::BrokerServer;
-use crate::config::Env;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// The topic: a subject, a routing key, the key of a stream, or a path.
@@ -30,26 +28,30 @@ pub(super) enum Destination {
 }
 
 impl Destination {
-    /// Starts it.
+    /// Starts it: `program`, which [`broker_program`] has found, or what needs none.
+    ///
+    /// [`broker_program`]: super::binaries::broker_program
     pub(super) async fn open(
         options: &DemoOptions,
-        dir: &Dir,
         name: &str,
         ledger: &SharedLedger,
-        env: Env<'_>,
+        program: Option<PathBuf>,
     ) -> Result<Self, DemoError> {
+        if let Some(program) = program {
+            return BrokerServer::start(options.sink, program, TOPIC).await.map(Self::Server);
+        }
         match options.sink {
-            DemoSink::Kafka => Broker::open(options, name).await.map(Self::Kafka),
+            DemoSink::Kafka
+            | DemoSink::Nats
+            | DemoSink::RabbitMq
+            | DemoSink::Redis
+            | DemoSink::Valkey => Broker::open(options, name).await.map(Self::Kafka),
             DemoSink::Http => {
                 let ledger = ledger.clone();
                 let receiver = WebhookReceiver::start(move |request| {
                     reader::enter(&ledger, &request.key, &request.body, Instant::now());
                 });
                 receiver.map(Self::Receiver).map_err(DemoError::Port)
-            }
-            sink @ (DemoSink::Nats | DemoSink::RabbitMq | DemoSink::Redis | DemoSink::Valkey) => {
-                let program = binaries::broker_program(sink, env)?;
-                BrokerServer::start(sink, program, dir, TOPIC).await.map(Self::Server)
             }
         }
     }

@@ -42,6 +42,7 @@ use ledger::SharedLedger;
 use process::{Dir, Interrupts};
 use report::DemoReport;
 use run::DemoRun;
+use std::path::PathBuf;
 
 /// Runs a demo and prints to standard output. Returns whether the ledger balances.
 pub fn run(options: &DemoOptions, env: Env<'_>) -> Result<bool, DemoError> {
@@ -55,10 +56,12 @@ async fn demo(options: &DemoOptions, env: Env<'_>) -> Result<DemoReport, DemoErr
     let mut interrupts = Interrupts::new()?;
     let dir = Dir::create()?;
     print("postrider demo")?;
+    // First, because it is found without waiting for anything.
+    let program = binaries::broker_program(options.sink, env)?;
     let opening = Database::open(options, &dir, env);
     let mut database = unless(&mut interrupts, opening).await?;
     let parts = vec![part("database", database.describe())?];
-    let shown = with_database(options, &dir, &mut database, &mut interrupts, parts, env).await;
+    let shown = with_database(options, &dir, &mut database, &mut interrupts, parts, program).await;
     // The relay has ended by now, so the database can be closed in every case.
     print_cleanup(database.close().await)?;
     shown
@@ -70,10 +73,10 @@ async fn with_database(
     database: &mut Database,
     interrupts: &mut Interrupts,
     mut parts: Vec<(&'static str, String)>,
-    env: Env<'_>,
+    program: Option<PathBuf>,
 ) -> Result<DemoReport, DemoError> {
     let ledger = SharedLedger::new(writer::AGGREGATES);
-    let opening = Destination::open(options, dir, &database.name, &ledger, env);
+    let opening = Destination::open(options, &database.name, &ledger, program);
     let mut broker = unless(interrupts, opening).await?;
     parts.push(part("broker", broker.describe())?);
     let shown = show(options, dir, database, &mut broker, &ledger, interrupts, parts);

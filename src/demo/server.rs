@@ -1,5 +1,5 @@
-//! A broker of a demo that is a process: NATS, RabbitMQ, Redis or Valkey, on loopback, with its data in the demo's
-//! directory.
+//! A broker of a demo that is a process: NATS, RabbitMQ, Redis or Valkey, on loopback, with its data in a directory of its
+//! own.
 
 use super::consumers::{self, BrokerLogin, ConsumedPlace};
 use super::error::DemoError;
@@ -31,7 +31,8 @@ const USER: &str = "demo";
 pub(super) struct BrokerServer {
     sink: DemoSink,
     program: PathBuf,
-    dir: PathBuf,
+    /// As root, the demo's other directory belongs to PostgreSQL's user, whom a RabbitMQ in a user namespace does not know.
+    dir: Dir,
     topic: String,
     pub(super) login: BrokerLogin,
     /// Ports of Erlang: its daemon `epmd`, and the node.
@@ -44,22 +45,21 @@ impl BrokerServer {
     pub(super) async fn start(
         sink: DemoSink,
         program: PathBuf,
-        dir: &Dir,
         topic: &str,
     ) -> Result<Self, DemoError> {
-        let data = dir.join("broker");
-        let made = fs::create_dir_all(data.join("data"));
-        made.map_err(|source| DemoError::Directory { path: data.clone(), source })?;
+        let dir = Dir::create()?;
+        let made = fs::create_dir(dir.join("data"));
+        made.map_err(|source| DemoError::Directory { path: dir.join("data"), source })?;
         let password: String = std::iter::repeat_with(fastrand::alphanumeric).take(24).collect();
         let [port, first, second] = free_ports()?;
         let address = SocketAddr::from(([127, 0, 0, 1], port));
         let login = BrokerLogin { address, user: USER.to_owned(), password };
-        write(&data, "password", &format!("{}\n", login.password))?;
-        configure(sink, &data, &login)?;
+        dir.write_secret("password", &format!("{}\n", login.password))?;
+        configure(sink, &dir, &login)?;
         let erlang = [first, second];
-        let child = spawn(sink, &program, &data, erlang)?;
+        let child = spawn(sink, &program, &dir, erlang)?;
         let topic = topic.to_owned();
-        let mut server = Self { sink, program, dir: data, topic, login, erlang, child };
+        let mut server = Self { sink, program, dir, topic, login, erlang, child };
         server.await_login().await?;
         Ok(server)
     }
@@ -201,52 +201,49 @@ fn free_ports<const COUNT: usize>() -> Result<[u16; COUNT], DemoError> {
     Ok(ports)
 }
 
-fn write(dir: &Path, name: &str, text: &str) -> Result<(), DemoError> {
-    let path = dir.join(name);
-    fs::write(&path, text).map_err(|source| DemoError::Directory { path, source })
-}
-
 /// Writes the server's configuration. Acknowledged messages survive `kill -9` of the server.
-fn configure(sink: DemoSink, dir: &Path, login: &BrokerLogin) -> Result<(), DemoError> {
+fn configure(sink: DemoSink, dir: &Dir, login: &BrokerLogin) -> Result<(), DemoError> {
     let BrokerLogin { address, user, password } = login;
     let (port, data) = (address.port(), dir.join("data"));
     let data = data.display();
     match sink {
-        DemoSink::Kafka | DemoSink::Http => Ok(()),
+        DemoSink::Kafka | DemoSink::Http => {}
         DemoSink::Nats => {
             let text = format!(
                 "listen: {address}\njetstream {{ store_dir: \"{data}\" }}\n\
                  authorization {{ user: \"{user}\", password: \"{password}\" }}\n"
             );
-            write(dir, "nats.conf", &text)
+            dir.write_secret("nats.conf", &text)?;
         }
         DemoSink::Redis | DemoSink::Valkey => {
             let text = format!(
                 "bind 127.0.0.1\nport {port}\ndir {data}\nappendonly yes\nappendfsync always\nsave \"\"\n\
                  user default off ~* &* +@all\nuser {user} on >{password} ~* &* +@all\n"
             );
-            write(dir, "redis.conf", &text)
+            dir.write_secret("redis.conf", &text)?;
         }
         DemoSink::RabbitMq => {
-            write(dir, "enabled_plugins", "[].\n")?;
+            dir.write("enabled_plugins", "[].\n")?;
             let text = format!(
                 "listeners.tcp.1 = {address}\ndefault_user = {user}\ndefault_pass = {password}\n\
                  disk_free_limit.absolute = 50MB\n"
             );
-            write(dir, "rabbitmq.conf", &text)
+            dir.write_secret("rabbitmq.conf", &text)?;
         }
     }
+    Ok(())
 }
 
 /// Starts the server on the data in `dir`, with its output in a log, in a process group of its own, so that Ctrl-C at
 /// the terminal does not reach it.
-fn spawn(sink: DemoSink, program: &Path, dir: &Path, erlang: [u16; 2]) -> Result<Child, DemoError> {
+fn spawn(sink: DemoSink, program: &Path, dir: &Dir, erlang: [u16; 2]) -> Result<Child, DemoError> {
     let path = dir.join("log");
     let opened = File::options().create(true).append(true).open(&path);
     let opened = opened.and_then(|log| Ok((log.try_clone()?, log)));
     let (output, errors) = opened.map_err(|source| DemoError::Directory { path, source })?;
     let mut command = Command::new(program);
-    command.stdin(Stdio::null()).stdout(output).stderr(errors).current_dir(dir).process_group(0);
+    command.stdin(Stdio::null()).stdout(output).stderr(errors).process_group(0);
+    command.current_dir(dir.path());
     match sink {
         DemoSink::Nats => {
             command.arg("-c").arg(dir.join("nats.conf"));
@@ -261,9 +258,9 @@ fn spawn(sink: DemoSink, program: &Path, dir: &Path, erlang: [u16; 2]) -> Result
 }
 
 /// RabbitMQ's script reads its settings from the environment.
-fn rabbitmq_environment(command: &mut Command, dir: &Path, [epmd, node]: [u16; 2]) {
+fn rabbitmq_environment(command: &mut Command, dir: &Dir, [epmd, node]: [u16; 2]) {
     command
-        .env("HOME", dir)
+        .env("HOME", dir.path())
         .env("ERL_EPMD_ADDRESS", "127.0.0.1")
         .env("ERL_EPMD_PORT", epmd.to_string())
         .env("RABBITMQ_DIST_PORT", node.to_string())
