@@ -49,7 +49,7 @@ pub(crate) fn all(args: &Args, servers: &Servers, page: &mut Page) {
     if args.does("latency") {
         trials::latency(args, servers, page, &mut memory);
     }
-    if args.does("sinks") {
+    if args.does("sinks") && (!args.quick || args.is_partial()) {
         sinks::sinks(args, servers, page);
     }
     if args.does("crash") && !args.quick {

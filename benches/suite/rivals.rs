@@ -1,5 +1,5 @@
-//! The servers' own clients and benches, with messages of the same size to the same destinations: what the server can do
-//! on this machine, beside which a sink is judged.
+//! The servers' own clients and benches, with messages of the same size to the same destinations: what the server can
+//! do on this machine, beside which a sink is judged.
 
 use crate::brokers::{BrokerProcess, STREAM};
 use crate::servers::Servers;

@@ -156,8 +156,8 @@ pub enum Command {
     after_help = "Needs PostgreSQL's server programs (initdb, postgres; $POSTRIDER_PG_BIN names their directory) or \
                         --url; for nats, rabbitmq, redis and valkey also the server's program, in PATH or named by \
                         $POSTRIDER_NATS_SERVER, $POSTRIDER_RABBITMQ_SERVER, $POSTRIDER_REDIS_SERVER or \
-                        $POSTRIDER_VALKEY_SERVER. Exits 0 if every event was delivered, in order, else 1. The demo stops and deletes \
-                        everything it started and created."
+                        $POSTRIDER_VALKEY_SERVER. Exits 0 if every event was delivered, in order, else 1. The demo \
+                        stops and deletes everything it started and created."
 )]
 pub struct DemoArgs {
     /// Seconds for which events are written [default: until Ctrl-C on a terminal, else 15; with --chaos 30]
@@ -182,8 +182,8 @@ pub struct DemoArgs {
     )]
     #[arg(long, value_name = "URL", env = "POSTRIDER_DEMO_URL", hide_env_values = true)]
     pub url: Option<String>,
-    /// Use these brokers of Kafka instead of the one in this process; the demo creates a topic there and deletes it at the
-    /// end
+    /// Use these brokers of Kafka instead of the one in this process; the demo creates a topic there and deletes it at
+    /// the end
     #[arg(long, value_name = "LIST", conflicts_with = "sink")]
     pub brokers: Option<String>,
 }

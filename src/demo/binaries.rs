@@ -17,8 +17,8 @@ const PLACES: &[(&str, &str, &str)] = &[
     ("/usr/local", "pgsql", "bin"), // from source
 ];
 
-/// Directories in which the programs of brokers are searched after those of `PATH`, which for an ordinary user lacks some
-/// of them.
+/// Directories in which the programs of brokers are searched after those of `PATH`, which for an ordinary user lacks
+/// some of them.
 const BROKER_PLACES: [&str; 5] =
     ["/usr/sbin", "/usr/local/sbin", "/usr/local/bin", "/opt/homebrew/bin", "/opt/homebrew/sbin"];
 

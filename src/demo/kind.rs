@@ -57,16 +57,16 @@ impl DemoSink {
                  POSTRIDER_NATS_SERVER to the program; in a clone of the repository, scripts/demo fetches it"
             }
             Self::RabbitMq => {
-                "package rabbitmq-server (Debian, Ubuntu): apt-get update && apt-get install -y rabbitmq-server; or set \
-                 POSTRIDER_RABBITMQ_SERVER to the program; in a clone of the repository, scripts/demo fetches it"
+                "package rabbitmq-server (Debian, Ubuntu): apt-get update && apt-get install -y rabbitmq-server; or \
+                 set POSTRIDER_RABBITMQ_SERVER to the program; in a clone of the repository, scripts/demo fetches it"
             }
             Self::Redis => {
                 "package redis-server (Debian, Ubuntu): apt-get update && apt-get install -y redis-server; or set \
                  POSTRIDER_REDIS_SERVER to the program; in a clone of the repository, scripts/demo fetches it"
             }
             Self::Valkey => {
-                "package valkey-server (Debian 13, Ubuntu 24.04): apt-get update && apt-get install -y valkey-server; or \
-                 set POSTRIDER_VALKEY_SERVER to the program; in a clone of the repository, scripts/demo fetches it"
+                "package valkey-server (Debian 13, Ubuntu 24.04): apt-get update && apt-get install -y valkey-server; \
+                 or set POSTRIDER_VALKEY_SERVER to the program; in a clone of the repository, scripts/demo fetches it"
             }
             Self::Kafka | Self::Http => "no server program is needed",
         }

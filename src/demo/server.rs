@@ -1,5 +1,5 @@
-//! A broker of a demo that is a process: NATS, RabbitMQ, Redis or Valkey, on loopback, with its data in a directory of its
-//! own.
+//! A broker of a demo that is a process: NATS, RabbitMQ, Redis or Valkey, on loopback, with its data in a directory of
+//! its own.
 
 use super::consumers::{self, BrokerLogin, ConsumedPlace};
 use super::error::DemoError;
@@ -31,7 +31,8 @@ const USER: &str = "demo";
 pub(super) struct BrokerServer {
     sink: DemoSink,
     program: PathBuf,
-    /// As root, the demo's other directory belongs to PostgreSQL's user, whom a RabbitMQ in a user namespace does not know.
+    /// Not the demo's other one: as root that belongs to PostgreSQL's user, whom a RabbitMQ in a user namespace does
+    /// not know.
     dir: Dir,
     topic: String,
     pub(super) login: BrokerLogin,

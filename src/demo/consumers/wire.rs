@@ -1,4 +1,5 @@
-//! What the consumers share: a message, a login, and a connection whose unread bytes are kept, so that a protocol can be read in pieces as they arrive.
+//! What the consumers share: a message, a login, and a connection whose unread bytes are kept, so that a protocol can
+//! be read in pieces as they arrive.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
