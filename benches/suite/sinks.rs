@@ -20,10 +20,10 @@ const RATE_SECONDS: f64 = 20.0;
 
 const DRAIN_NOTE: &str = "events/s are from the start of the stream until `/status` has the last event as published, \
     with the login to the broker. CPU is in microseconds per event, of the relay, PostgreSQL's walsender and the \
-    broker; the HTTP receiver is in the process of the bench. After each drain the destination was read back: complete, \
-    in order of each aggregate, nothing twice. NATS: one copy, storage `file`. Redis: `appendonly yes`, `appendfsync \
-    always`. All servers have their data beside that of PostgreSQL and Kafka. There are 1,000 aggregates, of which \
-    RabbitMQ and HTTP have one event each in flight.";
+    broker; the HTTP receiver is in the process of the bench. After each drain the destination was read back: \
+    complete, in order of each aggregate, nothing twice. NATS: one copy, storage `file`. Redis: `appendonly yes`, \
+    `appendfsync always`. All servers have their data beside that of PostgreSQL and Kafka. There are 1,000 \
+    aggregates, of which RabbitMQ and HTTP have one event each in flight.";
 
 const RIVAL_NOTE: &str = "The server's own client publishes messages of 300 B to the same destination, after the \
     drain. `Postrider` is the drain of transactions of 1,000 rows. The goals: five times the synchronous client of \
