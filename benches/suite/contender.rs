@@ -19,6 +19,8 @@ pub(crate) enum Kind {
     Discard,
     Kafka,
     Debezium,
+    /// Postrider with the sink of [`Job::sink`].
+    Sink,
 }
 
 #[derive(Clone)]
@@ -36,6 +38,7 @@ impl Contender {
             Kind::Discard => "Postrider to discard",
             Kind::Kafka => "Postrider to Kafka",
             Kind::Debezium => "Debezium to Kafka",
+            Kind::Sink => "Postrider",
         };
         let binary = binary.map_or_else(|| env!("CARGO_BIN_EXE_postrider").into(), Path::to_owned);
         Self { kind, label: label.to_owned(), binary }
@@ -66,6 +69,10 @@ pub(crate) struct Job<'a> {
     pub(crate) end: String,
     pub(crate) road: Road,
     pub(crate) messages: bool,
+    /// Lines of Postrider's configuration below `[pipelines.NAME.sink]`, of [`Kind::Sink`]. `SLOT` is the name.
+    pub(crate) sink: String,
+    /// The process of the broker; 0 for none.
+    pub(crate) broker_pid: u32,
     /// Additional lines of Postrider's configuration.
     pub(crate) more: &'static str,
 }
@@ -87,12 +94,13 @@ impl Running {
             Kind::Pgwire => pgwire(job),
             Kind::Discard => postrider(&contender.binary, job, "discard", port),
             Kind::Kafka => postrider(&contender.binary, job, "kafka", port),
+            Kind::Sink => postrider(&contender.binary, job, "", port),
             Kind::Debezium => debezium::command(job, port),
         };
         let log = fs::File::create(job.servers.scratch.join(format!("{}.log", contender.short())));
         let log = log.expect("a log");
         command.stdin(Stdio::null()).stderr(log.try_clone().expect("a log")).stdout(log);
-        watch.look_at(Who::Broker, job.servers.broker_pid);
+        watch.look_at(Who::Broker, job.broker_pid);
         let started = process::now();
         let child = command.spawn().unwrap_or_else(|error| panic!("{}: {error}", contender.label));
         watch.look_at(Who::Relay, child.id());
@@ -130,7 +138,7 @@ impl Running {
         match self.kind {
             Kind::Recvlogical | Kind::Pgwire => {}
             Kind::Debezium => self.child.kill().expect("a kill"),
-            Kind::Discard | Kind::Kafka => {
+            Kind::Discard | Kind::Kafka | Kind::Sink => {
                 let sent = Command::new("kill").arg(self.child.id().to_string()).status();
                 assert!(sent.expect("kill").success());
             }
@@ -196,7 +204,11 @@ fn configure(job: &Job<'_>, sink: &str, listen: &str) -> PathBuf {
     let host = if job.road == Road::UnixSocket { socket.as_str() } else { "127.0.0.1" };
     let messages =
         if job.messages { format!("message_prefix = \"{PREFIX}\"") } else { String::new() };
-    let brokers = if sink == "kafka" { format!("brokers = \"{brokers}\"") } else { String::new() };
+    let sink = match sink {
+        "" => job.sink.replace("SLOT", slot),
+        "kafka" => format!("kind = \"kafka\"\nbrokers = \"{brokers}\"\n"),
+        other => format!("kind = \"{other}\"\n"),
+    };
     let text = format!(
         "[admin]\nlisten = \"{listen}\"\n\
          [pipelines.{slot}.source]\n\
@@ -205,7 +217,7 @@ fn configure(job: &Job<'_>, sink: &str, listen: &str) -> PathBuf {
          publication = \"{PUBLICATION}\"\n\
          [pipelines.{slot}.outbox]\ntable = \"public.outbox\"\n{messages}\n\
          [pipelines.{slot}.route]\ntopic = \"{topic}\"\n\
-         [pipelines.{slot}.sink]\nkind = \"{sink}\"\n{brokers}\n\
+         [pipelines.{slot}.sink]\n{sink}\n\
          {}\n",
         road.sslmode(),
         more.replace("SLOT", slot),
@@ -225,9 +237,19 @@ pub(crate) fn setup(servers: &Servers, database: &str, slot: &str) {
         end: String::new(),
         road: Road::UnixSocket,
         messages: false,
+        sink: String::new(),
+        broker_pid: 0,
         more: "",
     };
-    let file = configure(&job, "discard", "");
+    run_setup(&configure(&job, "discard", ""));
+}
+
+/// The destination of [`Job::sink`], by `postrider setup`. Slot, publication and schema exist already.
+pub(crate) fn setup_sink(job: &Job<'_>) {
+    run_setup(&configure(job, "", ""));
+}
+
+fn run_setup(file: &Path) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
     command.arg("-c").arg(file).args(["--log", "warn", "setup"]).stdout(Stdio::null());
     assert!(command.status().expect("postrider setup").success(), "postrider setup failed");

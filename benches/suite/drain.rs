@@ -63,6 +63,8 @@ pub(crate) fn job<'a>(
         end: backlog.end(),
         road: backlog.workload.road,
         messages: backlog.workload.messages,
+        sink: String::new(),
+        broker_pid: servers.broker_pid,
         // Space for more than the events that are parked already.
         more: if backlog.workload.parked > 0 {
             "[pipelines.SLOT.parking]\nrows_max = 1000000"
@@ -115,7 +117,7 @@ fn to_nowhere(job: &Job<'_>, backlog: &Backlog, contender: &Contender, rows: usi
 
 /// Waits for the last event with as few queries as possible: a query of `/status` costs the relay time, which the other
 /// contenders do not spend.
-fn wait_for_published(running: &mut Running, rows: usize, from: f64) {
+pub(crate) fn wait_for_published(running: &mut Running, rows: usize, from: f64) {
     let (soonest, latest) = (Duration::from_millis(2), Duration::from_millis(200));
     let mut pause = Duration::from_millis(50);
     loop {
@@ -151,7 +153,7 @@ fn to_kafka(job: &Job<'_>, backlog: &Backlog, contender: &Contender, rows: usize
     measured(samples, started, from, until)
 }
 
-fn measured(samples: Samples, started: f64, from: f64, until: f64) -> Run {
+pub(crate) fn measured(samples: Samples, started: f64, from: f64, until: f64) -> Run {
     let cpu = |who| samples.cpu(who, from, until);
     Run {
         seconds: until - from,

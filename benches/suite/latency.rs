@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 /// Rows of a transaction.
 const TRANSACTION_ROWS: u32 = 10;
-/// The time before the first rate, which is not measured: a Java virtual machine compiles its hot code meanwhile.
-const REHEARSAL: (u32, f64) = (10_000, 10.0);
+/// The rehearsal where the broker is Kafka: a Java virtual machine compiles its hot code meanwhile.
+pub(crate) const REHEARSAL: (u32, f64) = (10_000, 10.0);
 /// The first seconds of a rate, which are not measured.
 const WARM: f64 = 1.0;
 /// Slices of this length that other processes disturbed are dropped.
@@ -56,6 +56,8 @@ pub(crate) struct Plan {
     pub(crate) rates: Vec<u32>,
     pub(crate) seconds: f64,
     pub(crate) idle: Duration,
+    /// Events per second and seconds before the first rate, which are not measured.
+    pub(crate) rehearsal: (u32, f64),
 }
 
 /// A database without a backlog.
@@ -78,15 +80,33 @@ pub(crate) fn run(
         end: String::new(),
         road: Road::UnixSocket,
         messages: false,
+        sink: String::new(),
+        broker_pid: servers.broker_pid,
         more: "",
     };
     quiet.slot_here(&job.slot);
     debezium::forget(&job);
     let topic = Topic::make(servers, &job.topic, plan.partitions);
-    let mut reader = Reader::start(&topic);
+    let consumer = topic.consumer();
+    let reader = Reader::start(Came::default(), move || read_topic(&consumer));
+    let session = measure(servers, quiet, contender, plan, &job, reader);
+    topic.remove();
+    quiet.database.drop_slot(&job.slot);
+    session
+}
+
+/// A session whose destination and slot exist.
+pub(crate) fn measure(
+    servers: &Servers,
+    quiet: &Backlog,
+    contender: &Contender,
+    plan: &Plan,
+    job: &Job<'_>,
+    mut reader: Reader,
+) -> Session {
     let watch = Watch::start();
-    let mut running = Running::start(contender, &job, &watch);
-    running.streams(&job, &quiet.database, &watch);
+    let mut running = Running::start(contender, job, &watch);
+    running.streams(job, &quiet.database, &watch);
     let mut writer = Writer::open(servers, &quiet.name);
     watch.look_at(Who::Writer, writer.database.backend());
     // The first event waits for the connections; when it arrives, all of them are established.
@@ -95,7 +115,7 @@ pub(crate) fn run(
     std::thread::sleep(plan.idle);
     let idle_until = process::now();
     let after_idle = writer.write(&reader);
-    drop(writer.rate(REHEARSAL.0, REHEARSAL.1, &reader));
+    drop(writer.rate(plan.rehearsal.0, plan.rehearsal.1, &reader));
     let mut parts = Vec::new();
     for &per_second in &plan.rates {
         parts.push(writer.rate(per_second, plan.seconds, &reader));
@@ -104,8 +124,6 @@ pub(crate) fn run(
     let samples = watch.end();
     running.end();
     reader.end();
-    topic.remove();
-    quiet.database.drop_slot(&job.slot);
     let cores = |who, from: f64, until: f64| samples.cpu(who, from, until) / (until - from);
     Session {
         rates: parts.into_iter().map(|part| part.judge(&samples)).collect(),
@@ -115,34 +133,77 @@ pub(crate) fn run(
     }
 }
 
-/// Reads on a thread of its own, and records when each number arrived.
-struct Reader {
-    /// By number, nanoseconds since `base`.
-    came: Arc<Mutex<Vec<u64>>>,
+/// When each number arrived.
+#[derive(Clone)]
+pub(crate) struct Came {
     base: Instant,
+    state: Arc<Mutex<CameState>>,
+}
+
+#[derive(Default)]
+struct CameState {
+    /// By number, nanoseconds since `base`; 0 if it did not arrive yet.
+    at: Vec<u64>,
+    /// By aggregate, the newest number.
+    newest: Vec<u32>,
+}
+
+impl Default for Came {
+    fn default() -> Self {
+        Self { base: Instant::now(), state: Arc::default() }
+    }
+}
+
+impl Came {
+    /// Checks that the number is new, and in order for its aggregate.
+    pub(crate) fn note(&self, number: u32) {
+        let nanos = u64::try_from(self.base.elapsed().as_nanos()).expect("a time");
+        let mut state = self.state.lock().expect("no panic");
+        let (index, aggregate) = (number as usize, number as usize % 1_000);
+        if state.at.len() <= index {
+            state.at.resize(index + 1, 0);
+        }
+        state.newest.resize(1_000, 0);
+        assert_eq!(state.at[index], 0, "event {number} came twice");
+        state.at[index] = nanos.max(1);
+        let newest = std::mem::replace(&mut state.newest[aggregate], number);
+        assert!(newest < number, "{number} came after {newest}");
+    }
+
+    fn at(&self, number: u32) -> u64 {
+        self.state.lock().expect("no panic").at.get(number as usize).copied().unwrap_or(0)
+    }
+}
+
+/// Reads on a thread of its own.
+pub(crate) struct Reader {
+    came: Came,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Reader {
-    fn start(topic: &Topic) -> Self {
-        let (came, stop) = (Arc::<Mutex<Vec<u64>>>::default(), Arc::<AtomicBool>::default());
-        let base = Instant::now();
-        let consumer = topic.consumer();
-        let (to, end) = (Arc::clone(&came), Arc::clone(&stop));
-        let thread = std::thread::spawn(move || read(&consumer, base, &to, &end));
-        Self { came, base, stop, thread: Some(thread) }
-    }
-
-    fn came(&self, number: u32) -> u64 {
-        self.came.lock().expect("no panic").get(number as usize).copied().unwrap_or(0)
+    /// `poll` returns the numbers that have arrived, after a short wait if there are none.
+    pub(crate) fn start(came: Came, mut poll: impl FnMut() -> Vec<u32> + Send + 'static) -> Self {
+        let stop = Arc::<AtomicBool>::default();
+        let (to, end) = (came.clone(), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || {
+            while !end.load(Ordering::Relaxed) {
+                for number in poll() {
+                    to.note(number);
+                }
+            }
+        });
+        Self { came, stop, thread: Some(thread) }
     }
 
     fn wait(&self, numbers: std::ops::RangeInclusive<u32>) {
         for number in numbers {
             let since = Instant::now();
-            while self.came(number) == 0 {
+            while self.came.at(number) == 0 {
                 assert!(since.elapsed() < DEADLINE, "event {number} did not come");
+                let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+                assert!(!ended, "the reader has failed");
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
@@ -154,23 +215,9 @@ impl Reader {
     }
 }
 
-fn read(consumer: &BaseConsumer, base: Instant, came: &Mutex<Vec<u64>>, stop: &AtomicBool) {
-    let mut newest = vec![0; 1_000];
-    while !stop.load(Ordering::Relaxed) {
-        let Some(message) = consumer.poll(Duration::from_millis(50)) else { continue };
-        let nanos = u64::try_from(base.elapsed().as_nanos()).expect("a time");
-        let number = number(message.expect("a record").payload().unwrap_or_default());
-        let mut came = came.lock().expect("no panic");
-        let index = number as usize;
-        if came.len() <= index {
-            came.resize(index + 1, 0);
-        }
-        assert_eq!(came[index], 0, "event {number} came twice");
-        came[index] = nanos.max(1);
-        let newest = &mut newest[index % 1_000];
-        assert!(*newest < number, "{number} came after {newest}");
-        *newest = number;
-    }
+pub(crate) fn read_topic(consumer: &BaseConsumer) -> Vec<u32> {
+    let Some(message) = consumer.poll(Duration::from_millis(50)) else { return Vec::new() };
+    vec![number(message.expect("a record").payload().unwrap_or_default())]
 }
 
 struct Writer {
@@ -208,10 +255,10 @@ impl Writer {
     /// One transaction. Returns the milliseconds from the answer to COMMIT until the reader has its last event.
     fn write(&mut self, reader: &Reader) -> f64 {
         let first = self.next;
-        let answered = self.transaction(reader.base);
+        let answered = self.transaction(reader.came.base);
         let last = first + TRANSACTION_ROWS - 1;
         reader.wait(first..=last);
-        (first..=last).map(|number| millis(reader.came(number), answered)).fold(0.0, f64::max)
+        (first..=last).map(|number| millis(reader.came.at(number), answered)).fold(0.0, f64::max)
     }
 
     /// Nanoseconds since `base` when the server had answered.
@@ -222,13 +269,13 @@ impl Writer {
     }
 
     fn rate(&mut self, per_second: u32, seconds: f64, reader: &Reader) -> Part {
-        drop(self.keep_to(per_second, WARM, reader.base));
+        drop(self.keep_to(per_second, WARM, reader.came.base));
         let begun = Instant::now();
         let mut slices = Vec::new();
         while begun.elapsed().as_secs_f64() + 0.1 < seconds {
             let from = process::now();
             let first = self.next;
-            let answers = self.keep_to(per_second, SLICE.as_secs_f64(), reader.base);
+            let answers = self.keep_to(per_second, SLICE.as_secs_f64(), reader.came.base);
             slices.push((from, process::now(), first, answers));
         }
         let newest = self.next - 1;
@@ -237,7 +284,7 @@ impl Writer {
             let each = answers.iter().zip((first..).step_by(TRANSACTION_ROWS as usize));
             let latencies = each.flat_map(|(&answered, first)| {
                 (first..first + TRANSACTION_ROWS)
-                    .map(move |number| millis(reader.came(number), answered))
+                    .map(move |number| millis(reader.came.at(number), answered))
             });
             Slice { from, until, latencies: latencies.collect() }
         });

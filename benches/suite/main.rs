@@ -13,6 +13,10 @@
 )]
 
 mod args;
+mod brokers;
+#[path = "../../src/demo/consumers/mod.rs"]
+#[expect(unused_imports, reason = "its unit tests, which run with the crate")]
+mod consumers;
 mod contender;
 mod crash;
 mod debezium;
@@ -23,7 +27,10 @@ mod phases;
 mod plot;
 mod poll;
 mod process;
+mod rivals;
 mod servers;
+mod sinks;
+mod targets;
 mod tls;
 mod topic;
 mod trials;

@@ -70,6 +70,8 @@ fn fold(text: &str) -> String {
 /// Written after each table, so that a run that fails late leaves its results.
 pub(crate) struct Page {
     out: Option<PathBuf>,
+    /// The page of an earlier run, whose other sections a run of some phases keeps.
+    earlier: Option<String>,
     text: String,
     plots: Vec<(String, String)>,
 }
@@ -85,7 +87,9 @@ impl Page {
              page.\n\n{}\n",
             fold(&about(args))
         );
-        Self { out: args.out.clone(), text, plots: Vec::new() }
+        let earlier = args.out.as_ref().filter(|_| args.is_partial());
+        let earlier = earlier.and_then(|out| fs::read_to_string(out.join("performance.md")).ok());
+        Self { out: args.out.clone(), earlier, text, plots: Vec::new() }
     }
 
     pub(crate) fn table(&mut self, table: &Table) {
@@ -106,8 +110,26 @@ impl Page {
         for (name, svg) in &self.plots {
             fs::write(plots.join(format!("{name}.svg")), svg).expect("a plot");
         }
-        fs::write(out.join("performance.md"), &self.text).expect("a page");
+        let text = match &self.earlier {
+            Some(earlier) => with_sections_of(earlier, &self.text),
+            None => self.text.clone(),
+        };
+        fs::write(out.join("performance.md"), text).expect("a page");
     }
+}
+
+/// The earlier page with the sections of the new one in place of those of the same title, or behind the others.
+fn with_sections_of(earlier: &str, new: &str) -> String {
+    let title = |section: &str| section.lines().next().unwrap_or_default().to_owned();
+    let mut sections: Vec<String> = earlier.split("\n## ").map(str::to_owned).collect();
+    for section in new.split("\n## ").skip(1) {
+        let known = sections.iter_mut().skip(1).find(|known| title(known) == title(section));
+        match known {
+            Some(known) => section.clone_into(known),
+            None => sections.push(section.to_owned()),
+        }
+    }
+    sections.join("\n## ")
 }
 
 fn about(args: &Args) -> String {

@@ -8,6 +8,7 @@ use crate::page::{Page, Table};
 use crate::plot;
 use crate::poll;
 use crate::servers::Servers;
+use crate::sinks;
 use crate::tls::Tls;
 use crate::trials::{self, Memory};
 use crate::wal::{self, Road, Workload};
@@ -47,6 +48,9 @@ pub(crate) fn all(args: &Args, servers: &Servers, page: &mut Page) {
     }
     if args.does("latency") {
         trials::latency(args, servers, page, &mut memory);
+    }
+    if args.does("sinks") && (!args.quick || args.is_partial()) {
+        sinks::sinks(args, servers, page);
     }
     if args.does("crash") && !args.quick {
         trials::crash(args, servers, page);

@@ -1,5 +1,6 @@
 //! The running servers, from the file of `scripts/servers`; SQL to one database at a time.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -17,6 +18,12 @@ pub(crate) struct Servers {
     pub(crate) data: PathBuf,
     pub(crate) brokers: String,
     pub(crate) broker_pid: u32,
+    /// The directory that has the data of the servers.
+    pub(crate) run: PathBuf,
+    /// The programs of other brokers, by the names of their variables: `NATS_SERVER`.
+    programs: BTreeMap<String, PathBuf>,
+    /// PerfTest of RabbitMQ, if `scripts/bench` has fetched it.
+    pub(crate) perf_test: PathBuf,
     /// Kafka Connect with Debezium, if `scripts/bench` has fetched it.
     pub(crate) connect: PathBuf,
     /// `benches/pgwire`, if `scripts/bench` has built it.
@@ -45,11 +52,28 @@ impl Servers {
             data: get("PG15_DATA").into(),
             brokers: get("KAFKA_BROKERS"),
             broker_pid: get("KAFKA_PID").parse().expect("a process id"),
+            run: get("SERVERS_RUN").into(),
+            programs: programs(
+                &fs::read_to_string(target.join("bench-brokers")).unwrap_or(text.clone()),
+            ),
+            perf_test: target.join("perf-test"),
             connect: target.join("connect"),
             pgwire: target.join("pgwire/release/pgwire-reader"),
             scratch,
         }
     }
+
+    /// The program of another broker: `NATS_SERVER`.
+    pub(crate) fn program(&self, variable: &str) -> PathBuf {
+        let program = self.programs.get(variable).cloned();
+        program.unwrap_or_else(|| panic!("no {variable}: run scripts/servers brokers"))
+    }
+}
+
+fn programs(text: &str) -> BTreeMap<String, PathBuf> {
+    let lines = text.lines().filter_map(|line| line.split_once('='));
+    let servers = lines.filter(|(name, _)| name.ends_with("_SERVER"));
+    servers.map(|(name, path)| (name.to_owned(), path.trim_matches('\'').into())).collect()
 }
 
 /// One connection by unix socket.

@@ -170,7 +170,7 @@ pub(crate) fn number(payload: &[u8]) -> u32 {
     ascii(&rest[start..])
 }
 
-fn ascii(text: &[u8]) -> u32 {
+pub(crate) fn ascii(text: &[u8]) -> u32 {
     let digits = text.iter().take_while(|byte| byte.is_ascii_digit());
     digits.fold(0, |number, digit| number * 10 + u32::from(digit - b'0'))
 }

@@ -31,6 +31,7 @@ pub(crate) fn latency(args: &Args, servers: &Servers, page: &mut Page, memory: &
         rates: rates.clone(),
         seconds,
         idle: Duration::from_secs(idle),
+        rehearsal: latency::REHEARSAL,
     };
     let mut jobs: Vec<(Contender, Plan)> =
         to_kafka(args).into_iter().map(|contender| (contender, plan(8))).collect();

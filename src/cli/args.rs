@@ -13,6 +13,8 @@ use super::setup::Backfill;
 use super::sql::SqlArgs;
 use crate::config::show::{Origin, Shown, is_masked, show as rows_of};
 use crate::config::{Config, Env, schema as config_schema};
+#[cfg(feature = "demo")]
+use crate::demo::DemoSink;
 use crate::outbox::Layout;
 use crate::postgres::conninfo;
 use clap::{ColorChoice, CommandFactory as _, Parser, Subcommand, ValueEnum};
@@ -112,7 +114,7 @@ pub enum Color {
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// Run a self-contained demonstration: temporary database, in-process broker, writer and reader
+    /// Run a self-contained demonstration: temporary database, broker, writer and reader
     #[cfg(feature = "demo")]
     Demo(DemoArgs),
     /// Check configuration, database and broker for problems (read-only)
@@ -152,14 +154,19 @@ pub enum Command {
 #[derive(clap::Args, Debug)]
 #[command(
     after_help = "Needs PostgreSQL's server programs (initdb, postgres; $POSTRIDER_PG_BIN names their directory) or \
-                        --url. Exits 0 if every event was delivered, in order, else 1. The demo stops and deletes \
-                        everything it started and created."
+                        --url; for nats, rabbitmq, redis and valkey also the server's program, in PATH or named by \
+                        $POSTRIDER_NATS_SERVER, $POSTRIDER_RABBITMQ_SERVER, $POSTRIDER_REDIS_SERVER or \
+                        $POSTRIDER_VALKEY_SERVER. Exits 0 if every event was delivered, in order, else 1. The demo \
+                        stops and deletes everything it started and created."
 )]
 pub struct DemoArgs {
     /// Seconds for which events are written [default: until Ctrl-C on a terminal, else 15; with --chaos 30]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: Option<u32>,
-    /// Inject failures in turn: kill -9 of the relay, a frozen broker, a restart of the database
+    /// Where to publish: a broker in this process (kafka, http), or a temporary server
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = DemoKind::Kafka)]
+    pub sink: DemoKind,
+    /// Inject failures in turn: kill -9 of the relay, a frozen and a killed broker, a restart of the database
     #[arg(long, conflicts_with = "kill")]
     pub chaos: bool,
     /// Kill the relay with kill -9 and start it again, N times
@@ -175,9 +182,36 @@ pub struct DemoArgs {
     )]
     #[arg(long, value_name = "URL", env = "POSTRIDER_DEMO_URL", hide_env_values = true)]
     pub url: Option<String>,
-    /// Use these brokers instead of the one in this process; the demo creates a topic there and deletes it at the end
-    #[arg(long, value_name = "LIST")]
+    /// Use these brokers of Kafka instead of the one in this process; the demo creates a topic there and deletes it at
+    /// the end
+    #[arg(long, value_name = "LIST", conflicts_with = "sink")]
     pub brokers: Option<String>,
+}
+
+/// The values of `postrider demo --sink`.
+#[cfg(feature = "demo")]
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DemoKind {
+    Kafka,
+    Nats,
+    Rabbitmq,
+    Redis,
+    Valkey,
+    Http,
+}
+
+#[cfg(feature = "demo")]
+impl From<DemoKind> for DemoSink {
+    fn from(kind: DemoKind) -> Self {
+        match kind {
+            DemoKind::Kafka => Self::Kafka,
+            DemoKind::Nats => Self::Nats,
+            DemoKind::Rabbitmq => Self::RabbitMq,
+            DemoKind::Redis => Self::Redis,
+            DemoKind::Valkey => Self::Valkey,
+            DemoKind::Http => Self::Http,
+        }
+    }
 }
 
 /// `postrider check`

@@ -22,6 +22,7 @@ pub(super) fn run(args: &DemoArgs, global: &Global, env: Env<'_>) -> Result<Exit
         executable.map_err(|source| DemoError::Spawn { path: "postrider".into(), source })?;
     let options = DemoOptions {
         url: args.url.clone(),
+        sink: args.sink.into(),
         brokers: args.brokers.clone(),
         limit: seconds.map(|seconds| Duration::from_secs(seconds.into())),
         kills: args.kill,

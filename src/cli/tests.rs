@@ -30,8 +30,7 @@ fn help_is_short() {
         Usage: postrider [OPTIONS] <COMMAND>
 
         Commands:
-          demo         Run a self-contained demonstration: temporary database, in-process broker, writer and
-                       reader
+          demo         Run a self-contained demonstration: temporary database, broker, writer and reader
           check        Check configuration, database and broker for problems (read-only)
           init         Write a first configuration: a template, or made from a database or a Debezium
                        connector

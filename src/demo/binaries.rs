@@ -1,13 +1,12 @@
-//! Finds PostgreSQL's server programs, and the user to run them as.
+//! Finds PostgreSQL's server programs, the user to run them as, and the programs of brokers.
 
-use super::DemoError;
+use super::error::{BIN_VARIABLE, DemoError};
+use super::kind::DemoSink;
 use crate::config::Env;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-
-/// The variable that names the directory of the server programs and takes precedence over other directories.
-pub(super) const BIN_VARIABLE: &str = "POSTRIDER_PG_BIN";
 
 /// Directories in which packages install the programs, as parent, prefix of a directory per version, and subdirectory.
 const PLACES: &[(&str, &str, &str)] = &[
@@ -17,6 +16,14 @@ const PLACES: &[(&str, &str, &str)] = &[
     ("/opt/homebrew/opt", "postgresql@", "bin"),
     ("/usr/local", "pgsql", "bin"), // from source
 ];
+
+/// Directories in which the programs of brokers are searched after those of `PATH`, which for an ordinary user lacks
+/// some of them.
+const BROKER_PLACES: [&str; 5] =
+    ["/usr/sbin", "/usr/local/sbin", "/usr/local/bin", "/opt/homebrew/bin", "/opt/homebrew/sbin"];
+
+/// Where packages have RabbitMQ's own script. The one of that name in `PATH` runs only as root or as user `rabbitmq`.
+const RABBITMQ_PLACE: &str = "/usr/lib/rabbitmq/bin";
 
 /// The oldest version that Postrider supports: the option `messages` of pgoutput was added in it.
 const MAJOR_MIN: u32 = 14;
@@ -105,6 +112,32 @@ fn output(program: &Path, argument: &str) -> Option<String> {
     (output.status.success() && !line.is_empty()).then(|| line.to_owned())
 }
 
+/// The path of a broker's program; `None` if the broker is in the demo's process.
+pub(super) fn broker_program(sink: DemoSink, env: Env<'_>) -> Result<Option<PathBuf>, DemoError> {
+    let Some((program, variable)) = sink.program() else { return Ok(None) };
+    if let Some(path) = env(variable).filter(|path| !path.is_empty()) {
+        let path = PathBuf::from(path);
+        return if is_program(&path) {
+            Ok(Some(path))
+        } else {
+            Err(DemoError::NoBrokerAt { sink, variable, path })
+        };
+    }
+    let own = (sink == DemoSink::RabbitMq).then(|| PathBuf::from(RABBITMQ_PLACE));
+    let path = env("PATH").unwrap_or_default();
+    let mut found = own
+        .into_iter()
+        .chain(std::env::split_paths(&path))
+        .chain(BROKER_PLACES.map(PathBuf::from))
+        .map(|directory| directory.join(program))
+        .filter(|path| is_program(path));
+    found.next().map(Some).ok_or(DemoError::NoBroker { sink, program })
+}
+
+fn is_program(path: &Path) -> bool {
+    path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+}
+
 /// The user to run PostgreSQL as, if the demo runs as root, which PostgreSQL refuses: `postgres`, which its package
 /// creates, or else `nobody`.
 pub(super) fn server_user() -> Result<Option<(u32, u32)>, DemoError> {
@@ -147,5 +180,12 @@ mod tests {
         let env = |name: &str| (name == BIN_VARIABLE).then(|| "/nonexistent".to_owned());
         let error = Binaries::find(&env).unwrap_err();
         assert!(matches!(error, DemoError::NoServerIn { .. }), "{error:?}");
+    }
+
+    #[test]
+    fn named_broker_program_that_does_not_exist_is_an_error_of_its_own() {
+        let env = |name: &str| (name == "POSTRIDER_NATS_SERVER").then(|| "/nonexistent".to_owned());
+        let error = broker_program(DemoSink::Nats, &env).unwrap_err();
+        assert!(matches!(error, DemoError::NoBrokerAt { .. }), "{error:?}");
     }
 }

@@ -3,7 +3,8 @@
 //! The mock keeps 5 MiB or 100,000 batches of a partition and silently drops the oldest. So payloads are small, there
 //! are several partitions, and the reader must keep up.
 
-use super::{DemoError, DemoOptions};
+use super::error::DemoError;
+use super::options::DemoOptions;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;

@@ -18,6 +18,8 @@ pub(super) enum FailureKind {
     KillRelay,
     /// The broker does not answer, but its connections stay open.
     FreezeBroker,
+    /// kill -9 of the broker, then a start on the same data.
+    KillBroker,
     /// A fast shutdown of the database, then a start on the same data.
     RestartDatabase,
 }
@@ -28,10 +30,19 @@ impl FailureKind {
         match self {
             Self::KillRelay => "kill -9 of the relay",
             Self::FreezeBroker => "broker frozen for 4 s",
+            Self::KillBroker => "kill -9 of the broker",
             Self::RestartDatabase => "restart of the database",
         }
     }
 }
+
+/// All failures, in the order of a round.
+pub(super) const ROUND: [FailureKind; 4] = [
+    FailureKind::KillRelay,
+    FailureKind::FreezeBroker,
+    FailureKind::KillBroker,
+    FailureKind::RestartDatabase,
+];
 
 /// A failure that was injected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -128,7 +139,7 @@ pub(super) fn page(injected: &[Injected]) -> String {
 mod tests {
     use super::*;
 
-    const ROUND: [FailureKind; 3] =
+    const THREE: [FailureKind; 3] =
         [FailureKind::KillRelay, FailureKind::FreezeBroker, FailureKind::RestartDatabase];
 
     fn seconds(seconds: u64) -> Duration {
@@ -137,7 +148,7 @@ mod tests {
 
     #[test]
     fn acts_are_spread_over_the_time_and_each_waits_for_the_one_before() {
-        let mut chaos = Chaos::new(ROUND.to_vec(), Some(seconds(40)), true);
+        let mut chaos = Chaos::new(THREE.to_vec(), Some(seconds(40)), true);
         assert_eq!(chaos.due(seconds(9)), None);
         assert_eq!(chaos.due(seconds(10)), Some(FailureKind::KillRelay));
         chaos.begin(FailureKind::KillRelay, seconds(10));
@@ -156,7 +167,7 @@ mod tests {
 
     #[test]
     fn without_a_limit_the_round_is_repeated() {
-        let mut chaos = Chaos::new(ROUND.to_vec(), None, true);
+        let mut chaos = Chaos::new(THREE.to_vec(), None, true);
         for number in 1..=4 {
             let failure = chaos.due(seconds(6 * number)).unwrap();
             chaos.begin(failure, seconds(6 * number));

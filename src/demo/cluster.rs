@@ -4,8 +4,9 @@
 //! socket in a directory of this user, so no other user of the machine can connect without a password.
 
 use super::binaries::{Binaries, server_user};
+use super::database;
+use super::error::DemoError;
 use super::process::{Dir, end_now, ended, signal, tail};
-use super::{DemoError, database};
 use crate::config::Env;
 use rustix::process::Signal;
 use std::fs::File;

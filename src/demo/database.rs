@@ -1,8 +1,9 @@
 //! The database of a demo: a temporary server, or the user's own with a schema that is dropped at the end.
 
 use super::cluster::TemporaryServer;
+use super::error::DemoError;
+use super::options::DemoOptions;
 use super::process::Dir;
-use super::{DemoError, DemoOptions};
 use crate::config::Env;
 use crate::postgres::names::{ident, literal};
 use crate::postgres::{Conninfo, connect_client};

@@ -1,10 +1,13 @@
 //! The errors of a demo, with their hints.
 
-use super::binaries::BIN_VARIABLE;
+use super::kind::DemoSink;
 use crate::postgres::{ConninfoError, SourceError};
 use rdkafka::error::KafkaError;
 use std::io;
 use std::path::PathBuf;
+
+/// The variable that names the directory of PostgreSQL's server programs and takes precedence over other directories.
+pub(super) const BIN_VARIABLE: &str = "POSTRIDER_PG_BIN";
 
 /// An error that ends a demo before its ledger is complete.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +49,14 @@ pub enum DemoError {
         #[source]
         source: Option<Box<Self>>,
     },
+    #[error("found no {program}, which is the server program of {}", .sink.name())]
+    NoBroker { sink: DemoSink, program: &'static str },
+    #[error("{variable} names {}, which is not a program", .path.display())]
+    NoBrokerAt { sink: DemoSink, variable: &'static str, path: PathBuf },
+    #[error("the temporary {} did not start; the end of its log:{log}", .sink.name())]
+    BrokerStart { sink: DemoSink, log: String },
+    #[error("the temporary {} has exited; the end of its log:{log}", .sink.name())]
+    BrokerEnded { sink: DemoSink, log: String },
     #[error("could not start the mock broker")]
     Mock(#[source] KafkaError),
     #[error("could not create or delete topic \"{topic}\" at {brokers}")]
@@ -92,6 +103,7 @@ impl DemoError {
             Self::NoServerUser => {
                 Some("useradd --system postgres, or run the demo as another user")
             }
+            Self::NoBroker { sink, .. } | Self::NoBrokerAt { sink, .. } => Some(sink.hint()),
             Self::ServerProgram { .. } => Some(
                 "as root the demo runs PostgreSQL as user postgres, who needs the right to run its programs",
             ),
@@ -119,6 +131,8 @@ impl DemoError {
             | Self::ServerStart { .. }
             | Self::ServerEnded { .. }
             | Self::ServerStop { .. }
+            | Self::BrokerStart { .. }
+            | Self::BrokerEnded { .. }
             | Self::Closed
             | Self::Sql(_)
             | Self::Mock(_)

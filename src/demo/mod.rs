@@ -1,7 +1,8 @@
-//! `postrider demo`: a demonstration that needs only this program and PostgreSQL's server programs.
+//! `postrider demo`: a demonstration that needs only this program and PostgreSQL's server programs, and the server
+//! program of another broker than Kafka.
 //!
-//! Owns everything that a demo starts, and ends it in every case: a temporary database, a broker in this process, a
-//! writer, an independent reader. The relay is this program in a process of its own, set up and run as a user would do
+//! Owns everything that a demo starts, and ends it in every case: a temporary database, a broker, a writer, an
+//! independent reader. The relay is this program in a process of its own, set up and run as a user would do
 //! it, so that it can be killed. The demo reads only the relay's `/status` and `/metrics`; the [`ledger`] alone decides
 //! what was lost, reordered or repeated.
 
@@ -9,9 +10,13 @@ mod binaries;
 mod broker;
 mod chaos;
 mod cluster;
+mod consumers;
 mod database;
+mod destination;
 mod error;
+mod kind;
 mod ledger;
+mod options;
 mod probe;
 mod process;
 mod quantile;
@@ -20,45 +25,24 @@ mod relay;
 mod report;
 mod run;
 mod screen;
-
+mod server;
 mod view;
 mod words;
 mod writer;
 
 pub use error::DemoError;
+pub use kind::DemoSink;
+pub use options::DemoOptions;
 
 use crate::config::Env;
 use crate::error::Chain;
-use broker::Broker;
 use database::Database;
+use destination::Destination;
+use ledger::SharedLedger;
 use process::{Dir, Interrupts};
 use report::DemoReport;
 use run::DemoRun;
 use std::path::PathBuf;
-use std::time::Duration;
-
-/// The options of a demo.
-#[derive(Clone, Debug)]
-pub struct DemoOptions {
-    /// The user's database, instead of a temporary one. May contain a password.
-    pub url: Option<String>,
-    /// `bootstrap.servers` of the user's broker, instead of the mock.
-    pub brokers: Option<String>,
-    /// How long events are written; `None`: until Ctrl-C.
-    pub limit: Option<Duration>,
-    /// How many times the relay is killed.
-    pub kills: u32,
-    /// Inject failures into relay, broker and database in turn.
-    pub chaos: bool,
-    /// Events per second.
-    pub rate: u32,
-    /// Whether standard output is a terminal, which has the live screen.
-    pub is_terminal: bool,
-    /// Whether to use colours.
-    pub color: bool,
-    /// The path of this program.
-    pub executable: PathBuf,
-}
 
 /// Runs a demo and prints to standard output. Returns whether the ledger balances.
 pub fn run(options: &DemoOptions, env: Env<'_>) -> Result<bool, DemoError> {
@@ -72,10 +56,12 @@ async fn demo(options: &DemoOptions, env: Env<'_>) -> Result<DemoReport, DemoErr
     let mut interrupts = Interrupts::new()?;
     let dir = Dir::create()?;
     print("postrider demo")?;
+    // First, because it is found without waiting for anything.
+    let program = binaries::broker_program(options.sink, env)?;
     let opening = Database::open(options, &dir, env);
     let mut database = unless(&mut interrupts, opening).await?;
     let parts = vec![part("database", database.describe())?];
-    let shown = with_database(options, &dir, &mut database, &mut interrupts, parts).await;
+    let shown = with_database(options, &dir, &mut database, &mut interrupts, parts, program).await;
     // The relay has ended by now, so the database can be closed in every case.
     print_cleanup(database.close().await)?;
     shown
@@ -87,11 +73,14 @@ async fn with_database(
     database: &mut Database,
     interrupts: &mut Interrupts,
     mut parts: Vec<(&'static str, String)>,
+    program: Option<PathBuf>,
 ) -> Result<DemoReport, DemoError> {
-    let opening = Broker::open(options, &database.name);
-    let broker = unless(interrupts, opening).await?;
+    let ledger = SharedLedger::new(writer::AGGREGATES);
+    let opening = Destination::open(options, &database.name, &ledger, program);
+    let mut broker = unless(interrupts, opening).await?;
     parts.push(part("broker", broker.describe())?);
-    let shown = Box::pin(show(options, dir, database, &broker, interrupts, parts)).await;
+    let shown = show(options, dir, database, &mut broker, &ledger, interrupts, parts);
+    let shown = Box::pin(shown).await;
     print_cleanup(broker.close().await)?;
     shown
 }
@@ -101,13 +90,14 @@ async fn show(
     options: &DemoOptions,
     dir: &Dir,
     database: &mut Database,
-    broker: &Broker,
+    broker: &mut Destination,
+    ledger: &SharedLedger,
     interrupts: &mut Interrupts,
     mut parts: Vec<(&'static str, String)>,
 ) -> Result<DemoReport, DemoError> {
     let preparing = async {
         database.prepare().await?;
-        DemoRun::begin(options, dir, database, broker).await
+        DemoRun::begin(options, dir, database, broker, ledger).await
     };
     let mut show = unless(interrupts, preparing).await?;
     parts.push(part("relay", "postrider run, in its own process".to_owned())?);

@@ -1,6 +1,6 @@
 //! Observes the relay: `/status` and `/metrics` over HTTP, as monitoring does, and its memory from `/proc`.
 
-use super::DemoError;
+use super::error::DemoError;
 use super::process::memory;
 use super::quantile::Buckets;
 use serde::Deserialize;

@@ -1,10 +1,10 @@
 //! The processes, the directory and the signals of a demo.
 
-use super::DemoError;
+use super::error::DemoError;
 use rustix::process::{Pid, Signal, kill_process};
-use std::fs::{self, DirBuilder};
-use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, chown};
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
 use std::time::Duration;
@@ -99,6 +99,16 @@ impl Dir {
     pub(super) fn write(&self, name: &str, text: &str) -> Result<PathBuf, DemoError> {
         let path = self.join(name);
         match fs::write(&path, text) {
+            Ok(()) => Ok(path),
+            Err(source) => Err(DemoError::Directory { path, source }),
+        }
+    }
+
+    /// Writes a file that only this user can read.
+    pub(super) fn write_secret(&self, name: &str, text: &str) -> Result<PathBuf, DemoError> {
+        let path = self.join(name);
+        let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        match opened.and_then(|mut file| file.write_all(text.as_bytes())) {
             Ok(()) => Ok(path),
             Err(source) => Err(DemoError::Directory { path, source }),
         }

@@ -1,9 +1,10 @@
 //! The relay of a demo: this program in a process of its own, set up and run as a user would do it.
 
-use super::broker::Broker;
 use super::database::{Database, without_pg_variables};
+use super::destination::{BROKERS_VARIABLE, Destination};
+use super::error::DemoError;
+use super::options::DemoOptions;
 use super::process::{Dir, end_now, ended, signal, tail};
-use super::{DemoError, DemoOptions};
 use rustix::process::Signal;
 use std::fs::File;
 use std::net::TcpListener;
@@ -21,7 +22,6 @@ const LOG_LINES: usize = 20;
 
 /// Variables in the environment of the child processes, so that the file contains no password and needs no quoting.
 const URL_VARIABLE: &str = "POSTRIDER_DEMO_SOURCE";
-const BROKERS_VARIABLE: &str = "POSTRIDER_DEMO_SINK";
 
 /// The relay, which is ended when the value is dropped.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl Relay {
         options: &DemoOptions,
         dir: &Dir,
         database: &Database,
-        broker: &Broker,
+        broker: &Destination,
     ) -> Result<Self, DemoError> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(DemoError::Port)?;
         let admin_port = listener.local_addr().map_err(DemoError::Port)?.port();
@@ -54,8 +54,9 @@ impl Relay {
              slot = \"{name}\"\npublication = \"{name}\"\n\n\
              [pipelines.{name}.outbox]\ntable = \"{name}.outbox\"\nlayout = \"postrider\"\n\n\
              [pipelines.{name}.route]\ntopic = \"{}\"\n\n\
-             [pipelines.{name}.sink]\nkind = \"kafka\"\nbrokers = \"${{{BROKERS_VARIABLE}}}\"\n",
-            broker.topic
+             [pipelines.{name}.sink]\n{}",
+            broker.topic(),
+            broker.sink_config(name)
         );
         let relay = Self {
             executable: options.executable.clone(),
@@ -63,7 +64,7 @@ impl Relay {
             log: dir.join("postrider.log"),
             environment: [
                 (URL_VARIABLE, database.url.clone()),
-                (BROKERS_VARIABLE, broker.brokers.clone()),
+                (BROKERS_VARIABLE, broker.brokers()),
             ],
             own_server: options.url.is_none(),
             child: None,

@@ -152,6 +152,7 @@ What next
   postrider setup -c FILE   create slot, publication and tables (--print-sql)
   postrider run -c FILE     run the service
   postrider demo --chaos    kill -9, a frozen broker, a database restart
+  postrider demo --sink K   publish to nats, rabbitmq, redis, valkey or http
 ";
 
 #[cfg(test)]

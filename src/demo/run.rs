@@ -1,9 +1,12 @@
 //! One run of a demo: writes events, injects failures, delivers the rest, stops the relay, and makes the report.
 
-use super::broker::Broker;
-use super::chaos::{Chaos, FREEZE, FailureKind, Injected};
+use super::chaos::{Chaos, FREEZE, FailureKind, Injected, ROUND};
 use super::database::Database;
+use super::destination::Destination;
+use super::error::DemoError;
+use super::kind::DemoSink;
 use super::ledger::SharedLedger;
+use super::options::DemoOptions;
 use super::probe::{Probe, RelayStatus};
 use super::process::{Dir, Interrupts};
 use super::reader::TopicReader;
@@ -11,8 +14,7 @@ use super::relay::Relay;
 use super::report::DemoReport;
 use super::screen::Screen;
 use super::view::{Meter, Phase, Quantiles, ScreenView};
-use super::writer::{AGGREGATES, Writers};
-use super::{DemoError, DemoOptions};
+use super::writer::Writers;
 use std::time::{Duration, Instant};
 use tokio::time::MissedTickBehavior;
 
@@ -36,7 +38,7 @@ pub(super) struct DemoRun<'o> {
     writers: Option<Writers>,
     relay: Relay,
     probe: Probe,
-    _reader: TopicReader,
+    _reader: Option<TopicReader>,
     ledger: SharedLedger,
     meter: Meter,
     phase: Phase,
@@ -54,11 +56,12 @@ impl<'o> DemoRun<'o> {
         options: &'o DemoOptions,
         dir: &Dir,
         database: &Database,
-        broker: &Broker,
+        broker: &Destination,
+        ledger: &SharedLedger,
     ) -> Result<Self, DemoError> {
         let mut relay = Relay::set_up(options, dir, database, broker).await?;
-        let ledger = SharedLedger::new(AGGREGATES);
-        let reader = TopicReader::start(broker, &ledger)?;
+        let reader = broker.read(ledger)?;
+        let ledger = ledger.clone();
         let probe = Probe::start(relay.admin_port)?;
         relay.start()?;
         probe.watch(relay.pid());
@@ -127,7 +130,7 @@ impl<'o> DemoRun<'o> {
     pub(super) async fn run(
         &mut self,
         database: &mut Database,
-        broker: &Broker,
+        broker: &mut Destination,
         interrupts: &mut Interrupts,
         parts: &[(&str, String)],
     ) -> Result<DemoReport, DemoError> {
@@ -141,6 +144,7 @@ impl<'o> DemoRun<'o> {
                 _ = ticks.tick() => screen.asked_to_stop().map_err(DemoError::Screen)?,
             };
             self.relay.check()?;
+            broker.check()?;
             if database.is_gone() {
                 return Err(database.ended());
             }
@@ -275,7 +279,7 @@ impl<'o> DemoRun<'o> {
     fn inject_failures(
         &mut self,
         database: &mut Database,
-        broker: &Broker,
+        broker: &mut Destination,
     ) -> Result<(), DemoError> {
         let elapsed = self.started.elapsed();
         if let Some(injected) = self.chaos.current() {
@@ -293,10 +297,8 @@ impl<'o> DemoRun<'o> {
                 self.probe.watch(self.relay.pid());
                 Ok(())
             }
-            FailureKind::FreezeBroker => {
-                broker.answer_after(FREEZE);
-                Ok(())
-            }
+            FailureKind::FreezeBroker => broker.freeze(FREEZE),
+            FailureKind::KillBroker => broker.kill_and_restart(),
             FailureKind::RestartDatabase => database.begin_restart(),
         }
     }
@@ -307,7 +309,7 @@ impl<'o> DemoRun<'o> {
         injected: Injected,
         elapsed: Duration,
         database: &mut Database,
-        broker: &Broker,
+        broker: &mut Destination,
     ) -> Result<(), DemoError> {
         let delivered = self.ledger.lock().totals().delivered;
         if let Some(before) = self.delivered_before {
@@ -317,11 +319,10 @@ impl<'o> DemoRun<'o> {
             return Ok(());
         }
         let done = match injected.failure {
-            FailureKind::KillRelay => true,
+            FailureKind::KillRelay | FailureKind::KillBroker => true,
             FailureKind::FreezeBroker => {
-                // All answers are due at the same time, the end of the freeze.
                 let left = FREEZE.saturating_sub(elapsed.saturating_sub(injected.at));
-                broker.answer_after(left);
+                broker.freeze(left)?;
                 left.is_zero()
             }
             FailureKind::RestartDatabase => database.step_restart()?,
@@ -341,18 +342,23 @@ fn failures(options: &DemoOptions) -> Vec<FailureKind> {
         let kills = usize::try_from(options.kills).unwrap_or(usize::MAX);
         return vec![FailureKind::KillRelay; kills];
     }
-    let all = [FailureKind::KillRelay, FailureKind::FreezeBroker, FailureKind::RestartDatabase];
     let own = |failure: &FailureKind| match failure {
         FailureKind::KillRelay => true,
         FailureKind::FreezeBroker => options.brokers.is_none(),
+        // The mock has nothing that would survive.
+        FailureKind::KillBroker => options.sink != DemoSink::Kafka,
         FailureKind::RestartDatabase => options.url.is_none(),
     };
-    all.into_iter().filter(own).collect()
+    ROUND.into_iter().filter(own).collect()
 }
 
 /// The failures of `--chaos` in one line.
 pub(super) fn planned_failures(options: &DemoOptions) -> String {
     let failures: Vec<&str> = failures(options).iter().map(|failure| failure.words()).collect();
-    let left = if failures.len() < 3 { "; your own servers are not affected" } else { "" };
+    let left = if options.brokers.is_some() || options.url.is_some() {
+        "; your own servers are not affected"
+    } else {
+        ""
+    };
     format!("{}{left}", failures.join(", then "))
 }

@@ -4,8 +4,8 @@
 //! Every connection has its own thread and its own aggregates, so the transactions of an aggregate follow each other.
 //! The outcome of each event goes to the ledger.
 
-use super::DemoError;
 use super::database::Database;
+use super::error::DemoError;
 use super::ledger::{EventId, Outcome, SharedLedger};
 use crate::error::Chain;
 use crate::postgres::names::TableName;

@@ -1,10 +1,10 @@
 //! `postrider demo`: what people see first, run as the binary and not on a terminal.
 
 use crate::await_that::await_that;
-use crate::private::{Signal, exit_of, signal};
+use crate::private::{Signal, executable, exit_of, signal};
 use crate::server::{Database, Version, brokers};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -92,6 +92,99 @@ async fn chaos_breaks_three_things_in_turn_and_the_ledger_balances() {
         assert_eq!(count(&page, name), 0, "{page}");
     }
     assert_eq!(count(&page, "committed"), count(&page, "delivered"), "{page}");
+}
+
+/// A demo that publishes to this kind of broker, with the program that `scripts/servers brokers` fetched.
+async fn demo_to(sink: &str, args: &[&str]) -> String {
+    let variable = format!("POSTRIDER_{}_SERVER", sink.to_uppercase());
+    let program = if sink == "http" { PathBuf::new() } else { executable(sink) };
+    let env = [(variable.as_str(), program.to_str().expect("a path"))];
+    let args = [&["--sink", sink], args].concat();
+    let (code, page, errors) = Demo::start(&args, &env).end().await;
+    assert_eq!(code, Some(0), "{page}\n{errors}");
+    assert_eq!(count(&page, "committed"), count(&page, "delivered"), "{page}");
+    for name in ["lost", "out of order", "invented"] {
+        assert_eq!(count(&page, name), 0, "{page}");
+    }
+    page
+}
+
+async fn assert_delivers_once(sink: &str, described: &str) {
+    let page = demo_to(sink, &["--seconds", "3", "--rate", "200"]).await;
+    assert!(count(&page, "committed") > 300, "{page}");
+    assert_eq!(count(&page, "duplicated"), 0, "{page}");
+    assert!(page.contains(&format!("  broker    {described}")), "{page}");
+}
+
+/// The acts of `--chaos` for a broker that is not Kafka.
+async fn assert_survives_chaos(sink: &str) {
+    let page = demo_to(sink, &["--chaos", "--seconds", "16", "--rate", "200"]).await;
+    let acts = [
+        "kill -9 of the relay",
+        "broker frozen for 4 s",
+        "kill -9 of the broker",
+        "restart of the database",
+    ];
+    for act in acts {
+        assert!(page.contains(&format!("chaos: {act}\n")), "{act}: {page}");
+    }
+    assert_eq!(page.matches("chaos: events flow again").count(), acts.len(), "{page}");
+}
+
+#[tokio::test]
+async fn demo_to_nats_delivers_once() {
+    assert_delivers_once("nats", "NATS, temporary").await;
+}
+
+#[tokio::test]
+async fn demo_to_rabbitmq_delivers_once() {
+    assert_delivers_once("rabbitmq", "RabbitMQ, temporary").await;
+}
+
+#[tokio::test]
+async fn demo_to_redis_delivers_once() {
+    assert_delivers_once("redis", "Redis, temporary").await;
+}
+
+#[tokio::test]
+async fn demo_to_valkey_delivers_once() {
+    assert_delivers_once("valkey", "Valkey, temporary").await;
+}
+
+#[tokio::test]
+async fn demo_to_http_delivers_once() {
+    assert_delivers_once("http", "HTTP receiver in this process").await;
+}
+
+#[tokio::test]
+async fn chaos_with_nats_loses_and_swaps_nothing() {
+    assert_survives_chaos("nats").await;
+}
+
+#[tokio::test]
+async fn chaos_with_http_loses_and_swaps_nothing() {
+    assert_survives_chaos("http").await;
+}
+
+#[tokio::test]
+async fn without_a_broker_program_the_demo_names_its_package() {
+    for sink in ["nats", "rabbitmq", "redis", "valkey"] {
+        let variable = format!("POSTRIDER_{}_SERVER", sink.to_uppercase());
+        let nowhere = [(variable.as_str(), "/nonexistent")];
+        let (code, _, errors) = Demo::start(&["--sink", sink], &nowhere).end().await;
+        assert_eq!(code, Some(1), "{errors}");
+        let named = format!("{variable} names /nonexistent, which is not a program");
+        assert!(errors.contains(&named), "{errors}");
+        assert!(errors.contains(&format!("apt-get install -y {sink}-server")), "{errors}");
+    }
+}
+
+#[tokio::test]
+async fn brokers_of_kafka_and_another_sink_are_refused_together() {
+    let args = ["--sink", "nats", "--brokers", "localhost:9092"];
+    let (code, _, errors) = Demo::start(&args, &[]).end().await;
+    assert_eq!(code, Some(2));
+    assert!(errors.contains("cannot be used with"), "{errors}");
 }
 
 #[tokio::test]

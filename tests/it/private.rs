@@ -17,6 +17,7 @@ pub(crate) use kafka::PrivateKafka;
 pub(crate) use nats::PrivateNats;
 pub(crate) use pooler::PrivatePooler;
 pub(crate) use postgres::PrivatePostgres;
+pub(crate) use program::executable;
 pub(crate) use rabbitmq::PrivateRabbitMq;
 pub(crate) use redis::{Flavor, PrivateRedis, PrivateSentinel};
 pub(crate) use tls::tls;

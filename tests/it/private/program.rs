@@ -104,7 +104,7 @@ impl Drop for Program {
 }
 
 /// The program that the servers' file names; else the one in the cache of this checkout.
-fn executable(name: &str) -> PathBuf {
+pub(crate) fn executable(name: &str) -> PathBuf {
     let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/servers/cache");
     let path = servers()
         .find(&format!("{}_SERVER", name.to_uppercase()))
