@@ -6,10 +6,13 @@
 //!
 //! [`worker`] sends and settles; [`chain`] has the numbers of the records of a hash slot; [`link`] has the connections,
 //! which speak the protocol themselves ([`resp`], [`connection`]).
+//!
+//! [`RedisConsumer`] reads streams in a consumer group, over the same connections, for `postrider inbox run`.
 
 mod chain;
 mod config;
 mod connection;
+mod consumer;
 mod held;
 mod link;
 mod looks;
@@ -24,6 +27,10 @@ mod spec;
 mod worker;
 
 pub use config::RedisConfig;
+pub use consumer::{
+    RedisConsumer, RedisConsumerProblem, RedisDelivery, RedisLook, RedisLoss, RedisStart,
+    StreamsWanted,
+};
 
 use postrider_core::sink::{FirstFile, FirstFileTable, Keys, SinkConfig, SinkKind};
 use std::sync::Arc;
