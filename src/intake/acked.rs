@@ -70,14 +70,15 @@ struct AckedIntake<'a, S: AckedSource> {
     observer: IntakeObserver,
     writer: InboxWriter,
     room: Room,
-    /// `None` if the broker lets one process read at a time.
-    turn: Option<Turn>,
+    turn: Turn,
     /// `None` without a connection.
     source: Option<S>,
     pauses: Pauses,
     due: Due,
     /// The table refuses the next message.
     is_blocked: bool,
+    /// The status says that messages are stored.
+    is_shown: bool,
 }
 
 impl<'a, S: AckedSource> AckedIntake<'a, S> {
@@ -94,11 +95,12 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
             observer,
             writer: InboxWriter::new(spec),
             room: Room::new(spec),
-            turn: S::turn(config).map(|what| Turn::new(what, owner())),
+            turn: Turn::new(S::turn(config), owner()),
             source: None,
             pauses: Pauses { broker: BACKOFF, refused: REFUSED, attempt: 0 },
             due: Due { held_until: now, count_at: now, look_at: now },
             is_blocked: false,
+            is_shown: false,
         }
     }
 
@@ -150,9 +152,12 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
 
     /// Shows that messages are stored as they come, or why not.
     fn shows(&mut self) {
-        match self.source.as_ref().and_then(AckedSource::waits_for) {
-            Some(reason) => self.observer.waits_for_others(Some(&reason)),
-            None => self.observer.stores(usize::from(!self.is_blocked)),
+        if let Some(reason) = self.source.as_ref().and_then(AckedSource::waits_for) {
+            self.observer.waits_for_others(Some(&reason));
+            self.is_shown = false;
+        } else if !self.is_shown {
+            self.observer.stores(usize::from(!self.is_blocked));
+            self.is_shown = true;
         }
     }
 
@@ -175,7 +180,7 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
         };
         if let Err(problem) = idled {
             self.broker_fails(&problem).await;
-        } else if self.turn.as_ref().is_some_and(|turn| turn.span().is_some() && turn.is_due()) {
+        } else if self.turn.span().is_some() && self.turn.is_due() {
             self.has_turn().await;
         }
     }
@@ -197,17 +202,17 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
         let has_room = self.room.counted(pending, &mut self.observer);
         if !has_room {
             self.due.held_until = self.due.count_at;
+            self.is_shown = false;
         }
         has_room
     }
 
     /// Whether it is this process's turn.
     async fn has_turn(&mut self) -> bool {
-        let Some(turn) = &mut self.turn else { return true };
-        if turn.span().is_some() && !turn.is_due() {
+        if self.turn.span().is_some() && !self.turn.is_due() {
             return true;
         }
-        let (writer, source) = (&mut self.writer, &mut self.source);
+        let Self { turn, writer, source, .. } = self;
         let asking = writer.ask(async |store| turn.take(store).await);
         match while_idle(source, asking).await {
             Ok(true) => true,
@@ -227,6 +232,7 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
         self.close_source().await;
         self.unblock();
         self.observer.waits_for_others(None);
+        self.is_shown = false;
         self.due.held_until = Instant::now() + RENEW_INTERVAL;
     }
 
@@ -292,10 +298,8 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
         for delivery in source.ready().take(count) {
             batch.push(self.spec.rules.delivered(delivery, requirements));
         }
-        if let Some(turn) = &self.turn
-            && let Some((from, next)) = turn.span()
-        {
-            batch.push_end(turn.key(), from, next);
+        if let Some((from, next)) = self.turn.span() {
+            batch.push_end(self.turn.key(), from, next);
         }
         batch
     }
@@ -326,18 +330,14 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
                 self.observer.stored(&counts);
                 self.room.fills(count);
                 self.unblock();
-                if let Some(turn) = &mut self.turn {
-                    turn.moved();
-                }
+                self.turn.moved();
                 let Some(source) = &mut self.source else { return false };
                 let Err(problem) = source.acknowledge(count).await else { return true };
                 self.broker_fails(&problem).await;
             }
             Written::Moved => {
                 self.observer.moved();
-                if let Some(turn) = &mut self.turn {
-                    turn.forget();
-                }
+                self.turn.forget();
                 self.stands_by().await;
             }
             Written::Refused(error) | Written::Failed(error) => self.database_fails(&error),
@@ -367,7 +367,7 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
             hint,
             needs_decision: true,
         }]);
-        self.is_blocked = true;
+        (self.is_blocked, self.is_shown) = (true, true);
         self.observer.stores(0);
         self.due.held_until = Instant::now() + self.pauses.refused.next(fastrand::f64());
     }
@@ -376,6 +376,7 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
         if std::mem::take(&mut self.is_blocked) {
             self.pauses.refused.reset();
             self.observer.blocked(Vec::new());
+            self.is_shown = false;
         }
     }
 
@@ -389,6 +390,7 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
         match source.look().await {
             Ok(Look { lag, lost, missing }) => {
                 self.observer.lag(lag);
+                self.observer.found_all(missing.is_empty());
                 for (reason, hint) in &missing {
                     self.observer.warns(reason, hint);
                 }
@@ -409,7 +411,7 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
 
     /// The broker can't be used, or another process reads. Another process may have a better way to it.
     async fn broker_fails(&mut self, problem: &SourceProblem) {
-        self.source = None;
+        (self.source, self.is_shown) = (None, false);
         self.observer.lag(None);
         let pause = self.pauses.broker.next(fastrand::f64());
         if problem.stands_by {
@@ -426,10 +428,9 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
     /// The database is not available, or refuses a statement. A new session is opened after a pause.
     fn database_fails(&mut self, error: &SourceError) {
         let pause = self.writer.fails(error, &mut self.observer);
+        self.is_shown = false;
         // Whether a transaction has moved its number is not known.
-        if let Some(turn) = &mut self.turn {
-            turn.forget();
-        }
+        self.turn.forget();
         self.due.held_until = Instant::now() + pause;
     }
 
@@ -441,14 +442,14 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
     }
 
     async fn give_turn_back(&mut self) {
-        let Some(turn) = &mut self.turn else { return };
+        let Self { turn, writer, .. } = self;
         if turn.span().is_none() {
             return;
         }
-        if let Err(error) = self.writer.ask(async |store| turn.give_back(store).await).await {
+        if let Err(error) = writer.ask(async |store| turn.give_back(store).await).await {
             // Another process takes it after some seconds.
             tracing::debug!(event = "intake_turn_kept", intake = self.spec.name, %error);
-            self.writer.close();
+            writer.close();
         }
     }
 }

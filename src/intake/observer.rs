@@ -94,6 +94,13 @@ impl IntakeObserver {
         });
     }
 
+    /// Whether everything that is to be read exists. If it does, what was missing is missing again another time.
+    pub(crate) fn found_all(&mut self, has_all: bool) {
+        if has_all {
+            self.warning = None;
+        }
+    }
+
     /// The broker has deleted messages that were not stored.
     pub(crate) fn lost(&self, messages: u64, reason: &str, hint: &str) {
         let intake = &self.intake;

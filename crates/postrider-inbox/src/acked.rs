@@ -46,9 +46,8 @@ pub trait AckedSource: Sized {
     /// The settings.
     type Config;
 
-    /// What is read, in words that are the same for all processes that read it, and in which one of them reads at a
-    /// time; `None` if the broker sees to that.
-    fn turn(config: &Self::Config) -> Option<String>;
+    /// What is read, in words that are the same for all processes that read it: one of them reads at a time.
+    fn turn(config: &Self::Config) -> String;
 
     /// What is read, for messages.
     fn place(config: &Self::Config) -> String;

@@ -124,12 +124,14 @@ async fn messages_that_the_stream_has_deleted_before_they_were_delivered_are_cou
     await_answer(&world.sql, COUNT, "3", &intake).await;
     assert_eq!(intake.terminate(crate::await_that::SOON).await.code, Some(0));
     world.broker.publish(4..=10).await;
-    world.broker.ok(&format!("$JS.API.STREAM.PURGE.{STREAM}"), json!({ "keep": 2 })).await;
+    // A limit, and no purge, which moves the consumers too.
+    let limited = json!({ "name": STREAM, "subjects": [TOPIC], "max_msgs": 2 });
+    world.broker.ok(&format!("$JS.API.STREAM.UPDATE.{STREAM}"), limited).await;
     let intake = Relay::spawn_intake(&world.config);
     await_answer(&world.sql, COUNT, "5", &intake).await;
     let status = await_intake(&intake, "lost messages", |it| it["lost_total"] == 5).await;
     assert_eq!(status["state"], "storing");
-    intake.await_log("intake_messages_lost", crate::await_that::SOON).await;
+    intake.await_log("before they were delivered", crate::await_that::SOON).await;
     let (_, metrics) = intake.get("/metrics").await.expect("metrics");
     let lost = "postrider_intake_messages_total{intake=\"jobs\",outcome=\"lost\"} 5";
     assert!(metrics.contains(lost), "{metrics}");

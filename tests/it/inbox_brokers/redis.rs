@@ -179,7 +179,7 @@ async fn several_streams_are_read_and_one_that_is_missing_is_read_when_it_exists
         world.broker.source("").replace("streams = \"orders\"", "streams = \"orders, payments\"");
     let intake = Relay::spawn_intake(&world.with_source(&source));
     await_answer(&world.sql, COUNT, "2", &intake).await;
-    intake.await_log("intake_topic_unavailable", SOON).await;
+    intake.await_log("stream \"payments\" does not exist", SOON).await;
     world.broker.add("payments", 3..=4).await;
     await_answer(&world.sql, COUNT, "4", &intake).await;
 }

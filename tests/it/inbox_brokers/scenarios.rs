@@ -218,7 +218,7 @@ pub(super) async fn a_broker_that_is_down_at_the_start_and_what_is_missing_are_w
     let intake = Relay::spawn_intake(&world.config);
     let down = await_intake_state(&intake, "broker_down").await;
     assert!(down["reason"].is_string(), "{down}");
-    intake.await_log("intake_waits", SOON).await;
+    intake.await_log("stores nothing until this ends", SOON).await;
     world.broker.restart().await;
     let missing = await_intake(&intake, "what is missing", |it| {
         it["reason"].to_string().contains("exist") || it["reason"].to_string().contains("404")
@@ -230,7 +230,7 @@ pub(super) async fn a_broker_that_is_down_at_the_start_and_what_is_missing_are_w
     world.insert(1, 100, KEYS).await;
     await_answer(&world.sql, COUNT, "100", &intake).await;
     await_intake_state(&intake, "storing").await;
-    intake.await_log("intake_resumed", SOON).await;
+    intake.await_log("the outage has ended", SOON).await;
     drop(relay);
 }
 

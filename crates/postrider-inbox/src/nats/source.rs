@@ -153,8 +153,8 @@ impl NatsSource {
 impl AckedSource for NatsSource {
     type Config = NatsSourceConfig;
 
-    fn turn(config: &Self::Config) -> Option<String> {
-        Some(format!("nats:{}/{}", config.access.stream, config.consumer.name))
+    fn turn(config: &Self::Config) -> String {
+        format!("nats:{}/{}", config.access.stream, config.consumer.name)
     }
 
     fn place(config: &Self::Config) -> String {

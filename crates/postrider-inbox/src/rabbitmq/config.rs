@@ -10,9 +10,6 @@ pub(super) const TABLE: &str = "rabbitmq";
 const PREFETCH: u32 = 1_000;
 const PREFETCH_MAX: u32 = 10_000;
 
-/// The words of `consumer`.
-const CONSUMERS: [&str; 2] = ["exclusive", "shared"];
-
 /// `[inboxes.NAME.source.rabbitmq]`.
 #[derive(Clone, Debug)]
 pub struct RabbitSourceConfig {
@@ -35,21 +32,19 @@ impl RabbitSourceConfig {
             table.error("queue", format!("expected at most {SOURCE_BYTES_MAX} bytes"));
         }
         let prefetch = table.number("prefetch", PREFETCH, 1..=PREFETCH_MAX);
-        let exclusive = table.word("consumer", &CONSUMERS, &[]) == 0;
         table.finish();
         let prefetch = u16::try_from(prefetch).unwrap_or(u16::MAX);
-        Self { access, queue: QueueWanted { queue, prefetch, exclusive } }
+        Self { access, queue: QueueWanted { queue, prefetch } }
     }
 
     /// Keys and values, for `postrider config show`.
     pub fn values(&self) -> Vec<Shown> {
         let mut rows = self.access.source_values();
         let text = |key: &str, value: &str| Shown { table: TABLE, ..Shown::text(key, value) };
-        let QueueWanted { queue, prefetch, exclusive } = &self.queue;
+        let QueueWanted { queue, prefetch } = &self.queue;
         rows.push(text("queue", queue));
         let value = ShownValue::Number(u64::from(*prefetch));
         rows.push(Shown { table: TABLE, key: "prefetch".to_owned(), value });
-        rows.push(text("consumer", CONSUMERS[usize::from(!exclusive)]));
         rows
     }
 }

@@ -1,7 +1,7 @@
 //! The messages of a queue, in its order.
 //!
-//! The server gives a queue to one consumer at a time, and puts what was not acknowledged back in front when its
-//! connection ends. So the order of the queue needs nothing else; two deliveries of one message are recognised by its id.
+//! The server puts what was not acknowledged back in front when a connection ends, and a queue that still has a consumer
+//! is not read. So the order is that of the queue. Two deliveries of one message are recognised by its id.
 
 use super::config::RabbitSourceConfig;
 use crate::acked::{AckedSource, Look, SourceProblem};
@@ -61,8 +61,8 @@ impl RabbitSource {
 impl AckedSource for RabbitSource {
     type Config = RabbitSourceConfig;
 
-    fn turn(_config: &Self::Config) -> Option<String> {
-        None
+    fn turn(config: &Self::Config) -> String {
+        format!("rabbitmq:{}", config.queue.queue)
     }
 
     fn place(config: &Self::Config) -> String {

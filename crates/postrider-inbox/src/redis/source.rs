@@ -122,8 +122,8 @@ impl RedisSource {
 impl AckedSource for RedisSource {
     type Config = RedisSourceConfig;
 
-    fn turn(config: &Self::Config) -> Option<String> {
-        Some(format!("redis:{}", config.streams.group))
+    fn turn(config: &Self::Config) -> String {
+        format!("redis:{}", config.streams.group)
     }
 
     fn place(config: &Self::Config) -> String {

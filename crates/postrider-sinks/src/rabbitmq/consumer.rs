@@ -1,7 +1,8 @@
 //! A consumer of a queue: messages of RabbitMQ, and their acknowledgements. `postrider inbox run` reads with it.
 //!
-//! The consumer is exclusive: the server refuses a second one. So one process reads the queue, and when its connection
-//! ends, the server puts what was not acknowledged back in front, in its order.
+//! A queue that has a consumer is not read: what that consumer has is in front of what another one would get. When its
+//! connection ends, the server puts what was not acknowledged back in front, in its order. Exclusive consumers would do
+//! the same, but quorum queues do not have them.
 
 use super::codec::{
     CONSUME_OK, DeliveredProperties, MESSAGE_ID, QOS_OK, QueueCounts, TYPE, put_counted,
@@ -41,8 +42,6 @@ pub struct QueueWanted {
     pub queue: String,
     /// Messages that are delivered and not acknowledged, at most.
     pub prefetch: u16,
-    /// Whether the server is asked for an exclusive consumer.
-    pub exclusive: bool,
 }
 
 /// What a queue or its server does not do, in words.
@@ -58,7 +57,12 @@ pub struct RabbitConsumerProblem {
 
 impl From<RabbitProblem> for RabbitConsumerProblem {
     fn from(problem: RabbitProblem) -> Self {
-        let hint = problem.hint.map(|hint| in_words_of_sources(&hint));
+        let hint = problem.hint.unwrap_or_else(|| {
+            "start the server, or correct source.rabbitmq.url and, with TLS, ca_file: the host has to be the name in \
+             the server's certificate; the intake connects again automatically"
+                .to_owned()
+        });
+        let hint = Some(in_words_of_sources(&hint));
         Self { reason: problem.reason, hint, is_taken: false }
     }
 }
@@ -172,7 +176,7 @@ impl RabbitConsumer {
     /// that of the connection.
     ///
     /// # Errors
-    /// No server can be used, the queue does not exist, or another connection reads it.
+    /// No server can be used, the queue does not exist, or it has a consumer.
     pub async fn open(
         config: &RabbitConfig,
         wanted: &QueueWanted,
@@ -199,7 +203,7 @@ impl RabbitConsumer {
             )),
             Err(close) => {
                 let problem = RabbitProblem::closed(RabbitStep::Queue, &close, &consumer.spec);
-                Err(consumer.refused(problem).await)
+                Err(consumer.refused(problem))
             }
         };
         consumer.close().await;
@@ -236,7 +240,8 @@ impl RabbitConsumer {
     /// Begins to read.
     async fn begun(mut self) -> Result<Self, RabbitConsumerProblem> {
         self.link.consumes();
-        let QueueWanted { queue, prefetch, exclusive } = self.wanted.clone();
+        self.has_consumers(0).await?;
+        let QueueWanted { queue, prefetch } = self.wanted.clone();
         let qos = |out: &mut Vec<u8>| {
             out.extend_from_slice(&[0; 4]);
             out.extend_from_slice(&prefetch.to_be_bytes());
@@ -247,19 +252,41 @@ impl RabbitConsumer {
             out.extend_from_slice(&[0, 0]);
             put_short(out, queue.as_bytes());
             put_short(out, b"");
-            // Bit 2: exclusive. Messages are acknowledged.
-            out.push(if exclusive { 1 << 2 } else { 0 });
+            // Messages are acknowledged.
+            out.push(0);
             put_counted(out, |_| ());
         };
-        match self.link.set_up((60, 20), CONSUME_OK, &self.spec, consume).await {
-            Ok(()) => Ok(self),
-            Err(problem) => Err(self.refused(problem).await),
+        let begun = self.link.set_up((60, 20), CONSUME_OK, &self.spec, consume).await;
+        begun.map_err(|problem| self.refused(problem))?;
+        // Another one may have begun at the same time.
+        self.has_consumers(1).await?;
+        Ok(self)
+    }
+
+    /// Whether the queue has so many consumers at most.
+    ///
+    /// # Errors
+    /// It has more, or does not exist.
+    async fn has_consumers(&mut self, most: u32) -> Result<(), RabbitConsumerProblem> {
+        let queue = &self.wanted.queue;
+        match self.link.queue(queue, &self.spec).await? {
+            Ok(QueueCounts { consumers, .. }) if consumers <= most => Ok(()),
+            Ok(_) => {
+                let reason = format!(
+                    "another connection reads queue {queue:?}: waiting until the server has ended it, so that what it \
+                     has is in its place again"
+                );
+                Err(RabbitConsumerProblem { reason, hint: None, is_taken: true })
+            }
+            Err(close) => {
+                let problem = RabbitProblem::closed(RabbitStep::Queue, &close, &self.spec);
+                Err(self.refused(problem))
+            }
         }
     }
 
-    /// Why the server lets the queue not be read: the same code means that a right is missing, or that another
-    /// connection reads it.
-    async fn refused(&mut self, problem: RabbitProblem) -> RabbitConsumerProblem {
+    /// Why the server lets the queue not be read.
+    fn refused(&self, problem: RabbitProblem) -> RabbitConsumerProblem {
         let (queue, vhost) = (&self.wanted.queue, &self.spec.address.vhost);
         let (queue_word, vhost_word) = (shell_word(queue), shell_word(vhost));
         let hint = match problem.code {
@@ -268,22 +295,12 @@ impl RabbitConsumer {
                  --type quorum --durable true --arguments '{{\"x-delivery-limit\": -1}}'; the intake continues \
                  automatically"
             ),
-            Some(ACCESS_REFUSED) => {
-                let counts = self.link.queue(queue, &self.spec).await;
-                if let Ok(Ok(QueueCounts { consumers, .. })) = counts
-                    && consumers > 0
-                {
-                    let reason = format!("another connection reads queue {queue:?}");
-                    return RabbitConsumerProblem { reason, hint: None, is_taken: true };
-                }
-                let user = shell_word(self.spec.address.user_shown());
-                format!(
-                    "let the user read the queue: rabbitmqctl set_permissions -p {vhost_word} {user} '^$' '^$' '^{}$', \
-                     which replaces the rights that the user has; for a queue with x-single-active-consumer set \
-                     source.rabbitmq.consumer = \"shared\"",
-                    queue.replace('.', "\\.")
-                )
-            }
+            Some(ACCESS_REFUSED) => format!(
+                "let the user read the queue: rabbitmqctl set_permissions -p {vhost_word} {} '^$' '^$' '^{}$', which \
+                 replaces the rights that the user has",
+                shell_word(self.spec.address.user_shown()),
+                queue.replace('.', "\\.")
+            ),
             Some(_) | None => return problem.into(),
         };
         RabbitConsumerProblem { hint: Some(hint), ..problem.into() }
