@@ -7,6 +7,12 @@ use crate::error::Chain;
 use crate::inbox::kafka::KafkaSourceConfig;
 use crate::inbox::mapping::MessageRules;
 use crate::inbox::message::SOURCE_BYTES_MAX;
+#[cfg(feature = "nats")]
+use crate::inbox::nats::NatsSourceConfig;
+#[cfg(feature = "rabbitmq")]
+use crate::inbox::rabbitmq::RabbitSourceConfig;
+#[cfg(feature = "redis")]
+use crate::inbox::redis::RedisSourceConfig;
 use crate::inbox::store::InboxSpec;
 use crate::inbox::webhook::WebhookConfig;
 use crate::intake::{IntakeSource, IntakeSpec};
@@ -120,26 +126,78 @@ fn database(section: Section<'_>) -> (Url, Option<String>, Option<Conninfo>) {
     (Url::new(url), password_file, conninfo)
 }
 
+/// The words of `source.kind`.
+const KINDS: &[(&str, SourceKind)] = &[
+    ("kafka", SourceKind::Kafka),
+    ("webhook", SourceKind::Webhook),
+    #[cfg(feature = "nats")]
+    ("nats", SourceKind::Nats),
+    #[cfg(feature = "rabbitmq")]
+    ("rabbitmq", SourceKind::RabbitMq),
+    #[cfg(feature = "redis")]
+    ("redis", SourceKind::Redis),
+];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SourceKind {
+    Kafka,
+    Webhook,
+    #[cfg(feature = "nats")]
+    Nats,
+    #[cfg(feature = "rabbitmq")]
+    RabbitMq,
+    #[cfg(feature = "redis")]
+    Redis,
+}
+
+impl SourceKind {
+    /// Reads the keys of this kind: the source, and its values.
+    fn read(self, keys: &SinkKeys<'_>, name: &str) -> (IntakeSource, Vec<Shown>) {
+        match self {
+            Self::Kafka => {
+                let config = KafkaSourceConfig::read(keys, name);
+                let shown = config.values();
+                (IntakeSource::Kafka(Box::new(config)), shown)
+            }
+            Self::Webhook => {
+                let config = WebhookConfig::read(keys, name);
+                let shown = config.values();
+                (IntakeSource::Webhook(Box::new(config)), shown)
+            }
+            #[cfg(feature = "nats")]
+            Self::Nats => {
+                let config = NatsSourceConfig::read(keys, name);
+                let shown = config.values();
+                (IntakeSource::Nats(Box::new(config)), shown)
+            }
+            #[cfg(feature = "rabbitmq")]
+            Self::RabbitMq => {
+                let config = RabbitSourceConfig::read(keys);
+                let shown = config.values();
+                (IntakeSource::RabbitMq(Box::new(config)), shown)
+            }
+            #[cfg(feature = "redis")]
+            Self::Redis => {
+                let config = RedisSourceConfig::read(keys, name);
+                let shown = config.values();
+                (IntakeSource::Redis(Box::new(config)), shown)
+            }
+        }
+    }
+}
+
 fn source(name: &str, section: Section<'_>) -> (IntakeSource, &'static str, Vec<Shown>) {
-    let is_webhook = section.one_of("kind", &[("kafka", false), ("webhook", true)], &[], false);
-    // The schema has the keys of both kinds; those of the other kind are unknown here.
-    let other = SinkKeys { section: section.absent(), is_chosen: false, taken: Vec::new() };
-    if is_webhook {
-        KafkaSourceConfig::read(&other, name);
-    } else {
-        WebhookConfig::read(&other, name);
+    let kind = section.one_of("kind", KINDS, &[], SourceKind::Kafka);
+    // The schema has the keys of all kinds; those of other kinds are unknown here.
+    for (_, other) in KINDS.iter().filter(|(_, other)| *other != kind) {
+        let keys = SinkKeys { section: section.absent(), is_chosen: false, taken: Vec::new() };
+        other.read(&keys, name);
     }
     let keys = SinkKeys { section, is_chosen: true, taken: Vec::new() };
-    if is_webhook {
-        let config = WebhookConfig::read(&keys, name);
-        keys.section.finish();
-        let shown = config.values();
-        return (IntakeSource::Webhook(Box::new(config)), "webhook", shown);
-    }
-    let config = KafkaSourceConfig::read(&keys, name);
+    let (source, shown) = kind.read(&keys, name);
     keys.section.finish();
-    let shown = config.values();
-    (IntakeSource::Kafka(Box::new(config)), "kafka", shown)
+    let word = source.kind();
+    (source, word, shown)
 }
 
 fn rules(section: Section<'_>, kind: &str) -> MessageRules {
@@ -157,7 +215,7 @@ fn rules(section: Section<'_>, kind: &str) -> MessageRules {
         if kind == "webhook" && section.has(key) {
             section.error(
                 key,
-                "is for records of Kafka alone: a webhook has the id of its scheme; remove the key",
+                "is for messages of brokers alone: a webhook has the id of its scheme; remove the key",
             );
         }
     }

@@ -25,6 +25,9 @@ const REQUIRED: [&str; 8] = [
     "pipelines.*.route.replace.with",
 ];
 
+/// The intakes of the reference file, one of each kind of source.
+const INTAKES: [&str; 5] = ["mail", "payments", "events", "tasks", "jobs"];
+
 /// A string with a variable, which may have any value.
 const VARIABLE: &str = r"\$\{";
 
@@ -100,8 +103,10 @@ fn notes_of(text: &'static str, table: &str) -> BTreeMap<String, Note> {
         }
         let description = std::mem::take(&mut words).join(" ");
         if let Some(name) = bare.strip_prefix('[') {
-            let name = name.trim_end_matches(']').replace("inboxes.mail", "inboxes.*");
-            let name = name.replace("inboxes.payments", "inboxes.*");
+            let name =
+                INTAKES.iter().fold(name.trim_end_matches(']').to_owned(), |name, intake| {
+                    name.replace(&format!("inboxes.{intake}"), "inboxes.*")
+                });
             table = name.replace("pipelines.orders", "pipelines.*");
             notes.insert(table.clone(), Note { description, default: None });
         } else if let Some((key, value)) = bare.split_once(" = ") {

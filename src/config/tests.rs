@@ -388,7 +388,7 @@ fn keys_of_messages_that_a_source_has_no_use_for_are_refused() {
     assert_eq!(of("kafka"), "");
     for key in ["id_header", "positions"] {
         assert!(
-            of("webhook").contains(&format!("message.{key}: is for records of Kafka alone")),
+            of("webhook").contains(&format!("message.{key}: is for messages of brokers alone")),
             "{}",
             of("webhook")
         );

@@ -82,6 +82,34 @@ impl IntakeObserver {
         }
     }
 
+    /// Another process reads, or has messages that come before those that are here. `reason` says which ones.
+    pub(crate) fn waits_for_others(&mut self, reason: Option<&str>) {
+        self.resumes();
+        self.handle.update(|snapshot| {
+            snapshot.state = IntakeState::StandingBy;
+            (snapshot.reason, snapshot.hint) = (reason.map(str::to_owned), None);
+            if reason.is_none() {
+                (snapshot.partitions, snapshot.lag_records) = (0, None);
+            }
+        });
+    }
+
+    /// Whether everything that is to be read exists. If it does, what was missing is missing again another time.
+    pub(crate) fn found_all(&mut self, has_all: bool) {
+        if has_all {
+            self.warning = None;
+        }
+    }
+
+    /// The broker has deleted messages that were not stored.
+    pub(crate) fn lost(&self, messages: u64, reason: &str, hint: &str) {
+        let intake = &self.intake;
+        error!(event = "intake_messages_lost", intake, messages, reason, hint, "{reason}");
+        self.handle.update(|snapshot| {
+            snapshot.lost_total = snapshot.lost_total.saturating_add(messages);
+        });
+    }
+
     /// A topic or the group can't be used, while others may be.
     pub(crate) fn warns(&mut self, reason: &str, hint: &str) {
         let (now, hint) = (Instant::now(), Some(hint.to_owned()));

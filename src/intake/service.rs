@@ -2,6 +2,12 @@
 
 use super::observer::IntakeObserver;
 use super::spec::{IntakeSource, IntakeSpec};
+#[cfg(feature = "nats")]
+use crate::inbox::nats::NatsSource;
+#[cfg(feature = "rabbitmq")]
+use crate::inbox::rabbitmq::RabbitSource;
+#[cfg(feature = "redis")]
+use crate::inbox::redis::RedisSource;
 use crate::intake_status::{IntakeHandle, IntakeState};
 use crate::pipeline::Stop;
 use std::thread::JoinHandle;
@@ -78,6 +84,18 @@ async fn run(spec: &IntakeSpec, stop: &Stop, observer: IntakeObserver) {
     match &spec.source {
         #[cfg(feature = "kafka")]
         IntakeSource::Kafka(config) => super::kafka::run(spec, config, stop, observer).await,
+        #[cfg(feature = "nats")]
+        IntakeSource::Nats(config) => {
+            super::acked::run::<NatsSource>(spec, config, stop, observer).await;
+        }
+        #[cfg(feature = "rabbitmq")]
+        IntakeSource::RabbitMq(config) => {
+            super::acked::run::<RabbitSource>(spec, config, stop, observer).await;
+        }
+        #[cfg(feature = "redis")]
+        IntakeSource::Redis(config) => {
+            super::acked::run::<RedisSource>(spec, config, stop, observer).await;
+        }
         #[cfg(feature = "admin")]
         IntakeSource::Webhook(config) => super::webhook::run(spec, config, stop, observer).await,
         #[cfg(not(feature = "admin"))]

@@ -3,6 +3,12 @@
 #[cfg(feature = "kafka")]
 use crate::inbox::kafka::KafkaSourceConfig;
 use crate::inbox::mapping::MessageRules;
+#[cfg(feature = "nats")]
+use crate::inbox::nats::NatsSourceConfig;
+#[cfg(feature = "rabbitmq")]
+use crate::inbox::rabbitmq::RabbitSourceConfig;
+#[cfg(feature = "redis")]
+use crate::inbox::redis::RedisSourceConfig;
 use crate::inbox::store::InboxSpec;
 use crate::inbox::webhook::WebhookConfig;
 
@@ -29,6 +35,15 @@ pub enum IntakeSource {
     /// Topics of Kafka.
     #[cfg(feature = "kafka")]
     Kafka(Box<KafkaSourceConfig>),
+    /// A stream of NATS JetStream.
+    #[cfg(feature = "nats")]
+    Nats(Box<NatsSourceConfig>),
+    /// A queue of RabbitMQ.
+    #[cfg(feature = "rabbitmq")]
+    RabbitMq(Box<RabbitSourceConfig>),
+    /// Streams of Redis.
+    #[cfg(feature = "redis")]
+    Redis(Box<RedisSourceConfig>),
     /// Webhooks.
     Webhook(Box<WebhookConfig>),
 }
@@ -39,6 +54,12 @@ impl IntakeSource {
         match self {
             #[cfg(feature = "kafka")]
             Self::Kafka(_) => "kafka",
+            #[cfg(feature = "nats")]
+            Self::Nats(_) => "nats",
+            #[cfg(feature = "rabbitmq")]
+            Self::RabbitMq(_) => "rabbitmq",
+            #[cfg(feature = "redis")]
+            Self::Redis(_) => "redis",
             Self::Webhook(_) => "webhook",
         }
     }

@@ -25,6 +25,7 @@ impl IntakeScrape {
                 ("repeated", snapshot.repeated_total),
                 ("dead", snapshot.dead_total),
                 ("refused", snapshot.refused_total),
+                ("lost", snapshot.lost_total),
             ] {
                 let labels = [labels(snapshot), vec![("outcome", outcome)]].concat();
                 let mut metric = family.encode_family(&labels)?;

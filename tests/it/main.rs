@@ -102,6 +102,8 @@ mod hostile;
 mod ids;
 /// The inbox in SQL: what a consumer has done is done once.
 mod inbox;
+/// `postrider inbox run` from NATS, RabbitMQ and Redis: messages are stored once, and in order, whatever is killed.
+mod inbox_brokers;
 /// `postrider inbox`: what each subcommand says and does.
 mod inbox_cli;
 /// The inbox in programs of five languages: what docs/consumers.md and docs/sql/inbox-programs.md show.

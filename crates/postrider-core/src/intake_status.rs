@@ -16,8 +16,8 @@ pub enum IntakeState {
     Starting,
     /// Messages are stored as they come.
     Storing,
-    /// The group gives this process no partition: other members have all of them, or no topic can be read, and then
-    /// the reason says why.
+    /// Other processes read: the group gives this one no partition, or it is not its turn. Or no topic can be read, or
+    /// messages of another process come first, and then the reason says so.
     StandingBy,
     /// The inbox has as many messages that wait as it may have: nothing is read.
     Full,
@@ -91,7 +91,7 @@ pub struct IntakeSnapshot {
     pub intake: String,
     /// The inbox that it stores messages in.
     pub inbox: String,
-    /// `kafka` or `webhook`.
+    /// `kafka`, `nats`, `rabbitmq`, `redis` or `webhook`.
     pub source: &'static str,
     /// The state.
     pub state: IntakeState,
@@ -115,6 +115,9 @@ pub struct IntakeSnapshot {
     pub dead_total: u64,
     /// Requests that were answered with another status than 204 since the start; only of a receiver of webhooks.
     pub refused_total: u64,
+    /// Messages that the broker has deleted before they were stored, at most, as found since the start; not of Kafka,
+    /// whose partition is blocked then.
+    pub lost_total: u64,
     /// Records of all partitions that are read and not stored yet; `None` if it is not known.
     pub lag_records: Option<u64>,
     /// Messages of the inbox that wait to be processed; `None` if they were not counted.

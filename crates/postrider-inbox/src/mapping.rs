@@ -1,5 +1,6 @@
-//! What becomes of a record of Kafka: the message that an inbox stores.
+//! What becomes of a record of Kafka, or of a message of another broker: the message that an inbox stores.
 
+use crate::delivery::{Delivery, DeliveryPlace};
 use crate::message::{
     Body, ID_BYTES_MAX, Identity, Message, Remembered, Requirements, SOURCE_BYTES_MAX,
     TEXT_BYTES_MAX,
@@ -8,6 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
 /// A record of Kafka.
@@ -35,16 +37,86 @@ pub struct KafkaRecord<'a> {
     pub headers: &'a [(&'a [u8], Option<&'a [u8]>)],
 }
 
-impl KafkaRecord<'_> {
-    /// The identity of a record without an id.
-    const fn place(&self) -> Identity<'_> {
-        Identity::Record {
-            cluster: self.cluster,
-            topic: self.topic,
-            topic_id: self.topic_id,
-            partition: self.partition,
-            leader_epoch: self.leader_epoch,
-            offset: self.offset,
+/// Name and value of a header.
+type RawHeader<'a> = (&'a [u8], Option<&'a [u8]>);
+
+/// Where a message comes from.
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    Kafka(&'a KafkaRecord<'a>),
+    Other(&'a DeliveryPlace),
+}
+
+/// A message of any broker, as the rules see it.
+struct Incoming<'a> {
+    place: Place<'a>,
+    /// The topic, the subject, the routing key, or the stream.
+    topic: &'a str,
+    /// The source, if neither the rules nor a header name one.
+    origin: &'a str,
+    timestamp_ms: Option<i64>,
+    key: Option<&'a [u8]>,
+    value: Option<&'a [u8]>,
+    headers: &'a [RawHeader<'a>],
+}
+
+impl<'a> Place<'a> {
+    /// The identity of a message without an id.
+    const fn identity(self) -> Identity<'a> {
+        match self {
+            Self::Kafka(record) => Identity::Record {
+                cluster: record.cluster,
+                topic: record.topic,
+                topic_id: record.topic_id,
+                partition: record.partition,
+                leader_epoch: record.leader_epoch,
+                offset: record.offset,
+            },
+            Self::Other(place) => place.identity(),
+        }
+    }
+
+    /// The name of the broker, before the names of the members that [`headers_json`] adds.
+    const fn broker(self) -> &'static str {
+        match self {
+            Self::Kafka(_) => "kafka",
+            Self::Other(place) => place.broker(),
+        }
+    }
+
+    /// These members without the name of the broker.
+    fn members(self) -> Vec<(&'static str, Value)> {
+        match self {
+            Self::Kafka(record) => vec![
+                ("topic", record.topic.into()),
+                ("partition", record.partition.into()),
+                ("offset", record.offset.into()),
+            ],
+            Self::Other(place) => place.members(),
+        }
+    }
+}
+
+impl Incoming<'_> {
+    /// The key in the inbox of a message without an id, and what is remembered of it.
+    ///
+    /// # Errors
+    /// A message of this place needs an id.
+    fn identity(&self) -> Result<(String, Option<Remembered>), String> {
+        let event_id = self.place.identity().event_id();
+        match self.place {
+            // The stored offset is what recognises it.
+            Place::Kafka(_) => Ok((event_id, None)),
+            Place::Other(DeliveryPlace::RabbitMq { .. }) => Err(
+                "the message has no id by which it would be recognised if it came again: neither those of Postrider, \
+                 nor the header of message.id_header, nor the property message-id"
+                    .to_owned(),
+            ),
+            // No history and no id of a producer begins so.
+            Place::Other(_) => {
+                let remembered = Remembered::Id(format!("@{event_id}"));
+                Ok((event_id, Some(remembered)))
+            }
         }
     }
 }
@@ -132,10 +204,42 @@ impl MessageRules {
     /// The message of a record. A record that does not have what the inbox requires becomes a dead message, with the
     /// reason in [`Message::dead`]: none is left out.
     pub fn message(&self, record: &KafkaRecord<'_>, needs: &Requirements) -> Message {
+        let incoming = Incoming {
+            place: Place::Kafka(record),
+            topic: record.topic,
+            origin: record.topic,
+            timestamp_ms: record.timestamp_ms,
+            key: record.key,
+            value: record.value,
+            headers: record.headers,
+        };
+        self.message_of(&incoming, needs)
+    }
+
+    /// The same of a message of another broker than Kafka.
+    pub fn delivered(&self, delivery: &Delivery, needs: &Requirements) -> Message {
+        let pairs: Vec<RawHeader<'_>> = delivery
+            .headers
+            .iter()
+            .map(|(name, value)| (name.as_slice(), value.as_deref()))
+            .collect();
+        let incoming = Incoming {
+            place: Place::Other(&delivery.place),
+            topic: &delivery.topic,
+            origin: delivery.place.origin(),
+            timestamp_ms: delivery.timestamp_ms,
+            key: delivery.key.as_deref(),
+            value: delivery.value.as_deref(),
+            headers: &pairs,
+        };
+        self.message_of(&incoming, needs)
+    }
+
+    fn message_of(&self, record: &Incoming<'_>, needs: &Requirements) -> Message {
         let headers = Headers(record.headers);
         let mut message = self.complete(record, &headers, needs).unwrap_or_else(|why| Message {
-            event_id: record.place().event_id(),
-            source: record.topic.to_owned(),
+            event_id: record.place.identity().event_id(),
+            source: record.origin.to_owned(),
             aggregate_id: self.aggregate(record, &headers).ok().flatten(),
             dead: Some(why),
             ..Message::default()
@@ -151,7 +255,7 @@ impl MessageRules {
     /// Why the record can't be processed, as a fragment without its content.
     fn complete(
         &self,
-        record: &KafkaRecord<'_>,
+        record: &Incoming<'_>,
         headers: &Headers<'_>,
         needs: &Requirements,
     ) -> Result<Message, String> {
@@ -159,7 +263,7 @@ impl MessageRules {
             source.clone()
         } else {
             let header = headers.text("source")?.filter(|source| !source.is_empty());
-            header.unwrap_or(record.topic).to_owned()
+            header.unwrap_or(record.origin).to_owned()
         };
         if source.len() > SOURCE_BYTES_MAX {
             return Err(format!("header \"source\" has {} bytes", source.len()));
@@ -196,7 +300,7 @@ impl MessageRules {
     /// The key in the inbox, and what is remembered.
     fn identity(
         &self,
-        record: &KafkaRecord<'_>,
+        record: &Incoming<'_>,
         headers: &Headers<'_>,
         source: &str,
         aggregate: Option<&str>,
@@ -222,20 +326,25 @@ impl MessageRules {
             let event_id = Identity::Id { source, id: checked(header, id)? }.event_id();
             return Ok((event_id, Some(Remembered::Id(format!("/{id}")))));
         }
-        Ok((record.place().event_id(), None))
+        if let Place::Other(DeliveryPlace::RabbitMq { message_id: Some(id), .. }) = record.place {
+            let id = plain(id.as_bytes()).ok_or("the property message-id is no text")?;
+            let event_id = Identity::Id { source, id: checked("message-id", id)? }.event_id();
+            return Ok((event_id, Some(Remembered::Id(format!("/{id}")))));
+        }
+        record.identity()
     }
 
     /// The header that is configured, else topic and key; `None` if there is none.
     fn aggregate(
         &self,
-        record: &KafkaRecord<'_>,
+        record: &Incoming<'_>,
         headers: &Headers<'_>,
     ) -> Result<Option<String>, String> {
         if let Some(header) = &self.aggregate_header {
             return Ok(headers.short_text(header)?.map(str::to_owned));
         }
         let Some(key) = record.key else { return Ok(None) };
-        let topic = record.topic;
+        let topic = escaped_topic(record.topic);
         // A slash behind the topic means that the text of the key follows. With # it is in another form. No name of a
         // topic has one of the two.
         let text = match plain(key) {
@@ -245,13 +354,30 @@ impl MessageRules {
         if text.len() <= TEXT_BYTES_MAX {
             return Ok(Some(text));
         }
-        let mut hash = format!("{topic}#sha256=");
-        for byte in Sha256::digest(key) {
-            // Writing to a String does not fail.
-            write!(hash, "{byte:02x}").unwrap_or_default();
+        let hash = format!("{topic}#sha256={}", sha256(key));
+        if hash.len() <= TEXT_BYTES_MAX {
+            return Ok(Some(hash));
         }
-        Ok(Some(hash))
+        Ok(Some(format!("#sha256={}#sha256={}", sha256(record.topic.as_bytes()), sha256(key))))
     }
+}
+
+/// The name of a topic without slash, # and zero bytes. Only names of other brokers than Kafka have them.
+fn escaped_topic(topic: &str) -> Cow<'_, str> {
+    if !topic.contains(['%', '/', '#', '\0']) {
+        return Cow::Borrowed(topic);
+    }
+    let escaped = topic.replace('%', "%25").replace('/', "%2F").replace('#', "%23");
+    Cow::Owned(escaped.replace('\0', "%00"))
+}
+
+/// Digits in base 16.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().fold(String::new(), |mut hash, byte| {
+        // Writing to a String does not fail.
+        write!(hash, "{byte:02x}").unwrap_or_default();
+        hash
+    })
 }
 
 fn checked<'a>(header: &str, id: &'a str) -> Result<&'a str, String> {
@@ -306,14 +432,17 @@ pub(crate) fn trace_id(headers: &Headers<'_>) -> Result<Option<String>, String> 
     Ok(headers.text("trace_id")?.map(str::to_owned))
 }
 
-/// All headers as a JSON object, and the record's place in members whose names begin with `kafka.`. Of several headers
-/// of one name the values are an array. A value that is no text is an object with its bytes in base64.
-fn headers_json(record: &KafkaRecord<'_>, aggregate: Option<&str>) -> String {
+/// All headers as a JSON object, and the record's place in members whose names begin with that of the broker, such as
+/// `kafka.`. Of several headers of one name the values are an array. A value that is no text is an object with its bytes
+/// in base64.
+fn headers_json(record: &Incoming<'_>, aggregate: Option<&str>) -> String {
+    let broker = record.place.broker();
+    let is_ours = |name: &str| name.strip_prefix(broker).is_some_and(|rest| rest.starts_with('.'));
     let mut all = Map::new();
     for (name, value) in record.headers {
         let mut name =
             plain(name).map_or_else(|| format!("base64:{}", STANDARD.encode(name)), str::to_owned);
-        if name.starts_with("kafka.") {
+        if is_ours(&name) {
             name.insert_str(0, "record.");
         }
         let value = value.map_or(Value::Null, json_text);
@@ -323,23 +452,23 @@ fn headers_json(record: &KafkaRecord<'_>, aggregate: Option<&str>) -> String {
             Some(first) => *first = Value::Array(vec![first.take(), value]),
         }
     }
-    all.insert("kafka.topic".to_owned(), record.topic.into());
-    all.insert("kafka.partition".to_owned(), record.partition.into());
-    all.insert("kafka.offset".to_owned(), record.offset.into());
-    if let Some(time) = record.timestamp_ms {
-        all.insert("kafka.timestamp_ms".to_owned(), time.into());
+    for (name, value) in record.place.members() {
+        all.insert(format!("{broker}.{name}"), value);
     }
+    if let Some(time) = record.timestamp_ms {
+        all.insert(format!("{broker}.timestamp_ms"), time.into());
+    }
+    let topic = escaped_topic(record.topic);
     let shows_key = |key: &[u8]| {
         let text = plain(key).unwrap_or("\0");
         aggregate.is_some_and(|aggregate| {
-            aggregate.strip_prefix(record.topic).and_then(|rest| rest.strip_prefix('/'))
-                == Some(text)
+            aggregate.strip_prefix(&*topic).and_then(|rest| rest.strip_prefix('/')) == Some(text)
         })
     };
     if let Some(key) = record.key
         && !shows_key(key)
     {
-        all.insert("kafka.key".to_owned(), json_text(key));
+        all.insert(format!("{broker}.key"), json_text(key));
     }
     Value::Object(all).to_string()
 }

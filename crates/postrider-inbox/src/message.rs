@@ -212,6 +212,33 @@ pub enum Identity<'a> {
         /// The offset.
         offset: i64,
     },
+    /// A message of JetStream without an id: its place in the stream. A number that is given again, because the stream
+    /// was created again or the server has lost its end, has another time.
+    Nats {
+        /// The stream.
+        stream: &'a str,
+        /// The number in the stream.
+        sequence: u64,
+        /// When the stream stored it. Unit: nanoseconds since 1970.
+        stored_ns: i64,
+    },
+    /// An entry of a stream of Redis without an id: its own. An entry of other content with the same one, of another
+    /// server or after a failover, is another message.
+    Redis {
+        /// The stream.
+        stream: &'a str,
+        /// The id of the entry.
+        entry: &'a str,
+        /// The first 16 digits of the hash of its fields, in base 16.
+        digest: &'a str,
+    },
+    /// A message of RabbitMQ without an id, which has no place: only this delivery of it. It is stored as a dead one.
+    Delivery {
+        /// The queue.
+        queue: &'a str,
+        /// What no other delivery has.
+        receipt: &'a str,
+    },
 }
 
 impl Identity<'_> {
@@ -228,6 +255,16 @@ impl Identity<'_> {
                 let id = topic_id.map_or_else(cluster_id, str::to_owned);
                 let epoch = leader_epoch.map(|epoch| epoch.to_string()).unwrap_or_default();
                 format!("{topic}@{id}/{partition}/{epoch}/{offset}")
+            }
+            // A place of Kafka has three slashes.
+            Self::Nats { stream, sequence, stored_ns } => {
+                format!("{}@nats/{sequence}/{stored_ns}", escaped(stream))
+            }
+            Self::Redis { stream, entry, digest } => {
+                format!("{}@redis/{entry}/{digest}", escaped(stream))
+            }
+            Self::Delivery { queue, receipt } => {
+                format!("{}@rabbitmq/{receipt}", escaped(queue))
             }
         }
     }
@@ -284,6 +321,13 @@ mod tests {
             record("orders", (None, Some(2)), 3, 7),
             record_in("a", "orders", (None, None), 3, 7),
             record_in("b", "orders", (None, None), 3, 7),
+            Identity::Nats { stream: "orders", sequence: 3, stored_ns: 7 }.event_id(),
+            Identity::Nats { stream: "orders", sequence: 3, stored_ns: 8 }.event_id(),
+            Identity::Nats { stream: "other", sequence: 3, stored_ns: 7 }.event_id(),
+            Identity::Redis { stream: "orders", entry: "3-7", digest: "a" }.event_id(),
+            Identity::Redis { stream: "orders", entry: "3-7", digest: "b" }.event_id(),
+            Identity::Redis { stream: "orders@redis", entry: "3-7", digest: "a" }.event_id(),
+            Identity::Delivery { queue: "orders", receipt: "3-7" }.event_id(),
         ];
         let mut unique = all.to_vec();
         unique.sort();

@@ -7,6 +7,7 @@
 use crate::batch::{Batch, Origin, Partition, Span};
 use crate::message::Requirements;
 use crate::message::{Body, Message, Remembered};
+use crate::turn::StoredTurn;
 use postrider_postgres::control::Control;
 use postrider_postgres::names::ident;
 use postrider_postgres::{Conninfo, SourceError, SourceErrorKind};
@@ -575,6 +576,61 @@ impl InboxStore {
         ];
         let changed = client.execute(sql, &parameters).await.map_err(failed)?;
         Ok(changed == 1)
+    }
+
+    /// Whose turn it is to read a stream; `None` if nobody ever had it.
+    ///
+    /// # Errors
+    /// An error of the server or of the connection.
+    pub async fn turn(&self, key: &Partition) -> Result<Option<StoredTurn>, SourceError> {
+        let failed = |error| SourceError::control("read whose turn it is", error);
+        let sql = "SELECT o.next_offset, o.topic_id FROM postrider.inbox_offset o \
+                   WHERE o.inbox = $1 AND o.cluster_id = '' AND o.topic = $2 AND o.part = $3";
+        let client = self.control.client();
+        let parameters: [&(dyn ToSql + Sync); 3] = [&self.inbox, &key.topic, &key.number];
+        let row = client.query_opt(sql, &parameters).await.map_err(failed)?;
+        let Some(row) = row else { return Ok(None) };
+        let number = row.try_get(0).map_err(failed)?;
+        let owner: Option<String> = row.try_get(1).map_err(failed)?;
+        Ok(Some(StoredTurn { number, owner: owner.filter(|owner| !owner.is_empty()) }))
+    }
+
+    /// Takes a turn whose number is `from`; `None`: nobody ever had it. Returns the new number, or `None` if another
+    /// process was faster.
+    ///
+    /// # Errors
+    /// An error of the server or of the connection.
+    pub async fn take_turn(
+        &self,
+        key: &Partition,
+        from: Option<i64>,
+        owner: &str,
+    ) -> Result<Option<i64>, SourceError> {
+        let failed = |error| SourceError::control("take the turn", error);
+        let sql = "INSERT INTO postrider.inbox_offset AS o (inbox, cluster_id, topic, part, next_offset, topic_id) \
+                   VALUES ($1, '', $2, $3, 1, $4) \
+                   ON CONFLICT (inbox, cluster_id, topic, part) DO UPDATE SET next_offset = o.next_offset + 1, \
+                     topic_id = excluded.topic_id, updated_at = pg_catalog.clock_timestamp() \
+                   WHERE o.next_offset = $5 RETURNING o.next_offset";
+        let client = self.control.client();
+        let parameters: [&(dyn ToSql + Sync); 5] =
+            [&self.inbox, &key.topic, &key.number, &owner, &from];
+        let row = client.query_opt(sql, &parameters).await.map_err(failed)?;
+        row.map(|row| row.try_get(0)).transpose().map_err(failed)
+    }
+
+    /// Gives a turn back whose number is `from`.
+    ///
+    /// # Errors
+    /// An error of the server or of the connection.
+    pub async fn give_turn_back(&self, key: &Partition, from: i64) -> Result<(), SourceError> {
+        let failed = |error| SourceError::control("give the turn back", error);
+        let sql = "UPDATE postrider.inbox_offset o SET next_offset = $4 + 1, topic_id = '' \
+                   WHERE o.inbox = $1 AND o.cluster_id = '' AND o.topic = $2 AND o.part = $3 AND o.next_offset = $4";
+        let client = self.control.client();
+        let parameters: [&(dyn ToSql + Sync); 4] = [&self.inbox, &key.topic, &key.number, &from];
+        client.execute(sql, &parameters).await.map_err(failed)?;
+        Ok(())
     }
 
     /// Number of messages that wait to be processed.

@@ -2,12 +2,26 @@
 
 use crate::error::Chain;
 use crate::finding::{Finding, shell_word};
+#[cfg(any(feature = "nats", feature = "rabbitmq", feature = "redis"))]
+use crate::inbox::acked::{AckedSource as _, SourceProblem};
+#[cfg(feature = "nats")]
+use crate::inbox::nats::NatsSource;
+#[cfg(feature = "rabbitmq")]
+use crate::inbox::rabbitmq::RabbitSource;
+#[cfg(feature = "redis")]
+use crate::inbox::redis::RedisSource;
 use crate::inbox::store::InboxStore;
 use crate::inbox::webhook::{Secrets, WebhookConfig};
 use crate::intake::{IntakeSource, IntakeSpec, hint};
 use crate::postgres::control::Control;
 use crate::postgres::toolkit::{ToolkitVersion, files, state};
 use crate::postgres::{SourceError, error_policy};
+#[cfg(feature = "nats")]
+use crate::sink::nats::NatsConsumer;
+#[cfg(feature = "rabbitmq")]
+use crate::sink::rabbitmq::RabbitConsumer;
+#[cfg(feature = "redis")]
+use crate::sink::redis::RedisConsumer;
 use std::io::ErrorKind;
 use tokio::net::TcpListener;
 
@@ -29,6 +43,12 @@ pub(super) fn place(spec: &IntakeSpec) -> String {
     match &spec.source {
         #[cfg(feature = "kafka")]
         IntakeSource::Kafka(config) => config.brokers.clone(),
+        #[cfg(feature = "nats")]
+        IntakeSource::Nats(config) => NatsSource::place(config),
+        #[cfg(feature = "rabbitmq")]
+        IntakeSource::RabbitMq(config) => RabbitSource::place(config),
+        #[cfg(feature = "redis")]
+        IntakeSource::Redis(config) => RedisSource::place(config),
         IntakeSource::Webhook(config) => format!("http://{}{}", config.listen, config.path),
     }
 }
@@ -39,7 +59,35 @@ pub(super) async fn check(spec: &IntakeSpec, findings: &mut Vec<Finding>) {
     match &spec.source {
         #[cfg(feature = "kafka")]
         IntakeSource::Kafka(config) => kafka(config, findings).await,
+        #[cfg(feature = "nats")]
+        IntakeSource::Nats(config) => findings.push(broker(
+            &NatsSource::place(config),
+            NatsConsumer::look(&config.access, &config.consumer).await.map_err(SourceProblem::from),
+        )),
+        #[cfg(feature = "rabbitmq")]
+        IntakeSource::RabbitMq(config) => findings.push(broker(
+            &RabbitSource::place(config),
+            RabbitConsumer::look(&config.access, &config.queue).await.map_err(SourceProblem::from),
+        )),
+        #[cfg(feature = "redis")]
+        IntakeSource::Redis(config) => findings.push(broker(
+            &RedisSource::place(config),
+            RedisConsumer::look_once(&config.access, &config.streams)
+                .await
+                .map_err(SourceProblem::from),
+        )),
         IntakeSource::Webhook(config) => webhook(config, findings).await,
+    }
+}
+
+/// What the broker has answered: whether what is to be read exists, or why not and what fixes it.
+#[cfg(any(feature = "nats", feature = "rabbitmq", feature = "redis"))]
+fn broker(place: &str, looked: Result<String, SourceProblem>) -> Finding {
+    match looked {
+        Ok(found) => Finding::ok("inbox_broker", format!("{place}: {found}")),
+        Err(SourceProblem { reason, hint, .. }) => {
+            Finding::error("inbox_broker", reason).why(hint.unwrap_or_default())
+        }
     }
 }
 

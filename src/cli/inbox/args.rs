@@ -41,7 +41,7 @@ pub enum InboxCommand {
 #[cfg(feature = "kafka")]
 #[derive(Subcommand, Debug)]
 pub enum IntakeCommand {
-    /// Store records of Kafka, or webhooks, in inboxes until SIGTERM or SIGINT, as [inboxes.NAME] of the file says
+    /// Store messages of brokers, or webhooks, in inboxes until SIGTERM or SIGINT, as [inboxes.NAME] of the file says
     Run(super::run::RunInboxArgs),
     /// Let an intake continue at another offset of a partition of Kafka
     Seek(SeekInboxArgs),

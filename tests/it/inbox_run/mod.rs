@@ -30,7 +30,7 @@ fn config(url: &str, brokers: &str, topics: &str, more: &str) -> String {
 }
 
 /// Installs the toolkit, and creates the inbox `jobs`.
-async fn create_inbox(sql: &Client) {
+pub(crate) async fn create_inbox(sql: &Client) {
     install_toolkit(sql, "postgres").await;
     sql.batch("select postrider.create_inbox('jobs')").await;
 }
@@ -112,7 +112,7 @@ async fn write_numbers(
 }
 
 /// Waits until a query has this answer.
-async fn await_answer(sql: &Client, query: &str, answer: &str, relay: &Relay) {
+pub(crate) async fn await_answer(sql: &Client, query: &str, answer: &str, relay: &Relay) {
     let look = || async {
         let now = sql.text(query).await.unwrap_or_default();
         if now == answer { Ok(()) } else { Err(now) }
@@ -122,11 +122,11 @@ async fn await_answer(sql: &Client, query: &str, answer: &str, relay: &Relay) {
 }
 
 /// Number of messages in the inbox.
-const COUNT: &str = "select count(*) from postrider_inbox.jobs";
+pub(crate) const COUNT: &str = "select count(*) from postrider_inbox.jobs";
 
 /// What is wrong with the inbox, if it should have each of the numbers up to `last` once, and those of a key in order;
 /// empty if nothing is.
-async fn faults(sql: &Client, last: u64) -> String {
+pub(crate) async fn faults(sql: &Client, last: u64) -> String {
     let mut faults = String::new();
     let query = format!(
         "select count(*) from generate_series(1, {last}) n
@@ -154,7 +154,7 @@ async fn faults(sql: &Client, last: u64) -> String {
 }
 
 /// Waits until `/status` of the intake is as `wanted` says.
-async fn await_intake(
+pub(crate) async fn await_intake(
     relay: &Relay,
     what: &str,
     wanted: impl Fn(&serde_json::Value) -> bool,
@@ -163,7 +163,7 @@ async fn await_intake(
     status["intakes"][0].clone()
 }
 
-async fn await_intake_state(relay: &Relay, state: &str) -> serde_json::Value {
+pub(crate) async fn await_intake_state(relay: &Relay, state: &str) -> serde_json::Value {
     await_intake(relay, state, |intake| intake["state"] == state).await
 }
 

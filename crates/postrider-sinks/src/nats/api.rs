@@ -93,6 +93,7 @@ pub(super) struct StreamLimits {
 #[serde(default)]
 pub(super) struct StreamState {
     pub(super) messages: u64,
+    pub(super) first_seq: u64,
     pub(super) last_seq: u64,
 }
 

@@ -71,15 +71,29 @@ impl NatsConfig {
     pub(super) fn read(keys: &dyn Keys) -> Self {
         let delivery = read_delivery(keys);
         let table = keys.table(NAME);
-        let text = |key| table.text(key).unwrap_or_default();
         let config = Self {
-            url: table.required("url", "nats://localhost:4222").unwrap_or_default(),
             stream: table.required("stream", "EVENTS").unwrap_or_default(),
             chain: match table.word("chain", &ChainMode::WORDS, &[]) {
                 0 => ChainMode::Stream,
                 1 => ChainMode::Subject,
                 _ => ChainMode::None,
             },
+            ack_timeout: table.duration("ack_timeout", ACK_TIMEOUT, ACK_TIMEOUTS),
+            create: read_create(&*table),
+            delivery,
+            ..Self::read_access(&*table)
+        };
+        table.finish();
+        config
+    }
+
+    /// Reads how the servers are reached and logged in to; the other settings are those of no key.
+    fn read_access(table: &dyn Keys) -> Self {
+        let text = |key| table.text(key).unwrap_or_default();
+        Self {
+            url: table.required("url", "nats://localhost:4222").unwrap_or_default(),
+            stream: String::new(),
+            chain: ChainMode::None,
             user: text("user"),
             files: LoginFiles {
                 password: table.secret("password_file"),
@@ -91,13 +105,49 @@ impl NatsConfig {
                 key: text("key_file"),
             },
             inbox_prefix: table.text("inbox_prefix").unwrap_or_else(|| "_INBOX".to_owned()),
-            ack_timeout: table.duration("ack_timeout", ACK_TIMEOUT, ACK_TIMEOUTS),
-            create: read_create(&*table),
-            delivery,
+            ack_timeout: ACK_TIMEOUT,
+            create: None,
+            delivery: "",
             database: String::new(),
-        };
-        table.finish();
-        config
+        }
+    }
+
+    /// Reads how a consumer reaches the servers and logs in, and the stream that it reads.
+    pub fn read_source(table: &dyn Keys) -> Self {
+        let stream = table.required("stream", "EVENTS").unwrap_or_default();
+        Self { stream, ..Self::read_access(table) }
+    }
+
+    /// What a consumer connects with. `name` is that of its connection.
+    ///
+    /// # Errors
+    /// The first mistake.
+    pub(super) fn source_spec(&self, name: &str) -> Result<NatsSpec, SinkError> {
+        self.spec(&Needs {
+            pipeline: name.to_owned(),
+            in_flight_events: 0,
+            in_flight_bytes: 0,
+            size_max: None,
+            destinations: Vec::new(),
+            purpose: Purpose::Live,
+        })
+    }
+
+    /// The first mistake in the keys of [`read_source`](Self::read_source): what is wrong, and what fixes it. What
+    /// was reported when they were read is none.
+    pub fn source_mistake(&self) -> Option<(String, String)> {
+        if self.url.is_empty() || self.stream.is_empty() {
+            return None;
+        }
+        let error = self.source_spec("").err()?;
+        Some((error.to_string(), super::consumer::in_words_of_sources(error.hint())))
+    }
+
+    /// The keys of [`read_source`](Self::read_source) with their values, for `postrider config show`.
+    pub fn source_values(&self) -> Vec<Shown> {
+        const OF_SINKS: [&str; 4] = ["delivery", "chain", "ack_timeout", "create"];
+        let of_both = |row: &Shown| !OF_SINKS.contains(&row.key.as_str());
+        self.values().into_iter().filter(of_both).collect()
     }
 
     /// The servers.

@@ -3,9 +3,12 @@
 //! The worker ([`worker`]) sends messages without waiting for their acknowledgements, each chained to the one before
 //! ([`message`]), so the server itself stores nothing behind a message that it has not stored. `docs/sinks/nats.md`
 //! describes what that promises.
+//!
+//! [`NatsConsumer`] reads a stream, over the same connections and logins, for `postrider inbox run`.
 
 mod api;
 mod config;
+mod consumer;
 mod ends;
 mod line;
 mod link;
@@ -20,6 +23,9 @@ mod subject;
 mod worker;
 
 pub use config::NatsConfig;
+pub use consumer::{
+    ConsumerState, ConsumerWanted, NatsConsumer, NatsConsumerProblem, NatsDelivery, NatsStart,
+};
 pub use spec::{ChainMode, CreateStream};
 
 use postrider_core::sink::{FirstFile, FirstFileTable, Keys, SinkConfig, SinkKind};

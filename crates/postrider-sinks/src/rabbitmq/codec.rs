@@ -1,7 +1,9 @@
-//! The part of AMQP 0-9-1 that a publisher needs: frames, methods and tables, without a socket.
+//! The part of AMQP 0-9-1 that is needed: frames, methods and tables, without a socket.
 //!
 //! Field and method numbers are those of the specification, with RabbitMQ's extensions (confirms, `connection.blocked`)
 //! and RabbitMQ's reading of field types.
+
+use serde_json::Value;
 
 /// The first bytes of a connection.
 pub(super) const PROTOCOL_HEADER: &[u8] = b"AMQP\x00\x00\x09\x01";
@@ -128,6 +130,11 @@ pub(super) enum Method {
     Return {
         routing_key: Vec<u8>,
     },
+    Deliver(DeliveredTo),
+    /// The server has ended a consumer: its queue was deleted, or its leader has changed.
+    Cancel,
+    /// A queue exists.
+    DeclareOk(QueueCounts),
     Ack {
         tag: u64,
         multiple: bool,
@@ -140,6 +147,44 @@ pub(super) enum Method {
     Other(u16, u16),
 }
 
+impl Method {
+    /// The number of an answer; `None` of a method that is none.
+    pub(super) const fn answer(&self) -> Option<(u16, u16)> {
+        match self {
+            Self::Other(class, number) => Some((*class, *number)),
+            Self::DeclareOk(_) => Some(QUEUE_DECLARE_OK),
+            Self::Start { .. }
+            | Self::Tune { .. }
+            | Self::ConnectionClose(_)
+            | Self::ConnectionCloseOk
+            | Self::Blocked(_)
+            | Self::Unblocked
+            | Self::ChannelClose(_)
+            | Self::Return { .. }
+            | Self::Deliver(_)
+            | Self::Cancel
+            | Self::Ack { .. }
+            | Self::Nack { .. } => None,
+        }
+    }
+}
+
+/// What a delivery says beside its message.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct DeliveredTo {
+    pub(super) tag: u64,
+    pub(super) exchange: Vec<u8>,
+    pub(super) routing_key: Vec<u8>,
+}
+
+/// What a queue has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct QueueCounts {
+    /// Messages that are not delivered.
+    pub(super) messages: u32,
+    pub(super) consumers: u32,
+}
+
 /// The numbers of the answers that are waited for.
 pub(super) const CONNECTION_OPEN_OK: (u16, u16) = (10, 41);
 pub(super) const CHANNEL_OPEN_OK: (u16, u16) = (20, 11);
@@ -148,6 +193,8 @@ pub(super) const QUEUE_DECLARE_OK: (u16, u16) = (50, 11);
 pub(super) const QUEUE_BIND_OK: (u16, u16) = (50, 21);
 pub(super) const QUEUE_DELETE_OK: (u16, u16) = (50, 41);
 pub(super) const CONFIRM_SELECT_OK: (u16, u16) = (85, 11);
+pub(super) const QOS_OK: (u16, u16) = (60, 11);
+pub(super) const CONSUME_OK: (u16, u16) = (60, 21);
 
 /// What a returned message says about itself, beside its body.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -158,11 +205,32 @@ pub(super) struct ReturnedProperties {
     pub(super) position: Option<Vec<u8>>,
 }
 
+/// The header of a delivered message whose headers can't be read from there on.
+const UNREADABLE: &str = "unreadable_headers";
+
+/// Properties by their names.
+pub(super) const MESSAGE_ID: &str = "message_id";
+pub(super) const TYPE: &str = "type";
+
+/// Tables in tables at most.
+const DEPTH_MAX: usize = 8;
+
+/// What a delivered message says about itself.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub(super) struct DeliveredProperties {
+    /// Properties that are texts.
+    pub(super) texts: Vec<(&'static str, String)>,
+    /// Unit: seconds since 1970.
+    pub(super) timestamp: Option<u64>,
+    pub(super) headers: Vec<(Vec<u8>, Option<Vec<u8>>)>,
+}
+
 /// A frame of the server.
 #[derive(Debug)]
 pub(super) enum Frame<'a> {
     Method(Method),
-    Header(ReturnedProperties),
+    /// What a returned message says about itself, and the whole payload of the frame.
+    Header(ReturnedProperties, &'a [u8]),
     Body(&'a [u8]),
     Heartbeat,
 }
@@ -194,7 +262,7 @@ pub(super) fn read_frame(bytes: &[u8]) -> Result<Option<(u16, Frame<'_>, usize)>
     }
     let frame = match kind {
         FRAME_METHOD => Frame::Method(read_method(payload).ok_or(NotAmqp)?),
-        FRAME_HEADER => Frame::Header(read_properties(payload).ok_or(NotAmqp)?),
+        FRAME_HEADER => Frame::Header(read_properties(payload).ok_or(NotAmqp)?, payload),
         FRAME_BODY => Frame::Body(payload),
         FRAME_HEARTBEAT => Frame::Heartbeat,
         _ => return Err(NotAmqp),
@@ -228,6 +296,18 @@ fn read_method(payload: &[u8]) -> Option<Method> {
             fields.short()?;
             fields.short()?;
             Method::Return { routing_key: fields.short()?.to_vec() }
+        }
+        (50, 11) => {
+            fields.short()?;
+            Method::DeclareOk(QueueCounts { messages: fields.u32()?, consumers: fields.u32()? })
+        }
+        (60, 30) => Method::Cancel,
+        (60, 60) => {
+            fields.short()?;
+            let tag = fields.u64()?;
+            fields.u8()?;
+            let (exchange, routing_key) = (fields.short()?.to_vec(), fields.short()?.to_vec());
+            Method::Deliver(DeliveredTo { tag, exchange, routing_key })
         }
         (60, 80) => Method::Ack { tag: fields.u64()?, multiple: fields.u8()? & 1 == 1 },
         (60, 120) => Method::Nack { tag: fields.u64()?, multiple: fields.u8()? & 1 == 1 },
@@ -270,6 +350,61 @@ fn read_properties(payload: &[u8]) -> Option<ReturnedProperties> {
         found.message_id = Some(fields.short()?.to_vec());
     }
     Some(found)
+}
+
+/// The properties of a delivered message. What can't be read of its headers stands in one with the bytes.
+pub(super) fn read_delivered(payload: &[u8]) -> Option<DeliveredProperties> {
+    let mut fields = Fields(payload);
+    fields.take(4)?;
+    fields.u64()?;
+    let flags = fields.u16()?;
+    let has = |bit: u16| flags & (1 << bit) != 0;
+    let mut found = DeliveredProperties::default();
+    for (bit, name) in [(15, "content_type"), (14, "content_encoding")] {
+        if has(bit) {
+            found.texts.push((name, fields.text()?));
+        }
+    }
+    if has(13) {
+        found.headers = headers(fields.table()?);
+    }
+    for bit in [12, 11] {
+        if has(bit) {
+            fields.u8()?;
+        }
+    }
+    for (bit, name) in [
+        (10, "correlation_id"),
+        (9, "reply_to"),
+        (8, "expiration"),
+        (7, MESSAGE_ID),
+        (6, ""),
+        (5, TYPE),
+        (4, "user_id"),
+        (3, "app_id"),
+    ] {
+        if bit == 6 && has(bit) {
+            found.timestamp = Some(fields.u64()?);
+        } else if has(bit) {
+            found.texts.push((name, fields.text()?));
+        }
+    }
+    Some(found)
+}
+
+/// Name and value of each header.
+fn headers(table: &[u8]) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
+    let (mut fields, mut all) = (Fields(table), Vec::new());
+    while !fields.0.is_empty() {
+        let rest = fields.0;
+        let field = fields.short().and_then(|name| Some((name.to_vec(), fields.plain()?)));
+        let Some(field) = field else {
+            all.push((UNREADABLE.as_bytes().to_vec(), Some(rest.to_vec())));
+            break;
+        };
+        all.push(field);
+    }
+    all
 }
 
 /// The last field of this name: a key of the event stands behind the headers of its row.
@@ -353,6 +488,59 @@ impl<'a> Fields<'a> {
         };
         self.take(fixed).map(|_| None)
     }
+
+    /// A value of a table as bytes: a string as it is, no value as `None`, others as texts, arrays and tables as JSON.
+    /// The outer `None`: no such type.
+    #[expect(clippy::option_option, reason = "the end of the bytes, and a value that is none")]
+    fn plain(&mut self) -> Option<Option<Vec<u8>>> {
+        match self.0.first()? {
+            b'S' | b'x' => self.value().map(|bytes| bytes.map(<[u8]>::to_vec)),
+            _ => Some(match self.json(0)? {
+                Value::Null => None,
+                other => Some(other.to_string().into_bytes()),
+            }),
+        }
+    }
+
+    fn json(&mut self, depth: usize) -> Option<Value> {
+        let kind = self.u8()?;
+        Some(match kind {
+            b'V' => Value::Null,
+            b't' => (self.u8()? != 0).into(),
+            b'b' => i8::from_be_bytes(self.array()?).into(),
+            b'B' => self.u8()?.into(),
+            b's' => i16::from_be_bytes(self.array()?).into(),
+            b'u' => self.u16()?.into(),
+            b'I' => i32::from_be_bytes(self.array()?).into(),
+            b'i' => self.u32()?.into(),
+            b'l' | b'L' => i64::from_be_bytes(self.array()?).into(),
+            b'T' => self.u64()?.into(),
+            b'f' => f32::from_be_bytes(self.array()?).into(),
+            b'd' => f64::from_be_bytes(self.array()?).into(),
+            b'D' => {
+                let scale = self.u8()?;
+                format!("{}e-{scale}", i32::from_be_bytes(self.array()?)).into()
+            }
+            b'S' | b'x' => String::from_utf8_lossy(self.long()?).into(),
+            b'A' if depth < DEPTH_MAX => {
+                let (mut inner, mut all) = (Fields(self.long()?), Vec::new());
+                while !inner.0.is_empty() {
+                    all.push(inner.json(depth + 1)?);
+                }
+                Value::Array(all)
+            }
+            b'F' if depth < DEPTH_MAX => {
+                let (mut inner, mut all) = (Fields(self.long()?), serde_json::Map::new());
+                while !inner.0.is_empty() {
+                    let name = inner.text()?;
+                    let value = inner.json(depth + 1)?;
+                    all.insert(name, value);
+                }
+                Value::Object(all)
+            }
+            _ => return None,
+        })
+    }
 }
 
 #[cfg(test)]
@@ -389,6 +577,56 @@ mod tests {
     }
 
     #[test]
+    fn a_delivered_message_has_headers_of_every_type() {
+        let mut bytes = vec![0, 60, 0, 0];
+        bytes.extend_from_slice(&9_u64.to_be_bytes());
+        bytes.extend_from_slice(&0b1011_0000_1110_0000_u16.to_be_bytes());
+        put_short(&mut bytes, b"application/json");
+        put_counted(&mut bytes, |out| {
+            put_field(out, "text", Some(b"a"));
+            put_field(out, "bytes", Some(b"\xff"));
+            put_field(out, "none", None);
+            put_number(out, "number", -7);
+            put_true(out, "true");
+            put_short(out, b"x-death");
+            out.push(b'A');
+            put_counted(out, |out| {
+                out.push(b'F');
+                put_counted(out, |out| put_number(out, "count", 3));
+            });
+            put_short(out, b"odd");
+            out.push(b'?');
+        });
+        bytes.push(2);
+        put_short(&mut bytes, b"m-1");
+        bytes.extend_from_slice(&5_u64.to_be_bytes());
+        put_short(&mut bytes, b"Placed");
+        let found = read_delivered(&bytes).unwrap();
+        assert_eq!(found.timestamp, Some(5));
+        let texts: Vec<_> = found.texts.iter().map(|(name, text)| (*name, text.as_str())).collect();
+        let expected =
+            [("content_type", "application/json"), ("message_id", "m-1"), ("type", "Placed")];
+        assert_eq!(texts, expected);
+        let shown: Vec<(String, Option<String>)> = found
+            .headers
+            .iter()
+            .map(|(name, value)| {
+                let value = value.as_ref().map(|value| String::from_utf8_lossy(value).into_owned());
+                (String::from_utf8_lossy(name).into_owned(), value)
+            })
+            .collect();
+        let of = |name: &str| shown.iter().find(|(known, _)| known == name).unwrap().1.as_deref();
+        assert_eq!((of("text"), of("bytes"), of("none")), (Some("a"), Some("\u{fffd}"), None));
+        assert_eq!((of("number"), of("true")), (Some("-7"), Some("true")));
+        assert_eq!(of("x-death"), Some("[{\"count\":3}]"));
+        assert_eq!(of("unreadable_headers"), Some("\u{3}odd?"));
+        for end in 0..bytes.len() {
+            // Half of the properties are none, and do no harm.
+            drop(read_delivered(&bytes[..end]));
+        }
+    }
+
+    #[test]
     fn properties_of_a_returned_message_are_found_behind_fields_of_every_type() {
         let mut bytes = Vec::new();
         put_frame(&mut bytes, FRAME_HEADER, 1, |out| {
@@ -416,7 +654,7 @@ mod tests {
             out.extend_from_slice(&[0; 8]);
         });
         let (_, frame, _) = read_frame(&bytes).unwrap().unwrap();
-        let Frame::Header(found) = frame else { panic!("{frame:?}") };
+        let Frame::Header(found, _) = frame else { panic!("{frame:?}") };
         assert_eq!(found.body_size, 9);
         assert_eq!(found.position.as_deref(), Some(&b"7"[..]));
         assert_eq!(found.key.as_deref(), Some(&b"\xff"[..]));

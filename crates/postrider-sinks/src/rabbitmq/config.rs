@@ -89,6 +89,40 @@ impl RabbitConfig {
     pub(super) fn read(keys: &dyn Keys) -> Self {
         read_delivery(keys);
         let table = keys.table(NAME);
+        let text = |key| table.text(key).unwrap_or_default();
+        let access = Self::read_access(&*table);
+        let shown = ShownKeys {
+            lock_queue: table.text("lock_queue").unwrap_or_else(|| AUTO.to_owned()),
+            ..access.shown.clone()
+        };
+        let content_type = table.text("content_type").unwrap_or_else(|| CONTENT_TYPE.to_owned());
+        if !(1..=255).contains(&content_type.len()) {
+            table.error("content_type", "must have 1 to 255 bytes".to_owned());
+        }
+        let exchange = text("exchange");
+        if exchange.len() > 255 {
+            table.error("exchange", "must have at most 255 bytes".to_owned());
+        }
+        let bytes_max = table.size("message_bytes_max", MESSAGE_BYTES, MESSAGE_BYTES_RANGE);
+        let config = Self {
+            rules: MessageRules {
+                exchange,
+                content_type,
+                message_bytes_max: usize::try_from(bytes_max).unwrap_or(usize::MAX),
+                size_max: None,
+            },
+            window: table.number("window", WINDOW, 1..=WINDOW_MAX),
+            management_url: text("management_url"),
+            create: read_create(&*table),
+            shown,
+            ..access
+        };
+        table.finish();
+        config
+    }
+
+    /// Reads how the servers are reached and logged in to; the other settings are those of no key.
+    fn read_access(table: &dyn Keys) -> Self {
         let url = table.required("url", URL_EXAMPLE);
         let password = table.secret("password_file");
         let key = table.secret("key_file");
@@ -102,23 +136,14 @@ impl RabbitConfig {
             ca_file: text("ca_file"),
             cert_file: text("cert_file"),
             key_file: name(&key),
-            lock_queue: table.text("lock_queue").unwrap_or_else(|| AUTO.to_owned()),
+            lock_queue: NONE.to_owned(),
         };
         let mut address = url.as_deref().map(RabbitAddress::parse);
         if let (Some(Ok(address)), Some((_, file))) = (&mut address, password) {
             address.password = PasswordSource::File(file);
         }
         let path = |name: &String| (!name.is_empty()).then(|| PathBuf::from(name));
-        let content_type = table.text("content_type").unwrap_or_else(|| CONTENT_TYPE.to_owned());
-        if !(1..=255).contains(&content_type.len()) {
-            table.error("content_type", "must have 1 to 255 bytes".to_owned());
-        }
-        let exchange = text("exchange");
-        if exchange.len() > 255 {
-            table.error("exchange", "must have at most 255 bytes".to_owned());
-        }
-        let bytes_max = table.size("message_bytes_max", MESSAGE_BYTES, MESSAGE_BYTES_RANGE);
-        let config = Self {
+        Self {
             address,
             files: TlsFiles {
                 authorities: path(&shown.ca_file),
@@ -126,20 +151,54 @@ impl RabbitConfig {
                 key: key.map(|(_, file)| file),
             },
             rules: MessageRules {
-                exchange,
-                content_type,
-                message_bytes_max: usize::try_from(bytes_max).unwrap_or(usize::MAX),
+                exchange: String::new(),
+                content_type: String::new(),
+                message_bytes_max: 0,
                 size_max: None,
             },
-            window: table.number("window", WINDOW, 1..=WINDOW_MAX),
+            window: 0,
             heartbeat: table.duration("heartbeat", HEARTBEAT, HEARTBEAT_RANGE),
-            management_url: text("management_url"),
-            create: read_create(&*table),
+            management_url: String::new(),
+            create: None,
             database: None,
             shown,
-        };
-        table.finish();
-        config
+        }
+    }
+
+    /// Reads how a consumer reaches the servers and logs in.
+    pub fn read_source(table: &dyn Keys) -> Self {
+        Self::read_access(table)
+    }
+
+    /// What a consumer connects with. `name` is that of its connection.
+    ///
+    /// # Errors
+    /// The first mistake.
+    pub(super) fn source_spec(&self, name: &str) -> Result<RabbitSpec, SinkError> {
+        self.spec(&Needs {
+            pipeline: name.to_owned(),
+            in_flight_events: 0,
+            in_flight_bytes: 0,
+            size_max: None,
+            destinations: Vec::new(),
+            purpose: Purpose::Live,
+        })
+    }
+
+    /// The first mistake in the keys of [`read_source`](Self::read_source): what is wrong, and what fixes it. What
+    /// was reported when they were read is none.
+    pub fn source_mistake(&self) -> Option<(String, String)> {
+        self.address.as_ref()?;
+        let error = self.source_spec("").err()?;
+        Some((error.to_string(), super::consumer::in_words_of_sources(error.hint())))
+    }
+
+    /// The keys of [`read_source`](Self::read_source) with their values, for `postrider config show`.
+    pub fn source_values(&self) -> Vec<Shown> {
+        const OF_BOTH: [&str; 6] =
+            ["url", "password_file", "ca_file", "cert_file", "key_file", "heartbeat"];
+        let rows = self.values().into_iter();
+        rows.filter(|row| OF_BOTH.contains(&row.key.as_str())).collect()
     }
 
     /// What a sink is opened with.

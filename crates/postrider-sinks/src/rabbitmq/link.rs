@@ -1,13 +1,15 @@
-//! A connection to RabbitMQ: login, requests, and the frames in both directions.
+//! A connection to RabbitMQ: login, requests, and the frames in both directions. A sink publishes over it, or a consumer
+//! reads.
 //!
-//! Written for this sink instead of taking a client library. The library that is in use with RabbitMQ (`lapin`) gives a
+//! Written for the sink instead of taking a client library. The library that is in use with RabbitMQ (`lapin`) gives a
 //! returned message to whichever confirm is resolved next, so that a message which no queue has got can look confirmed;
 //! it writes returned payloads to the log; and a connection that is given up goes on sending from a thread of its own.
 
 use super::codec::{
-    CHANNEL_OPEN_OK, CONNECTION_OPEN_OK, FRAME_PAYLOAD_MAX, Frame, Method, PROTOCOL_HEADER,
-    ReturnedProperties, ServerClose, put_counted, put_heartbeat, put_long, put_method, put_short,
-    put_true, read_frame,
+    CHANNEL_OPEN_OK, CONNECTION_OPEN_OK, DeliveredProperties, DeliveredTo, FRAME_PAYLOAD_MAX,
+    Frame, Method, PROTOCOL_HEADER, QUEUE_DECLARE_OK, QueueCounts, ReturnedProperties, ServerClose,
+    put_counted, put_heartbeat, put_long, put_method, put_short, put_true, read_delivered,
+    read_frame,
 };
 use super::moment::Moment;
 use super::problem::{RabbitProblem, RabbitStep};
@@ -21,7 +23,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::io::{ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
 
-/// The channel on which messages are published.
+/// The channel on which messages are published, or delivered.
 pub(super) const PUBLISH: u16 = 1;
 /// The channel of requests that may be refused, which closes it.
 pub(super) const ASK: u16 = 2;
@@ -53,9 +55,35 @@ impl Debug for ReturnedMessage {
     }
 }
 
+/// A message that is delivered to a consumer. `Debug` shows sizes only.
+#[derive(Default)]
+pub(super) struct DeliveredMessage {
+    pub(super) to: DeliveredTo,
+    /// `None` until they have come.
+    pub(super) properties: Option<DeliveredProperties>,
+    body_size: u64,
+    pub(super) body: Vec<u8>,
+}
+
+impl DeliveredMessage {
+    /// Whether all of it has come.
+    fn is_whole(&self) -> bool {
+        self.properties.is_some() && self.body.len() as u64 >= self.body_size
+    }
+}
+
+impl Debug for DeliveredMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeliveredMessage").field("bytes", &self.body.len()).finish_non_exhaustive()
+    }
+}
+
 /// What the server has sent without a request.
 #[derive(Debug)]
 pub(super) enum LinkEvent {
+    Delivered(DeliveredMessage),
+    /// The server has ended the consumer.
+    Cancelled,
     Confirmed {
         tag: u64,
         multiple: bool,
@@ -95,9 +123,14 @@ pub(super) struct AmqpLink {
     events: VecDeque<LinkEvent>,
     replies: VecDeque<(u16, Method)>,
     returning: Option<ReturnedMessage>,
+    delivering: Option<DeliveredMessage>,
+    /// Of the queue that was last looked up.
+    counts: QueueCounts,
     /// What the connection is used for now, to tell what an error means.
     step: RabbitStep,
     limits: LinkLimits,
+    /// Whether anything is read: not while as much has come as may be in memory.
+    reads: bool,
     pub(super) server: ServerFacts,
 }
 
@@ -144,8 +177,11 @@ impl AmqpLink {
                 events: VecDeque::new(),
                 replies: VecDeque::new(),
                 returning: None,
+                delivering: None,
+                counts: QueueCounts::default(),
                 step,
                 limits: LinkLimits { frame_max: FRAME_MAX, heartbeat: spec.heartbeat },
+                reads: true,
                 server: ServerFacts::default(),
             };
             link.log_in(spec).await?;
@@ -236,6 +272,14 @@ impl AmqpLink {
         self.outgoing.bytes.len() - self.outgoing.written
     }
 
+    /// Reads, or stops reading; heartbeats are sent all the same.
+    pub(super) fn set_reads(&mut self, reads: bool) {
+        if reads && !self.reads {
+            self.times.read_at = Instant::now();
+        }
+        self.reads = reads;
+    }
+
     pub(super) fn next_event(&mut self) -> Option<LinkEvent> {
         self.events.pop_front()
     }
@@ -302,6 +346,28 @@ impl AmqpLink {
         }
     }
 
+    /// What a queue has; the refusal if it does not exist.
+    pub(super) async fn queue(
+        &mut self,
+        name: &str,
+        spec: &RabbitSpec,
+    ) -> Result<Result<QueueCounts, ServerClose>, RabbitProblem> {
+        let passive = |out: &mut Vec<u8>| {
+            out.extend_from_slice(&[0, 0]);
+            put_short(out, name.as_bytes());
+            // Passive: nothing is created.
+            out.push(1);
+            put_counted(out, |_| ());
+        };
+        let asked = self.ask(RabbitStep::Queue, (50, 10), QUEUE_DECLARE_OK, spec, passive).await?;
+        Ok(asked.map(|()| self.counts))
+    }
+
+    /// From now on errors are those of consuming.
+    pub(super) fn consumes(&mut self) {
+        self.step = RabbitStep::Consume;
+    }
+
     /// From now on errors are those of publishing.
     pub(super) fn publishes(&mut self) {
         self.step = RabbitStep::Publish;
@@ -343,8 +409,7 @@ impl AmqpLink {
                 return Ok(Err(close));
             }
             while let Some((of, method)) = self.replies.pop_front() {
-                let Method::Other(class, number) = method else { continue };
-                if of == channel && (class, number) == expected {
+                if of == channel && method.answer() == Some(expected) {
                     return Ok(Ok(()));
                 }
             }
@@ -378,9 +443,13 @@ impl AmqpLink {
         let progress = async {
             if has_more { writer.write(more).await } else { writer.flush().await.map(|()| 0) }
         };
+        let is_written = !has_more && !outgoing.unflushed;
+        if !self.reads && is_written {
+            return std::future::pending().await;
+        }
         self.inbox.reserve(READ_BYTES);
         let done = tokio::select! {
-            read = self.reader.read_buf(&mut self.inbox) => match read {
+            read = self.reader.read_buf(&mut self.inbox), if self.reads => match read {
                 Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server has closed it")),
                 Ok(_) => {
                     self.times.read_at = Instant::now();
@@ -388,7 +457,7 @@ impl AmqpLink {
                 }
                 Err(error) => Err(error),
             },
-            wrote = progress, if has_more || outgoing.unflushed => wrote.map(|length| {
+            wrote = progress, if !is_written => wrote.map(|length| {
                 outgoing.written += length;
                 outgoing.unflushed = has_more;
                 if has_more {
@@ -429,13 +498,24 @@ impl AmqpLink {
     ) -> Result<(), RabbitProblem> {
         match frame {
             Frame::Heartbeat => {}
-            Frame::Header(properties) => {
+            Frame::Header(properties, payload) => {
+                if let Some(delivering) = &mut self.delivering {
+                    delivering.body_size = properties.body_size;
+                    delivering.properties = Some(read_delivered(payload).unwrap_or_default());
+                    self.delivered_whole();
+                    return Ok(());
+                }
                 if let Some(returning) = &mut self.returning {
                     returning.properties = properties;
                 }
                 self.returned_whole();
             }
             Frame::Body(part) => {
+                if let Some(delivering) = &mut self.delivering {
+                    delivering.body.extend_from_slice(part);
+                    self.delivered_whole();
+                    return Ok(());
+                }
                 if let Some(returning) = &mut self.returning {
                     returning.body.extend_from_slice(part);
                 }
@@ -470,6 +550,16 @@ impl AmqpLink {
                     Some(ReturnedMessage { routing_key, properties, body: Vec::new() });
                 return Ok(());
             }
+            Method::Deliver(to) => {
+                self.delivering = Some(DeliveredMessage { to, ..DeliveredMessage::default() });
+                return Ok(());
+            }
+            Method::Cancel => LinkEvent::Cancelled,
+            Method::DeclareOk(counts) => {
+                self.counts = counts;
+                self.replies.push_back((channel, method));
+                return Ok(());
+            }
             Method::Start { .. }
             | Method::Tune { .. }
             | Method::ConnectionCloseOk
@@ -480,6 +570,12 @@ impl AmqpLink {
         };
         self.events.push_back(event);
         Ok(())
+    }
+
+    /// A delivered message is complete with its last body frame, or with its properties if it is empty.
+    fn delivered_whole(&mut self) {
+        let whole = self.delivering.take_if(|message| message.is_whole());
+        self.events.extend(whole.map(LinkEvent::Delivered));
     }
 
     /// A returned message is complete with its last body frame.
@@ -496,7 +592,7 @@ impl AmqpLink {
     /// The server has sent nothing for two heartbeats.
     pub(super) fn beat(&mut self) -> Result<(), RabbitProblem> {
         let LinkLimits { heartbeat, .. } = self.limits;
-        if self.times.read_at.elapsed() > 2 * heartbeat {
+        if self.reads && self.times.read_at.elapsed() > 2 * heartbeat {
             let silent = format!("it has sent nothing for {:?}", 2 * heartbeat);
             let error = io::Error::new(io::ErrorKind::TimedOut, silent);
             return Err(RabbitProblem::io(self.step, &self.host, &error));
@@ -514,7 +610,8 @@ impl AmqpLink {
     pub(super) fn beats_at(&self) -> Instant {
         let LinkLimits { heartbeat, .. } = self.limits;
         let silent = self.times.read_at + 2 * heartbeat + Duration::from_millis(1);
-        silent.min(self.outgoing.at + heartbeat / 2)
+        let beat = self.outgoing.at + heartbeat / 2;
+        if self.reads { silent.min(beat) } else { beat }
     }
 
     /// Ends the connection. What is not confirmed may be published or not.
@@ -571,6 +668,7 @@ fn put_client_properties(out: &mut Vec<u8>, pipeline: &str) {
         for name in [
             "publisher_confirms",
             "basic.nack",
+            "consumer_cancel_notify",
             "connection.blocked",
             // Without it a refused login looks like a lost connection.
             "authentication_failure_close",

@@ -216,7 +216,7 @@ mod tests {
         while let Some((_, frame, length)) = read_frame(rest).unwrap() {
             match frame {
                 Frame::Body(part) => bodies.push(part.len()),
-                Frame::Header(found) => (properties, header_length) = (Some(found), length),
+                Frame::Header(found, _) => (properties, header_length) = (Some(found), length),
                 Frame::Method(_) | Frame::Heartbeat => {}
             }
             rest = &rest[length..];

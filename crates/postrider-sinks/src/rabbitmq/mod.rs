@@ -3,10 +3,13 @@
 //! The pipeline's thread judges a record ([`message`]) and queues it; the worker thread ([`worker`]) has the connection
 //! ([`link`], [`codec`]) and the records that are not confirmed ([`window`]). `docs/sinks/rabbitmq.md` has what is
 //! promised.
+//!
+//! [`RabbitConsumer`] reads a queue, over the same connection, for `postrider inbox run`.
 
 mod codec;
 mod commands;
 mod config;
+mod consumer;
 mod facts;
 mod link;
 mod management;
@@ -21,6 +24,9 @@ mod window;
 mod worker;
 
 pub use config::RabbitConfig;
+pub use consumer::{
+    QueueWanted, RabbitConsumer, RabbitConsumerProblem, RabbitConsumerState, RabbitDelivery,
+};
 
 use postrider_core::sink::{FirstFile, FirstFileTable, Keys, SinkConfig, SinkKind};
 use std::sync::Arc;

@@ -23,12 +23,14 @@ pub(super) enum RabbitStep {
     Publish,
     /// Looking a queue up.
     Queue,
+    /// Reading a queue.
+    Consume,
     /// Declaring a queue or a binding for the operator.
     Create,
 }
 
 /// RabbitMQ's codes.
-const ACCESS_REFUSED: u16 = 403;
+pub(super) const ACCESS_REFUSED: u16 = 403;
 pub(super) const NOT_FOUND: u16 = 404;
 /// Another connection has the exclusive queue.
 pub(super) const RESOURCE_LOCKED: u16 = 405;
@@ -59,6 +61,7 @@ impl RabbitProblem {
             RabbitStep::Lock
             | RabbitStep::Exchange
             | RabbitStep::Queue
+            | RabbitStep::Consume
             | RabbitStep::Publish
             | RabbitStep::Create => "lost the connection to",
         };

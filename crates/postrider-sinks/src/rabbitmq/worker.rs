@@ -443,7 +443,7 @@ impl Worker {
                     return Err(RabbitProblem::closed(RabbitStep::Publish, &close, spec));
                 }
                 // The answer to a request has reported it.
-                LinkEvent::ChannelClosed(..) => {}
+                LinkEvent::ChannelClosed(..) | LinkEvent::Delivered(_) | LinkEvent::Cancelled => {}
             }
         }
         self.report_acked();

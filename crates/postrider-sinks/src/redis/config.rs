@@ -1,5 +1,6 @@
 //! The keys of a Redis sink, and what the product asks of its settings.
 
+use super::resp::REPLY_BYTES_MAX;
 use super::spec::{Address, Mode, NAMES, RedisLogin, RedisSpec, STATE_PREFIX, Storing, Trim};
 use super::transaction_sink::RedisTransactionSink;
 use super::{looks, preflight, sink};
@@ -51,6 +52,11 @@ const EVENTS: u32 = 1_000;
 const EVENTS_MAX: u32 = 10_000;
 const BYTES: u64 = 1 << 20;
 const BYTES_RANGE: std::ops::RangeInclusive<u64> = 64 << 10..=64 << 20;
+const LIMITS: TransactionLimits =
+    TransactionLimits { records_max: EVENTS as usize, bytes_max: BYTES, interval: COMMIT_INTERVAL };
+
+/// Bytes of an answer with entries at most. Unit: bytes.
+const READ_BYTES_MAX: usize = 64 << 20;
 
 /// The words of `missing_streams`.
 const MISSING: [&str; 2] = ["create", "park"];
@@ -113,15 +119,6 @@ impl RedisConfig {
     pub(super) fn read(keys: &dyn Keys) -> Self {
         let exactly_once = keys.word("delivery", &DELIVERY, &[]) == 1;
         let table = keys.table(NAME);
-        let servers = table.required("servers", "localhost:6379").unwrap_or_default();
-        if !servers.is_empty() && addresses(&servers).is_none() {
-            table.error("servers", "expected host:port pairs with commas between them".to_owned());
-        }
-        let mode = match table.word("mode", &Mode::WORDS, &[]) {
-            0 => Mode::Single,
-            1 => Mode::Sentinel,
-            _ => Mode::Cluster,
-        };
         let trim_length = table.number("trim_length", 0, 0..=u32::MAX);
         let trim_age = table.duration("trim_age", Duration::ZERO, Duration::ZERO..=AGE_MAX);
         if trim_length > 0 && !trim_age.is_zero() {
@@ -146,21 +143,84 @@ impl RedisConfig {
             bytes_max: table.size("bytes_max", BYTES, BYTES_RANGE),
         };
         let config = Self {
-            servers,
-            mode,
-            sentinel_master: table.text("sentinel_master").unwrap_or_default(),
-            sentinel: LoginKeys::read(&*table, "sentinel_username", "sentinel_password_file"),
-            database: table.number("database", 0, 0..=DATABASE_MAX),
-            login: LoginKeys::read(&*table, "username", "password_file"),
             storing,
             event_bytes_max: table.size("event_bytes_max", EVENT_BYTES, EVENT_BYTES_RANGE),
-            timeout: table.duration("timeout", TIMEOUT, SECONDS),
             state_key: table.text("state_key").unwrap_or_default(),
             delivery: RedisDelivery { exactly_once, limits },
-            rest: Surroundings { tls: read_tls(&*table), source: String::new() },
+            ..Self::read_access(&*table)
         };
         table.finish();
         config
+    }
+
+    /// Reads how the servers are reached and logged in to; the other settings are those of no key.
+    fn read_access(table: &dyn Keys) -> Self {
+        let servers = table.required("servers", "localhost:6379").unwrap_or_default();
+        if !servers.is_empty() && addresses(&servers).is_none() {
+            table.error("servers", "expected host:port pairs with commas between them".to_owned());
+        }
+        let mode = match table.word("mode", &Mode::WORDS, &[]) {
+            0 => Mode::Single,
+            1 => Mode::Sentinel,
+            _ => Mode::Cluster,
+        };
+        Self {
+            servers,
+            mode,
+            sentinel_master: table.text("sentinel_master").unwrap_or_default(),
+            sentinel: LoginKeys::read(table, "sentinel_username", "sentinel_password_file"),
+            database: table.number("database", 0, 0..=DATABASE_MAX),
+            login: LoginKeys::read(table, "username", "password_file"),
+            storing: Storing {
+                in_transactions: false,
+                creates: false,
+                trim: Trim::Nothing,
+                replicas: 0,
+                replica_timeout: REPLICA_TIMEOUT,
+            },
+            event_bytes_max: EVENT_BYTES,
+            timeout: table.duration("timeout", TIMEOUT, SECONDS),
+            state_key: String::new(),
+            delivery: RedisDelivery { exactly_once: false, limits: LIMITS },
+            rest: Surroundings { tls: read_tls(table), source: String::new() },
+        }
+    }
+
+    /// Reads how a consumer reaches the servers and logs in.
+    pub fn read_source(table: &dyn Keys) -> Self {
+        Self::read_access(table)
+    }
+
+    /// What a consumer connects with. `name` is that of its connection.
+    pub(super) fn source_spec(&self, name: &str) -> RedisSpec {
+        let spec = self.spec(&no_needs(name));
+        RedisSpec { reply_max: READ_BYTES_MAX, ..spec }
+    }
+
+    /// The first mistake in the keys of [`read_source`](Self::read_source): what is wrong, and what fixes it.
+    pub fn source_mistake(&self) -> Option<(String, String)> {
+        if self.mode == Mode::Cluster {
+            let what = "an intake reads no cluster yet".to_owned();
+            return Some((what, "use mode = \"single\" or \"sentinel\"".to_owned()));
+        }
+        let error = self.check(&no_needs("")).into_iter().next()?;
+        Some((error.to_string(), super::consumer::in_words_of_sources(error.hint())))
+    }
+
+    /// The keys of [`read_source`](Self::read_source) with their values, for `postrider config show`.
+    pub fn source_values(&self) -> Vec<Shown> {
+        const OF_SINKS: [&str; 8] = [
+            "delivery",
+            "missing_streams",
+            "trim_length",
+            "trim_age",
+            "replicas",
+            "replica_timeout",
+            "event_bytes_max",
+            "state_key",
+        ];
+        let of_both = |row: &Shown| !OF_SINKS.contains(&row.key.as_str());
+        self.values().into_iter().filter(of_both).collect()
     }
 
     fn bytes_max(&self) -> usize {
@@ -188,7 +248,20 @@ impl RedisConfig {
             storing: self.storing,
             timeout: self.timeout,
             bytes_max: self.bytes_max(),
+            reply_max: REPLY_BYTES_MAX,
         }
+    }
+}
+
+/// What a consumer needs of its settings, which is nothing that a pipeline does.
+fn no_needs(name: &str) -> Needs {
+    Needs {
+        pipeline: name.to_owned(),
+        in_flight_events: 0,
+        in_flight_bytes: 0,
+        size_max: None,
+        destinations: Vec::new(),
+        purpose: Purpose::Live,
     }
 }
 

@@ -38,6 +38,8 @@ pub(super) struct Connection {
     /// Bytes that were read, and no reply yet.
     input: Vec<u8>,
     timeout: Duration,
+    /// Bytes of a reply at most.
+    reply_max: usize,
 }
 
 impl Connection {
@@ -72,9 +74,9 @@ impl Connection {
         };
         let socket = opened.await.map_err(late)??;
         let (out, input) = (Vec::new(), Vec::new());
-        let timeout = spec.timeout;
+        let (timeout, reply_max) = (spec.timeout, spec.reply_max);
         let mut connection =
-            Self { address: address.clone(), socket, out, written: 0, input, timeout };
+            Self { address: address.clone(), socket, out, written: 0, input, timeout, reply_max };
         connection.log_in(spec, login).await?;
         Ok(connection)
     }
@@ -219,7 +221,9 @@ impl Connection {
         }
         loop {
             let malformed = |_| io::Error::other("the server does not speak the protocol of Redis");
-            if let Some((reply, length)) = resp::decode(&self.input).map_err(malformed)? {
+            if let Some((reply, length)) =
+                resp::decode(&self.input, self.reply_max).map_err(malformed)?
+            {
                 self.input.drain(..length);
                 return Poll::Ready(Ok(reply));
             }

@@ -233,7 +233,7 @@ pub(super) async fn locate(spec: &RedisSpec, address: &Address) -> Result<Locate
 }
 
 /// A replica is not used: it answers, and accepts nothing. A login that may not ask finds out with its first event.
-async fn check_role(connection: &mut Connection) -> Result<(), RedisProblem> {
+pub(super) async fn check_role(connection: &mut Connection) -> Result<(), RedisProblem> {
     let reply = connection.command(&[b"ROLE"]).await?;
     let role = reply.elements().first().and_then(Reply::text);
     if role.is_none_or(|role| role == "master") {

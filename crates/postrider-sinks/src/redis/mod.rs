@@ -9,11 +9,14 @@
 //!
 //! [`worker`] sends and settles; [`chain`] has the numbers of the records of a hash slot; [`link`] has the connections,
 //! which speak the protocol themselves ([`resp`], [`connection`]).
+//!
+//! [`RedisConsumer`] reads streams in a consumer group, over the same connections, for `postrider inbox run`.
 
 mod chain;
 mod commit;
 mod config;
 mod connection;
+mod consumer;
 mod entry;
 mod held;
 mod link;
@@ -31,6 +34,10 @@ mod transaction_writer;
 mod worker;
 
 pub use config::RedisConfig;
+pub use consumer::{
+    RedisConsumer, RedisConsumerProblem, RedisDelivery, RedisLook, RedisLoss, RedisStart,
+    StreamsWanted,
+};
 
 use postrider_core::sink::{FirstFile, FirstFileTable, Keys, SinkConfig, SinkKind};
 use std::sync::Arc;

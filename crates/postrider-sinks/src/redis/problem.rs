@@ -20,6 +20,8 @@ pub(super) enum RedisStep {
     Store,
     /// XADD within that script.
     Add,
+    /// Reading the entries of a stream as a consumer.
+    Read,
 }
 
 /// What to do about an error.
@@ -103,7 +105,9 @@ fn verdict(step: RedisStep, code: &str) -> RedisVerdict {
         (RedisStep::Add, _) | (RedisStep::LookUp, "WRONGTYPE") => RedisVerdict::Destination,
         (_, "NOPERM") => RedisVerdict::Rights,
         // A script that fails as a whole: what it has stored is not known. The progress says it after a take-over.
-        (RedisStep::TakeOver | RedisStep::Store | RedisStep::LookUp, _) => RedisVerdict::Reconnect,
+        (RedisStep::TakeOver | RedisStep::Store | RedisStep::LookUp | RedisStep::Read, _) => {
+            RedisVerdict::Reconnect
+        }
     }
 }
 

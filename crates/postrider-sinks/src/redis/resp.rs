@@ -5,8 +5,8 @@
 
 use std::fmt;
 
-/// Bytes of a reply at most. The largest that the sink asks for is the slot map of a cluster.
-const REPLY_BYTES_MAX: usize = 16 << 20;
+/// Bytes of a reply to a sink at most. The largest that it asks for is the slot map of a cluster.
+pub(super) const REPLY_BYTES_MAX: usize = 16 << 20;
 
 /// Elements of an array at most.
 const ELEMENTS_MAX: usize = 100_000;
@@ -144,15 +144,15 @@ fn digits(mut number: u64) -> ([u8; 20], usize) {
     (digits, from)
 }
 
-/// Decodes the first reply, and returns it with its number of bytes; `None` if it is not complete.
+/// Decodes the first reply, of at most `max` bytes, and returns it with its number of bytes; `None` if it is not complete.
 ///
 /// # Errors
-/// The bytes are no reply.
-pub(super) fn decode(bytes: &[u8]) -> Result<Option<(Reply, usize)>, Malformed> {
-    let mut cursor = Cursor { bytes, at: 0 };
+/// The bytes are no reply, or too many.
+pub(super) fn decode(bytes: &[u8], max: usize) -> Result<Option<(Reply, usize)>, Malformed> {
+    let mut cursor = Cursor { bytes, at: 0, max };
     match cursor.reply(0) {
         Ok(reply) => Ok(Some((reply, cursor.at))),
-        Err(NoReply::Incomplete) if bytes.len() <= REPLY_BYTES_MAX => Ok(None),
+        Err(NoReply::Incomplete) if bytes.len() <= max => Ok(None),
         Err(NoReply::Incomplete | NoReply::Malformed) => Err(Malformed),
     }
 }
@@ -165,6 +165,8 @@ enum NoReply {
 struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
+    /// Bytes of a string at most.
+    max: usize,
 }
 
 impl<'a> Cursor<'a> {
@@ -208,7 +210,7 @@ impl<'a> Cursor<'a> {
     }
 
     fn bulk(&mut self, length: usize) -> Result<Reply, NoReply> {
-        if length > REPLY_BYTES_MAX {
+        if length > self.max {
             return Err(NoReply::Malformed);
         }
         let rest = self.bytes.get(self.at..).unwrap_or_default();
@@ -245,7 +247,7 @@ mod tests {
     #[test]
     fn replies_are_decoded_however_they_arrive() {
         let bytes = b"*6\r\n:-1\r\n$3\r\na\r\n\r\n$-1\r\n*-1\r\n-OOM command not allowed\r\n*1\r\n+OK\r\n:7\r\n";
-        let (reply, length) = decode(bytes).unwrap().unwrap();
+        let (reply, length) = decode(bytes, REPLY_BYTES_MAX).unwrap().unwrap();
         assert_eq!(length, bytes.len() - 4);
         let elements = reply.elements();
         assert_eq!(elements[0].integer(), Some(-1));
@@ -254,7 +256,7 @@ mod tests {
         assert_eq!(elements[4].clone().checked().unwrap_err().code(), "OOM");
         assert_eq!(elements[5].elements(), [Reply::Simple("OK".to_owned())]);
         for end in 0..length {
-            assert_eq!(decode(&bytes[..end]), Ok(None), "{end} bytes");
+            assert_eq!(decode(&bytes[..end], REPLY_BYTES_MAX), Ok(None), "{end} bytes");
         }
     }
 
@@ -271,9 +273,14 @@ mod tests {
             b"$1\r\nabc\r\n",
             &deep,
         ] {
-            assert_eq!(decode(bytes), Err(Malformed), "{:?}", String::from_utf8_lossy(bytes));
+            assert_eq!(
+                decode(bytes, REPLY_BYTES_MAX),
+                Err(Malformed),
+                "{:?}",
+                String::from_utf8_lossy(bytes)
+            );
         }
-        assert_eq!(decode(&vec![b'+'; REPLY_BYTES_MAX + 1]), Err(Malformed));
+        assert_eq!(decode(&vec![b'+'; REPLY_BYTES_MAX + 1], REPLY_BYTES_MAX), Err(Malformed));
     }
 
     #[test]

@@ -208,7 +208,7 @@ mod tests {
 
     /// The words of a command, of which the number must be right.
     fn words_of(out: &[u8]) -> Vec<String> {
-        let (reply, length) = resp::decode(out).unwrap().unwrap();
+        let (reply, length) = resp::decode(out, resp::REPLY_BYTES_MAX).unwrap().unwrap();
         assert_eq!(length, out.len());
         reply.elements().iter().map(|word| word.text().unwrap()).collect()
     }
@@ -249,7 +249,11 @@ mod tests {
 
     #[test]
     fn answers_of_scripts_are_distinguished() {
-        let of = |text: &str| ScriptAnswer::of(resp::decode(text.as_bytes()).unwrap().unwrap().0);
+        let of = |text: &str| {
+            ScriptAnswer::of(
+                resp::decode(text.as_bytes(), resp::REPLY_BYTES_MAX).unwrap().unwrap().0,
+            )
+        };
         let stopped = |stored, why| ScriptAnswer::Stopped { stored, why };
         for (text, answer) in [
             (":7\r\n", ScriptAnswer::Stored(7)),

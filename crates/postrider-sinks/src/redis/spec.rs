@@ -126,6 +126,8 @@ pub(super) struct RedisSpec {
     pub(super) timeout: Duration,
     /// Bytes of key, payload and headers of an event at most.
     pub(super) bytes_max: usize,
+    /// Bytes of an answer of the server at most.
+    pub(super) reply_max: usize,
 }
 
 impl RedisSpec {
