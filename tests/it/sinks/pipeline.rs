@@ -50,6 +50,11 @@ impl<S: SinkServer> SinkPipeline<S> {
         config(&self.name, &self.url, sink)
     }
 
+    /// Parked events are attempted each second, so that an attempt follows the moment at which their destination accepts them.
+    pub(super) fn retry_each_second(&mut self) {
+        self.config = self.config.replace("step = \"1h\"", "step = \"1s\"");
+    }
+
     pub(super) fn run(&self) -> Relay {
         Relay::spawn(&self.config)
     }

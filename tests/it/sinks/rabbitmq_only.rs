@@ -40,7 +40,8 @@ async fn await_down(relay: &Relay, words: &str) {
 
 #[tokio::test]
 async fn unroutable_event_is_parked_and_published_once_its_binding_exists() {
-    let pipeline = with_exchange("unroutable").await;
+    let mut pipeline = with_exchange("unroutable").await;
+    pipeline.retry_each_second();
     let relay = pipeline.run();
     pipeline.insert("orders", "b", &[1]).await;
     pipeline.await_values("orders", "b", &["1"]).await;

@@ -43,8 +43,9 @@ async fn first_event_creates_the_stream() {
 
 #[tokio::test]
 async fn key_of_another_type_parks_its_events_alone() {
-    let pipeline = pipeline(Redis::start().await, "wrong", "").await;
+    let mut pipeline = pipeline(Redis::start().await, "wrong", "").await;
     admin(&pipeline.server.redis, "SET taken text", "+OK\r\n").await;
+    pipeline.retry_each_second();
     let relay = pipeline.run();
     pipeline.insert("orders", "b", &[1]).await;
     pipeline.await_values("orders", "b", &["1"]).await;
@@ -62,7 +63,8 @@ async fn key_of_another_type_parks_its_events_alone() {
 /// The stream was known, so its events are not parked: they wait, or are parked until it works, and others flow.
 #[tokio::test]
 async fn stream_that_becomes_another_type_is_waited_for() {
-    let pipeline = pipeline(Redis::start().await, "becomes", "").await;
+    let mut pipeline = pipeline(Redis::start().await, "becomes", "").await;
+    pipeline.retry_each_second();
     let relay = pipeline.run();
     pipeline.insert("orders", "a", &[1]).await;
     pipeline.await_values("orders", "a", &["1"]).await;

@@ -282,7 +282,8 @@ pub(super) async fn destination_that_is_missing_parks_its_events_alone<S: SinkSe
     if !S::DESTINATIONS_ARE_MADE {
         return;
     }
-    let pipeline = SinkPipeline::<S>::start("missing").await;
+    let mut pipeline = SinkPipeline::<S>::start("missing").await;
+    pipeline.retry_each_second();
     let relay = pipeline.run();
     pipeline.insert("orders", "b", &[1]).await;
     pipeline.await_values("orders", "b", &["1"]).await;
@@ -302,7 +303,8 @@ pub(super) async fn destination_that_goes_away_is_waited_for<S: SinkServer>() {
     if !S::DESTINATIONS_ARE_MADE {
         return;
     }
-    let pipeline = SinkPipeline::<S>::start("gone").await;
+    let mut pipeline = SinkPipeline::<S>::start("gone").await;
+    pipeline.retry_each_second();
     let relay = pipeline.run();
     pipeline.insert("orders", "a", &[1]).await;
     pipeline.await_values("orders", "a", &["1"]).await;

@@ -339,8 +339,7 @@ async fn refusal_halts_a_pipeline_that_stops_at_poison() {
 #[tokio::test]
 async fn receiver_that_does_not_know_options_gets_its_events() {
     let mut pipeline = start("options", "").await;
-    // A retry that comes before the destination exists is repeated after this pause.
-    pipeline.config = pipeline.config.replace("step = \"1h\"", "step = \"1s\"");
+    pipeline.retry_each_second();
     pipeline.server.0.answer_options(404);
     let relay = pipeline.run();
     pipeline.insert("orders", "a", &[1]).await;
