@@ -180,7 +180,7 @@ impl AmqpConsumer {
                 self.arriving.missing = content.longlong()?;
                 self.arriving.has_header = true;
                 let flags = content.short()?;
-                // AmqpContent type and content encoding precede the headers.
+                // Content type and content encoding precede the headers.
                 for flag in [1 << 15, 1 << 14] {
                     if flags & flag != 0 {
                         content.short_text()?;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// ReceiverConnections at a time; a further one is closed at once.
+/// Connections at a time; a further one is closed at once.
 const CONNECTIONS_MAX: usize = 256;
 /// Bytes of one line of a request's header.
 const LINE_BYTES_MAX: u64 = 64 << 10;
@@ -162,7 +162,7 @@ fn requests(stream: TcpStream, shared: &ReceiverState) -> io::Result<()> {
         if is_post {
             (shared.handler)(request);
         }
-        writer.write_all(b"HTTP/1.1 204 No AmqpContent\r\n\r\n")?;
+        writer.write_all(b"HTTP/1.1 204 No Content\r\n\r\n")?;
     }
     Ok(())
 }
