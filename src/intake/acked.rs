@@ -55,7 +55,7 @@ struct Pauses {
 }
 
 /// When something is due.
-struct Due {
+struct DueTimes {
     /// Nothing is done before.
     held_until: Instant,
     count_at: Instant,
@@ -74,7 +74,7 @@ struct AckedIntake<'a, S: AckedSource> {
     /// `None` without a connection.
     source: Option<S>,
     pauses: Pauses,
-    due: Due,
+    due: DueTimes,
     /// The table refuses the next message.
     is_blocked: bool,
     /// The status says that messages are stored.
@@ -98,7 +98,7 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
             turn: Turn::new(S::turn(config), owner()),
             source: None,
             pauses: Pauses { broker: BACKOFF, refused: REFUSED, attempt: 0 },
-            due: Due { held_until: now, count_at: now, look_at: now },
+            due: DueTimes { held_until: now, count_at: now, look_at: now },
             is_blocked: false,
             is_shown: false,
         }
@@ -265,6 +265,10 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
 
     /// Stores what is ready.
     async fn stores(&mut self) {
+        // Without the number of the turn nothing would keep a former owner from storing.
+        if self.turn.span().is_none() {
+            return;
+        }
         let count = self.batch_len();
         let batch = self.batch(count);
         let writing = self.writer.write(&batch);

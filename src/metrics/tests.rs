@@ -305,7 +305,11 @@ fn intake() -> IntakeHandle {
     let handle = IntakeHandle::new("mail", "mail", "kafka");
     handle.update(|snapshot| {
         snapshot.state = IntakeState::Storing;
-        (snapshot.stored_total, snapshot.repeated_total, snapshot.dead_total) = (10, 2, 1);
+        (
+            snapshot.totals.stored_total,
+            snapshot.totals.repeated_total,
+            snapshot.totals.dead_total,
+        ) = (10, 2, 1);
         (snapshot.lag_records, snapshot.pending) = (Some(5), Some(7));
         (snapshot.partitions, snapshot.blocked_total) = (3, 1);
         // In the future, so that it does not grow while the test runs.

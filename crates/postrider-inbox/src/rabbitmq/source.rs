@@ -91,7 +91,7 @@ impl AckedSource for RabbitSource {
         let wait = if self.held.is_empty() { wait } else { Duration::ZERO };
         self.consumer.wait(wait).await?;
         while self.held.len() < max && self.bytes < HELD_BYTES_MAX {
-            let Some(delivery) = self.consumer.next() else { break };
+            let Some(delivery) = self.consumer.take_next() else { break };
             self.hold(delivery);
         }
         Ok(())

@@ -7,7 +7,7 @@
 use super::api::{ApiError, StreamState};
 use super::config::NatsConfig;
 use super::link::NatsLink;
-use super::problem::{ErrCode, NatsProblem};
+use super::problem::{ErrCode, NatsProblem, in_words_of_sources};
 use super::spec::NatsSpec;
 use async_nats::{HeaderMap, Message, StatusCode};
 use bytes::Bytes;
@@ -84,13 +84,6 @@ impl From<NatsProblem> for NatsConsumerProblem {
         let hint = problem.hint.map(|hint| in_words_of_sources(&hint));
         Self { reason: problem.reason, hint }
     }
-}
-
-/// The hint of a sink, with the names that the keys have in the table of a source.
-pub(super) fn in_words_of_sources(hint: &str) -> String {
-    hint.replace("[sink.nats]", "[inboxes.NAME.source.nats]")
-        .replace("sink.nats.", "source.nats.")
-        .replace("the sink", "the intake")
 }
 
 /// A message. `Debug` shows no content.

@@ -190,7 +190,7 @@ impl RabbitConfig {
     pub fn source_mistake(&self) -> Option<(String, String)> {
         self.address.as_ref()?;
         let error = self.source_spec("").err()?;
-        Some((error.to_string(), super::consumer::in_words_of_sources(error.hint())))
+        Some((error.to_string(), super::problem::in_words_of_sources(error.hint())))
     }
 
     /// The keys of [`read_source`](Self::read_source) with their values, for `postrider config show`.

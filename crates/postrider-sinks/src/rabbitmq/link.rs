@@ -60,7 +60,7 @@ pub(super) struct DeliveredMessage {
     pub(super) to: DeliveredTo,
     /// `None` until they have come.
     pub(super) properties: Option<DeliveredProperties>,
-    body_size: u64,
+    pub(super) body_size: u64,
     pub(super) body: Vec<u8>,
 }
 
@@ -104,6 +104,21 @@ struct Outgoing {
     at: Instant,
 }
 
+/// Bytes that were read and are no whole frame yet, and when something was read last.
+struct Incoming {
+    bytes: Vec<u8>,
+    at: Instant,
+    /// Whether anything is read: not while as much has come as may be in memory.
+    is_open: bool,
+}
+
+/// Messages of which parts have come.
+#[derive(Default)]
+struct Contents {
+    returning: Option<ReturnedMessage>,
+    delivering: Option<DeliveredMessage>,
+}
+
 /// What the server has said of itself at the login.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct ServerFacts {
@@ -116,20 +131,16 @@ pub(super) struct AmqpLink {
     host: String,
     reader: ReadHalf<Box<dyn Duplex>>,
     writer: WriteHalf<Box<dyn Duplex>>,
-    inbox: Vec<u8>,
-    read_at: Instant,
+    incoming: Incoming,
     outgoing: Outgoing,
     events: VecDeque<LinkEvent>,
     replies: VecDeque<(u16, Method)>,
-    returning: Option<ReturnedMessage>,
-    delivering: Option<DeliveredMessage>,
+    contents: Contents,
     /// Of the queue that was last looked up.
     counts: QueueCounts,
     /// What the connection is used for now, to tell what an error means.
     step: RabbitStep,
     limits: LinkLimits,
-    /// Whether anything is read: not while as much has come as may be in memory.
-    reads: bool,
     pub(super) server: ServerFacts,
 }
 
@@ -164,17 +175,14 @@ impl AmqpLink {
                 host: place.clone(),
                 reader,
                 writer,
-                inbox: Vec::new(),
-                read_at: now,
+                incoming: Incoming { bytes: Vec::new(), at: now, is_open: true },
                 outgoing: Outgoing { bytes, written: 0, unflushed: false, at: now },
                 events: VecDeque::new(),
                 replies: VecDeque::new(),
-                returning: None,
-                delivering: None,
+                contents: Contents::default(),
                 counts: QueueCounts::default(),
                 step,
                 limits: LinkLimits { frame_max: FRAME_MAX, heartbeat: spec.heartbeat },
-                reads: true,
                 server: ServerFacts::default(),
             };
             link.log_in(spec).await?;
@@ -265,10 +273,10 @@ impl AmqpLink {
 
     /// Reads, or stops reading; heartbeats are sent all the same.
     pub(super) fn set_reads(&mut self, reads: bool) {
-        if reads && !self.reads {
-            self.read_at = Instant::now();
+        if reads && !self.incoming.is_open {
+            self.incoming.at = Instant::now();
         }
-        self.reads = reads;
+        self.incoming.is_open = reads;
     }
 
     pub(super) fn next_event(&mut self) -> Option<LinkEvent> {
@@ -407,15 +415,15 @@ impl AmqpLink {
             if has_more { writer.write(more).await } else { writer.flush().await.map(|()| 0) }
         };
         let is_written = !has_more && !outgoing.unflushed;
-        if !self.reads && is_written {
+        if !self.incoming.is_open && is_written {
             return std::future::pending().await;
         }
-        self.inbox.reserve(READ_BYTES);
+        self.incoming.bytes.reserve(READ_BYTES);
         let done = tokio::select! {
-            read = self.reader.read_buf(&mut self.inbox), if self.reads => match read {
+            read = self.reader.read_buf(&mut self.incoming.bytes), if self.incoming.is_open => match read {
                 Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server has closed it")),
                 Ok(_) => {
-                    self.read_at = Instant::now();
+                    self.incoming.at = Instant::now();
                     Ok(())
                 }
                 Err(error) => Err(error),
@@ -435,7 +443,7 @@ impl AmqpLink {
 
     /// Sorts the complete frames that were read.
     fn sort(&mut self, spec: &RabbitSpec) -> Result<(), RabbitProblem> {
-        let inbox = std::mem::take(&mut self.inbox);
+        let inbox = std::mem::take(&mut self.incoming.bytes);
         let mut rest = inbox.as_slice();
         loop {
             match read_frame(rest) {
@@ -448,8 +456,8 @@ impl AmqpLink {
             }
         }
         let done = inbox.len() - rest.len();
-        self.inbox = inbox;
-        self.inbox.drain(..done);
+        self.incoming.bytes = inbox;
+        self.incoming.bytes.drain(..done);
         Ok(())
     }
 
@@ -462,24 +470,24 @@ impl AmqpLink {
         match frame {
             Frame::Heartbeat => {}
             Frame::Header(properties, payload) => {
-                if let Some(delivering) = &mut self.delivering {
+                if let Some(delivering) = &mut self.contents.delivering {
                     delivering.body_size = properties.body_size;
                     delivering.properties = Some(read_delivered(payload).unwrap_or_default());
                     self.delivered_whole();
                     return Ok(());
                 }
-                if let Some(returning) = &mut self.returning {
+                if let Some(returning) = &mut self.contents.returning {
                     returning.properties = properties;
                 }
                 self.returned_whole();
             }
             Frame::Body(part) => {
-                if let Some(delivering) = &mut self.delivering {
+                if let Some(delivering) = &mut self.contents.delivering {
                     delivering.body.extend_from_slice(part);
                     self.delivered_whole();
                     return Ok(());
                 }
-                if let Some(returning) = &mut self.returning {
+                if let Some(returning) = &mut self.contents.returning {
                     returning.body.extend_from_slice(part);
                 }
                 self.returned_whole();
@@ -509,12 +517,13 @@ impl AmqpLink {
             Method::Nack { tag, multiple } => LinkEvent::Confirmed { tag, multiple, stored: false },
             Method::Return { routing_key } => {
                 let properties = ReturnedProperties::default();
-                self.returning =
+                self.contents.returning =
                     Some(ReturnedMessage { routing_key, properties, body: Vec::new() });
                 return Ok(());
             }
             Method::Deliver(to) => {
-                self.delivering = Some(DeliveredMessage { to, ..DeliveredMessage::default() });
+                self.contents.delivering =
+                    Some(DeliveredMessage { to, ..DeliveredMessage::default() });
                 return Ok(());
             }
             Method::Cancel => LinkEvent::Cancelled,
@@ -537,13 +546,14 @@ impl AmqpLink {
 
     /// A delivered message is complete with its last body frame, or with its properties if it is empty.
     fn delivered_whole(&mut self) {
-        let whole = self.delivering.take_if(|message| message.is_whole());
+        let whole = self.contents.delivering.take_if(|message| message.is_whole());
         self.events.extend(whole.map(LinkEvent::Delivered));
     }
 
     /// A returned message is complete with its last body frame.
     fn returned_whole(&mut self) {
         let whole = self
+            .contents
             .returning
             .take_if(|message| message.body.len() as u64 >= message.properties.body_size);
         self.events.extend(whole.map(LinkEvent::Returned));
@@ -555,7 +565,7 @@ impl AmqpLink {
     /// The server has sent nothing for two heartbeats.
     pub(super) fn beat(&mut self) -> Result<(), RabbitProblem> {
         let LinkLimits { heartbeat, .. } = self.limits;
-        if self.reads && self.read_at.elapsed() > 2 * heartbeat {
+        if self.incoming.is_open && self.incoming.at.elapsed() > 2 * heartbeat {
             let silent = format!("it has sent nothing for {:?}", 2 * heartbeat);
             let error = io::Error::new(io::ErrorKind::TimedOut, silent);
             return Err(RabbitProblem::io(self.step, &self.host, &error));
@@ -572,9 +582,9 @@ impl AmqpLink {
     /// When a heartbeat is due, or the server has been silent for too long.
     pub(super) fn beats_at(&self) -> Instant {
         let LinkLimits { heartbeat, .. } = self.limits;
-        let silent = self.read_at + 2 * heartbeat + Duration::from_millis(1);
+        let silent = self.incoming.at + 2 * heartbeat + Duration::from_millis(1);
         let beat = self.outgoing.at + heartbeat / 2;
-        if self.reads { silent.min(beat) } else { beat }
+        if self.incoming.is_open { silent.min(beat) } else { beat }
     }
 
     /// Ends the connection. What is not confirmed may be published or not.

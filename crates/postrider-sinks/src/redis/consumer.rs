@@ -7,7 +7,7 @@
 use super::config::RedisConfig;
 use super::connection::Connection;
 use super::link::{Located, check_role, locate};
-use super::problem::{RedisProblem, RedisStep};
+use super::problem::{RedisProblem, RedisStep, in_words_of_sources};
 use super::resp::Reply;
 use super::spec::RedisSpec;
 use std::fmt;
@@ -70,11 +70,6 @@ impl From<RedisProblem> for RedisConsumerProblem {
         let hint = problem.hint.map(|hint| in_words_of_sources(&hint));
         Self { reason: problem.reason, hint }
     }
-}
-
-/// The hint of a sink, with the names that the keys have in the table of a source.
-pub(super) fn in_words_of_sources(hint: &str) -> String {
-    hint.replace("sink.redis.", "source.redis.").replace("the sink", "the intake")
 }
 
 /// An entry. `Debug` shows its size alone.
@@ -297,10 +292,10 @@ impl RedisConsumer {
         let words: [&[u8]; 5] =
             [b"XGROUP", b"CREATE", stream.as_bytes(), group.as_bytes(), start.as_bytes()];
         let reply = self.connection.command(&words).await?;
-        match reply {
-            Reply::Error(error) if error.code() == "BUSYGROUP" => Ok(()),
-            other => self.checked(other).map(drop),
+        if matches!(&reply, Reply::Error(error) if error.code() == "BUSYGROUP") {
+            return Ok(());
         }
+        self.checked(reply).map(drop)
     }
 
     /// Takes over what was delivered to other consumers of the group.
@@ -370,7 +365,7 @@ impl RedisConsumer {
             words.extend([b"BLOCK".as_slice(), block.as_bytes()]);
         }
         words.push(b"STREAMS");
-        words.extend(names.iter().map(|name| name.as_bytes()));
+        words.extend(names.iter().map(String::as_bytes));
         words.extend(names.iter().map(|_| b">".as_slice()));
         let reply = self.connection.command(&words).await?;
         let reply = self.checked(reply)?;
@@ -451,7 +446,7 @@ impl RedisConsumer {
             let bytes: usize = entries.iter().map(RedisDelivery::size_bytes).sum();
             // Larger entries count at once, smaller ones by and by.
             let mean = bytes / (count + 1);
-            self.entry_bytes = mean.max((self.entry_bytes + mean) / 2);
+            self.entry_bytes = mean.max(usize::midpoint(self.entry_bytes, mean));
         }
         (entries, gone)
     }
@@ -503,7 +498,7 @@ impl RedisConsumer {
         let group = self.wanted.group.clone();
         for ids in ids.chunks(IDS_MAX) {
             let mut words: Vec<&[u8]> = vec![b"XACK", name.as_bytes(), group.as_bytes()];
-            words.extend(ids.iter().map(|id| id.as_bytes()));
+            words.extend(ids.iter().map(String::as_bytes));
             self.ask(&words).await?;
         }
         Ok(())

@@ -24,7 +24,7 @@ pub(super) fn open(
     needs: &Needs,
     mailbox: Mailbox,
 ) -> Result<QueuedSink<RedisRules>, SinkError> {
-    let size_max = spec.bytes_max.min(needs.size_max.unwrap_or(usize::MAX));
+    let size_max = spec.sizes.event.min(needs.size_max.unwrap_or(usize::MAX));
     let rules = RedisRules { spec: spec.clone(), size_max };
     QueuedSink::open("redis-sink", needs, mailbox, rules, move |queue| {
         RedisWorker::new(queue, spec).run()
