@@ -1,9 +1,9 @@
 //! The loop that stores messages of a broker that acknowledges them one by one: NATS JetStream, RabbitMQ, Redis.
 //!
 //! A batch is committed, then acknowledged. A process that is killed in between, or whose commit is not answered, gets
-//! the messages again, and the inbox recognises them. Of several processes one reads at a time, so that the order of the
-//! stream is that of the inbox: each batch moves the number of the turn ([`Turn`]) in its transaction, and a process that
-//! has lost its turn stores nothing.
+//! the messages again, and the inbox recognises them. Of several processes one reads at a time, so that the order of
+//! the stream is that of the inbox: each batch moves the number of the turn ([`Turn`]) in its transaction, and a
+//! process that has lost its turn stores nothing.
 
 use super::observer::IntakeObserver;
 use super::room::{COUNT_INTERVAL, Room};
@@ -308,8 +308,8 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
         batch
     }
 
-    /// The server has refused a value of a message: stores the messages one by one, a message that is refused again as a
-    /// dead one. One that can't be stored at all holds the later ones back, so that their order is kept.
+    /// The server has refused a value of a message: stores the messages one by one, a message that is refused again as
+    /// a dead one. One that can't be stored at all holds the later ones back, so that their order is kept.
     async fn store_each(&mut self, count: usize) {
         // The inbox may have another order or other priorities by now.
         if let Err(error) = self.ask(async |store| store.requirements_changed().await).await {

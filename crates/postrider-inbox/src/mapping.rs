@@ -433,8 +433,8 @@ pub(crate) fn trace_id(headers: &Headers<'_>) -> Result<Option<String>, String> 
 }
 
 /// All headers as a JSON object, and the record's place in members whose names begin with that of the broker, such as
-/// `kafka.`. Of several headers of one name the values are an array. A value that is no text is an object with its bytes
-/// in base64.
+/// `kafka.`. Of several headers of one name the values are an array. A value that is no text is an object with its
+/// bytes in base64.
 fn headers_json(record: &Incoming<'_>, aggregate: Option<&str>) -> String {
     let broker = record.place.broker();
     let is_ours = |name: &str| name.strip_prefix(broker).is_some_and(|rest| rest.starts_with('.'));

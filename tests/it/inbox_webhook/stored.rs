@@ -76,7 +76,7 @@ async fn two_receivers_that_get_one_message_store_it_once() {
     assert_eq!(number(&sql, "select count(*) from postrider_inbox.hooks").await, 200);
     let (one, other) = (one.stop().await, other.stop().await);
     assert_eq!(one.totals.stored_total + other.totals.stored_total, 200);
-    assert_eq!(one.repeated_total + other.repeated_total, 200);
+    assert_eq!(one.totals.repeated_total + other.totals.repeated_total, 200);
 }
 
 #[tokio::test]

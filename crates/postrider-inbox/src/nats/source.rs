@@ -1,8 +1,8 @@
 //! The messages of a consumer, in the order of their stream.
 //!
-//! The server delivers a message again that was not acknowledged in time, behind later ones. So messages are stored only
-//! when all that are delivered and not acknowledged are here: then none of them comes after a later one. After a process
-//! was killed this takes until the server delivers its messages again (`ack_wait`).
+//! The server delivers a message again that was not acknowledged in time, behind later ones. So messages are stored
+//! only when all that are delivered and not acknowledged are here: then none of them comes after a later one. After a
+//! process was killed this takes until the server delivers its messages again (`ack_wait`).
 
 use super::config::NatsSourceConfig;
 use crate::acked::{AckedSource, Look, LostMessages, SourceProblem};
@@ -135,8 +135,8 @@ impl NatsSource {
         (sequence, HeldMessage { delivery, reply })
     }
 
-    /// Another connection has messages: looks whether the server delivers them again. It does so before it delivers new
-    /// ones, and no more than one new message is taken at a time.
+    /// Another connection has messages: looks whether the server delivers them again. It does so before it delivers
+    /// new ones, and no more than one new message is taken at a time.
     async fn takes_of_others(&mut self) -> Result<(), SourceProblem> {
         tokio::time::sleep(OTHERS_PAUSE).await;
         let last = self.messages.held.last_key_value().map(|(sequence, _)| *sequence);

@@ -1,7 +1,7 @@
 //! The messages of a queue, in its order.
 //!
-//! The server puts what was not acknowledged back in front when a connection ends, and a queue that still has a consumer
-//! is not read. So the order is that of the queue. Two deliveries of one message are recognised by its id.
+//! The server puts what was not acknowledged back in front when a connection ends, and a queue that still has a
+//! consumer is not read. So the order is that of the queue. Two deliveries of one message are recognised by its id.
 
 use super::config::RabbitSourceConfig;
 use crate::acked::{AckedSource, Look, SourceProblem};

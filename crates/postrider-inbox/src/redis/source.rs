@@ -103,8 +103,8 @@ fn lost(loss: &RedisLoss) -> LostMessages {
         reason: format!(
             "stream {stream:?} has trimmed or deleted {entries} entries that were {when}: they are lost"
         ),
-        hint: "let the stream keep its entries for longer than an outage: a higher trim_length or trim_age of the sink, \
-               or a higher MAXLEN of other producers"
+        hint: "let the stream keep its entries for longer than an outage: a higher trim_length or trim_age of the \
+               sink, or a higher MAXLEN of other producers"
             .to_owned(),
     }
 }
@@ -210,7 +210,7 @@ impl AckedSource for RedisSource {
         let HeldEntry { delivery, entry, .. } = self.held.front()?;
         let (stream, group) = (&delivery.topic, &self.group);
         Some(format!(
-            "redis-cli XACK '{stream}' '{group}' {entry} passes over this entry alone, and the intake has to be started \
+            "redis-cli XACK '{stream}' '{group}' {entry} passes over this entry alone; then start the intake \
              again"
         ))
     }

@@ -4,10 +4,10 @@
 //! A request for messages has ended when its call returns. So what the server counts as delivered is what the callers
 //! have, unless another connection reads the consumer too.
 
-use super::api::{ApiError, StreamState};
+use super::api::{ApiError, ErrCode, StreamState};
 use super::config::NatsConfig;
 use super::link::NatsLink;
-use super::problem::{ErrCode, NatsProblem, in_words_of_sources};
+use super::problem::{NatsProblem, in_words_of_sources};
 use super::spec::NatsSpec;
 use async_nats::{HeaderMap, Message, StatusCode};
 use bytes::Bytes;
@@ -272,7 +272,8 @@ impl ConsumerWanted {
     }
 }
 
-/// Whether this status ends the request of this number. It comes to the subject of its request; a heartbeat ends nothing.
+/// Whether this status ends the request of this number. It comes to the subject of its request; a heartbeat ends
+/// nothing.
 fn is_end(status: StatusCode, subject: &str, number: u64) -> bool {
     let of = subject.rsplit('.').next().and_then(|last| last.parse().ok());
     of == Some(number) && status.as_u16() != 100
@@ -294,8 +295,8 @@ impl fmt::Debug for NatsConsumer {
 }
 
 impl NatsConsumer {
-    /// Connects to one of the servers, and creates the consumer if it does not exist. `attempt` chooses the server that
-    /// is tried first, `name` is that of the connection.
+    /// Connects to one of the servers, and creates the consumer if it does not exist. `attempt` chooses the server
+    /// that is tried first, `name` is that of the connection.
     ///
     /// # Errors
     /// No server can be used, the stream does not exist, or the consumer has settings that lose messages.

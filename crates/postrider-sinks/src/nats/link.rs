@@ -4,8 +4,8 @@
 //! therefore used for one connection only: its login works once ([`login`](super::login)), so the client ends when the
 //! connection does, and the worker makes another one.
 
-use super::api::{ApiError, StoredAnswer, StreamAnswer, StreamFacts};
-use super::problem::{ErrCode, NatsProblem};
+use super::api::{ApiError, ErrCode, StoredAnswer, StreamAnswer, StreamFacts};
+use super::problem::NatsProblem;
 use super::spec::{CreateStream, NatsSpec, address};
 use async_nats::{Client, ConnectOptions, Event, Request, ServerAddr, ServerError, Subscriber};
 use bytes::Bytes;

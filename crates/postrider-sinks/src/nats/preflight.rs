@@ -1,9 +1,9 @@
 //! `postrider check` for NATS: whether the servers answer, and whether the stream exists, takes the subjects, and keeps
 //! what it has acknowledged.
 
-use super::api::{StreamAnswer, StreamFacts, StreamSettings};
+use super::api::{ErrCode, StreamAnswer, StreamFacts, StreamSettings};
 use super::link::NatsLink;
-use super::problem::{ErrCode, NatsProblem};
+use super::problem::NatsProblem;
 use super::spec::{ChainMode, NatsSpec};
 use super::subject::encoded;
 use crate::worker_thread;

@@ -1,28 +1,10 @@
 //! What an error means: by JetStream's code and by the request that it answers, never by text.
 
-use super::api::ApiError;
+use super::api::{ApiError, ErrCode};
 use super::login::LoginError;
 use super::spec::NatsSpec;
 use async_nats::{ConnectError, ConnectErrorKind};
 use postrider_core::error::Chain as Causes;
-
-/// The codes of JetStream.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ErrCode;
-
-impl ErrCode {
-    pub(super) const STREAM_NOT_FOUND: i32 = 10_059;
-    pub(super) const NOT_ENABLED: i32 = 10_076;
-    pub(super) const NOT_ENABLED_FOR_ACCOUNT: i32 = 10_039;
-    pub(super) const TOO_LARGE: i32 = 10_054;
-    pub(super) const OTHER_STREAM: i32 = 10_060;
-    pub(super) const WRONG_LAST_MSG_ID: i32 = 10_070;
-    pub(super) const WRONG_LAST_SEQUENCE: i32 = 10_071;
-    pub(super) const STORE_FAILED: i32 = 10_077;
-    pub(super) const SEALED: i32 = 10_109;
-    /// Not of JetStream: the status of a subject that nobody takes.
-    pub(super) const NO_RESPONDERS: i32 = 503;
-}
 
 /// What a refused message means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -7,11 +7,11 @@
 //! After a failure nothing is sent until every message in flight is answered, or the connection is given up. Then the
 //! stream is asked what it has: a message in flight can only be stored behind the sequence that it named.
 
-use super::api::{ApiError, PubAck};
+use super::api::{ApiError, ErrCode, PubAck};
 use super::line::{ChainedMessage, Fate, Left, RefusedMessage, SendLine};
 use super::link::{NatsLink, NatsLinkState, WINDOW};
 use super::message::{self, ChainPlace, MSG_ID};
-use super::problem::{ErrCode, NatsProblem, NatsVerdict};
+use super::problem::{NatsProblem, NatsVerdict};
 use super::rules::StreamShared;
 use super::spec::NatsSpec;
 use super::subject::{encode, encoded};

@@ -1,9 +1,10 @@
-//! A connection to RabbitMQ: login, requests, and the frames in both directions. A sink publishes over it, or a consumer
-//! reads.
+//! A connection to RabbitMQ: login, requests, and the frames in both directions. A sink publishes over it, or a
+//! consumer reads.
 //!
 //! Written for the sink instead of taking a client library. The library that is in use with RabbitMQ (`lapin`) gives a
-//! returned message to whichever confirm is resolved next, so that a message which no queue has got can look confirmed;
-//! it writes returned payloads to the log; and a connection that is given up goes on sending from a thread of its own.
+//! returned message to whichever confirm is resolved next, so that a message which no queue has got can look
+//! confirmed; it writes returned payloads to the log; and a connection that is given up goes on sending from a thread
+//! of its own.
 
 use super::codec::{
     CHANNEL_OPEN_OK, CONNECTION_OPEN_OK, DeliveredProperties, DeliveredTo, FRAME_PAYLOAD_MAX,

@@ -1,7 +1,8 @@
-//! A consumer of a group: entries of streams of Redis, and their acknowledgements. `postrider inbox run` reads with it.
+//! A consumer of a group: entries of streams of Redis, and their acknowledgements. `postrider inbox run` reads with
+//! it.
 //!
-//! One consumer of the group reads at a time. It takes over what was delivered to others and not acknowledged, and reads
-//! that first. An entry that was delivered to another consumer meanwhile is found before later ones are stored
+//! One consumer of the group reads at a time. It takes over what was delivered to others and not acknowledged, and
+//! reads that first. An entry that was delivered to another consumer meanwhile is found before later ones are stored
 //! ([`RedisConsumer::has_all`]).
 
 use super::config::RedisConfig;
@@ -147,8 +148,8 @@ impl fmt::Debug for RedisConsumer {
 }
 
 impl RedisConsumer {
-    /// Connects to one of the servers, creates the group where it does not exist, and takes over what was delivered and
-    /// not acknowledged. `attempt` chooses the server that is tried first; no other consumer may have the name.
+    /// Connects to one of the servers, creates the group where it does not exist, and takes over what was delivered
+    /// and not acknowledged. `attempt` chooses the server that is tried first; no other consumer may have the name.
     ///
     /// # Errors
     /// No server can be used, or no stream exists.
@@ -337,8 +338,8 @@ impl RedisConsumer {
         }
     }
 
-    /// Entries, at most about `max`. It waits for the first one at most `wait`. After a take-over these are the entries
-    /// that were delivered before.
+    /// Entries, at most about `max`. It waits for the first one at most `wait`. After a take-over these are the
+    /// entries that were delivered before.
     ///
     /// # Errors
     /// The connection is lost, or a stream or the group was deleted.
