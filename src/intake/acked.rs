@@ -166,13 +166,11 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
         let left = self.due.held_until.saturating_duration_since(Instant::now());
         let part = left.min(RENEW_INTERVAL);
         let idle = async {
-            match &mut self.source {
-                Some(source) => source.idle(part).await,
-                None => {
-                    tokio::time::sleep(part).await;
-                    Ok(())
-                }
+            if let Some(source) = &mut self.source {
+                return source.idle(part).await;
             }
+            tokio::time::sleep(part).await;
+            Ok(())
         };
         let idled = tokio::select! {
             idled = idle => idled,

@@ -290,13 +290,14 @@ fn intakes_have_their_own_metrics_and_processes_without_intakes_have_none_of_the
         postrider_intake_messages_total{intake="mail",outcome="repeated"} 2
         postrider_intake_messages_total{intake="mail",outcome="dead"} 1
         postrider_intake_messages_total{intake="mail",outcome="refused"} 0
+        postrider_intake_messages_total{intake="mail",outcome="lost"} 0
         postrider_intake_lag_records{intake="mail"} 5.0
         postrider_intake_pending_messages{intake="mail"} 7.0
         postrider_intake_partitions{intake="mail"} 3.0
         postrider_intake_blocked_partitions{intake="mail"} 1.0
         postrider_intake_last_stored_seconds{intake="mail"} 0.0
     "#]]
-    .assert_eq(&format!("{}\n", lines[..9].join("\n")));
+    .assert_eq(&format!("{}\n", lines[..10].join("\n")));
     assert!(lines.contains(&"postrider_intake_state{intake=\"mail\",state=\"storing\"} 1"));
     assert!(lines.contains(&"postrider_intake_state{intake=\"mail\",state=\"full\"} 0"));
 }

@@ -170,7 +170,7 @@ impl RedisConfig {
     }
 
     /// The first mistake in the keys of [`read_source`](Self::read_source): what is wrong, and what fixes it.
-    pub fn source_mistake(&self) -> Option<(String, String)> {
+    pub(super) fn source_mistake(&self) -> Option<(String, String)> {
         if self.mode == Mode::Cluster {
             let what = "an intake reads no cluster yet".to_owned();
             return Some((what, "use mode = \"single\" or \"sentinel\"".to_owned()));

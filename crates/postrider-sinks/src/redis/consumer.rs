@@ -188,6 +188,9 @@ impl RedisConsumer {
         (intake, name): (&str, &str),
         attempt: usize,
     ) -> Result<Self, RedisConsumerProblem> {
+        if let Some((reason, hint)) = config.source_mistake() {
+            return Err(RedisConsumerProblem { reason, hint: Some(hint) });
+        }
         let spec = config.source_spec(&format!("inbox-{intake}"));
         let mut problem = None;
         for turn in 0..spec.servers.len() {
