@@ -1,9 +1,9 @@
 //! The loop that stores messages of a broker that acknowledges them one by one: NATS JetStream, RabbitMQ, Redis.
 //!
 //! A batch is committed, then acknowledged. A process that is killed in between, or whose commit is not answered, gets
-//! the messages again, and the inbox recognises them. Of several processes one reads at a time, so that the order of the
-//! stream is that of the inbox: each batch moves the number of the turn ([`Turn`]) in its transaction, and a process that
-//! has lost its turn stores nothing.
+//! the messages again, and the inbox recognises them. Of several processes one reads at a time, so that the order of
+//! the stream is that of the inbox: each batch moves the number of the turn ([`Turn`]) in its transaction, and a
+//! process that has lost its turn stores nothing.
 
 use super::observer::IntakeObserver;
 use super::room::{COUNT_INTERVAL, Room};
@@ -55,7 +55,7 @@ struct Pauses {
 }
 
 /// When something is due.
-struct Due {
+struct DueTimes {
     /// Nothing is done before.
     held_until: Instant,
     count_at: Instant,
@@ -74,7 +74,7 @@ struct AckedIntake<'a, S: AckedSource> {
     /// `None` without a connection.
     source: Option<S>,
     pauses: Pauses,
-    due: Due,
+    due: DueTimes,
     /// The table refuses the next message.
     is_blocked: bool,
     /// The status says that messages are stored.
@@ -98,7 +98,7 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
             turn: Turn::new(S::turn(config), owner()),
             source: None,
             pauses: Pauses { broker: BACKOFF, refused: REFUSED, attempt: 0 },
-            due: Due { held_until: now, count_at: now, look_at: now },
+            due: DueTimes { held_until: now, count_at: now, look_at: now },
             is_blocked: false,
             is_shown: false,
         }
@@ -166,13 +166,11 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
         let left = self.due.held_until.saturating_duration_since(Instant::now());
         let part = left.min(RENEW_INTERVAL);
         let idle = async {
-            match &mut self.source {
-                Some(source) => source.idle(part).await,
-                None => {
-                    tokio::time::sleep(part).await;
-                    Ok(())
-                }
+            if let Some(source) = &mut self.source {
+                return source.idle(part).await;
             }
+            tokio::time::sleep(part).await;
+            Ok(())
         };
         let idled = tokio::select! {
             idled = idle => idled,
@@ -265,6 +263,10 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
 
     /// Stores what is ready.
     async fn stores(&mut self) {
+        // Without the number of the turn nothing would keep a former owner from storing.
+        if self.turn.span().is_none() {
+            return;
+        }
         let count = self.batch_len();
         let batch = self.batch(count);
         let writing = self.writer.write(&batch);
@@ -304,8 +306,8 @@ impl<'a, S: AckedSource> AckedIntake<'a, S> {
         batch
     }
 
-    /// The server has refused a value of a message: stores the messages one by one, a message that is refused again as a
-    /// dead one. One that can't be stored at all holds the later ones back, so that their order is kept.
+    /// The server has refused a value of a message: stores the messages one by one, a message that is refused again as
+    /// a dead one. One that can't be stored at all holds the later ones back, so that their order is kept.
     async fn store_each(&mut self, count: usize) {
         // The inbox may have another order or other priorities by now.
         if let Err(error) = self.ask(async |store| store.requirements_changed().await).await {

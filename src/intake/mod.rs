@@ -1,4 +1,5 @@
-//! The running of intakes, `postrider inbox run`: messages of a broker, or of webhooks, are stored in inboxes, each once.
+//! The running of intakes, `postrider inbox run`: messages of a broker, or of webhooks, are stored in inboxes, each
+//! once.
 //!
 //! The crate `postrider-inbox` has the parts: what a message is made of, and the transaction that stores it. Here is
 //! the loop around them, a thread for each intake, with its status and its log lines.

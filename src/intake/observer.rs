@@ -106,7 +106,7 @@ impl IntakeObserver {
         let intake = &self.intake;
         error!(event = "intake_messages_lost", intake, messages, reason, hint, "{reason}");
         self.handle.update(|snapshot| {
-            snapshot.lost_total = snapshot.lost_total.saturating_add(messages);
+            snapshot.totals.lost_total = snapshot.totals.lost_total.saturating_add(messages);
         });
     }
 
@@ -272,9 +272,9 @@ impl IntakeObserver {
             );
         }
         self.handle.update(|snapshot| {
-            snapshot.stored_total += counts.stored;
-            snapshot.repeated_total += counts.repeated;
-            snapshot.dead_total += u64::try_from(counts.dead.len()).unwrap_or(u64::MAX);
+            snapshot.totals.stored_total += counts.stored;
+            snapshot.totals.repeated_total += counts.repeated;
+            snapshot.totals.dead_total += u64::try_from(counts.dead.len()).unwrap_or(u64::MAX);
             snapshot.stored_at = Some(Instant::now());
         });
     }
@@ -330,12 +330,12 @@ impl IntakeObserver {
                 intake, reason, suppressed, "refused a request: {reason}"
             );
         }
-        self.handle.update(|snapshot| snapshot.refused_total += 1);
+        self.handle.update(|snapshot| snapshot.totals.refused_total += 1);
     }
 
     /// A request was put off by an outage, which has a line of its own.
     pub(crate) fn puts_off(&self) {
-        self.handle.update(|snapshot| snapshot.refused_total += 1);
+        self.handle.update(|snapshot| snapshot.totals.refused_total += 1);
     }
 
     /// The receiver accepts connections.

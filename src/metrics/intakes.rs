@@ -21,11 +21,11 @@ impl IntakeScrape {
         let mut family = describe(encoder, name, MetricType::Counter)?;
         for snapshot in &self.0 {
             for (outcome, count) in [
-                ("stored", snapshot.stored_total),
-                ("repeated", snapshot.repeated_total),
-                ("dead", snapshot.dead_total),
-                ("refused", snapshot.refused_total),
-                ("lost", snapshot.lost_total),
+                ("stored", snapshot.totals.stored_total),
+                ("repeated", snapshot.totals.repeated_total),
+                ("dead", snapshot.totals.dead_total),
+                ("refused", snapshot.totals.refused_total),
+                ("lost", snapshot.totals.lost_total),
             ] {
                 let labels = [labels(snapshot), vec![("outcome", outcome)]].concat();
                 let mut metric = family.encode_family(&labels)?;

@@ -290,13 +290,14 @@ fn intakes_have_their_own_metrics_and_processes_without_intakes_have_none_of_the
         postrider_intake_messages_total{intake="mail",outcome="repeated"} 2
         postrider_intake_messages_total{intake="mail",outcome="dead"} 1
         postrider_intake_messages_total{intake="mail",outcome="refused"} 0
+        postrider_intake_messages_total{intake="mail",outcome="lost"} 0
         postrider_intake_lag_records{intake="mail"} 5.0
         postrider_intake_pending_messages{intake="mail"} 7.0
         postrider_intake_partitions{intake="mail"} 3.0
         postrider_intake_blocked_partitions{intake="mail"} 1.0
         postrider_intake_last_stored_seconds{intake="mail"} 0.0
     "#]]
-    .assert_eq(&format!("{}\n", lines[..9].join("\n")));
+    .assert_eq(&format!("{}\n", lines[..10].join("\n")));
     assert!(lines.contains(&"postrider_intake_state{intake=\"mail\",state=\"storing\"} 1"));
     assert!(lines.contains(&"postrider_intake_state{intake=\"mail\",state=\"full\"} 0"));
 }
@@ -305,7 +306,11 @@ fn intake() -> IntakeHandle {
     let handle = IntakeHandle::new("mail", "mail", "kafka");
     handle.update(|snapshot| {
         snapshot.state = IntakeState::Storing;
-        (snapshot.stored_total, snapshot.repeated_total, snapshot.dead_total) = (10, 2, 1);
+        (
+            snapshot.totals.stored_total,
+            snapshot.totals.repeated_total,
+            snapshot.totals.dead_total,
+        ) = (10, 2, 1);
         (snapshot.lag_records, snapshot.pending) = (Some(5), Some(7));
         (snapshot.partitions, snapshot.blocked_total) = (3, 1);
         // In the future, so that it does not grow while the test runs.

@@ -84,6 +84,22 @@ pub struct BlockedPartition {
     pub needs_decision: bool,
 }
 
+/// Numbers of messages since the start of an intake.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct IntakeTotals {
+    /// Messages that were stored since the start.
+    pub stored_total: u64,
+    /// Messages that were known before, since the start.
+    pub repeated_total: u64,
+    /// Messages that were stored as dead, since the start.
+    pub dead_total: u64,
+    /// Requests that were answered with another status than 204 since the start; only of a receiver of webhooks.
+    pub refused_total: u64,
+    /// Messages that the broker has deleted before they were stored, at most, as found since the start; not of Kafka,
+    /// whose partition is blocked then.
+    pub lost_total: u64,
+}
+
 /// An intake at one moment.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct IntakeSnapshot {
@@ -107,17 +123,9 @@ pub struct IntakeSnapshot {
     pub blocked: Vec<BlockedPartition>,
     /// Number of all of them.
     pub blocked_total: usize,
-    /// Messages that were stored since the start.
-    pub stored_total: u64,
-    /// Messages that were known before, since the start.
-    pub repeated_total: u64,
-    /// Messages that were stored as dead, since the start.
-    pub dead_total: u64,
-    /// Requests that were answered with another status than 204 since the start; only of a receiver of webhooks.
-    pub refused_total: u64,
-    /// Messages that the broker has deleted before they were stored, at most, as found since the start; not of Kafka,
-    /// whose partition is blocked then.
-    pub lost_total: u64,
+    /// Numbers since the start.
+    #[serde(flatten)]
+    pub totals: IntakeTotals,
     /// Records of all partitions that are read and not stored yet; `None` if it is not known.
     pub lag_records: Option<u64>,
     /// Messages of the inbox that wait to be processed; `None` if they were not counted.

@@ -1,8 +1,8 @@
 //! What a source is whose messages are acknowledged one by one, after they are stored.
 //!
 //! Such a broker sends a message again that is not acknowledged. So a message is acknowledged behind the commit of its
-//! transaction, and one that comes again is recognised by what the inbox remembers of it. A source gives messages in the
-//! order of their stream: it holds those back before which an earlier one is neither acknowledged nor here.
+//! transaction, and one that comes again is recognised by what the inbox remembers of it. A source gives messages in
+//! the order of their stream: it holds those back before which an earlier one is neither acknowledged nor here.
 
 use crate::delivery::Delivery;
 use std::future::Future;

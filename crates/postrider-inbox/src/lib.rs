@@ -1,8 +1,9 @@
-//! The intake of an inbox: what stores messages of a broker, or of webhooks, in an inbox of the SQL toolkit, each once.
+//! The intake of an inbox: what stores messages of a broker, or of webhooks, in an inbox of the SQL toolkit, each
+//! once.
 //!
 //! [`mapping`] makes a message of a record, and [`store`] writes messages with the offsets of their partitions in one
-//! transaction. `kafka`, `nats`, `rabbitmq`, `redis` and `webhook` are the sources of messages; those whose messages are
-//! acknowledged one by one have the interface [`acked`]. This crate knows no pipeline.
+//! transaction. `kafka`, `nats`, `rabbitmq`, `redis` and `webhook` are the sources of messages; those whose messages
+//! are acknowledged one by one have the interface [`acked`]. This crate knows no pipeline.
 
 pub mod acked;
 pub mod batch;

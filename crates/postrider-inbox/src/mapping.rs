@@ -38,7 +38,7 @@ pub struct KafkaRecord<'a> {
 }
 
 /// Name and value of a header.
-type RawHeader<'a> = (&'a [u8], Option<&'a [u8]>);
+type HeaderPair<'a> = (&'a [u8], Option<&'a [u8]>);
 
 /// Where a message comes from.
 #[derive(Clone, Copy)]
@@ -57,7 +57,7 @@ struct Incoming<'a> {
     timestamp_ms: Option<i64>,
     key: Option<&'a [u8]>,
     value: Option<&'a [u8]>,
-    headers: &'a [RawHeader<'a>],
+    headers: &'a [HeaderPair<'a>],
 }
 
 impl<'a> Place<'a> {
@@ -218,7 +218,7 @@ impl MessageRules {
 
     /// The same of a message of another broker than Kafka.
     pub fn delivered(&self, delivery: &Delivery, needs: &Requirements) -> Message {
-        let pairs: Vec<RawHeader<'_>> = delivery
+        let pairs: Vec<HeaderPair<'_>> = delivery
             .headers
             .iter()
             .map(|(name, value)| (name.as_slice(), value.as_deref()))
@@ -433,8 +433,8 @@ pub(crate) fn trace_id(headers: &Headers<'_>) -> Result<Option<String>, String> 
 }
 
 /// All headers as a JSON object, and the record's place in members whose names begin with that of the broker, such as
-/// `kafka.`. Of several headers of one name the values are an array. A value that is no text is an object with its bytes
-/// in base64.
+/// `kafka.`. Of several headers of one name the values are an array. A value that is no text is an object with its
+/// bytes in base64.
 fn headers_json(record: &Incoming<'_>, aggregate: Option<&str>) -> String {
     let broker = record.place.broker();
     let is_ours = |name: &str| name.strip_prefix(broker).is_some_and(|rest| rest.starts_with('.'));

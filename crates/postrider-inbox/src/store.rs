@@ -7,7 +7,6 @@
 use crate::batch::{Batch, Origin, Partition, Span};
 use crate::message::Requirements;
 use crate::message::{Body, Message, Remembered};
-use crate::turn::StoredTurn;
 use postrider_postgres::control::Control;
 use postrider_postgres::names::ident;
 use postrider_postgres::{Conninfo, SourceError, SourceErrorKind};
@@ -89,6 +88,15 @@ pub struct StoredOffset {
     pub leader_epoch: Option<i32>,
     /// The id of the topic that the offset is of.
     pub topic_id: Option<String>,
+}
+
+/// Whose turn it is to read a stream, as it is stored.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct StoredTurn {
+    /// The number.
+    pub number: i64,
+    /// The process that moves it; `None`: none does.
+    pub owner: Option<String>,
 }
 
 /// The topics of which an inbox has the offset of a partition.

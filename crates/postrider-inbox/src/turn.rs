@@ -5,7 +5,7 @@
 //! [`LEASE`] takes the turn. A former owner, which was frozen, finds another number and stores nothing.
 
 use crate::batch::Partition;
-use crate::store::InboxStore;
+use crate::store::{InboxStore, StoredTurn};
 use postrider_postgres::SourceError;
 use std::time::{Duration, Instant};
 
@@ -27,15 +27,6 @@ pub struct Turn {
     seen: Option<(i64, Instant)>,
     /// When the number was last moved, or looked at.
     looked_at: Option<Instant>,
-}
-
-/// The row as it is stored.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct StoredTurn {
-    /// The number.
-    pub number: i64,
-    /// The process that moves it; `None`: none does.
-    pub owner: Option<String>,
 }
 
 impl Turn {

@@ -1,5 +1,5 @@
-//! What the tests need of a broker, and a world around it: a database with an outbox and an inbox, a relay that publishes
-//! to the broker, and intakes that read it.
+//! What the tests need of a broker, and a world around it: a database with an outbox and an inbox, a relay that
+//! publishes to the broker, and intakes that read it.
 
 use crate::inbox_run::create_inbox;
 use crate::private::PrivatePostgres;

@@ -1,6 +1,6 @@
-//! `postrider inbox run` from brokers that acknowledge messages one by one: each message is stored once, and those of an
-//! aggregate in order, whatever is killed. [`broker`] is what a broker has to do for the tests, [`scenarios`] are those
-//! that all brokers pass, and each broker has a file with its own.
+//! `postrider inbox run` from brokers that acknowledge messages one by one: each message is stored once, and those of
+//! an aggregate in order, whatever is killed. [`broker`] is what a broker has to do for the tests, [`scenarios`] are
+//! those that all brokers pass, and each broker has a file with its own.
 
 mod broker;
 mod nats;

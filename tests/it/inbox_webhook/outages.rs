@@ -120,7 +120,7 @@ async fn while_the_database_is_down_requests_are_put_off_and_stored_afterwards()
     .await;
     receiver.await_state(IntakeState::DatabaseDown).await;
     let status = receiver.status();
-    assert!(status.reason.is_some() && status.refused_total > 0, "{status:?}");
+    assert!(status.reason.is_some() && status.totals.refused_total > 0, "{status:?}");
     let answer = sender.sent("msg_2", "{}").await;
     assert_eq!(answer.body, "the database of the inbox is not available\n");
     // A wrong signature is not put off.

@@ -81,7 +81,7 @@ async fn a_request_that_is_not_signed_well_is_refused_and_not_stored() {
         assert_eq!(answer.head.contains("\r\nallow: post\r\n"), code == 405, "{answer:?}");
     }
     assert_eq!(hooks.count().await, 0);
-    assert_eq!(hooks.receiver.status().refused_total, 13);
+    assert_eq!(hooks.receiver.status().totals.refused_total, 13);
     // The same message, as it should be; a query is no part of the path.
     let answer = sender.ask("POST /hooks?a=b", &good, body.as_bytes()).await.expect("an answer");
     assert_eq!((answer.code, hooks.count().await), (204, 1));

@@ -47,8 +47,12 @@ async fn a_request_that_is_sent_five_times_at_once_is_stored_once() {
         assert!(headers.contains("\"webhook-id\": \"msg_1\""), "{headers}");
         assert!(!headers.contains("v1,") && !headers.contains("signature"), "{headers}");
         let status = hooks.receiver.stop().await;
-        assert_eq!((status.stored_total, status.repeated_total), (2, 5), "{status:?}");
-        assert_eq!((status.refused_total, status.dead_total), (0, 0), "{status:?}");
+        assert_eq!(
+            (status.totals.stored_total, status.totals.repeated_total),
+            (2, 5),
+            "{status:?}"
+        );
+        assert_eq!((status.totals.refused_total, status.totals.dead_total), (0, 0), "{status:?}");
     }
 }
 
@@ -71,8 +75,8 @@ async fn two_receivers_that_get_one_message_store_it_once() {
     }
     assert_eq!(number(&sql, "select count(*) from postrider_inbox.hooks").await, 200);
     let (one, other) = (one.stop().await, other.stop().await);
-    assert_eq!(one.stored_total + other.stored_total, 200);
-    assert_eq!(one.repeated_total + other.repeated_total, 200);
+    assert_eq!(one.totals.stored_total + other.totals.stored_total, 200);
+    assert_eq!(one.totals.repeated_total + other.totals.repeated_total, 200);
 }
 
 #[tokio::test]
@@ -160,7 +164,7 @@ async fn a_message_that_an_ordered_inbox_can_not_order_is_dead_and_holds_back_no
         )
     );
     let status = receiver.stop().await;
-    assert_eq!((status.stored_total, status.dead_total), (2, 2), "{status:?}");
+    assert_eq!((status.totals.stored_total, status.totals.dead_total), (2, 2), "{status:?}");
 }
 
 #[tokio::test]
@@ -193,7 +197,8 @@ async fn a_value_that_the_server_refuses_keeps_no_other_message_from_being_store
     let dead = "select count(*) from postrider_inbox.hooks where dead_at is not null and event_type is null";
     assert_eq!(number(&hooks.sql, dead).await, 4);
     let status = hooks.receiver.stop().await;
-    let totals = (status.stored_total, status.dead_total, status.refused_total);
+    let totals =
+        (status.totals.stored_total, status.totals.dead_total, status.totals.refused_total);
     assert_eq!(totals, (32, 4, 4), "{status:?}");
 }
 

@@ -29,9 +29,6 @@ impl NatsSourceConfig {
     pub fn read(keys: &dyn Keys, name: &str) -> Self {
         let table = keys.table(TABLE);
         let access = NatsConfig::read_source(&*table);
-        if let Some((what, hint)) = access.source_mistake() {
-            table.error("url", format!("{what}: {hint}"));
-        }
         if access.stream.len() > SOURCE_BYTES_MAX {
             table.error("stream", format!("expected at most {SOURCE_BYTES_MAX} bytes"));
         }

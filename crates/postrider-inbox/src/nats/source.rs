@@ -1,8 +1,8 @@
 //! The messages of a consumer, in the order of their stream.
 //!
-//! The server delivers a message again that was not acknowledged in time, behind later ones. So messages are stored only
-//! when all that are delivered and not acknowledged are here: then none of them comes after a later one. After a process
-//! was killed this takes until the server delivers its messages again (`ack_wait`).
+//! The server delivers a message again that was not acknowledged in time, behind later ones. So messages are stored
+//! only when all that are delivered and not acknowledged are here: then none of them comes after a later one. After a
+//! process was killed this takes until the server delivers its messages again (`ack_wait`).
 
 use super::config::NatsSourceConfig;
 use crate::acked::{AckedSource, Look, LostMessages, SourceProblem};
@@ -20,7 +20,7 @@ const HELD_BYTES_MAX: usize = 64 << 20;
 const OTHERS_PAUSE: Duration = Duration::from_millis(500);
 
 /// A message that is not stored.
-struct Held {
+struct HeldMessage {
     delivery: Delivery,
     /// The subject of its acknowledgement.
     reply: String,
@@ -29,7 +29,7 @@ struct Held {
 /// Messages by their numbers in the stream.
 #[derive(Default)]
 struct HeldMessages {
-    held: BTreeMap<u64, Held>,
+    held: BTreeMap<u64, HeldMessage>,
     bytes: usize,
     /// Numbers of messages that have gone back to the server.
     back: BTreeSet<u64>,
@@ -38,7 +38,7 @@ struct HeldMessages {
 }
 
 impl HeldMessages {
-    fn insert(&mut self, sequence: u64, held: Held) {
+    fn insert(&mut self, sequence: u64, held: HeldMessage) {
         self.bytes += held.delivery.size_bytes();
         self.back.remove(&sequence);
         // The newest delivery is the one that can be acknowledged.
@@ -54,7 +54,7 @@ impl HeldMessages {
     }
 
     /// Messages that can be stored: before them none is missing.
-    fn ready(&self) -> impl Iterator<Item = &Held> {
+    fn ready(&self) -> impl Iterator<Item = &HeldMessage> {
         let first_back = self.back.first().copied().unwrap_or(u64::MAX);
         let end = if self.others == 0 { first_back } else { 0 };
         self.held.range(..end).map(|(_, held)| held)
@@ -120,7 +120,7 @@ impl NatsSource {
         Ok(sequences)
     }
 
-    fn held(&self, delivery: NatsDelivery) -> (u64, Held) {
+    fn held(&self, delivery: NatsDelivery) -> (u64, HeldMessage) {
         let headers = delivery.header_values();
         let NatsDelivery { subject, payload, sequence, stored_ns, reply, .. } = delivery;
         let place = DeliveryPlace::Nats {
@@ -132,11 +132,11 @@ impl NatsSource {
         let timestamp_ms = Some(stored_ns.div_euclid(1_000_000));
         let content = (subject, Vec::from(payload));
         let delivery = Delivery::of_headers(place, content, timestamp_ms, headers);
-        (sequence, Held { delivery, reply })
+        (sequence, HeldMessage { delivery, reply })
     }
 
-    /// Another connection has messages: looks whether the server delivers them again. It does so before it delivers new
-    /// ones, and no more than one new message is taken at a time.
+    /// Another connection has messages: looks whether the server delivers them again. It does so before it delivers
+    /// new ones, and no more than one new message is taken at a time.
     async fn takes_of_others(&mut self) -> Result<(), SourceProblem> {
         tokio::time::sleep(OTHERS_PAUSE).await;
         let last = self.messages.held.last_key_value().map(|(sequence, _)| *sequence);
@@ -267,7 +267,7 @@ impl AckedSource for NatsSource {
 mod tests {
     use super::*;
 
-    fn held(bytes: usize) -> Held {
+    fn held(bytes: usize) -> HeldMessage {
         let place = DeliveryPlace::Nats {
             stream: "EVENTS".to_owned(),
             subject: "orders".to_owned(),
@@ -275,7 +275,7 @@ mod tests {
             stored_ns: 1,
         };
         let content = ("orders".to_owned(), vec![0; bytes]);
-        Held {
+        HeldMessage {
             delivery: Delivery::of_headers(place, content, None, Vec::new()),
             reply: "reply".to_owned(),
         }

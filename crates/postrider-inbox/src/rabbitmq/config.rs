@@ -24,9 +24,6 @@ impl RabbitSourceConfig {
     pub fn read(keys: &dyn Keys) -> Self {
         let table = keys.table(TABLE);
         let access = RabbitConfig::read_source(&*table);
-        if let Some((what, hint)) = access.source_mistake() {
-            table.error("url", format!("{what}: {hint}"));
-        }
         let queue = table.required("queue", "orders").unwrap_or_default();
         if queue.len() > SOURCE_BYTES_MAX {
             table.error("queue", format!("expected at most {SOURCE_BYTES_MAX} bytes"));

@@ -1,7 +1,7 @@
 //! The messages of a queue, in its order.
 //!
-//! The server puts what was not acknowledged back in front when a connection ends, and a queue that still has a consumer
-//! is not read. So the order is that of the queue. Two deliveries of one message are recognised by its id.
+//! The server puts what was not acknowledged back in front when a connection ends, and a queue that still has a
+//! consumer is not read. So the order is that of the queue. Two deliveries of one message are recognised by its id.
 
 use super::config::RabbitSourceConfig;
 use crate::acked::{AckedSource, Look, SourceProblem};
@@ -91,7 +91,7 @@ impl AckedSource for RabbitSource {
         let wait = if self.held.is_empty() { wait } else { Duration::ZERO };
         self.consumer.wait(wait).await?;
         while self.held.len() < max && self.bytes < HELD_BYTES_MAX {
-            let Some(delivery) = self.consumer.next() else { break };
+            let Some(delivery) = self.consumer.take_next() else { break };
             self.hold(delivery);
         }
         Ok(())

@@ -24,9 +24,6 @@ impl RedisSourceConfig {
     pub fn read(keys: &dyn Keys, name: &str) -> Self {
         let table = keys.table(TABLE);
         let access = RedisConfig::read_source(&*table);
-        if let Some((what, hint)) = access.source_mistake() {
-            table.error("mode", format!("{what}: {hint}"));
-        }
         let streams = table.required("streams", "orders, payments").unwrap_or_default();
         let mut streams: Vec<String> = streams
             .split(',')

@@ -25,7 +25,7 @@ const TIMESTAMP: &[u8] = b"timestamp";
 const HEADER_PREFIX: &[u8] = b"header:";
 
 /// An entry that is not stored.
-struct Held {
+struct HeldEntry {
     delivery: Delivery,
     stream: usize,
     entry: String,
@@ -36,7 +36,7 @@ pub struct RedisSource {
     consumer: RedisConsumer,
     streams: Vec<String>,
     group: String,
-    held: VecDeque<Held>,
+    held: VecDeque<HeldEntry>,
     bytes: usize,
 }
 
@@ -103,8 +103,8 @@ fn lost(loss: &RedisLoss) -> LostMessages {
         reason: format!(
             "stream {stream:?} has trimmed or deleted {entries} entries that were {when}: they are lost"
         ),
-        hint: "let the stream keep its entries for longer than an outage: a higher trim_length or trim_age of the sink, \
-               or a higher MAXLEN of other producers"
+        hint: "let the stream keep its entries for longer than an outage: a higher trim_length or trim_age of the \
+               sink, or a higher MAXLEN of other producers"
             .to_owned(),
     }
 }
@@ -115,7 +115,7 @@ impl RedisSource {
         let Some(name) = self.streams.get(stream) else { return };
         let delivery = delivery(name, &entry, fields);
         self.bytes += delivery.size_bytes();
-        self.held.push_back(Held { delivery, stream, entry });
+        self.held.push_back(HeldEntry { delivery, stream, entry });
     }
 }
 
@@ -207,10 +207,10 @@ impl AckedSource for RedisSource {
     }
 
     fn passes(&self) -> Option<String> {
-        let Held { delivery, entry, .. } = self.held.front()?;
+        let HeldEntry { delivery, entry, .. } = self.held.front()?;
         let (stream, group) = (&delivery.topic, &self.group);
         Some(format!(
-            "redis-cli XACK '{stream}' '{group}' {entry} passes over this entry alone, and the intake has to be started \
+            "redis-cli XACK '{stream}' '{group}' {entry} passes over this entry alone; then start the intake \
              again"
         ))
     }

@@ -133,16 +133,6 @@ impl NatsConfig {
         })
     }
 
-    /// The first mistake in the keys of [`read_source`](Self::read_source): what is wrong, and what fixes it. What
-    /// was reported when they were read is none.
-    pub fn source_mistake(&self) -> Option<(String, String)> {
-        if self.url.is_empty() || self.stream.is_empty() {
-            return None;
-        }
-        let error = self.source_spec("").err()?;
-        Some((error.to_string(), super::consumer::in_words_of_sources(error.hint())))
-    }
-
     /// The keys of [`read_source`](Self::read_source) with their values, for `postrider config show`.
     pub fn source_values(&self) -> Vec<Shown> {
         const OF_SINKS: [&str; 4] = ["delivery", "chain", "ack_timeout", "create"];

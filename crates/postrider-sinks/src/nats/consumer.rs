@@ -7,7 +7,7 @@
 use super::api::{ApiError, ErrCode, StreamState};
 use super::config::NatsConfig;
 use super::link::NatsLink;
-use super::problem::NatsProblem;
+use super::problem::{NatsProblem, in_words_of_sources};
 use super::spec::NatsSpec;
 use async_nats::{HeaderMap, Message, StatusCode};
 use bytes::Bytes;
@@ -84,13 +84,6 @@ impl From<NatsProblem> for NatsConsumerProblem {
         let hint = problem.hint.map(|hint| in_words_of_sources(&hint));
         Self { reason: problem.reason, hint }
     }
-}
-
-/// The hint of a sink, with the names that the keys have in the table of a source.
-pub(super) fn in_words_of_sources(hint: &str) -> String {
-    hint.replace("[sink.nats]", "[inboxes.NAME.source.nats]")
-        .replace("sink.nats.", "source.nats.")
-        .replace("the sink", "the intake")
 }
 
 /// A message. `Debug` shows no content.
@@ -279,7 +272,8 @@ impl ConsumerWanted {
     }
 }
 
-/// Whether this status ends the request of this number. It comes to the subject of its request; a heartbeat ends nothing.
+/// Whether this status ends the request of this number. It comes to the subject of its request; a heartbeat ends
+/// nothing.
 fn is_end(status: StatusCode, subject: &str, number: u64) -> bool {
     let of = subject.rsplit('.').next().and_then(|last| last.parse().ok());
     of == Some(number) && status.as_u16() != 100
@@ -301,8 +295,8 @@ impl fmt::Debug for NatsConsumer {
 }
 
 impl NatsConsumer {
-    /// Connects to one of the servers, and creates the consumer if it does not exist. `attempt` chooses the server that
-    /// is tried first, `name` is that of the connection.
+    /// Connects to one of the servers, and creates the consumer if it does not exist. `attempt` chooses the server
+    /// that is tried first, `name` is that of the connection.
     ///
     /// # Errors
     /// No server can be used, the stream does not exist, or the consumer has settings that lose messages.

@@ -113,6 +113,13 @@ impl NatsProblem {
     }
 }
 
+/// The hint of a sink, with the names that the keys have in the table of a source.
+pub(super) fn in_words_of_sources(hint: &str) -> String {
+    hint.replace("[sink.nats]", "[inboxes.NAME.source.nats]")
+        .replace("sink.nats.", "source.nats.")
+        .replace("the sink", "the intake")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -495,10 +495,10 @@ impl<'a> Fields<'a> {
     fn plain(&mut self) -> Option<Option<Vec<u8>>> {
         match self.0.first()? {
             b'S' | b'x' => self.value().map(|bytes| bytes.map(<[u8]>::to_vec)),
-            _ => Some(match self.json(0)? {
-                Value::Null => None,
-                other => Some(other.to_string().into_bytes()),
-            }),
+            _ => {
+                let value = self.json(0)?;
+                Some((!value.is_null()).then(|| value.to_string().into_bytes()))
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use super::codec::{
 };
 use super::config::RabbitConfig;
 use super::link::{AmqpLink, DeliveredMessage, LinkEvent, PUBLISH};
-use super::problem::{ACCESS_REFUSED, NOT_FOUND, RabbitProblem, RabbitStep};
+use super::problem::{ACCESS_REFUSED, NOT_FOUND, RabbitProblem, RabbitStep, in_words_of_sources};
 use super::spec::RabbitSpec;
 use postrider_core::finding::shell_word;
 use std::collections::VecDeque;
@@ -65,11 +65,6 @@ impl From<RabbitProblem> for RabbitConsumerProblem {
         let hint = Some(in_words_of_sources(&hint));
         Self { reason: problem.reason, hint, is_taken: false }
     }
-}
-
-/// The hint of a sink, with the names that the keys have in the table of a source.
-pub(super) fn in_words_of_sources(hint: &str) -> String {
-    hint.replace("sink.rabbitmq.", "source.rabbitmq.").replace("the sink", "the intake")
 }
 
 /// A message. `Debug` shows no content.
@@ -307,7 +302,7 @@ impl RabbitConsumer {
     }
 
     /// The next message that has come.
-    pub fn next(&mut self) -> Option<RabbitDelivery> {
+    pub fn take_next(&mut self) -> Option<RabbitDelivery> {
         let delivery = self.come.pop_front()?;
         self.come_bytes = self.come_bytes.saturating_sub(delivery.size_bytes());
         Some(delivery)

@@ -1,9 +1,10 @@
-//! A connection to RabbitMQ: login, requests, and the frames in both directions. A sink publishes over it, or a consumer
-//! reads.
+//! A connection to RabbitMQ: login, requests, and the frames in both directions. A sink publishes over it, or a
+//! consumer reads.
 //!
 //! Written for the sink instead of taking a client library. The library that is in use with RabbitMQ (`lapin`) gives a
-//! returned message to whichever confirm is resolved next, so that a message which no queue has got can look confirmed;
-//! it writes returned payloads to the log; and a connection that is given up goes on sending from a thread of its own.
+//! returned message to whichever confirm is resolved next, so that a message which no queue has got can look
+//! confirmed; it writes returned payloads to the log; and a connection that is given up goes on sending from a thread
+//! of its own.
 
 use super::codec::{
     CHANNEL_OPEN_OK, CONNECTION_OPEN_OK, DeliveredProperties, DeliveredTo, FRAME_PAYLOAD_MAX,
@@ -61,7 +62,7 @@ pub(super) struct DeliveredMessage {
     pub(super) to: DeliveredTo,
     /// `None` until they have come.
     pub(super) properties: Option<DeliveredProperties>,
-    body_size: u64,
+    pub(super) body_size: u64,
     pub(super) body: Vec<u8>,
 }
 
@@ -105,6 +106,23 @@ struct Outgoing {
     at: Instant,
 }
 
+/// Bytes that were read and are no whole frame yet, and when something was read last.
+struct Incoming {
+    bytes: Vec<u8>,
+    at: Instant,
+    /// Whether anything is read: not while as much has come as may be in memory.
+    is_open: bool,
+    /// When this process was last seen to run.
+    alive: Moment,
+}
+
+/// Messages of which parts have come.
+#[derive(Default)]
+struct Contents {
+    returning: Option<ReturnedMessage>,
+    delivering: Option<DeliveredMessage>,
+}
+
 /// What the server has said of itself at the login.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct ServerFacts {
@@ -117,27 +135,17 @@ pub(super) struct AmqpLink {
     host: String,
     reader: ReadHalf<Box<dyn Duplex>>,
     writer: WriteHalf<Box<dyn Duplex>>,
-    inbox: Vec<u8>,
-    times: LinkTimes,
+    incoming: Incoming,
     outgoing: Outgoing,
     events: VecDeque<LinkEvent>,
     replies: VecDeque<(u16, Method)>,
-    returning: Option<ReturnedMessage>,
-    delivering: Option<DeliveredMessage>,
+    contents: Contents,
     /// Of the queue that was last looked up.
     counts: QueueCounts,
     /// What the connection is used for now, to tell what an error means.
     step: RabbitStep,
     limits: LinkLimits,
-    /// Whether anything is read: not while as much has come as may be in memory.
-    reads: bool,
     pub(super) server: ServerFacts,
-}
-
-/// When the server last sent something, and when this process was last seen to run.
-struct LinkTimes {
-    read_at: Instant,
-    alive: Moment,
 }
 
 #[derive(Clone, Copy)]
@@ -171,22 +179,24 @@ impl AmqpLink {
                 host: place.clone(),
                 reader,
                 writer,
-                inbox: Vec::new(),
-                times: LinkTimes { read_at: now, alive: Moment::now() },
+                incoming: Incoming {
+                    bytes: Vec::new(),
+                    at: now,
+                    is_open: true,
+                    alive: Moment::now(),
+                },
                 outgoing: Outgoing { bytes, written: 0, unflushed: false, at: now },
                 events: VecDeque::new(),
                 replies: VecDeque::new(),
-                returning: None,
-                delivering: None,
+                contents: Contents::default(),
                 counts: QueueCounts::default(),
                 step,
                 limits: LinkLimits { frame_max: FRAME_MAX, heartbeat: spec.heartbeat },
-                reads: true,
                 server: ServerFacts::default(),
             };
             link.log_in(spec).await?;
             // Nothing was held by this connection before.
-            link.times.alive = Moment::now();
+            link.incoming.alive = Moment::now();
             link.open_channel(PUBLISH, spec).await?;
             Ok(link)
         });
@@ -274,10 +284,10 @@ impl AmqpLink {
 
     /// Reads, or stops reading; heartbeats are sent all the same.
     pub(super) fn set_reads(&mut self, reads: bool) {
-        if reads && !self.reads {
-            self.times.read_at = Instant::now();
+        if reads && !self.incoming.is_open {
+            self.incoming.at = Instant::now();
         }
-        self.reads = reads;
+        self.incoming.is_open = reads;
     }
 
     pub(super) fn next_event(&mut self) -> Option<LinkEvent> {
@@ -371,12 +381,12 @@ impl AmqpLink {
     /// From now on errors are those of publishing.
     pub(super) fn publishes(&mut self) {
         self.step = RabbitStep::Publish;
-        self.times.alive = Moment::now();
+        self.incoming.alive = Moment::now();
     }
 
     /// When this process was last seen to run.
     pub(super) fn alive(&self) -> Moment {
-        self.times.alive
+        self.incoming.alive
     }
 
     /// While this process stood still, the server may have ended the connection, and another process may publish. Must
@@ -385,12 +395,12 @@ impl AmqpLink {
     /// # Errors
     /// The process stood still for longer than a heartbeat.
     pub(super) fn notice_stall(&mut self) -> Result<(), RabbitProblem> {
-        let stood = self.times.alive.elapsed();
+        let stood = self.incoming.alive.elapsed();
         if stood > self.limits.heartbeat {
             let reason = format!("this process stood still for {stood:.0?}");
             return Err(RabbitProblem::new(RabbitStep::Publish, reason, None));
         }
-        self.times.alive = Moment::now();
+        self.incoming.alive = Moment::now();
         Ok(())
     }
 
@@ -444,15 +454,15 @@ impl AmqpLink {
             if has_more { writer.write(more).await } else { writer.flush().await.map(|()| 0) }
         };
         let is_written = !has_more && !outgoing.unflushed;
-        if !self.reads && is_written {
+        if !self.incoming.is_open && is_written {
             return std::future::pending().await;
         }
-        self.inbox.reserve(READ_BYTES);
+        self.incoming.bytes.reserve(READ_BYTES);
         let done = tokio::select! {
-            read = self.reader.read_buf(&mut self.inbox), if self.reads => match read {
+            read = self.reader.read_buf(&mut self.incoming.bytes), if self.incoming.is_open => match read {
                 Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server has closed it")),
                 Ok(_) => {
-                    self.times.read_at = Instant::now();
+                    self.incoming.at = Instant::now();
                     Ok(())
                 }
                 Err(error) => Err(error),
@@ -472,7 +482,7 @@ impl AmqpLink {
 
     /// Sorts the complete frames that were read.
     fn sort(&mut self, spec: &RabbitSpec) -> Result<(), RabbitProblem> {
-        let inbox = std::mem::take(&mut self.inbox);
+        let inbox = std::mem::take(&mut self.incoming.bytes);
         let mut rest = inbox.as_slice();
         loop {
             match read_frame(rest) {
@@ -485,8 +495,8 @@ impl AmqpLink {
             }
         }
         let done = inbox.len() - rest.len();
-        self.inbox = inbox;
-        self.inbox.drain(..done);
+        self.incoming.bytes = inbox;
+        self.incoming.bytes.drain(..done);
         Ok(())
     }
 
@@ -499,24 +509,24 @@ impl AmqpLink {
         match frame {
             Frame::Heartbeat => {}
             Frame::Header(properties, payload) => {
-                if let Some(delivering) = &mut self.delivering {
+                if let Some(delivering) = &mut self.contents.delivering {
                     delivering.body_size = properties.body_size;
                     delivering.properties = Some(read_delivered(payload).unwrap_or_default());
                     self.delivered_whole();
                     return Ok(());
                 }
-                if let Some(returning) = &mut self.returning {
+                if let Some(returning) = &mut self.contents.returning {
                     returning.properties = properties;
                 }
                 self.returned_whole();
             }
             Frame::Body(part) => {
-                if let Some(delivering) = &mut self.delivering {
+                if let Some(delivering) = &mut self.contents.delivering {
                     delivering.body.extend_from_slice(part);
                     self.delivered_whole();
                     return Ok(());
                 }
-                if let Some(returning) = &mut self.returning {
+                if let Some(returning) = &mut self.contents.returning {
                     returning.body.extend_from_slice(part);
                 }
                 self.returned_whole();
@@ -546,12 +556,13 @@ impl AmqpLink {
             Method::Nack { tag, multiple } => LinkEvent::Confirmed { tag, multiple, stored: false },
             Method::Return { routing_key } => {
                 let properties = ReturnedProperties::default();
-                self.returning =
+                self.contents.returning =
                     Some(ReturnedMessage { routing_key, properties, body: Vec::new() });
                 return Ok(());
             }
             Method::Deliver(to) => {
-                self.delivering = Some(DeliveredMessage { to, ..DeliveredMessage::default() });
+                self.contents.delivering =
+                    Some(DeliveredMessage { to, ..DeliveredMessage::default() });
                 return Ok(());
             }
             Method::Cancel => LinkEvent::Cancelled,
@@ -574,13 +585,14 @@ impl AmqpLink {
 
     /// A delivered message is complete with its last body frame, or with its properties if it is empty.
     fn delivered_whole(&mut self) {
-        let whole = self.delivering.take_if(|message| message.is_whole());
+        let whole = self.contents.delivering.take_if(|message| message.is_whole());
         self.events.extend(whole.map(LinkEvent::Delivered));
     }
 
     /// A returned message is complete with its last body frame.
     fn returned_whole(&mut self) {
         let whole = self
+            .contents
             .returning
             .take_if(|message| message.body.len() as u64 >= message.properties.body_size);
         self.events.extend(whole.map(LinkEvent::Returned));
@@ -592,7 +604,7 @@ impl AmqpLink {
     /// The server has sent nothing for two heartbeats.
     pub(super) fn beat(&mut self) -> Result<(), RabbitProblem> {
         let LinkLimits { heartbeat, .. } = self.limits;
-        if self.reads && self.times.read_at.elapsed() > 2 * heartbeat {
+        if self.incoming.is_open && self.incoming.at.elapsed() > 2 * heartbeat {
             let silent = format!("it has sent nothing for {:?}", 2 * heartbeat);
             let error = io::Error::new(io::ErrorKind::TimedOut, silent);
             return Err(RabbitProblem::io(self.step, &self.host, &error));
@@ -609,9 +621,9 @@ impl AmqpLink {
     /// When a heartbeat is due, or the server has been silent for too long.
     pub(super) fn beats_at(&self) -> Instant {
         let LinkLimits { heartbeat, .. } = self.limits;
-        let silent = self.times.read_at + 2 * heartbeat + Duration::from_millis(1);
+        let silent = self.incoming.at + 2 * heartbeat + Duration::from_millis(1);
         let beat = self.outgoing.at + heartbeat / 2;
-        if self.reads { silent.min(beat) } else { beat }
+        if self.incoming.is_open { silent.min(beat) } else { beat }
     }
 
     /// Ends the connection. What is not confirmed may be published or not.

@@ -127,3 +127,8 @@ fn hint(step: RabbitStep, code: u16, spec: &RabbitSpec) -> Option<String> {
         _ => return None,
     })
 }
+
+/// The hint of a sink, with the names that the keys have in the table of a source.
+pub(super) fn in_words_of_sources(hint: &str) -> String {
+    hint.replace("sink.rabbitmq.", "source.rabbitmq.").replace("the sink", "the intake")
+}

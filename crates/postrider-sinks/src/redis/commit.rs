@@ -213,7 +213,7 @@ mod tests {
         };
         let mut out = Vec::new();
         call.encode(&mut out, &batch);
-        let (reply, length) = resp::decode(&out).unwrap().unwrap();
+        let (reply, length) = resp::decode(&out, resp::REPLY_BYTES_MAX).unwrap().unwrap();
         assert_eq!(length, out.len());
         let words: Vec<_> = reply.elements().iter().map(|word| word.text().unwrap()).collect();
         assert_eq!(
@@ -225,7 +225,8 @@ mod tests {
 
     #[test]
     fn answers_of_scripts_are_distinguished() {
-        let reply = |text: &str| resp::decode(text.as_bytes()).unwrap().unwrap().0;
+        let reply =
+            |text: &str| resp::decode(text.as_bytes(), resp::REPLY_BYTES_MAX).unwrap().unwrap().0;
         let array = |words: &[&str]| {
             let words = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
             format!("*{}\r\n{}", words.len(), words.collect::<String>())

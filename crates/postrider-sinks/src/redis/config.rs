@@ -1,7 +1,9 @@
 //! The keys of a Redis sink, and what the product asks of its settings.
 
 use super::resp::REPLY_BYTES_MAX;
-use super::spec::{Address, Mode, NAMES, RedisLogin, RedisSpec, STATE_PREFIX, Storing, Trim};
+use super::spec::{
+    Address, Mode, NAMES, RedisLogin, RedisSizes, RedisSpec, STATE_PREFIX, Storing, Trim,
+};
 use super::transaction_sink::RedisTransactionSink;
 use super::{looks, preflight, sink};
 use crate::tls::TlsFiles;
@@ -194,17 +196,18 @@ impl RedisConfig {
     /// What a consumer connects with. `name` is that of its connection.
     pub(super) fn source_spec(&self, name: &str) -> RedisSpec {
         let spec = self.spec(&no_needs(name));
-        RedisSpec { reply_max: READ_BYTES_MAX, ..spec }
+        let sizes = RedisSizes { reply: READ_BYTES_MAX, ..spec.sizes };
+        RedisSpec { sizes, ..spec }
     }
 
     /// The first mistake in the keys of [`read_source`](Self::read_source): what is wrong, and what fixes it.
-    pub fn source_mistake(&self) -> Option<(String, String)> {
+    pub(super) fn source_mistake(&self) -> Option<(String, String)> {
         if self.mode == Mode::Cluster {
             let what = "an intake reads no cluster yet".to_owned();
             return Some((what, "use mode = \"single\" or \"sentinel\"".to_owned()));
         }
         let error = self.check(&no_needs("")).into_iter().next()?;
-        Some((error.to_string(), super::consumer::in_words_of_sources(error.hint())))
+        Some((error.to_string(), super::problem::in_words_of_sources(error.hint())))
     }
 
     /// The keys of [`read_source`](Self::read_source) with their values, for `postrider config show`.
@@ -247,8 +250,7 @@ impl RedisConfig {
             state_key: state_key + end,
             storing: self.storing,
             timeout: self.timeout,
-            bytes_max: self.bytes_max(),
-            reply_max: REPLY_BYTES_MAX,
+            sizes: RedisSizes { event: self.bytes_max(), reply: REPLY_BYTES_MAX },
         }
     }
 }

@@ -74,7 +74,7 @@ impl Connection {
         };
         let socket = opened.await.map_err(late)??;
         let (out, input) = (Vec::new(), Vec::new());
-        let (timeout, reply_max) = (spec.timeout, spec.reply_max);
+        let (timeout, reply_max) = (spec.timeout, spec.sizes.reply);
         let mut connection =
             Self { address: address.clone(), socket, out, written: 0, input, timeout, reply_max };
         connection.log_in(spec, login).await?;

@@ -1,13 +1,14 @@
-//! A consumer of a group: entries of streams of Redis, and their acknowledgements. `postrider inbox run` reads with it.
+//! A consumer of a group: entries of streams of Redis, and their acknowledgements. `postrider inbox run` reads with
+//! it.
 //!
-//! One consumer of the group reads at a time. It takes over what was delivered to others and not acknowledged, and reads
-//! that first. An entry that was delivered to another consumer meanwhile is found before later ones are stored
+//! One consumer of the group reads at a time. It takes over what was delivered to others and not acknowledged, and
+//! reads that first. An entry that was delivered to another consumer meanwhile is found before later ones are stored
 //! ([`RedisConsumer::has_all`]).
 
 use super::config::RedisConfig;
 use super::connection::Connection;
 use super::link::{Located, check_role, locate};
-use super::problem::{RedisProblem, RedisStep};
+use super::problem::{RedisProblem, RedisStep, in_words_of_sources};
 use super::resp::Reply;
 use super::spec::RedisSpec;
 use std::fmt;
@@ -70,11 +71,6 @@ impl From<RedisProblem> for RedisConsumerProblem {
         let hint = problem.hint.map(|hint| in_words_of_sources(&hint));
         Self { reason: problem.reason, hint }
     }
-}
-
-/// The hint of a sink, with the names that the keys have in the table of a source.
-pub(super) fn in_words_of_sources(hint: &str) -> String {
-    hint.replace("sink.redis.", "source.redis.").replace("the sink", "the intake")
 }
 
 /// An entry. `Debug` shows its size alone.
@@ -152,8 +148,8 @@ impl fmt::Debug for RedisConsumer {
 }
 
 impl RedisConsumer {
-    /// Connects to one of the servers, creates the group where it does not exist, and takes over what was delivered and
-    /// not acknowledged. `attempt` chooses the server that is tried first; no other consumer may have the name.
+    /// Connects to one of the servers, creates the group where it does not exist, and takes over what was delivered
+    /// and not acknowledged. `attempt` chooses the server that is tried first; no other consumer may have the name.
     ///
     /// # Errors
     /// No server can be used, or no stream exists.
@@ -192,6 +188,9 @@ impl RedisConsumer {
         (intake, name): (&str, &str),
         attempt: usize,
     ) -> Result<Self, RedisConsumerProblem> {
+        if let Some((reason, hint)) = config.source_mistake() {
+            return Err(RedisConsumerProblem { reason, hint: Some(hint) });
+        }
         let spec = config.source_spec(&format!("inbox-{intake}"));
         let mut problem = None;
         for turn in 0..spec.servers.len() {
@@ -297,10 +296,10 @@ impl RedisConsumer {
         let words: [&[u8]; 5] =
             [b"XGROUP", b"CREATE", stream.as_bytes(), group.as_bytes(), start.as_bytes()];
         let reply = self.connection.command(&words).await?;
-        match reply {
-            Reply::Error(error) if error.code() == "BUSYGROUP" => Ok(()),
-            other => self.checked(other).map(drop),
+        if matches!(&reply, Reply::Error(error) if error.code() == "BUSYGROUP") {
+            return Ok(());
         }
+        self.checked(reply).map(drop)
     }
 
     /// Takes over what was delivered to other consumers of the group.
@@ -342,8 +341,8 @@ impl RedisConsumer {
         }
     }
 
-    /// Entries, at most about `max`. It waits for the first one at most `wait`. After a take-over these are the entries
-    /// that were delivered before.
+    /// Entries, at most about `max`. It waits for the first one at most `wait`. After a take-over these are the
+    /// entries that were delivered before.
     ///
     /// # Errors
     /// The connection is lost, or a stream or the group was deleted.
@@ -370,7 +369,7 @@ impl RedisConsumer {
             words.extend([b"BLOCK".as_slice(), block.as_bytes()]);
         }
         words.push(b"STREAMS");
-        words.extend(names.iter().map(|name| name.as_bytes()));
+        words.extend(names.iter().map(String::as_bytes));
         words.extend(names.iter().map(|_| b">".as_slice()));
         let reply = self.connection.command(&words).await?;
         let reply = self.checked(reply)?;
@@ -451,7 +450,7 @@ impl RedisConsumer {
             let bytes: usize = entries.iter().map(RedisDelivery::size_bytes).sum();
             // Larger entries count at once, smaller ones by and by.
             let mean = bytes / (count + 1);
-            self.entry_bytes = mean.max((self.entry_bytes + mean) / 2);
+            self.entry_bytes = mean.max(usize::midpoint(self.entry_bytes, mean));
         }
         (entries, gone)
     }
@@ -503,7 +502,7 @@ impl RedisConsumer {
         let group = self.wanted.group.clone();
         for ids in ids.chunks(IDS_MAX) {
             let mut words: Vec<&[u8]> = vec![b"XACK", name.as_bytes(), group.as_bytes()];
-            words.extend(ids.iter().map(|id| id.as_bytes()));
+            words.extend(ids.iter().map(String::as_bytes));
             self.ask(&words).await?;
         }
         Ok(())

@@ -182,6 +182,11 @@ pub(super) fn rights_command(spec: &RedisSpec) -> String {
     format!("redis-cli ACL SETUSER {} '~{}*' '~STREAMS*' {commands}", spec.user(), spec.state_key)
 }
 
+/// The hint of a sink, with the names that the keys have in the table of a source.
+pub(super) fn in_words_of_sources(hint: &str) -> String {
+    hint.replace("sink.redis.", "source.redis.").replace("the sink", "the intake")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -144,7 +144,8 @@ fn digits(mut number: u64) -> ([u8; 20], usize) {
     (digits, from)
 }
 
-/// Decodes the first reply, of at most `max` bytes, and returns it with its number of bytes; `None` if it is not complete.
+/// Decodes the first reply, of at most `max` bytes, and returns it with its number of bytes; `None` if it is not
+/// complete.
 ///
 /// # Errors
 /// The bytes are no reply, or too many.

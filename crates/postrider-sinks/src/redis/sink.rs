@@ -32,7 +32,7 @@ pub(super) fn open(
 
 impl RedisRules {
     pub(super) fn new(spec: &RedisSpec, needs: &Needs) -> Self {
-        let size_max = spec.bytes_max.min(needs.size_max.unwrap_or(usize::MAX));
+        let size_max = spec.sizes.event.min(needs.size_max.unwrap_or(usize::MAX));
         Self { spec: spec.clone(), size_max }
     }
 

@@ -106,6 +106,15 @@ pub(super) struct Storing {
     pub(super) replica_timeout: Duration,
 }
 
+/// The largest sizes. Unit: bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct RedisSizes {
+    /// Of key, payload and headers of an event.
+    pub(super) event: usize,
+    /// Of an answer of the server.
+    pub(super) reply: usize,
+}
+
 /// What a sink is opened with.
 #[derive(Clone, Debug)]
 pub(super) struct RedisSpec {
@@ -124,10 +133,7 @@ pub(super) struct RedisSpec {
     pub(super) storing: Storing,
     /// The longest wait for an answer.
     pub(super) timeout: Duration,
-    /// Bytes of key, payload and headers of an event at most.
-    pub(super) bytes_max: usize,
-    /// Bytes of an answer of the server at most.
-    pub(super) reply_max: usize,
+    pub(super) sizes: RedisSizes,
 }
 
 impl RedisSpec {
