@@ -20,6 +20,8 @@ pub(crate) struct PrivateRabbitMq {
     port: u16,
     tls_port: u16,
     http: u16,
+    /// The ports of the stream protocol, without TLS and with it.
+    stream: (u16, u16),
     /// Ports that Erlang uses among nodes: its daemon `epmd`, and the node.
     erlang: (u16, u16),
     program: Program,
@@ -32,6 +34,7 @@ impl PrivateRabbitMq {
             port: free_port(),
             tls_port: free_port(),
             http: free_port(),
+            stream: (free_port(), free_port()),
             erlang: (free_port(), free_port()),
             program: Program::new("rabbitmq"),
         };
@@ -41,10 +44,12 @@ impl PrivateRabbitMq {
             port = server.port,
             tls_port = server.tls_port,
             http = server.http,
+            stream = server.stream.0,
+            stream_tls = server.stream.1,
             extra = extra_config
         );
         fs::write(server.program.file("rabbitmq.conf"), config).expect("rabbitmq.conf");
-        fs::write(server.program.file("enabled_plugins"), "[rabbitmq_management].")
+        fs::write(server.program.file("enabled_plugins"), "[rabbitmq_management,rabbitmq_stream].")
             .expect("enabled_plugins");
         server.restart().await;
         let user = json!({ "password": "secret", "tags": "" });
@@ -61,6 +66,11 @@ impl PrivateRabbitMq {
     /// The port of AMQP with TLS.
     pub(crate) fn tls_port(&self) -> u16 {
         self.tls_port
+    }
+
+    /// The ports of the stream protocol, without TLS and with it.
+    pub(crate) fn stream_ports(&self) -> (u16, u16) {
+        self.stream
     }
 
     /// The port of the management API.
@@ -128,7 +138,7 @@ impl PrivateRabbitMq {
         let mut command = self.program.command();
         let (epmd, node) = self.erlang;
         command.arg(&self.program.dir.0).args([epmd.to_string(), node.to_string()]);
-        let (ports, http) = ([self.port, self.tls_port], self.http);
+        let (ports, http) = ([self.port, self.tls_port, self.stream.0, self.stream.1], self.http);
         let answers = || {
             let started = starts() > before;
             async move {
