@@ -6,6 +6,7 @@
 
 mod amqp10;
 mod codec;
+mod inbox;
 mod line;
 mod link;
 mod look_up;

@@ -10,7 +10,8 @@
 use super::super::spec::RabbitHost;
 use super::amqp10::put_message;
 use super::codec::{NOT_AVAILABLE, OK, PUBLISH_OVERHEAD, PublishFrame};
-use super::line::{LineRecord, StreamLine};
+use super::inbox::PublisherInbox;
+use super::line::StreamLine;
 use super::link::{StreamEvent, StreamLink};
 use super::problem::{StreamProblem, StreamStep};
 use super::shared::PublisherShared;
@@ -18,9 +19,7 @@ use super::worker::WorkerLife;
 use postrider_core::backoff::Backoff;
 use postrider_core::record::{Refusal, Scope};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 
 /// Pauses between attempts.
@@ -83,37 +82,23 @@ struct PublisherSession {
 pub(super) struct StreamPublisher {
     shared: Arc<PublisherShared>,
     stream: String,
-    records: UnboundedReceiver<LineRecord>,
+    inbox: Arc<PublisherInbox>,
     life: watch::Receiver<WorkerLife>,
-    /// Records that the publisher was given and is not done with.
-    held: Arc<AtomicUsize>,
     line: StreamLine,
     pauses: Backoff,
-    /// Nothing more is sent to this publisher.
-    is_over: bool,
 }
 
 impl StreamPublisher {
     pub(super) fn new(
         shared: Arc<PublisherShared>,
         stream: String,
-        records: UnboundedReceiver<LineRecord>,
+        inbox: Arc<PublisherInbox>,
         life: watch::Receiver<WorkerLife>,
-        held: Arc<AtomicUsize>,
     ) -> Self {
-        Self {
-            shared,
-            stream,
-            records,
-            life,
-            held,
-            line: StreamLine::default(),
-            pauses: PAUSES,
-            is_over: false,
-        }
+        Self { shared, stream, inbox, life, line: StreamLine::default(), pauses: PAUSES }
     }
 
-    /// Runs until the sink is closed, or the worker has dropped the other end of `records`.
+    /// Runs until the sink is closed, or the worker has ended the inbox.
     pub(super) async fn run(mut self) {
         while self.has_work().await {
             let ended = self.publish().await;
@@ -157,11 +142,11 @@ impl StreamPublisher {
                 return true;
             }
             self.shared.rests(&self.stream);
+            if self.inbox.is_ended() {
+                return false;
+            }
             tokio::select! {
-                record = self.records.recv() => match record {
-                    Some(record) => self.line.add(record),
-                    None => return false,
-                },
+                () = self.inbox.arrived() => {}
                 changed = self.life.changed() => if changed.is_err() { return false },
             }
         }
@@ -169,13 +154,13 @@ impl StreamPublisher {
 
     /// Takes what was sent to this publisher, and gives up what is of an earlier number of the fence.
     fn follow(&mut self) {
-        while let Ok(record) = self.records.try_recv() {
+        for record in self.inbox.take() {
             self.line.add(record);
         }
         self.report();
         let epoch = self.life.borrow_and_update().epoch;
         let dropped = self.line.give_up(epoch);
-        self.done(dropped);
+        self.inbox.done(dropped);
         self.shared.queue.dropped(dropped);
     }
 
@@ -183,16 +168,12 @@ impl StreamPublisher {
     fn report(&mut self) {
         let acked = self.line.take_acked();
         if !acked.is_empty() {
-            self.done(acked.len());
+            self.inbox.done(acked.len());
             self.shared.queue.acked(&acked);
         }
         while let Some(batch) = self.line.spent() {
             self.shared.queue.recycle(batch);
         }
-    }
-
-    fn done(&self, records: usize) {
-        self.held.fetch_sub(records, Ordering::Relaxed);
     }
 
     /// Connects to the leader, and declares the publisher.
@@ -250,7 +231,7 @@ impl StreamPublisher {
         shared.works(&self.stream);
         loop {
             self.follow();
-            if self.is_closed() || (self.is_over && self.line.is_empty()) {
+            if self.is_closed() || (self.inbox.is_ended() && self.line.is_empty()) {
                 session.link.close().await;
                 return Ok(PublishEnd::Closed);
             }
@@ -265,13 +246,7 @@ impl StreamPublisher {
             let fence = Some((&shared.fence, session.epoch));
             let turned = tokio::select! {
                 turned = session.link.turn(fence) => turned,
-                record = self.records.recv(), if !self.is_over => {
-                    match record {
-                        Some(record) => self.line.add(record),
-                        None => self.is_over = true,
-                    }
-                    Ok(())
-                }
+                () = self.inbox.arrived() => Ok(()),
                 _changed = self.life.changed() => Ok(()),
                 () = tokio::time::sleep_until(due.into()) => Ok(()),
             };
@@ -357,7 +332,7 @@ impl StreamPublisher {
     /// The next record is too large for this server, which takes less than the one that it was admitted for.
     fn reject_next(&mut self, size: usize, limit: usize) {
         let Some((ticket, is_retry)) = self.line.refuse_next() else { return };
-        self.done(1);
+        self.inbox.done(1);
         let queue = &self.shared.queue;
         let refusal = Refusal::too_large(size, limit);
         if is_retry {

@@ -1,6 +1,7 @@
 //! The worker: it hands each record to the publisher of its stream, and notices resets and stops of the process.
 
 use super::super::spec::RabbitSpec;
+use super::inbox::PublisherInbox;
 use super::line::LineRecord;
 use super::look_up::StreamLookUp;
 use super::publisher::StreamPublisher;
@@ -10,9 +11,7 @@ use crate::send_queue::SendQueue;
 use std::collections::HashMap;
 use std::panic::resume_unwind;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 
@@ -30,19 +29,11 @@ pub(super) struct WorkerLife {
     pub(super) closed: bool,
 }
 
-/// The worker's end of a publisher.
-#[derive(Debug)]
-struct PublisherHandle {
-    records: UnboundedSender<LineRecord>,
-    /// Records that the publisher was given and is not done with.
-    held: Arc<AtomicUsize>,
-}
-
 /// The worker.
 #[derive(Debug)]
 pub(super) struct StreamWorker {
     shared: Arc<PublisherShared>,
-    publishers: HashMap<String, PublisherHandle>,
+    publishers: HashMap<String, Arc<PublisherInbox>>,
     life: watch::Sender<WorkerLife>,
     generation: u64,
     tasks: JoinSet<()>,
@@ -75,7 +66,6 @@ impl StreamWorker {
             }
         }
         look_up.abort();
-        self.publishers.clear();
         let ends = async {
             while let Some(ended) = self.tasks.join_next().await {
                 passed_on(ended);
@@ -113,42 +103,36 @@ impl StreamWorker {
         }
         let (batch, epoch) = (Arc::new(batch), self.shared.fence.number());
         for at in 0..batch.len() {
-            let mut record = LineRecord::new(&batch, at, epoch);
-            let stream = batch.get(at).topic;
-            // A publisher ends only with the worker, or when it is dropped here.
-            while let Err(mpsc::error::SendError(back)) = self.publisher(stream).send(record) {
-                self.publishers.remove(stream);
-                record = back;
-            }
+            let inbox = self.publisher(batch.get(at).topic);
+            inbox.give(LineRecord::new(&batch, at, epoch));
         }
     }
 
-    /// The publisher of a stream. It counts as having one record more.
-    fn publisher(&mut self, stream: &str) -> &UnboundedSender<LineRecord> {
-        if !self.publishers.contains_key(stream) {
-            self.make_room();
-            let (records, receiver) = mpsc::unbounded_channel();
-            let held = Arc::new(AtomicUsize::new(0));
-            let publisher = StreamPublisher::new(
-                Arc::clone(&self.shared),
-                stream.to_owned(),
-                receiver,
-                self.life.subscribe(),
-                Arc::clone(&held),
-            );
-            self.tasks.spawn(publisher.run());
-            self.publishers.insert(stream.to_owned(), PublisherHandle { records, held });
+    /// The publisher of a stream.
+    fn publisher(&mut self, stream: &str) -> Arc<PublisherInbox> {
+        if let Some(known) = self.publishers.get(stream) {
+            return Arc::clone(known);
         }
-        let handle = &self.publishers[stream];
-        handle.held.fetch_add(1, Ordering::Relaxed);
-        &handle.records
+        self.make_room();
+        let inbox = Arc::new(PublisherInbox::default());
+        let publisher = StreamPublisher::new(
+            Arc::clone(&self.shared),
+            stream.to_owned(),
+            Arc::clone(&inbox),
+            self.life.subscribe(),
+        );
+        self.tasks.spawn(publisher.run());
+        self.publishers.insert(stream.to_owned(), Arc::clone(&inbox));
+        inbox
     }
 
     /// Ends publishers without records if there are too many. Those with records are as many as records are in flight,
     /// at most.
     fn make_room(&mut self) {
         if self.publishers.len() >= DESTINATIONS_MAX {
-            self.publishers.retain(|_, handle| handle.held.load(Ordering::Relaxed) > 0);
+            for (_, inbox) in self.publishers.extract_if(|_, inbox| inbox.is_idle()) {
+                inbox.end();
+            }
         }
     }
 }
