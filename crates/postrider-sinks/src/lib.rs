@@ -8,7 +8,7 @@
 #[cfg(feature = "worker")]
 mod destinations;
 mod discard;
-#[cfg(any(feature = "http", feature = "nats"))]
+#[cfg(any(feature = "http", feature = "nats", feature = "rabbitmq"))]
 mod fence;
 #[cfg(feature = "http")]
 pub mod http;

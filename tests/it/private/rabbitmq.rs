@@ -23,6 +23,8 @@ pub(crate) struct PrivateRabbitMq {
     tls_port: u16,
     http: u16,
     erlang: Erlang,
+    /// The ports of the stream protocol, without TLS and with it.
+    stream: (u16, u16),
     program: Program,
 }
 
@@ -76,6 +78,7 @@ impl PrivateRabbitMq {
             tls_port: free_port(),
             http: free_port(),
             erlang,
+            stream: (free_port(), free_port()),
             program: Program::new("rabbitmq"),
         };
         make_certificates(&server.program.dir.0);
@@ -87,7 +90,7 @@ impl PrivateRabbitMq {
             fs::set_permissions(&cookie, own).expect("its rights");
         }
         server.set(extra_config);
-        let plugins = "[rabbitmq_management,rabbitmq_auth_mechanism_ssl].";
+        let plugins = "[rabbitmq_management,rabbitmq_auth_mechanism_ssl,rabbitmq_stream].";
         fs::write(server.program.file("enabled_plugins"), plugins).expect("enabled_plugins");
         server.restart().await;
         let user = json!({ "password": "secret", "tags": "" });
@@ -103,6 +106,8 @@ impl PrivateRabbitMq {
             port = self.port,
             tls_port = self.tls_port,
             http = self.http,
+            stream = self.stream.0,
+            stream_tls = self.stream.1,
             extra = extra_config
         );
         fs::write(self.program.file("rabbitmq.conf"), config).expect("rabbitmq.conf");
@@ -116,6 +121,11 @@ impl PrivateRabbitMq {
     /// The port of AMQP with TLS.
     pub(crate) fn tls_port(&self) -> u16 {
         self.tls_port
+    }
+
+    /// The ports of the stream protocol, without TLS and with it.
+    pub(crate) fn stream_ports(&self) -> (u16, u16) {
+        self.stream
     }
 
     /// The port of the management API.
@@ -189,7 +199,7 @@ impl PrivateRabbitMq {
         let Erlang { epmd, node_port, node, .. } = &self.erlang;
         let ports = [epmd.to_string(), node_port.to_string()];
         command.arg(&self.program.dir.0).args(ports).arg(node);
-        let (ports, http) = ([self.port, self.tls_port], self.http);
+        let (ports, http) = ([self.port, self.tls_port, self.stream.0, self.stream.1], self.http);
         let answers = || {
             let started = starts() > before;
             async move {

@@ -13,10 +13,12 @@ mod pipeline;
 mod rabbitmq;
 mod rabbitmq_cluster;
 mod rabbitmq_only;
+mod rabbitmq_streams;
 mod redis;
 mod redis_only;
 mod scenarios;
 mod server;
+mod stream_reader;
 
 /// The tests that every sink passes, of the server `$server`.
 macro_rules! conformance {

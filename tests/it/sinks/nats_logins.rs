@@ -57,7 +57,7 @@ async fn client_certificate_that_the_server_requires_is_shown() {
     let ca = format!("ca_file = \"{}\"\n", server.nats.ca().display());
     let login = format!("user = \"relay\"\npassword_file = \"{}\"\n{ca}", password.display());
     let client = format!(
-        "certificate_file = \"{}\"\nkey_file = \"{}\"\n",
+        "cert_file = \"{}\"\nkey_file = \"{}\"\n",
         server.nats.ca().with_file_name("client.pem").display(),
         server.nats.ca().with_file_name("client.key").display()
     );

@@ -101,7 +101,7 @@ impl NatsConfig {
                 nkey: table.secret("nkey_file"),
                 credentials: table.secret("credentials_file"),
                 ca: text("ca_file"),
-                certificate: text("certificate_file"),
+                certificate: text("cert_file"),
                 key: text("key_file"),
             },
             inbox_prefix: table.text("inbox_prefix").unwrap_or_else(|| "_INBOX".to_owned()),
@@ -197,9 +197,9 @@ impl NatsConfig {
             (true, true) => None,
             (false, false) => Some((PathBuf::from(certificate), PathBuf::from(key))),
             (true, false) | (false, true) => {
-                let what = "certificate_file and key_file belong together";
+                let what = "cert_file and key_file belong together";
                 let hint = "write both, or none of them";
-                return Err(SinkError::new(what, hint).at(&[NAME, "certificate_file"]));
+                return Err(SinkError::new(what, hint).at(&[NAME, "cert_file"]));
             }
         };
         Ok(NatsTlsFiles { ca: (!ca.is_empty()).then(|| PathBuf::from(ca)), client })
@@ -312,7 +312,7 @@ impl SinkConfig for NatsConfig {
             file("nkey_file", &self.files.nkey),
             file("credentials_file", &self.files.credentials),
             text("ca_file", &self.files.ca),
-            text("certificate_file", &self.files.certificate),
+            text("cert_file", &self.files.certificate),
             text("key_file", &self.files.key),
             text("inbox_prefix", &self.inbox_prefix),
             text("ack_timeout", &shown_duration(self.ack_timeout)),

@@ -49,3 +49,18 @@ pub(super) fn declare_queue(vhost: &str, exchange: &str, topic: &str) -> String 
         shell_word(exchange)
     )
 }
+
+/// The command that declares a stream.
+pub(super) fn declare_stream(vhost: &str, stream: &str) -> String {
+    let (vhost, name) = (shell_word(vhost), shell_word(stream));
+    format!(
+        "rabbitmqadmin --vhost {vhost} queues declare --name {name} --type stream --durable true"
+    )
+}
+
+/// The command that gives the login its right to write streams. It replaces the rights that the user has.
+pub(super) fn allow_streams(spec: &RabbitSpec) -> String {
+    let (user, vhost) = (spec.address.user_shown(), spec.address.vhost.as_str());
+    let (vhost, user) = (shell_word(vhost), shell_word(user));
+    format!("rabbitmqctl set_permissions -p {vhost} {user} '^$' '.*' '^$'")
+}

@@ -3,7 +3,10 @@
 use super::commands;
 use super::preflight;
 use super::sink;
-use super::spec::{CreateQueues, MessageRules, NAMES, PasswordSource, RabbitAddress, RabbitSpec};
+use super::spec::{
+    CreateQueues, MessageRules, NAMES, PasswordSource, Protocol, RabbitAddress, RabbitSpec,
+};
+use super::stream;
 use crate::read_delivery;
 use crate::tls::TlsFiles;
 use pg_replication::Conninfo;
@@ -24,6 +27,7 @@ use std::time::Duration;
 pub(super) const NAME: &str = "rabbitmq";
 
 const URL_EXAMPLE: &str = "amqp://postrider@localhost:5672/%2f";
+const STREAM_URL_EXAMPLE: &str = "rabbitmq-stream://postrider@localhost:5552/%2f";
 const CONTENT_TYPE: &str = "application/json";
 
 /// The default of RabbitMQ 4.
@@ -41,7 +45,8 @@ const AUTO: &str = "auto";
 const NONE: &str = "none";
 
 /// The values of `create.queue_type` and of `create.exchange_type`.
-const QUEUE_TYPES: [&str; 3] = ["quorum", "classic", "stream"];
+const QUEUE_TYPES: [&str; 3] = ["quorum", "classic", STREAM_TYPE];
+const STREAM_TYPE: &str = "stream";
 const EXCHANGE_TYPES: [&str; 3] = ["topic", "direct", "fanout"];
 
 /// Memory for a record in flight beside key, value and headers: its frames that are not written yet, its place in the
@@ -64,6 +69,7 @@ struct ShownKeys {
 pub struct RabbitConfig {
     /// The address, or why it can't be read; `None` if there is none.
     address: Option<Result<RabbitAddress, String>>,
+    protocol: Protocol,
     files: TlsFiles,
     rules: MessageRules,
     window: u32,
@@ -90,6 +96,8 @@ impl RabbitConfig {
         read_delivery(keys);
         let table = keys.table(NAME);
         let text = |key| table.text(key).unwrap_or_default();
+        let protocol =
+            [Protocol::Amqp, Protocol::Stream][table.word("protocol", &Protocol::WORDS, &[])];
         let access = Self::read_access(&*table);
         let shown = ShownKeys {
             lock_queue: table.text("lock_queue").unwrap_or_else(|| AUTO.to_owned()),
@@ -111,6 +119,7 @@ impl RabbitConfig {
                 message_bytes_max: usize::try_from(bytes_max).unwrap_or(usize::MAX),
                 size_max: None,
             },
+            protocol,
             window: table.number("window", WINDOW, 1..=WINDOW_MAX),
             management_url: text("management_url"),
             create: read_create(&*table),
@@ -145,6 +154,7 @@ impl RabbitConfig {
         let path = |name: &String| (!name.is_empty()).then(|| PathBuf::from(name));
         Self {
             address,
+            protocol: Protocol::Amqp,
             files: TlsFiles {
                 authorities: path(&shown.ca_file),
                 certificate: path(&shown.cert_file),
@@ -209,10 +219,15 @@ impl RabbitConfig {
             let hint = "give both cert_file and key_file, or none of them";
             return Err(SinkError::new(what, hint).at(&[NAME, "cert_file"]));
         }
+        self.fits(&address)?;
         let has_files = self.files.authorities.is_some() || self.files.certificate.is_some();
         if has_files && !address.tls {
             let what = "certificates are given, and the address is one without TLS";
-            return Err(SinkError::new(what, "write amqps:// in url").at(&[NAME, "url"]));
+            let hint = match self.protocol {
+                Protocol::Amqp => "write amqps:// in url",
+                Protocol::Stream => "write rabbitmq-stream+tls:// in url",
+            };
+            return Err(SinkError::new(what, hint).at(&[NAME, "url"]));
         }
         if address.user.is_none() && self.files.certificate.is_none() {
             let what = "the address has no user, and there is no client's certificate";
@@ -227,22 +242,63 @@ impl RabbitConfig {
             window: usize::try_from(self.window).unwrap_or(usize::MAX),
             heartbeat: self.heartbeat,
             lock_queue: self.lock_queue(needs),
+            publisher: self.name_of(needs),
         })
     }
 
-    /// The name of the lock. A replay publishes beside the live stream, so it has its own.
-    fn lock_queue(&self, needs: &Needs) -> Option<String> {
+    /// Whether the other keys are those of the protocol.
+    fn fits(&self, address: &RabbitAddress) -> Result<(), SinkError> {
+        if address.protocol != self.protocol {
+            let (what, hint) = match self.protocol {
+                Protocol::Amqp => (
+                    "the address is that of the stream protocol, and protocol is \"amqp\"",
+                    format!(
+                        "set protocol = \"stream\", or write an address such as \"{URL_EXAMPLE}\""
+                    ),
+                ),
+                Protocol::Stream => (
+                    "protocol is \"stream\", and the address is not that of the stream protocol",
+                    format!("write an address such as \"{STREAM_URL_EXAMPLE}\""),
+                ),
+            };
+            return Err(SinkError::new(what, hint).at(&[NAME, "url"]));
+        }
+        if self.protocol == Protocol::Amqp {
+            return Ok(());
+        }
+        if !self.rules.exchange.is_empty() {
+            let what = "streams have no exchange: route.topic is the name of the stream";
+            return Err(SinkError::new(what, "leave out exchange").at(&[NAME, "exchange"]));
+        }
+        if self.shown.lock_queue != AUTO {
+            let what = "the stream protocol has no lock queue";
+            return Err(SinkError::new(what, "leave out lock_queue").at(&[NAME, "lock_queue"]));
+        }
+        if self.create.is_some_and(|create| create.queue_type != STREAM_TYPE) {
+            let what = "with protocol = \"stream\" only streams are created";
+            let hint = "set create.queue_type = \"stream\"";
+            return Err(SinkError::new(what, hint).at(&[NAME, "create", "queue_type"]));
+        }
+        Ok(())
+    }
+
+    /// The name of what a pipeline has at the server.
+    fn name_of(&self, needs: &Needs) -> String {
         let replay = match needs.purpose {
             Purpose::Live => "",
             Purpose::Replay => ".replay",
         };
-        let name = match self.shown.lock_queue.as_str() {
-            NONE => return None,
-            AUTO => {
-                let database = self.database.as_deref().unwrap_or("default");
-                format!("postrider.{database}.{}{replay}.lock", needs.pipeline)
-            }
-            name => format!("{name}{replay}"),
+        let database = self.database.as_deref().unwrap_or("default");
+        format!("postrider.{database}.{}{replay}", needs.pipeline)
+    }
+
+    /// The name of the lock. A replay publishes beside the live stream, so it has its own.
+    fn lock_queue(&self, needs: &Needs) -> Option<String> {
+        let name = match (self.shown.lock_queue.as_str(), needs.purpose) {
+            (NONE, _) => return None,
+            (AUTO, _) => format!("{}.lock", self.name_of(needs)),
+            (name, Purpose::Live) => name.to_owned(),
+            (name, Purpose::Replay) => format!("{name}.replay"),
         };
         // Names of queues have at most 255 bytes.
         let end = name.floor_char_boundary(255);
@@ -283,7 +339,7 @@ impl SinkConfig for RabbitConfig {
             order: Order::Key,
             refuses_batches: false,
             transactions: None,
-            dedupe: false,
+            dedupe: self.protocol == Protocol::Stream,
             headers: true,
             null_value: true,
             record_bytes_max: Some(self.rules.message_bytes_max),
@@ -311,6 +367,7 @@ impl SinkConfig for RabbitConfig {
         let bytes = self.rules.message_bytes_max as u64;
         let mut rows = vec![
             Shown::text("delivery", crate::PROMISES[0]),
+            text("protocol", self.protocol.name()),
             text("url", &keys.url),
             text("password_file", &keys.password_file),
             text("ca_file", &keys.ca_file),
@@ -340,15 +397,21 @@ impl SinkConfig for RabbitConfig {
     }
 
     fn open(&self, needs: &Needs, mailbox: Mailbox) -> Result<Box<dyn Sink>, SinkError> {
-        sink::open(self.spec(needs)?, needs, mailbox)
+        match self.protocol {
+            Protocol::Amqp => sink::open(self.spec(needs)?, needs, mailbox),
+            Protocol::Stream => stream::open(self.spec(needs)?, needs, mailbox),
+        }
     }
 
     fn settings(&self, _pipeline: &str) -> Vec<Finding> {
-        preflight::settings(self.shown.lock_queue == NONE, self.is_exposed())
+        preflight::settings(self.shown.lock_queue == NONE, self.is_exposed(), self.protocol)
     }
 
     fn preflight(&self, needs: &Needs, destinations: &[String], _keyed: bool) -> Vec<Finding> {
         match self.spec(needs) {
+            Ok(spec) if self.protocol == Protocol::Stream => {
+                stream::check(&spec, &self.management_url, destinations)
+            }
             Ok(spec) => preflight::check(&spec, &self.management_url, destinations),
             Err(error) => {
                 vec![Finding::error("rabbitmq_server", error.to_string()).why(error.hint())]
@@ -371,6 +434,9 @@ impl SinkConfig for RabbitConfig {
 
     fn create(&self, needs: &Needs, destinations: &[String]) -> Vec<Finding> {
         match (self.spec(needs), self.create) {
+            (Ok(spec), Some(_)) if self.protocol == Protocol::Stream => {
+                stream::create(&spec, destinations)
+            }
             (Ok(spec), Some(create)) => preflight::create(&spec, create, destinations),
             (Ok(_) | Err(_), _) => Vec::new(),
         }
@@ -384,6 +450,14 @@ impl SinkConfig for RabbitConfig {
                 format!(
                     "raise max_message_size in rabbitmq.conf and sink.rabbitmq.message_bytes_max to {size} or more, \
                      then start again"
+                )
+            }
+            RefusalKind::TooLarge(Some(Excess { size, limit, .. }))
+                if self.protocol == Protocol::Stream =>
+            {
+                format!(
+                    "raise the limit of {limit} bytes to {size} or more: payload.size_max, or stream.frame_max in \
+                     rabbitmq.conf; then start again"
                 )
             }
             RefusalKind::TooLarge(Some(Excess { size, .. })) => {
@@ -409,9 +483,11 @@ impl SinkConfig for RabbitConfig {
 
     fn command(&self, code: &str, destination: &str, _size: usize) -> Option<String> {
         let address = self.address.as_ref()?.as_ref().ok()?;
-        let exchange = &self.rules.exchange;
-        (code == "topic_missing")
-            .then(|| commands::declare_queue(&address.vhost, exchange, destination))
+        let (exchange, vhost) = (&self.rules.exchange, &address.vhost);
+        (code == "topic_missing").then(|| match self.protocol {
+            Protocol::Amqp => commands::declare_queue(vhost, exchange, destination),
+            Protocol::Stream => commands::declare_stream(vhost, destination),
+        })
     }
 }
 
@@ -444,6 +520,7 @@ mod tests {
     fn config(url: &str, lock_queue: &str) -> RabbitConfig {
         RabbitConfig {
             address: Some(RabbitAddress::parse(url)),
+            protocol: Protocol::Amqp,
             files: TlsFiles::default(),
             rules: MessageRules {
                 exchange: "events".to_owned(),
@@ -511,6 +588,18 @@ mod tests {
         assert_eq!(mistake("amqps://u@h", with_ca), None);
         let with_cert = |config: &mut RabbitConfig| config.files.certificate = Some("c".into());
         assert!(mistake("amqps://u@h", with_cert).is_some_and(|what| what.contains("key")));
+        let stream = |config: &mut RabbitConfig| {
+            config.protocol = Protocol::Stream;
+            config.rules.exchange.clear();
+        };
+        assert_eq!(mistake("rabbitmq-stream://u@h", stream), None);
+        assert!(mistake("amqp://u@h", stream).is_some_and(|what| what.contains("not that of")));
+        assert!(
+            mistake("rabbitmq-stream://u@h", |_| ()).is_some_and(|what| what.contains("that of"))
+        );
+        let exchange = |config: &mut RabbitConfig| config.protocol = Protocol::Stream;
+        let what = mistake("rabbitmq-stream://u@h", exchange);
+        assert!(what.is_some_and(|what| what.contains("no exchange")));
         assert!(mistake("http://u@h", |_| ()).is_some_and(|what| what.contains("scheme")));
         assert!(config("amqp://u@far", AUTO).is_exposed());
         assert!(!config("amqps://u@far", AUTO).is_exposed());

@@ -39,7 +39,7 @@ const READ_BYTES: usize = 64 << 10;
 const FRAME_MAX: usize = FRAME_PAYLOAD_MAX;
 const FRAME_MIN: usize = 4_096;
 
-trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
+pub(super) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
 
@@ -641,7 +641,7 @@ impl AmqpLink {
     }
 }
 
-async fn socket(spec: &RabbitSpec, host: &RabbitHost) -> io::Result<Box<dyn Duplex>> {
+pub(super) async fn socket(spec: &RabbitSpec, host: &RabbitHost) -> io::Result<Box<dyn Duplex>> {
     let stream = TcpStream::connect((host.name.as_str(), host.port)).await?;
     stream.set_nodelay(true)?;
     if spec.address.tls {

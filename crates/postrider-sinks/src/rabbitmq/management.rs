@@ -170,10 +170,11 @@ fn of_queue(name: &str, found: &Value) -> Vec<Finding> {
     let limited = !policy("max-length").is_null() || !policy("max-length-bytes").is_null();
     let refuses =
         policy("overflow").as_str().is_some_and(|text| text.starts_with("reject-publish"));
-    if limited && kind == "stream" {
+    let aged = !policy("max-age").is_null();
+    if (limited || aged) && kind == "stream" {
         add(
             Finding::info,
-            "has a limit",
+            "has a limit of its length or of the age of its messages",
             "old events are removed by it, also those that a consumer has not read",
         );
     } else if limited && refuses {
@@ -332,6 +333,8 @@ mod tests {
         assert_eq!(worst(json!({ "type": "classic", "durable": false })), Severity::Error);
         assert_eq!(worst(argument("x-max-length", json!(10))), Severity::Warning);
         assert_eq!(worst(argument("x-message-ttl", json!(10))), Severity::Warning);
+        let aged = json!({ "type": "stream", "durable": true, "arguments": { "x-max-age": "1D" } });
+        assert_eq!(worst(aged), Severity::Info);
         let refusing = json!({ "type": "quorum", "durable": true, "effective_policy_definition":
             { "max-length": 10, "overflow": "reject-publish" } });
         assert_eq!(worst(refusing), Severity::Info);

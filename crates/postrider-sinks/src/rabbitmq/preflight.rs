@@ -6,7 +6,7 @@ use super::codec::{
 use super::commands::{declare_queue, set_permissions};
 use super::link::AmqpLink;
 use super::problem::{RESOURCE_LOCKED, RabbitProblem, RabbitStep};
-use super::spec::{CreateQueues, RabbitSpec};
+use super::spec::{CreateQueues, Protocol, RabbitSpec};
 use crate::worker_thread;
 use postrider_core::finding::{Finding, shell_word};
 
@@ -14,7 +14,7 @@ use postrider_core::finding::{Finding, shell_word};
 const OLDEST: (u32, u32) = (3, 13);
 
 /// The findings about the settings alone.
-pub(super) fn settings(no_lock: bool, exposed: bool) -> Vec<Finding> {
+pub(super) fn settings(no_lock: bool, exposed: bool, protocol: Protocol) -> Vec<Finding> {
     let mut out = Vec::new();
     if no_lock {
         out.push(
@@ -29,7 +29,15 @@ pub(super) fn settings(no_lock: bool, exposed: bool) -> Vec<Finding> {
     if exposed {
         out.push(
             Finding::warning("rabbitmq_tls", "sink.rabbitmq.url has no TLS, and a host that is not local")
-                .why("everybody on the network can read the events and the password: write amqps:// in url"),
+                .why(match protocol {
+                    Protocol::Amqp => {
+                        "everybody on the network can read the events and the password: write amqps:// in url"
+                    }
+                    Protocol::Stream => {
+                        "everybody on the network can read the events and the password: write rabbitmq-stream+tls:// \
+                         in url"
+                    }
+                }),
         );
     }
     out
@@ -108,7 +116,8 @@ async fn findings(
     Ok(out)
 }
 
-fn of_version(version: &str) -> Option<Finding> {
+/// A finding about a version that is too old.
+pub(super) fn of_version(version: &str) -> Option<Finding> {
     let mut parts = version.split('.').map(|part| part.parse::<u32>().ok());
     let (major, minor) = (parts.next()??, parts.next()??);
     ((major, minor) < OLDEST).then(|| {

@@ -23,6 +23,37 @@ impl fmt::Display for RabbitHost {
     }
 }
 
+/// What is spoken with the servers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Protocol {
+    /// AMQP 0-9-1: exchanges and queues.
+    Amqp,
+    /// The stream protocol.
+    Stream,
+}
+
+impl Protocol {
+    /// The words of `protocol`, in the order of the values.
+    pub(super) const WORDS: [&str; 2] = ["amqp", "stream"];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Amqp => Self::WORDS[0],
+            Self::Stream => Self::WORDS[1],
+        }
+    }
+
+    /// The port where the address has none.
+    const fn port(self, tls: bool) -> u16 {
+        match (self, tls) {
+            (Self::Amqp, false) => 5672,
+            (Self::Amqp, true) => 5671,
+            (Self::Stream, false) => 5552,
+            (Self::Stream, true) => 5551,
+        }
+    }
+}
+
 /// Where a password is.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum PasswordSource {
@@ -37,6 +68,7 @@ pub(super) enum PasswordSource {
 pub(super) struct RabbitAddress {
     pub(super) hosts: Vec<RabbitHost>,
     pub(super) tls: bool,
+    pub(super) protocol: Protocol,
     /// `None`: the client's certificate is the login.
     pub(super) user: Option<String>,
     pub(super) password: PasswordSource,
@@ -66,16 +98,21 @@ impl RabbitAddress {
         self.user.as_deref().unwrap_or("of the certificate")
     }
 
-    /// Reads `amqp://user:password@host:port,host:port/vhost`.
+    /// Reads `amqp://user:password@host:port,host:port/vhost`. The scheme says which protocol is spoken.
     ///
     /// # Errors
     /// Why it can't be read, without the text itself, which may have a password.
     pub(super) fn parse(url: &str) -> Result<Self, String> {
         let (scheme, rest) = url.trim().split_once("://").ok_or("it has no scheme")?;
-        let tls = match scheme {
-            "amqp" => false,
-            "amqps" => true,
-            _ => return Err("its scheme is neither amqp nor amqps".to_owned()),
+        let (protocol, tls) = match scheme {
+            "amqp" => (Protocol::Amqp, false),
+            "amqps" => (Protocol::Amqp, true),
+            "rabbitmq-stream" => (Protocol::Stream, false),
+            "rabbitmq-stream+tls" => (Protocol::Stream, true),
+            _ => {
+                let schemes = "amqp, amqps, rabbitmq-stream or rabbitmq-stream+tls";
+                return Err(format!("its scheme is none of {schemes}"));
+            }
         };
         let (authority, vhost) = rest.split_once('/').unwrap_or((rest, ""));
         let (login, hosts) = match authority.rsplit_once('@') {
@@ -96,10 +133,11 @@ impl RabbitAddress {
         if vhost.len() > SHORT_MAX {
             return Err("its virtual host is longer than 255 bytes".to_owned());
         }
-        let default_port = if tls { 5671 } else { 5672 };
+        let default_port = protocol.port(tls);
         let hosts: Result<Vec<_>, _> =
             hosts.split(',').map(|host| parse_host(host, default_port)).collect();
-        Ok(Self { hosts: hosts?, tls, user, password: PasswordSource::Text(password), vhost })
+        let password = PasswordSource::Text(password);
+        Ok(Self { hosts: hosts?, tls, protocol, user, password, vhost })
     }
 }
 
@@ -172,11 +210,13 @@ pub(super) struct RabbitSpec {
     pub(super) files: TlsFiles,
     pub(super) pipeline: String,
     pub(super) rules: MessageRules,
-    /// Messages without a confirm.
+    /// Messages without a confirm; of streams, for each stream.
     pub(super) window: usize,
     pub(super) heartbeat: Duration,
     /// The name of the exclusive queue that lets one connection publish at a time; `None` if there is none.
     pub(super) lock_queue: Option<String>,
+    /// The first part of the name under which events are published to streams.
+    pub(super) publisher: String,
 }
 
 /// What `postrider setup` creates.
@@ -207,6 +247,11 @@ mod tests {
         assert!(address.password == PasswordSource::Text("p:w".to_owned()));
         let shown = format!("{address:?}");
         assert!(!shown.contains("p:w"), "{shown}");
+        let shown =
+            |url| RabbitAddress::parse(url).map(|address| (address.place(), address.protocol));
+        let stream = |place: &str| Ok((place.to_owned(), Protocol::Stream));
+        assert_eq!(shown("rabbitmq-stream://h"), stream("h:5552"));
+        assert_eq!(shown("rabbitmq-stream+tls://h"), stream("h:5551"));
         for (url, vhost) in [("amqp://h", "/"), ("amqp://h/", "/"), ("amqp://h/%2f", "/")] {
             let address = RabbitAddress::parse(url).unwrap();
             assert_eq!((address.place().as_str(), address.vhost.as_str()), ("h:5672", vhost));

@@ -1,0 +1,57 @@
+//! The sink for streams: what is decided about a record without the server.
+
+use super::super::spec::{MessageRules, RabbitSpec};
+use super::amqp10;
+use super::shared::FrameLimit;
+use super::worker::StreamWorker;
+use crate::queued_sink::{QueuedSink, RecordRules};
+use crate::send_queue::SendQueue;
+use postrider_core::record::Record;
+use postrider_core::sink::{Mailbox, Needs, NotTaken, Sink, SinkError};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The rules for records.
+#[derive(Debug)]
+struct StreamRules {
+    rules: MessageRules,
+    limit: Arc<FrameLimit>,
+}
+
+impl RecordRules for StreamRules {
+    type Facts = ();
+
+    fn admit(
+        &mut self,
+        queue: &SendQueue<()>,
+        record: &Record<'_>,
+        since: Option<Instant>,
+    ) -> Result<(), NotTaken> {
+        amqp10::judge(record, &self.rules, self.limit.get()).map_err(NotTaken::Refused)?;
+        queue.destination(record.topic, since)
+    }
+
+    fn probe(
+        &mut self,
+        queue: &SendQueue<()>,
+        topic: &str,
+        since: Instant,
+    ) -> Result<(), NotTaken> {
+        queue.destination(topic, Some(since))
+    }
+}
+
+/// Opens the sink, which connects in the background.
+///
+/// # Errors
+/// A thread that can't be started.
+pub(crate) fn open(
+    spec: RabbitSpec,
+    needs: &Needs,
+    mailbox: Mailbox,
+) -> Result<Box<dyn Sink>, SinkError> {
+    let limit = Arc::new(FrameLimit::new());
+    let rules = StreamRules { rules: spec.rules.clone(), limit: Arc::clone(&limit) };
+    let worker = move |queue| StreamWorker::new(queue, spec, limit).run();
+    Ok(Box::new(QueuedSink::open("rabbitmq-stream", needs, mailbox, rules, worker)?))
+}
