@@ -50,7 +50,7 @@ impl<S: SinkServer> SinkPipeline<S> {
         config(&self.name, &self.url, sink)
     }
 
-    /// Parked events are attempted each second, so that an attempt follows the moment at which their destination accepts them.
+    /// Parked events are attempted each second: some attempt comes after their destination has changed.
     pub(super) fn retry_each_second(&mut self) {
         self.config = self.config.replace("step = \"1h\"", "step = \"1s\"");
     }

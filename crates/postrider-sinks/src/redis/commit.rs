@@ -32,9 +32,9 @@ return {'ok', progress}
 
 /// Adds the entries of a transaction, and stores its progress.
 ///
-/// `KEYS[1]`: the progress; further keys: streams. `ARGV`: the token, the progress, the number of events, and the events
-/// ([`EntryWords`]). XDEL of an entry that can't exist fails if the key is no stream, or if the login may not remove
-/// entries: then nothing is added.
+/// `KEYS[1]`: the progress; further keys: streams. `ARGV`: the token, the progress, the number of events, and the
+/// events ([`EntryWords`]). XDEL of an entry that can't exist fails if the key is no stream, or if the login may not
+/// remove entries: then nothing is added.
 pub(super) const COMMIT: &str = r"
 local state = redis.call('GET', KEYS[1])
 if not state then return {'gone', '', ''} end

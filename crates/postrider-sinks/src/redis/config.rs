@@ -76,13 +76,13 @@ pub struct RedisConfig {
     event_bytes_max: u64,
     timeout: Duration,
     state_key: String,
-    delivery: RedisDelivery,
+    delivery: RedisPromise,
     rest: Surroundings,
 }
 
 /// What is promised.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct RedisDelivery {
+struct RedisPromise {
     exactly_once: bool,
     /// When a transaction is committed, if there are transactions.
     limits: TransactionLimits,
@@ -148,7 +148,7 @@ impl RedisConfig {
             storing,
             event_bytes_max: table.size("event_bytes_max", EVENT_BYTES, EVENT_BYTES_RANGE),
             state_key: table.text("state_key").unwrap_or_default(),
-            delivery: RedisDelivery { exactly_once, limits },
+            delivery: RedisPromise { exactly_once, limits },
             ..Self::read_access(&*table)
         };
         table.finish();
@@ -183,7 +183,7 @@ impl RedisConfig {
             event_bytes_max: EVENT_BYTES,
             timeout: table.duration("timeout", TIMEOUT, SECONDS),
             state_key: String::new(),
-            delivery: RedisDelivery { exactly_once: false, limits: LIMITS },
+            delivery: RedisPromise { exactly_once: false, limits: LIMITS },
             rest: Surroundings { tls: read_tls(table), source: String::new() },
         }
     }
@@ -500,7 +500,7 @@ pub(super) mod tests {
             event_bytes_max: EVENT_BYTES,
             timeout: TIMEOUT,
             state_key: String::new(),
-            delivery: RedisDelivery { exactly_once: false, limits: LIMITS },
+            delivery: RedisPromise { exactly_once: false, limits: LIMITS },
             rest: Surroundings { tls: None, source: "app".to_owned() },
         }
     }
@@ -538,7 +538,7 @@ pub(super) mod tests {
         };
         assert_eq!(key(config()), None);
         let master = || "mymaster".to_owned();
-        let delivery = RedisDelivery { exactly_once: true, ..config().delivery };
+        let delivery = RedisPromise { exactly_once: true, ..config().delivery };
         for (wrong, expected) in [
             (RedisConfig { mode: Mode::Sentinel, ..config() }, "redis.sentinel_master"),
             (RedisConfig { sentinel_master: master(), ..config() }, "redis.sentinel_master"),

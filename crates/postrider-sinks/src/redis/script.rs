@@ -42,8 +42,8 @@ return {-1, 'fenced', ''}
 /// Stores events and the progress in one step.
 ///
 /// `KEYS[1]`: the progress; further keys: streams. `ARGV`: the token, the number of the first event, the number of
-/// events, and the events ([`EntryWords`]). An event that can't be added ends the script, and the progress has the events
-/// before it.
+/// events, and the events ([`EntryWords`]). An event that can't be added ends the script, and the progress has the
+/// events before it.
 pub(super) const STORE: &str = r"
 local state = redis.call('GET', KEYS[1])
 if not state then return {-1, 'gone', ''} end
