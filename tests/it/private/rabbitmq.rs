@@ -241,23 +241,27 @@ impl PrivateRabbitMq {
         }
         let queue = json!({ "durable": true, "arguments": arguments });
         self.api_ok("PUT", &format!("/api/queues/%2f/{name}"), &queue).await;
-        if kind == "quorum" {
-            self.await_registration(name).await;
+        match kind {
+            "quorum" => self.await_registration("quorum", &format!("%2F_{name}")).await,
+            "stream" => {
+                self.await_registration("coordination", "rabbit_stream_coordinator").await;
+            }
+            _ => {}
         }
     }
 
-    /// Waits until the files name a quorum queue, which takes some three seconds: a server that is killed before comes
-    /// back with the queue and without its messages, confirmed ones too.
-    async fn await_registration(&self, queue: &str) {
+    /// Waits until the files of a group name a quorum queue, or what starts the streams, which takes some three seconds
+    /// after the first declaration: a server that is killed before comes back with the queue and without its messages,
+    /// confirmed ones too, or with streams that never have a leader.
+    async fn await_registration(&self, group: &str, name: &str) {
         let node = self.node();
-        let file = self.program.file(&format!("data/{node}/quorum/{node}/names.dets"));
-        let name = format!("%2F_{queue}");
+        let file = self.program.file(&format!("data/{node}/{group}/{node}/names.dets"));
         let look = || async {
             let registered = fs::read(&file).map_err(|error| error.to_string())?;
             let found = registered.windows(name.len()).any(|bytes| bytes == name.as_bytes());
             if found { Ok(()) } else { Err(format!("no {name} in {}", file.display())) }
         };
-        await_or_dump(&format!("queue {queue} on disk"), SOON, look, || self.log()).await;
+        await_or_dump(&format!("{name} on disk"), SOON, look, || self.log()).await;
     }
 
     /// Runs `rabbitmqctl` with these arguments, as scripts/lib/rabbitmq-server runs the server. It takes five seconds.

@@ -9,7 +9,10 @@ use crate::send_queue::SendQueue;
 use postrider_core::record::Record;
 use postrider_core::sink::{Mailbox, Needs, NotTaken, Sink, SinkError};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long a parked event waits for a stream that may have been declared a moment ago, before it is postponed.
+const RETRY_MAX: Duration = Duration::from_secs(8);
 
 /// The rules for records.
 #[derive(Debug)]
@@ -28,7 +31,7 @@ impl RecordRules for StreamRules {
         since: Option<Instant>,
     ) -> Result<(), NotTaken> {
         amqp10::judge(record, &self.rules, self.limit.get()).map_err(NotTaken::Refused)?;
-        queue.destination(record.topic, since)
+        of_stream(queue, record.topic, since)
     }
 
     fn probe(
@@ -37,8 +40,17 @@ impl RecordRules for StreamRules {
         topic: &str,
         since: Instant,
     ) -> Result<(), NotTaken> {
-        queue.destination(topic, Some(since))
+        of_stream(queue, topic, Some(since))
     }
+}
+
+/// Whether the stream accepts records. For a parked event it is looked up for a while, each second.
+fn of_stream(queue: &SendQueue<()>, stream: &str, since: Option<Instant>) -> Result<(), NotTaken> {
+    let answer = queue.destination(stream, since);
+    if since.is_some_and(|since| since.elapsed() < RETRY_MAX) {
+        return answer.map_err(|_unavailable| NotTaken::Destination);
+    }
+    answer
 }
 
 /// Opens the sink, which connects in the background.
