@@ -1,4 +1,4 @@
-//! `postrider inbox run`: stores records of Kafka, and webhooks, in inboxes until a signal stops the process.
+//! `postrider inbox run`: stores messages of brokers, and webhooks, in inboxes until a signal stops the process.
 
 use crate::admin::{Admin, AdminView};
 use crate::cli::error::{CliError, Exit};
