@@ -5,8 +5,8 @@
 use crate::record_batch::QueuedRecord;
 use postrider_core::record::{Header, Record, Refusal};
 
-use super::super::spec::MessageRules;
 use super::codec::{MESSAGE_OVERHEAD, PUBLISH_OVERHEAD};
+use crate::rabbitmq::spec::MessageRules;
 
 /// The event's key, behind the headers of the row: most clients keep the last header of a name.
 const KEY_HEADER: &str = "key";
@@ -50,7 +50,7 @@ pub(super) fn judge(
     rules: &MessageRules,
     frame_max: usize,
 ) -> Result<(), Refusal> {
-    if !(super::super::spec::NAMES.allows)(record.topic.as_bytes()) {
+    if !(crate::rabbitmq::spec::NAMES.allows)(record.topic.as_bytes()) {
         return Err(Refusal::destination("the topic is no name of a stream: 1 to 255 bytes"));
     }
     if let Some(number) = record.partition {
