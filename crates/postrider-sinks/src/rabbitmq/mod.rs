@@ -1,5 +1,5 @@
-//! `kind = "rabbitmq"`: exchanges of RabbitMQ, over AMQP 0-9-1, with publisher confirms; and its streams, over the stream
-//! protocol ([`stream`]). What follows is about AMQP.
+//! `kind = "rabbitmq"`: exchanges of RabbitMQ, over AMQP 0-9-1, with publisher confirms; and its streams, over the
+//! stream protocol ([`stream`]). What follows is about AMQP.
 //!
 //! The pipeline's thread judges a record ([`message`]) and queues it; the worker thread ([`worker`]) has the connection
 //! ([`link`], [`codec`]) and the records that are not confirmed ([`window`]). `docs/sinks/rabbitmq.md` has what is

@@ -5,8 +5,8 @@
 use crate::record_batch::QueuedRecord;
 use postrider_core::record::{Header, Record, Refusal};
 
-use super::super::spec::MessageRules;
 use super::codec::{MESSAGE_OVERHEAD, PUBLISH_OVERHEAD};
+use crate::rabbitmq::spec::MessageRules;
 
 /// The event's key, behind the headers of the row: most clients keep the last header of a name.
 const KEY_HEADER: &str = "key";
@@ -50,7 +50,7 @@ pub(super) fn judge(
     rules: &MessageRules,
     frame_max: usize,
 ) -> Result<(), Refusal> {
-    if !(super::super::spec::NAMES.allows)(record.topic.as_bytes()) {
+    if !(crate::rabbitmq::spec::NAMES.allows)(record.topic.as_bytes()) {
         return Err(Refusal::destination("the topic is no name of a stream: 1 to 255 bytes"));
     }
     if let Some(number) = record.partition {
@@ -226,7 +226,7 @@ mod tests {
             Header { name: "b", value: Some(b"\xff") },
             Header { name: "n", value: None },
         ];
-        let mut expected = vec![0, 0x53, 0x73, 0xD0, 0, 0, 0, 32, 0, 0, 0, 10];
+        let mut expected = vec![0, 0x53, 0x73, 0xD0, 0, 0, 0, 31, 0, 0, 0, 10];
         expected.extend_from_slice(&[0xA1, 1, b'7', 0x40, 0x40, 0x40, 0x40, 0x40]);
         expected.extend_from_slice(b"\xA3\x06text/x\x40\x40\x83\0\0\0\0\0\0\0\x01");
         expected.extend_from_slice(&[0, 0x53, 0x74, 0xD1, 0, 0, 0, 29, 0, 0, 0, 8]);

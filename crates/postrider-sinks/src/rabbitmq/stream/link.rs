@@ -1,7 +1,5 @@
 //! A connection to RabbitMQ's stream protocol: login, requests, and the frames in both directions.
 
-use super::super::link::{Duplex, login, socket};
-use super::super::spec::{RabbitHost, RabbitSpec};
 use super::codec::{
     CLOSE, DECLARE_PUBLISHER, METADATA, NotStream, OK, OPEN, PEER_PROPERTIES, SASL_AUTHENTICATE,
     SASL_HANDSHAKE, StreamFields, StreamFrame, StreamPlace, put_bytes, put_close_answer,
@@ -9,6 +7,8 @@ use super::codec::{
 };
 use super::problem::{StreamProblem, StreamStep};
 use crate::fence::Fence;
+use crate::rabbitmq::link::{Duplex, login, socket};
+use crate::rabbitmq::spec::{RabbitHost, RabbitSpec};
 use std::collections::VecDeque;
 use std::fmt::{self, Debug};
 use std::future::poll_fn;

@@ -1,14 +1,14 @@
 //! `postrider check` for streams: whether the server can be reached, whether each stream exists, and whether it may be
 //! written to.
 
-use super::super::commands::{allow_streams, declare_stream};
-use super::super::management;
-use super::super::spec::RabbitSpec;
 use super::codec::{
     ACCESS_REFUSED, CREATE, DELETE_PUBLISHER, NO_STREAM, OK, STREAM_EXISTS, put_map, put_string,
 };
 use super::link::StreamLink;
 use super::problem::{StreamProblem, StreamStep};
+use crate::rabbitmq::commands::{allow_streams, declare_stream};
+use crate::rabbitmq::management;
+use crate::rabbitmq::spec::RabbitSpec;
 use crate::worker_thread;
 use postrider_core::finding::Finding;
 
@@ -65,7 +65,7 @@ async fn findings(
     let (host, version) = (link.host(), &link.server.version);
     let what = format!("RabbitMQ {version} at {host} answers by the stream protocol");
     let mut out = vec![Finding::ok("rabbitmq_server", what)];
-    out.extend(super::super::preflight::of_version(version));
+    out.extend(crate::rabbitmq::preflight::of_version(version));
     for topic in topics {
         out.push(of_stream(&mut link, spec, topic).await?);
     }

@@ -1,12 +1,12 @@
 //! What a failure of the server, of the connection or of a stream means: by the code of the stream protocol and by the
 //! request that it answers, never by text.
 
-use super::super::commands::{allow_streams, declare_stream};
-use super::super::spec::RabbitSpec;
 use super::codec::{
     ACCESS_REFUSED, LOGIN_NOT_LOCAL, LOGIN_REFUSED, NO_STREAM, NO_VIRTUAL_HOST, NOT_AVAILABLE,
     PRECONDITION_FAILED, StreamClose,
 };
+use crate::rabbitmq::commands::{allow_streams, declare_stream};
+use crate::rabbitmq::spec::RabbitSpec;
 use std::io;
 
 /// What the sink was doing.

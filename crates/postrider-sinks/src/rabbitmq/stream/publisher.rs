@@ -7,15 +7,14 @@
 //! The leader is connected to, and no other node, because between nodes a message can get lost that is followed by a
 //! later one.
 
-use super::super::spec::RabbitHost;
 use super::amqp10::put_message;
 use super::codec::{NOT_AVAILABLE, OK, PUBLISH_OVERHEAD, PublishFrame};
 use super::inbox::PublisherInbox;
 use super::line::StreamLine;
 use super::link::{StreamEvent, StreamLink};
 use super::problem::{StreamProblem, StreamStep};
-use super::shared::PublisherShared;
-use super::worker::WorkerLife;
+use super::shared::{PublisherShared, WorkerLife};
+use crate::rabbitmq::spec::RabbitHost;
 use postrider_core::backoff::Backoff;
 use postrider_core::record::{Refusal, Scope};
 use std::sync::Arc;

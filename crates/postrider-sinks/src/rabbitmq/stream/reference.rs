@@ -1,6 +1,6 @@
 //! The name under which a sink publishes to streams.
 
-use super::super::spec::RabbitSpec;
+use crate::rabbitmq::spec::RabbitSpec;
 use std::fmt::Write as _;
 use std::hash::{BuildHasher as _, RandomState};
 

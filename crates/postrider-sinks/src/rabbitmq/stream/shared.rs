@@ -1,10 +1,10 @@
 //! What the parts of a stream sink share: the worker, one publisher for each stream, and the look-up of streams.
 
-use super::super::spec::{RabbitHost, RabbitSpec};
 use super::line::PublishingIds;
 use super::problem::StreamProblem;
 use super::reference::new_reference;
 use crate::fence::Fence;
+use crate::rabbitmq::spec::{RabbitHost, RabbitSpec};
 use crate::send_queue::SendQueue;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -34,6 +34,14 @@ impl FrameLimit {
     pub(super) fn set(&self, bytes: usize) {
         self.0.store(bytes, Ordering::Release);
     }
+}
+
+/// What the publishers follow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct WorkerLife {
+    /// The number of the fence: records with a lower one are given up.
+    pub(super) epoch: u64,
+    pub(super) closed: bool,
 }
 
 /// Why a stream accepts no records, and how to fix it.

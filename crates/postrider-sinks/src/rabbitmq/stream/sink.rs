@@ -1,10 +1,10 @@
 //! The sink for streams: what is decided about a record without the server.
 
-use super::super::spec::{MessageRules, RabbitSpec};
 use super::amqp10;
 use super::shared::FrameLimit;
 use super::worker::StreamWorker;
 use crate::queued_sink::{QueuedSink, RecordRules};
+use crate::rabbitmq::spec::{MessageRules, RabbitSpec};
 use crate::send_queue::SendQueue;
 use postrider_core::record::Record;
 use postrider_core::sink::{Mailbox, Needs, NotTaken, Sink, SinkError};

@@ -1,12 +1,12 @@
 //! The worker: it hands each record to the publisher of its stream, and notices resets and stops of the process.
 
-use super::super::spec::RabbitSpec;
 use super::inbox::PublisherInbox;
 use super::line::LineRecord;
 use super::look_up::StreamLookUp;
 use super::publisher::StreamPublisher;
-use super::shared::{FrameLimit, PublisherShared};
+use super::shared::{FrameLimit, PublisherShared, WorkerLife};
 use crate::destinations::DESTINATIONS_MAX;
+use crate::rabbitmq::spec::RabbitSpec;
 use crate::send_queue::SendQueue;
 use std::collections::HashMap;
 use std::panic::resume_unwind;
@@ -20,14 +20,6 @@ const RUNS_EACH: Duration = Duration::from_secs(1);
 
 /// How long connections are ended with a word to the server, when the sink is closed.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
-
-/// What the publishers follow.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct WorkerLife {
-    /// The number of the fence: records with a lower one are given up.
-    pub(super) epoch: u64,
-    pub(super) closed: bool,
-}
 
 /// The worker.
 #[derive(Debug)]
