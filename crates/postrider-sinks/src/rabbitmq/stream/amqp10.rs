@@ -226,7 +226,7 @@ mod tests {
             Header { name: "b", value: Some(b"\xff") },
             Header { name: "n", value: None },
         ];
-        let mut expected = vec![0, 0x53, 0x73, 0xD0, 0, 0, 0, 32, 0, 0, 0, 10];
+        let mut expected = vec![0, 0x53, 0x73, 0xD0, 0, 0, 0, 31, 0, 0, 0, 10];
         expected.extend_from_slice(&[0xA1, 1, b'7', 0x40, 0x40, 0x40, 0x40, 0x40]);
         expected.extend_from_slice(b"\xA3\x06text/x\x40\x40\x83\0\0\0\0\0\0\0\x01");
         expected.extend_from_slice(&[0, 0x53, 0x74, 0xD1, 0, 0, 0, 29, 0, 0, 0, 8]);

@@ -36,6 +36,14 @@ impl FrameLimit {
     }
 }
 
+/// What the publishers follow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct WorkerLife {
+    /// The number of the fence: records with a lower one are given up.
+    pub(super) epoch: u64,
+    pub(super) closed: bool,
+}
+
 /// Why a stream accepts no records, and how to fix it.
 type StreamTrouble = (String, Option<String>);
 
