@@ -55,14 +55,6 @@ struct Troubles {
     streams: HashMap<String, StreamTrouble>,
 }
 
-/// What the publishers follow.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct WorkerLife {
-    /// The number of the fence: records with a lower one are given up.
-    pub(super) epoch: u64,
-    pub(super) closed: bool,
-}
-
 /// What the parts share.
 #[derive(Debug)]
 pub(super) struct PublisherShared {
