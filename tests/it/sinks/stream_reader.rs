@@ -41,7 +41,8 @@ struct Reader {
 
 impl Reader {
     async fn open(port: u16) -> Result<Self, String> {
-        let stream = TcpStream::connect(("127.0.0.1", port)).await.map_err(text)?;
+        let stream =
+            TcpStream::connect(("127.0.0.1", port)).await.map_err(|error| error.to_string())?;
         let mut reader = Self { stream, correlation: 0 };
         reader.ask(0x11, &0_u32.to_be_bytes()).await?;
         reader.ask(0x12, &[]).await?;
@@ -61,14 +62,14 @@ impl Reader {
         frame.extend_from_slice(&key.to_be_bytes());
         frame.extend_from_slice(&[0, 1]);
         frame.extend_from_slice(fields);
-        self.stream.write_all(&frame).await.map_err(text)
+        self.stream.write_all(&frame).await.map_err(|error| error.to_string())
     }
 
     /// Key and fields of the next frame.
     async fn frame(&mut self) -> Result<(u16, Vec<u8>), String> {
-        let length = self.stream.read_u32().await.map_err(text)?;
+        let length = self.stream.read_u32().await.map_err(|error| error.to_string())?;
         let mut frame = vec![0; usize::try_from(length).expect("a length")];
-        self.stream.read_exact(&mut frame).await.map_err(text)?;
+        self.stream.read_exact(&mut frame).await.map_err(|error| error.to_string())?;
         let fields = frame.split_off(4);
         Ok((u16::from_be_bytes([frame[0], frame[1]]), fields))
     }
@@ -253,9 +254,4 @@ fn string(text: &str) -> Vec<u8> {
     let mut out = u16::try_from(text.len()).expect("a length").to_be_bytes().to_vec();
     out.extend_from_slice(text.as_bytes());
     out
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "it is passed to map_err")]
-fn text(error: std::io::Error) -> String {
-    error.to_string()
 }
