@@ -68,6 +68,7 @@ impl BrokerProcess {
                 command.arg(dir.join("config"));
                 format!(
                     "bind 127.0.0.1\nport {}\ndir {}\nappendonly yes\nappendfsync always\nsave \"\"\n\
+                     auto-aof-rewrite-percentage 0\n\
                      user default off ~* &* +@all\nuser {USER} on >{PASSWORD} ~* &* +@all\n",
                     address.port(),
                     dir.join("data").display()

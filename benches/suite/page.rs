@@ -121,15 +121,18 @@ impl Page {
 /// The earlier page with the sections of the new one in place of those of the same title, or behind the others.
 fn with_sections_of(earlier: &str, new: &str) -> String {
     let title = |section: &str| section.lines().next().unwrap_or_default().to_owned();
-    let mut sections: Vec<String> = earlier.split("\n## ").map(str::to_owned).collect();
-    for section in new.split("\n## ").skip(1) {
-        let known = sections.iter_mut().skip(1).find(|known| title(known) == title(section));
+    let split = |page: &str| -> Vec<String> {
+        page.split("\n## ").map(|section| section.trim_end().to_owned()).collect()
+    };
+    let mut sections = split(earlier);
+    for section in split(new).into_iter().skip(1) {
+        let known = sections.iter_mut().skip(1).find(|known| title(known) == title(&section));
         match known {
-            Some(known) => section.clone_into(known),
-            None => sections.push(section.to_owned()),
+            Some(known) => *known = section,
+            None => sections.push(section),
         }
     }
-    sections.join("\n## ")
+    sections.join("\n\n## ") + "\n"
 }
 
 fn about(args: &Args) -> String {

@@ -22,11 +22,13 @@ const DRAIN_NOTE: &str = "events/s are from the start of the stream until `/stat
     with the login to the broker. CPU is in microseconds per event, of the relay, PostgreSQL's walsender and the \
     broker; the HTTP receiver is in the process of the bench. After each drain the destination was read back: \
     complete, in order of each aggregate, nothing twice. NATS: one copy, storage `file`. Redis: `appendonly yes`, \
-    `appendfsync always`. All servers have their data beside that of PostgreSQL and Kafka. There are 1,000 \
-    aggregates, of which RabbitMQ and HTTP have one event each in flight.";
+    `appendfsync always`, no rewrites of the file. All servers have their data beside that of PostgreSQL and Kafka. \
+    There are 1,000 aggregates, of which RabbitMQ and HTTP have one event each in flight. The peak has the events that \
+    wait for a broker that is slower than PostgreSQL, up to `flow.in_flight_bytes`.";
 
 const RIVAL_NOTE: &str = "The server's own client publishes messages of 300 B to the same destination, after the \
-    drain. `Postrider` is the drain of transactions of 1,000 rows. The goals: five times the synchronous client of \
+    drain, and shares the machine with that server only; the drain shares it with PostgreSQL too. `Postrider` is the \
+    drain of transactions of 1,000 rows. The goals: five times the synchronous client of \
     NATS, half of the benches of Redis and RabbitMQ; the other lines are for information.";
 
 const LATENCY_NOTE: &str = "Milliseconds from the answer to COMMIT until a consumer has the message, or the receiver \
@@ -176,10 +178,20 @@ impl SinkBench<'_> {
     }
 }
 
+/// A sentence for figures of a machine that was never quiet.
+fn noise(all: &[Results]) -> &'static str {
+    let mut runs = all.iter().flat_map(|results| &results.drains).flat_map(|(_, _, runs)| runs);
+    if runs.all(|run| run.disturbed.is_some()) {
+        " **Other processes used the machine in every round of this run: rates are too low, and ratios are rough.**"
+    } else {
+        ""
+    }
+}
+
 fn drain_table(page: &mut Page, all: &[Results]) {
     let mut table = Table::new(
         "Other brokers: drain",
-        DRAIN_NOTE,
+        &format!("{DRAIN_NOTE}{}", noise(all)),
         &[
             "",
             "transactions",
@@ -220,7 +232,7 @@ fn drain_table(page: &mut Page, all: &[Results]) {
 fn rival_table(page: &mut Page, all: &[Results]) {
     let mut table = Table::new(
         "Other brokers: beside the server's own client",
-        RIVAL_NOTE,
+        &format!("{RIVAL_NOTE}{}", noise(all)),
         &["", "client", "messages/s", "Postrider", "ratio", "goal", "reached"],
     );
     for Results { target, drains, rivals, .. } in all {
