@@ -80,7 +80,20 @@ async fn stream_that_becomes_another_type_is_waited_for() {
 
 #[tokio::test]
 async fn full_memory_is_waited_for() {
-    let pipeline = pipeline(Redis::start().await, "memory", "").await;
+    waits_for_memory(pipeline(Redis::start().await, "memory", "").await).await;
+}
+
+#[tokio::test]
+async fn full_memory_is_waited_for_with_a_transaction() {
+    let server = RedisServer::<false, true>::start().await;
+    waits_for_memory(pipeline_of(server, "memorytx").await).await;
+    let server = RedisServer::<true, true>::start().await;
+    waits_for_memory(pipeline_of(server, "memorytx").await).await;
+}
+
+async fn waits_for_memory<const VALKEY: bool, const EXACT: bool>(
+    pipeline: SinkPipeline<RedisServer<VALKEY, EXACT>>,
+) {
     let relay = pipeline.run();
     pipeline.insert("orders", "a", &[1]).await;
     pipeline.await_values("orders", "a", &["1"]).await;

@@ -132,10 +132,11 @@ impl AckedSource for RabbitSource {
 
     fn passes(&self) -> Option<String> {
         let queue = &self.queue;
-        let command = "stop the intake, then take the first message of the queue out, which loses this one message \
-                       unless it is kept elsewhere: rabbitmqadmin get messages --ack-mode ack_requeue_false --count 1 \
-                       --queue";
-        Some(format!("{command} {queue}"))
+        Some(format!(
+            "stop all processes of the intake: another one would take the message. See that the first message of the \
+             queue is the one: rabbitmqadmin get messages --ack-mode ack_requeue_true --count 1 --queue {queue}; then \
+             take it out, which loses this one message unless it is kept elsewhere: the same with ack_requeue_false"
+        ))
     }
 
     async fn close(self) {

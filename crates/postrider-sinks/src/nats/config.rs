@@ -274,7 +274,7 @@ impl SinkConfig for NatsConfig {
             },
             refuses_batches: false,
             transactions: None,
-            dedupe: true,
+            dedupe: self.chain != ChainMode::None,
             headers: true,
             null_value: true,
             record_bytes_max: None,

@@ -613,12 +613,18 @@ impl NatsWorker {
         let exists = self.shared.get().is_some_and(|facts| !facts.subjects.is_empty());
         let (reason, hint) = if exists {
             let reason = format!("stream {stream} does not take subject {subject}");
-            let hint =
-                format!("add the subject to the stream: nats stream edit {stream} --subjects …");
+            let hint = format!(
+                "add the subject: nats stream edit {stream} --subjects LIST, with all subjects of the stream and \
+                     {subject}: the option replaces the list"
+            );
             (reason, hint)
         } else {
             let reason = format!("stream {stream} does not exist");
-            (reason, format!("create the stream: nats stream add {stream} --subjects …"))
+            let hint = format!(
+                "create the stream: nats stream add {stream} --subjects {subject}; or let postrider setup create it \
+                 (table sink.nats.create)"
+            );
+            (reason, hint)
         };
         self.queue.unavailable(topic, missing, reason, Some(hint));
     }

@@ -62,8 +62,15 @@ impl From<RabbitProblem> for RabbitConsumerProblem {
              the server's certificate; the intake connects again automatically"
                 .to_owned()
         });
-        let hint = Some(in_words_of_sources(&hint));
-        Self { reason: problem.reason, hint, is_taken: false }
+        // The command of the sink would replace the rights by those of a publisher.
+        let hint = if problem.step == RabbitStep::Open && problem.code.is_some() {
+            "create the virtual host, or correct it in source.rabbitmq.url, and let the user read the queue: \
+             rabbitmqctl set_permissions -p VHOST USER '^$' '^$' '^QUEUE$' (the command replaces the user's rights)"
+                .to_owned()
+        } else {
+            in_words_of_sources(&hint)
+        };
+        Self { reason: problem.reason, hint: Some(hint), is_taken: false }
     }
 }
 

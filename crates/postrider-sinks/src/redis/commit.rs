@@ -34,11 +34,14 @@ return {'ok', progress}
 ///
 /// `KEYS[1]`: the progress; further keys: streams. `ARGV`: the token, the progress, the number of events, and the
 /// events ([`EntryWords`]). XDEL of an entry that can't exist fails if the key is no stream, or if the login may not
-/// remove entries: then nothing is added.
+/// remove entries: then nothing is added. The first command sets the progress to what it is: the server checks its memory
+/// limit (`maxmemory`) at the first command of a script that writes, and not at XDEL.
 pub(super) const COMMIT: &str = r"
 local state = redis.call('GET', KEYS[1])
 if not state then return {'gone', '', ''} end
 if string.match(state, '^(%x+) at ') ~= ARGV[1] then return {'fenced', '', ''} end
+local tried = redis.pcall('SET', KEYS[1], state)
+if tried.err then return {'error', tried.err, ''} end
 for i = 2, #KEYS do
   local tried = redis.pcall('XDEL', KEYS[i], '0-1')
   if type(tried) == 'table' and tried.err then return {'error', tried.err, KEYS[i]} end
@@ -53,11 +56,14 @@ for i = 1, tonumber(ARGV[3]) do
   at = last + 1
   added[#added + 1] = {key, id}
 end
+if not kind then
+  local set = redis.pcall('SET', KEYS[1], ARGV[1] .. ' at ' .. ARGV[2])
+  if set.err then kind, why = 'error', set.err end
+end
 if kind then
   for i = #added, 1, -1 do redis.pcall('XDEL', added[i][1], added[i][2]) end
   return {kind, why, where}
 end
-redis.call('SET', KEYS[1], ARGV[1] .. ' at ' .. ARGV[2])
 return {'ok', '', ''}
 ";
 
@@ -98,7 +104,7 @@ pub(super) enum CommitAnswer {
     Gone,
     /// This stream does not exist.
     Missing(String),
-    /// The server refuses an entry of this stream.
+    /// The server refuses an entry of this stream, or with an empty name the progress.
     Error {
         stream: String,
         error: ServerError,

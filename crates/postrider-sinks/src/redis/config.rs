@@ -301,7 +301,7 @@ impl SinkConfig for RedisConfig {
             order: Order::Key,
             refuses_batches: false,
             transactions: self.delivery.exactly_once.then_some(self.delivery.limits),
-            dedupe: false,
+            dedupe: true,
             headers: true,
             null_value: true,
             record_bytes_max: Some(self.bytes_max()),

@@ -234,7 +234,7 @@ impl RedisConsumer {
 
     /// Begins to read the streams that exist.
     async fn begin(&mut self) -> Result<(), RedisConsumerProblem> {
-        let missing = self.join().await?;
+        let missing = self.join(true).await?;
         if self.streams.iter().any(|stream| stream.is_read) {
             return Ok(());
         }
@@ -244,7 +244,10 @@ impl RedisConsumer {
 
     /// Creates the group in streams that are not read, and takes over what was delivered; returns what is wrong with
     /// those that can't be read, and what fixes it.
-    async fn join(&mut self) -> Result<Vec<(String, String)>, RedisConsumerProblem> {
+    async fn join(
+        &mut self,
+        is_first: bool,
+    ) -> Result<Vec<(String, String)>, RedisConsumerProblem> {
         let mut missing = Vec::new();
         for at in 0..self.streams.len() {
             let Some(stream) = self.streams.get(at).filter(|stream| !stream.is_read) else {
@@ -255,7 +258,12 @@ impl RedisConsumer {
                 missing.push(problem);
                 continue;
             }
-            self.create_group(&name).await?;
+            // A stream that is joined later did not exist at first: all of it is new.
+            let start = match self.wanted.start {
+                RedisStart::Latest if is_first => "$",
+                RedisStart::Latest | RedisStart::Earliest => "0",
+            };
+            self.create_group(&name, start).await?;
             self.take_over(at).await?;
             if let Some(stream) = self.streams.get_mut(at) {
                 stream.is_read = true;
@@ -287,11 +295,11 @@ impl RedisConsumer {
         })
     }
 
-    async fn create_group(&mut self, stream: &str) -> Result<(), RedisConsumerProblem> {
-        let start = match self.wanted.start {
-            RedisStart::Earliest => "0",
-            RedisStart::Latest => "$",
-        };
+    async fn create_group(
+        &mut self,
+        stream: &str,
+        start: &str,
+    ) -> Result<(), RedisConsumerProblem> {
         let group = self.wanted.group.clone();
         let words: [&[u8]; 5] =
             [b"XGROUP", b"CREATE", stream.as_bytes(), group.as_bytes(), start.as_bytes()];
@@ -513,7 +521,7 @@ impl RedisConsumer {
     /// # Errors
     /// The connection is lost, or a stream or the group was deleted.
     pub async fn look(&mut self) -> Result<RedisLook, RedisConsumerProblem> {
-        let missing = self.join().await?;
+        let missing = self.join(false).await?;
         let (mut lag, places) = (Some(0_u64), self.streams.len());
         for at in 0..places {
             let Some(stream) = self.streams.get(at).filter(|stream| stream.is_read) else {
@@ -594,8 +602,9 @@ impl RedisConsumer {
                 )
             }
             "NOGROUP" => format!(
-                "a stream or group {group:?} was deleted: the intake creates the group again automatically, and reads \
-                 from source.redis.start on"
+                "a stream or group {group:?} was deleted: the intake creates the group again automatically. With start \
+                 = \"latest\" it passes over what is in the stream then, uncounted; to read it: redis-cli XGROUP SETID \
+                 STREAM {group} 0"
             ),
             "WRONGTYPE" => "correct source.redis.streams: a key is no stream any more".to_owned(),
             _ => return Err(problem.into()),

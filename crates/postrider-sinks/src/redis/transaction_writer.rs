@@ -173,6 +173,12 @@ impl RedisWriter {
             match self.take_over().await {
                 Ok((primary, progress)) => {
                     self.primary = Some(primary);
+                    // What the last commit has stored counts only once the replicas have it.
+                    if let Err(problem) = self.replicated().await {
+                        self.primary = None;
+                        self.report(problem).await;
+                        continue;
+                    }
                     self.report_over();
                     return self
                         .shared
@@ -216,13 +222,8 @@ impl RedisWriter {
                 Err(CommitFailure::Recover(reason)) => return self.lost(reason),
             }
         }
-        while let Err(problem) = self.await_replicas().await {
-            match problem.verdict {
-                RedisVerdict::Wait => self.report(problem).await,
-                RedisVerdict::Reconnect | RedisVerdict::Rights | RedisVerdict::Destination => {
-                    return self.lost(problem.reason);
-                }
-            }
+        if let Err(problem) = self.replicated().await {
+            return self.lost(problem.reason);
         }
         self.pauses.reset();
         self.report_over();
@@ -265,6 +266,9 @@ impl RedisWriter {
                 // The look-up after the recovery names the problem.
                 return Err(CommitFailure::Recover(reason));
             }
+            CommitAnswer::Error { stream, error } if stream.is_empty() => {
+                (RedisProblem::server(RedisStep::Store, &place, &error, spec), None)
+            }
             CommitAnswer::Error { stream, error } => {
                 (RedisProblem::server(RedisStep::Add, &place, &error, spec), Some(stream))
             }
@@ -285,6 +289,22 @@ impl RedisWriter {
                 Err(CommitFailure::Recover(problem.reason))
             }
         }
+    }
+
+    /// Waits until so many replicas as are set have what is stored, and reports meanwhile that they do not.
+    ///
+    /// # Errors
+    /// The server can't be asked.
+    async fn replicated(&mut self) -> Result<(), RedisProblem> {
+        while let Err(problem) = self.await_replicas().await {
+            match problem.verdict {
+                RedisVerdict::Wait => self.report(problem).await,
+                RedisVerdict::Reconnect | RedisVerdict::Rights | RedisVerdict::Destination => {
+                    return Err(problem);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Waits once until so many replicas as are set have what is stored.

@@ -99,7 +99,9 @@ impl StreamProblem {
                 ),
             ),
             (_, NO_VIRTUAL_HOST) => (
-                format!("RabbitMQ at {place} does not give user {user} access to virtual host {vhost:?}"),
+                format!(
+                    "RabbitMQ at {place} does not give user {user} access to virtual host {vhost:?}"
+                ),
                 format!(
                     "create the virtual host, or correct it in sink.rabbitmq.url, and give the user its rights: {}",
                     allow_streams(spec)
@@ -111,20 +113,21 @@ impl StreamProblem {
             ),
             (_, NOT_AVAILABLE) => (
                 format!("stream {stream:?} is not available: it has no leader"),
-                "start the nodes of its members; the sink tries again automatically: rabbitmq-streams stream_status \
-                 STREAM"
-                    .to_owned(),
+                format!(
+                    "start the nodes of its members; the sink tries again automatically. To see them: \
+                     rabbitmq-streams stream_status {stream}"
+                ),
             ),
             (_, ACCESS_REFUSED) => (
                 format!("user {user} may not write to stream {stream:?}"),
                 format!("let the user write to it: {}", allow_streams(spec)),
             ),
             (_, PRECONDITION_FAILED) => (
-                format!("RabbitMQ at {place} accepts no publisher because of an alarm (code {code})"),
+                format!("RabbitMQ at {place} accepts no publisher because of an alarm"),
                 "free memory or disk space of the server: rabbitmq-diagnostics alarms".to_owned(),
             ),
             (_, _) => (
-                format!("RabbitMQ at {place} refuses with code {code}, for stream {stream:?}"),
+                format!("RabbitMQ at {place} refuses stream {stream:?}"),
                 "look into the server's log; the sink tries again automatically".to_owned(),
             ),
         };

@@ -231,7 +231,10 @@ impl StreamPublisher {
         loop {
             self.follow();
             if self.is_closed() || (self.inbox.is_ended() && self.line.is_empty()) {
-                session.link.close().await;
+                // To end the connection with a word would first write what is left, without the fence.
+                if session.link.unwritten() == 0 {
+                    session.link.close().await;
+                }
                 return Ok(PublishEnd::Closed);
             }
             if self.is_idle(&mut session) {
