@@ -25,6 +25,7 @@ async fn leader(nodes: &[&PrivateRabbitMq]) -> usize {
 }
 
 #[tokio::test]
+#[ignore = "takes minutes"]
 async fn leader_of_a_quorum_queue_that_is_killed_loses_and_swaps_nothing() {
     let (first, mut second, mut third) = PrivateRabbitMq::start_cluster().await;
     let ports = [first.port(), second.port(), third.port()];

@@ -34,8 +34,8 @@ return {'ok', progress}
 ///
 /// `KEYS[1]`: the progress; further keys: streams. `ARGV`: the token, the progress, the number of events, and the
 /// events ([`EntryWords`]). XDEL of an entry that can't exist fails if the key is no stream, or if the login may not
-/// remove entries: then nothing is added. The first command sets the progress to what it is: the server checks its memory
-/// limit (`maxmemory`) at the first command of a script that writes, and not at XDEL.
+/// remove entries: then nothing is added. The first command sets the progress to what it is: the server checks its
+/// memory limit (`maxmemory`) at the first command of a script that writes, and not at XDEL.
 pub(super) const COMMIT: &str = r"
 local state = redis.call('GET', KEYS[1])
 if not state then return {'gone', '', ''} end
