@@ -96,6 +96,12 @@ impl StreamLine {
         self.sent.is_empty() && self.waiting.is_empty()
     }
 
+    /// Whether a record is held that is not the retry of a parked event.
+    pub(super) fn is_live(&self) -> bool {
+        let mut held = self.sent.iter().map(|sent| &sent.record).chain(&self.waiting);
+        held.any(|record| !record.record().is_retry)
+    }
+
     /// Messages without an answer.
     pub(super) fn unanswered(&self) -> usize {
         self.unanswered

@@ -41,7 +41,7 @@ impl StreamLookUp {
             }
             let Err(problem) = self.answer(&mut pauses).await else { continue };
             self.shared.next_host();
-            self.shared.failed("", problem);
+            self.shared.failed("", false, problem);
             tokio::time::sleep(pauses.next(fastrand::f64())).await;
         }
     }

@@ -111,7 +111,7 @@ impl StreamPublisher {
             self.follow();
             // What the next attempt finds says more than the end of a connection that worked.
             if !worked || problem.of_stream {
-                self.shared.failed(&self.stream, problem);
+                self.shared.failed(&self.stream, self.line.is_live(), problem);
             }
             self.shared.next_host();
             let pause = self.pauses.next(fastrand::f64());
@@ -391,7 +391,7 @@ impl StreamPublisher {
         let hint = "see whether the server has an alarm or is overloaded, or most members of the stream are down: \
                     rabbitmq-diagnostics alarms; rabbitmq-streams stream_status STREAM";
         let problem = StreamProblem::new(StreamStep::Publish, reason, Some(hint.to_owned()));
-        self.shared.failed(&self.stream, problem);
+        self.shared.failed(&self.stream, self.line.is_live(), problem);
     }
 
     /// When something is due without an event.

@@ -107,14 +107,18 @@ impl PublisherShared {
         self.next_host.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The publisher of a stream, or the look-up (`name` is empty), has failed. Repeated with each attempt.
-    pub(super) fn failed(&self, name: &str, problem: StreamProblem) {
+    /// The publisher of a stream, or the look-up (`name` is empty), has failed. Repeated with each attempt. `is_live`:
+    /// the publisher holds events of the live stream, and not only parked ones.
+    pub(super) fn failed(&self, name: &str, is_live: bool, problem: StreamProblem) {
         let StreamProblem { of_stream, reason, hint, .. } = problem;
         if of_stream {
             // The server answers.
             self.reached(name);
             self.troubles().streams.insert(name.to_owned(), (reason.clone(), hint.clone()));
-            self.queue.unavailable(name, false, reason, hint);
+            self.queue.unavailable(name, false, reason.clone(), hint.clone());
+            if is_live {
+                self.queue.held(name, true, reason, hint);
+            }
         } else {
             self.troubles().servers.insert(name.to_owned());
             self.queue.down(reason, hint);
@@ -134,7 +138,10 @@ impl PublisherShared {
     /// The sink has no record for the stream: whether it accepts some is found out with the next one.
     pub(super) fn rests(&self, name: &str) {
         self.reached(name);
-        self.troubles().streams.remove(name);
+        let trouble = self.troubles().streams.remove(name);
+        if trouble.is_some() {
+            self.queue.released(name);
+        }
     }
 
     /// The stream accepts records.
