@@ -2,7 +2,7 @@
 //! `pgwire-reader HOST PORT DATABASE SLOT PUBLICATION END`.
 
 use pgwire_replication::client::ReplicationEvent;
-use pgwire_replication::{Offset, ReplicationClient, ReplicationConfig, TlsConfig};
+use pgwire_replication::{Lsn, ReplicationClient, ReplicationConfig, TlsConfig};
 use std::error::Error;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -10,7 +10,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [host, port, database, slot, publication, end] = words.as_slice() else {
         return Err("HOST PORT DATABASE SLOT PUBLICATION END".into());
     };
-    let end = Offset::parse(end)?;
+    let end = Lsn::parse(end)?;
     let config = ReplicationConfig::new(host, "postgres", "", database, slot, publication.as_str())
         .with_port(port.parse()?)
         .with_tls(TlsConfig::disabled())

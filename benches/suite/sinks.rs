@@ -29,7 +29,8 @@ const DRAIN_NOTE: &str = "events/s are from the start of the stream until `/stat
 const RIVAL_NOTE: &str = "The server's own client publishes messages of 300 B to the same destination, after the \
     drain, and shares the machine with that server only; the drain shares it with PostgreSQL too. `Postrider` is the \
     drain of transactions of 1,000 rows. The goals: five times the synchronous client of \
-    NATS, half of the benches of Redis and RabbitMQ; the other lines are for information.";
+    NATS, half of the bench of Redis with one connection, which the sink has, and half of that of RabbitMQ; the other \
+    lines are for information.";
 
 const LATENCY_NOTE: &str = "Milliseconds from the answer to COMMIT until a consumer has the message, or the receiver \
     the request; 10 rows a transaction. CPU is in percent of a core. Slices of 2 s in which other processes used a \

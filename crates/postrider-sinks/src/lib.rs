@@ -16,6 +16,8 @@ pub mod http;
 pub mod kafka;
 #[cfg(feature = "worker")]
 mod life;
+#[cfg(any(feature = "http", feature = "nats", feature = "rabbitmq"))]
+mod moment;
 #[cfg(feature = "nats")]
 pub mod nats;
 #[cfg(feature = "postgres")]

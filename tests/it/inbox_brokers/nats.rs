@@ -1,6 +1,7 @@
 //! Streams of NATS JetStream.
 
 use super::broker::{Broker, TOPIC, World};
+use crate::await_that::await_that;
 use crate::inbox_run::{COUNT, await_answer, await_intake, await_intake_state};
 use crate::private::PrivateNats;
 use crate::relay::Relay;
@@ -131,10 +132,34 @@ async fn messages_that_the_stream_has_deleted_before_they_were_delivered_are_cou
     await_answer(&world.sql, COUNT, "5", &intake).await;
     let status = await_intake(&intake, "lost messages", |it| it["lost_total"] == 5).await;
     assert_eq!(status["state"], "storing");
-    intake.await_log("before they were delivered", crate::await_that::SOON).await;
+    intake.await_log("before they were acknowledged", crate::await_that::SOON).await;
     let (_, metrics) = intake.get("/metrics").await.expect("metrics");
     let lost = "postrider_intake_messages_total{intake=\"jobs\",outcome=\"lost\"} 5";
     assert!(metrics.contains(lost), "{metrics}");
+}
+
+/// A process has messages that it can't store, and is killed; the stream deletes some before they come again.
+#[tokio::test]
+async fn messages_that_are_deleted_after_their_delivery_are_counted_as_lost() {
+    let world = World::<NatsBroker>::create(Version::Pg18, "nats_lost_later").await;
+    world.broker.publish(1..=3).await;
+    let intake = Relay::spawn_intake(&world.config);
+    await_answer(&world.sql, COUNT, "3", &intake).await;
+    world.sql.batch("begin; lock table postrider_inbox.jobs in share mode").await;
+    world.broker.publish(4..=10).await;
+    let info = format!("$JS.API.CONSUMER.INFO.{STREAM}.postrider-inbox-jobs");
+    await_that("a message to be delivered and not stored", crate::await_that::SOON, || async {
+        let info = world.broker.ok(&info, Value::Null).await;
+        if info["num_ack_pending"].as_u64() > Some(0) { Ok(()) } else { Err(info.to_string()) }
+    })
+    .await;
+    drop(intake.kill().await);
+    let limited = json!({ "name": STREAM, "subjects": [TOPIC], "max_msgs": 2 });
+    world.broker.ok(&format!("$JS.API.STREAM.UPDATE.{STREAM}"), limited).await;
+    world.sql.batch("rollback").await;
+    let intake = Relay::spawn_intake(&world.config);
+    await_answer(&world.sql, COUNT, "5", &intake).await;
+    await_intake(&intake, "lost messages", |it| it["lost_total"] == 5).await;
 }
 
 #[tokio::test]

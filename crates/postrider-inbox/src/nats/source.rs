@@ -215,10 +215,12 @@ impl AckedSource for NatsSource {
     }
 
     async fn look(&mut self) -> Result<Look, SourceProblem> {
-        // In this order: a message that is deleted in between is not yet delivered, and is found the next time.
+        // In this order: a message that is deleted in between is not yet acknowledged, and is found the next time.
         let first = self.consumer.first_sequence().await?;
         let state = self.consumer.state().await?;
-        let passed = state.delivered.max(self.lost_to);
+        // What this connection has is stored, although the stream has deleted it.
+        let held = self.messages.held.range(..first).next_back().map(|(sequence, _)| *sequence);
+        let passed = state.acknowledged.max(self.lost_to).max(held.unwrap_or_default());
         // What was given back and is deleted does not come again.
         self.messages.back.retain(|sequence| *sequence >= first);
         let mut look =
@@ -229,7 +231,7 @@ impl AckedSource for NatsSource {
             look.lost.push(LostMessages {
                 messages: to - passed,
                 reason: format!(
-                    "stream {stream} has deleted messages {from} to {to} before they were delivered: at most {} \
+                    "stream {stream} has deleted messages {from} to {to} before they were acknowledged: at most {} \
                      messages are lost",
                     to - passed
                 ),

@@ -62,7 +62,7 @@ impl AckedSource for RabbitSource {
     type Config = RabbitSourceConfig;
 
     fn turn(config: &Self::Config) -> String {
-        format!("rabbitmq:{}", config.queue.queue)
+        format!("rabbitmq:{}/{}", config.access.vhost(), config.queue.queue)
     }
 
     fn place(config: &Self::Config) -> String {

@@ -123,7 +123,7 @@ impl HttpWorker {
 
     /// Gives up what waits, if the process was stopped for long: another one may have published it, and later events.
     fn notice_stall(&mut self, now: Instant) {
-        let Some(stall) = self.fence.runs(now).filter(|_| self.failing.is_none()) else { return };
+        let Some(stall) = self.fence.runs().filter(|_| self.failing.is_none()) else { return };
         let reason = format!("the process did not run for {} s", stall.as_secs());
         self.failing = Some(Failing {
             tickets: Vec::new(),

@@ -166,6 +166,8 @@ pub struct ConsumerState {
     pub not_delivered: u64,
     /// The number in the stream of the last message that was delivered, or passed because it was deleted.
     pub delivered: u64,
+    /// The number in the stream up to which all messages are acknowledged, or were passed because they were deleted.
+    pub acknowledged: u64,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -175,6 +177,7 @@ struct ConsumerAnswer {
     created: String,
     config: ConsumerSettings,
     delivered: SequencePair,
+    ack_floor: SequencePair,
     num_ack_pending: u64,
     num_pending: u64,
 }
@@ -238,6 +241,7 @@ impl ConsumerAnswer {
             ack_pending: self.num_ack_pending,
             not_delivered: self.num_pending,
             delivered: self.delivered.stream_seq,
+            acknowledged: self.ack_floor.stream_seq,
         }
     }
 }

@@ -226,7 +226,7 @@ impl NatsWorker {
     /// After a stop of the process another one may have published what waits here, and later events. The chain refuses
     /// only what was sent before the stop, so the rest is given up.
     fn notice_stall(&mut self) {
-        let Some(stall) = self.fence.runs(std::time::Instant::now()) else { return };
+        let Some(stall) = self.fence.runs() else { return };
         let reason = format!(
             "the process was stopped for {} s: another process may have published since",
             stall.as_secs()

@@ -130,6 +130,14 @@ impl RabbitConfig {
         config
     }
 
+    /// The virtual host; empty if the address can't be read.
+    pub fn vhost(&self) -> &str {
+        match &self.address {
+            Some(Ok(address)) => &address.vhost,
+            Some(Err(_)) | None => "",
+        }
+    }
+
     /// Reads how the servers are reached and logged in to; the other settings are those of no key.
     fn read_access(table: &dyn Keys) -> Self {
         let url = table.required("url", URL_EXAMPLE);

@@ -12,9 +12,9 @@ use super::codec::{
     put_counted, put_heartbeat, put_long, put_method, put_short, put_true, read_delivered,
     read_frame,
 };
-use super::moment::Moment;
 use super::problem::{RabbitProblem, RabbitStep};
 use super::spec::{PasswordSource, RabbitHost, RabbitSpec};
+use crate::moment::Moment;
 use crate::tls;
 use std::collections::VecDeque;
 use std::fmt::{self, Debug};

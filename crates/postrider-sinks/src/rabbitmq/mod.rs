@@ -15,7 +15,6 @@ mod facts;
 mod link;
 mod management;
 mod message;
-mod moment;
 mod pauses;
 mod preflight;
 mod problem;

@@ -11,12 +11,12 @@ use super::codec::{
 use super::facts::{RabbitFacts, RoutedKeys};
 use super::link::{AmqpLink, LinkEvent, PUBLISH, ReturnedMessage};
 use super::message;
-use super::moment::Moment;
 use super::pauses::Pauses;
 use super::problem::{NOT_FOUND, PRECONDITION_FAILED, RESOURCE_LOCKED, RabbitProblem, RabbitStep};
 use super::spec::RabbitSpec;
 use super::window::{Settled, Window, WindowEntry};
 use crate::life::Life;
+use crate::moment::Moment;
 use crate::send_queue::SendQueue;
 use postrider_core::backoff::Backoff;
 use postrider_core::record::{Refusal, RefusalKind, Scope, Ticket};

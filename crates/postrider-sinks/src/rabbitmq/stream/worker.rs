@@ -11,7 +11,7 @@ use crate::send_queue::SendQueue;
 use std::collections::HashMap;
 use std::panic::resume_unwind;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 
@@ -70,7 +70,7 @@ impl StreamWorker {
     fn follow(&mut self) -> bool {
         let shared = &self.shared;
         let life = shared.queue.life();
-        if let Some(stall) = shared.fence.runs(Instant::now()) {
+        if let Some(stall) = shared.fence.runs() {
             // Another process may have published what waits here, and later events.
             let reason = format!(
                 "the process was stopped for {} s: another process may have published since",
