@@ -7,6 +7,7 @@ pub use postrider_core::{
     backoff, error, event, finding, intake_status, offset, outbox_rows, parked, record, row,
     row_buffer, source, status, store, timestamp, zone,
 };
+pub use postrider_formats as formats;
 pub use postrider_inbox as inbox;
 pub use postrider_outbox as outbox;
 pub use postrider_postgres as postgres;

@@ -53,6 +53,9 @@ pub(super) fn spec(
         let key = format!("{path}.sink{}", parts.concat());
         context.error_at(&key, format_args!("{}; {}", Chain(&error), error.hint()));
     }
+    for (key, why) in pipeline.format.check(&*pipeline.sink) {
+        context.error_at(&format!("{path}.{key}"), why);
+    }
     let is_given = !pipeline.source.url.reveal().is_empty() && !is_broken("source.url");
     let conninfo = if is_given { conninfo(context, &path, pipeline) } else { None };
     let conninfo = conninfo.filter(|_| !context.has_error_under(&path))?;
@@ -241,8 +244,6 @@ fn outbox(pipeline: &PipelineConfig) -> OutboxSpec {
     extra.extend(from.extra.iter().cloned());
     let needed = pipeline.sink.record_headers();
     let headers = route.headers.iter().map(|(name, template)| (name.clone(), template.clone()));
-    let more = needed.templates.iter();
-    let more = more.map(|(name, template)| ((*name).to_owned(), (*template).to_owned()));
     let mut spec = OutboxSpec {
         table: from.table.clone(),
         columns: from.columns.clone(),
@@ -255,7 +256,7 @@ fn outbox(pipeline: &PipelineConfig) -> OutboxSpec {
         replace: route.replace.clone(),
         timestamp: route.timestamp,
         zone: Zone::named(&pipeline.source.time_zone),
-        headers: headers.chain(more).collect(),
+        headers: headers.chain(needed.templates).collect(),
         standard_headers: route.standard_headers.unwrap_or(layout.standard_headers),
         source: pipeline.name.clone(),
         null_payload: pipeline.payload.null,

@@ -6,6 +6,7 @@ use super::types::{
     BackoffConfig, BookmarksConfig, FlowConfig, Mark, Ordering, OutboxConfig, ParkingConfig,
     PayloadConfig, PipelineConfig, PollConfig, RouteConfig, SizeMax, SourceConfig,
 };
+use crate::formats::FormatConfig;
 use crate::outbox::{
     Extra, Layout, NullPayload, OnUpdate, Placement, Replace, Role, StandardHeaders, TableName,
     TimestampSource,
@@ -78,6 +79,8 @@ fn one(name: &str, section: Section<'_>) -> PipelineConfig {
     let route = route(section.section("route"));
     let payload = payload(section.section("payload"));
     let (sink, other_sinks) = read_sink(section.section("sink"));
+    let format = FormatConfig::read(&keys(section.section("format")));
+    let sink = format.wrap(sink);
     let config = PipelineConfig {
         name: name.to_owned(),
         mode,
@@ -89,6 +92,7 @@ fn one(name: &str, section: Section<'_>) -> PipelineConfig {
         parking: parking(section.section("parking"), sink.names()),
         poll: poll(section.section("poll")),
         bookmarks: bookmarks(section.section("bookmarks")),
+        format,
         sink,
         other_sinks,
     };
@@ -493,6 +497,11 @@ fn quoted_identifier(text: &str) -> Option<(String, &str)> {
 const LATER: [&str; 3] = ["nats", "redis", "rabbitmq"];
 
 /// The sink of the pipeline, and what the keys of the other kinds say that the table has beside its own.
+/// The keys of a table that is read by the crate which it belongs to.
+fn keys(section: Section<'_>) -> SinkKeys<'_> {
+    SinkKeys { section, is_chosen: true, taken: Vec::new() }
+}
+
 fn read_sink(section: Section<'_>) -> (Arc<dyn SinkConfig>, Vec<Arc<dyn SinkConfig>>) {
     let kinds = section.context.kinds;
     let words: Vec<_> = kinds.iter().zip(0..).map(|(kind, index)| (kind.name(), index)).collect();
@@ -502,7 +511,7 @@ fn read_sink(section: Section<'_>) -> (Arc<dyn SinkConfig>, Vec<Arc<dyn SinkConf
         let all: Vec<_> = words.iter().map(|(word, _)| format!("\"{word}\"")).collect();
         section.error("kind", format_args!("is missing; there is {}", all.join(", ")));
     }
-    let mut keys = SinkKeys { section, is_chosen: true, taken: Vec::new() };
+    let mut keys = keys(section);
     let chosen = kinds.get(index).map(|kind| kind.read(&keys));
     keys.taken = keys.section.known();
     keys.is_chosen = false;

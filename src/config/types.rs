@@ -2,6 +2,7 @@
 
 use super::file::{Finding, Url};
 use super::section::Places;
+use crate::formats::FormatConfig;
 use crate::outbox::{
     Extra, Layout, NullPayload, OnUpdate, Replace, Role, StandardHeaders, TableName,
     TimestampSource,
@@ -63,7 +64,9 @@ pub struct PipelineConfig {
     pub route: RouteConfig,
     /// How payloads are published.
     pub payload: PayloadConfig,
-    /// The broker.
+    /// The form in which events are published.
+    pub format: FormatConfig,
+    /// The broker, behind that form.
     pub sink: Arc<dyn SinkConfig>,
     /// The keys of the other kinds of sinks: a file may have them beside those of its own kind, and is tried out with
     /// another one by `sink.kind` alone.

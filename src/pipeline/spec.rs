@@ -260,6 +260,9 @@ impl PipelineSpec {
 /// The database in which a sink writes event logs; `None` for a sink of another kind.
 #[cfg(feature = "postgres")]
 pub fn log_database(sink: &dyn SinkConfig) -> Option<Conninfo> {
+    if let Some(inner) = sink.inner() {
+        return log_database(inner);
+    }
     let sink: &dyn Any = sink;
     let config: &PostgresConfig = sink.downcast_ref()?;
     config.database.as_ref()?.as_ref().ok().cloned()

@@ -272,6 +272,11 @@ pub trait SinkConfig: Any + fmt::Debug + Send + Sync {
     /// The name of the kind.
     fn kind(&self) -> &'static str;
 
+    /// The settings of the sink that this one stands before; `None` for a sink that is a broker's own.
+    fn inner(&self) -> Option<&dyn SinkConfig> {
+        None
+    }
+
     /// What the broker supports, and its limits.
     fn capabilities(&self) -> Capabilities;
 
@@ -316,6 +321,11 @@ pub trait SinkConfig: Any + fmt::Debug + Send + Sync {
         RecordHeaders::default()
     }
 
+    /// How the attributes of a CloudEvent are carried in headers.
+    fn cloud_events(&self) -> CloudEventsBinding {
+        CloudEventsBinding { prefix: "ce_", percent: false }
+    }
+
     /// The same settings for a pipeline that reads from `source`, if they depend on it; otherwise `None`. `source` is
     /// what the crate of the source connects with: a `pg_replication::Conninfo` for PostgreSQL.
     fn for_source(&self, _source: &dyn Any) -> Option<Arc<dyn SinkConfig>> {
@@ -345,13 +355,38 @@ pub trait SinkConfig: Any + fmt::Debug + Send + Sync {
 }
 
 /// What a kind of sink needs in the headers of each record, because it stores these values elsewhere than in headers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RecordHeaders {
     /// All standard headers, whatever the layout and `route.standard_headers` say: `type`, if the outbox has a column
     /// for it, and `position`.
     pub standard: bool,
     /// Names and templates of further headers. Parked events keep them.
-    pub templates: &'static [(&'static str, &'static str)],
+    pub templates: Vec<(String, String)>,
+}
+
+/// How the attributes of a CloudEvent are carried in headers: the binding of CloudEvents to the broker's protocol.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CloudEventsBinding {
+    /// The beginning of the headers' names.
+    pub prefix: &'static str,
+    /// Spaces, quotation marks, percent signs, control characters and everything beyond ASCII are percent-encoded.
+    /// `false` also where the sink does that itself.
+    pub percent: bool,
+}
+
+impl CloudEventsBinding {
+    /// Adds a value of an attribute.
+    pub fn write_value(self, out: &mut Vec<u8>, value: &[u8]) {
+        const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+        for &byte in value {
+            if self.percent && (!(0x21..0x7f).contains(&byte) || matches!(byte, b'"' | b'%')) {
+                let digit = |index: u8| DIGITS.get(usize::from(index)).copied().unwrap_or(b'0');
+                out.extend([b'%', digit(byte >> 4), digit(byte & 15)]);
+            } else {
+                out.push(byte);
+            }
+        }
+    }
 }
 
 /// The hint of a refusal for which no fix is known.

@@ -43,9 +43,9 @@ mod worker_thread;
 
 pub use discard::DiscardConfig;
 pub use postrider_core::sink::{
-    Capabilities, FirstFile, FirstFileTable, KeyValue, Keys, Mailbox, NameRule, Needs, NotTaken,
-    Order, Post, Purpose, Shown, ShownValue, Sink, SinkCall, SinkConfig, SinkError, SinkKind,
-    SinkProgress, TransactionLimits, Transactional,
+    Capabilities, CloudEventsBinding, FirstFile, FirstFileTable, KeyValue, Keys, Mailbox, NameRule,
+    Needs, NotTaken, Order, Post, Purpose, RecordHeaders, Shown, ShownValue, Sink, SinkCall,
+    SinkConfig, SinkError, SinkKind, SinkProgress, TransactionLimits, Transactional,
 };
 pub use stdout::StdoutConfig;
 

@@ -17,6 +17,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("postrider-outbox", &["postrider-core"]),
     ("postrider-postgres", &["pg-replication", "postrider-core"]),
     ("postrider-sinks", &["pg-replication", "postrider-core"]),
+    ("postrider-formats", &["postrider-core", "postrider-sinks"]),
     ("postrider-inbox", &["postrider-core", "postrider-postgres", "postrider-sinks"]),
     ("fuzzing", &[]),
 ];
@@ -41,7 +42,7 @@ const MODULES: &[(&str, &str)] = &[
     ("intake", "CORE inbox postgres health maintenance pipeline connections"),
     (
         "config",
-        "CORE DECISIONS outbox postgres sink metrics pipeline replay admin secret_file inbox intake",
+        "CORE DECISIONS outbox postgres sink formats metrics pipeline replay admin secret_file inbox intake",
     ),
     ("demo", "CORE DECISIONS outbox postgres sink metrics pipeline replay admin config"),
     ("init", "CORE DECISIONS outbox postgres sink metrics pipeline replay admin config"),

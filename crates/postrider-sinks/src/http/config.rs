@@ -12,8 +12,8 @@ use postrider_core::finding::Finding;
 use postrider_core::record::{Excess, Refusal, RefusalKind};
 use postrider_core::secret_file::SecretFile;
 use postrider_core::sink::{
-    Capabilities, Keys, Mailbox, NameRule, Needs, Order, RecordHeaders, Shown, ShownValue, Sink,
-    SinkConfig, SinkError,
+    Capabilities, CloudEventsBinding, Keys, Mailbox, NameRule, Needs, Order, RecordHeaders, Shown,
+    ShownValue, Sink, SinkConfig, SinkError,
 };
 use std::any::Any;
 use std::ops::RangeInclusive;
@@ -399,7 +399,12 @@ impl SinkConfig for HttpConfig {
     }
 
     fn record_headers(&self) -> RecordHeaders {
-        RecordHeaders { standard: true, templates: &[] }
+        RecordHeaders { standard: true, ..RecordHeaders::default() }
+    }
+
+    fn cloud_events(&self) -> CloudEventsBinding {
+        // The sink encodes them.
+        CloudEventsBinding { prefix: "ce-", percent: false }
     }
 
     fn for_source(&self, source: &dyn Any) -> Option<Arc<dyn SinkConfig>> {

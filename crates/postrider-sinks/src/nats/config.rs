@@ -11,8 +11,8 @@ use postrider_core::finding::{Finding, shell_word};
 use postrider_core::record::{Refusal, RefusalKind};
 use postrider_core::secret_file::SecretFile;
 use postrider_core::sink::{
-    Capabilities, GENERAL_HINT, Keys, Mailbox, NameRule, Needs, Order, Purpose, RecordHeaders,
-    Shown, ShownValue, Sink, SinkConfig, SinkError,
+    Capabilities, CloudEventsBinding, GENERAL_HINT, Keys, Mailbox, NameRule, Needs, Order, Purpose,
+    RecordHeaders, Shown, ShownValue, Sink, SinkConfig, SinkError,
 };
 use std::any::Any;
 use std::path::PathBuf;
@@ -371,7 +371,11 @@ impl SinkConfig for NatsConfig {
     }
 
     fn record_headers(&self) -> RecordHeaders {
-        RecordHeaders { standard: true, templates: &[] }
+        RecordHeaders { standard: true, ..RecordHeaders::default() }
+    }
+
+    fn cloud_events(&self) -> CloudEventsBinding {
+        CloudEventsBinding { prefix: "ce-", percent: true }
     }
 
     fn for_source(&self, source: &dyn Any) -> Option<Arc<dyn SinkConfig>> {

@@ -229,7 +229,9 @@ impl SinkConfig for PostgresConfig {
     fn record_headers(&self) -> RecordHeaders {
         RecordHeaders {
             standard: true,
-            templates: &[(AGGREGATE_TYPE, "{aggregate_type}"), (AGGREGATE_ID, "{aggregate_id}")],
+            templates: [(AGGREGATE_TYPE, "{aggregate_type}"), (AGGREGATE_ID, "{aggregate_id}")]
+                .map(|(name, template)| (name.to_owned(), template.to_owned()))
+                .into(),
         }
     }
 

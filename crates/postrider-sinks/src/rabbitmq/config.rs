@@ -14,8 +14,8 @@ use postrider_core::finding::Finding;
 use postrider_core::record::{Excess, Refusal, RefusalKind};
 use postrider_core::secret_file::SecretFile;
 use postrider_core::sink::{
-    Capabilities, GENERAL_HINT, Keys, Mailbox, NameRule, Needs, Order, Purpose, RecordHeaders,
-    Shown, ShownValue, Sink, SinkConfig, SinkError,
+    Capabilities, CloudEventsBinding, GENERAL_HINT, Keys, Mailbox, NameRule, Needs, Order, Purpose,
+    RecordHeaders, Shown, ShownValue, Sink, SinkConfig, SinkError,
 };
 use std::any::Any;
 use std::fmt;
@@ -428,7 +428,11 @@ impl SinkConfig for RabbitConfig {
     }
 
     fn record_headers(&self) -> RecordHeaders {
-        RecordHeaders { standard: true, templates: &[] }
+        RecordHeaders { standard: true, ..RecordHeaders::default() }
+    }
+
+    fn cloud_events(&self) -> CloudEventsBinding {
+        CloudEventsBinding { prefix: "cloudEvents:", percent: false }
     }
 
     fn for_source(&self, source: &dyn Any) -> Option<Arc<dyn SinkConfig>> {

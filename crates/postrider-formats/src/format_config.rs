@@ -1,0 +1,159 @@
+//! The keys of `[pipelines.NAME.format]` and `[pipelines.NAME.payload.claim_check]`.
+
+use crate::cloud_events::{CloudEvents, CloudEventsMode};
+use crate::formatted_config::FormattedConfig;
+use crate::step::Step;
+use postrider_core::finding::Finding;
+use postrider_sinks::{
+    CloudEventsBinding, Keys, Mailbox, Needs, RecordHeaders, Shown, ShownValue, SinkConfig,
+    SinkError,
+};
+use std::sync::Arc;
+
+/// The media type of the payload, where the key is not given.
+const CONTENT_TYPE: &str = "application/json";
+
+/// The templates of attributes, where the keys are not given.
+const EVENT_TYPE: &str = "{event_type}";
+const SUBJECT: &str = "{aggregate_id}";
+
+/// The form in which a pipeline publishes its events. The default is `raw`: as the application wrote them.
+#[derive(Clone, Debug, Default)]
+pub struct FormatConfig {
+    cloud_events: Option<CloudEventsConfig>,
+}
+
+/// The keys of `kind = "cloudevents"`.
+#[derive(Clone, Debug)]
+struct CloudEventsConfig {
+    mode: CloudEventsMode,
+    source: String,
+    event_type: String,
+    subject: String,
+    content_type: String,
+}
+
+impl FormatConfig {
+    /// Reads the keys. `claim_check` is table `payload.claim_check`.
+    pub fn read(format: &dyn Keys) -> Self {
+        let is_cloud_events = format.word("kind", &["raw", "cloudevents"], &[]) == 1;
+        let mode = match format.word("mode", &["binary", "structured"], &[]) {
+            1 => CloudEventsMode::Structured,
+            _ => CloudEventsMode::Binary,
+        };
+        let text = |key, default: &str| format.text(key).unwrap_or_else(|| default.to_owned());
+        let cloud_events = CloudEventsConfig {
+            mode,
+            source: text("source", ""),
+            event_type: text("type", EVENT_TYPE),
+            subject: text("subject", SUBJECT),
+            content_type: text("content_type", CONTENT_TYPE),
+        };
+        if is_cloud_events && cloud_events.source.is_empty() {
+            let message = "kind = \"cloudevents\" needs a source, a URI or a path that names the writer of the events; \
+                           for example source = \"/shop/orders\"";
+            format.error("source", message.to_owned());
+        }
+        if !cloud_events.content_type.bytes().all(|byte| (0x20..0x7f).contains(&byte)) {
+            let message = "must have ASCII characters only, as in \"application/json\"";
+            format.error("content_type", message.to_owned());
+        }
+        format.finish();
+        Self { cloud_events: is_cloud_events.then_some(cloud_events) }
+    }
+
+    /// Whether events are published as the application wrote them, and nothing has to be done.
+    pub fn is_raw(&self) -> bool {
+        self.cloud_events.is_none()
+    }
+
+    /// The sink that publishes in this format to `sink`.
+    pub fn wrap(&self, sink: Arc<dyn SinkConfig>) -> Arc<dyn SinkConfig> {
+        if self.is_raw() { sink } else { Arc::new(FormattedConfig::new(self.clone(), sink)) }
+    }
+
+    /// The keys with the values in effect: of table `format`.
+    pub fn values(&self) -> Vec<Shown> {
+        let text = |key: &str, value: &str| Shown {
+            table: "format",
+            key: key.to_owned(),
+            value: ShownValue::Text(value.to_owned()),
+        };
+        let cloud_events = self.cloud_events.as_ref();
+        let mode = cloud_events.map_or(CloudEventsMode::Binary, |config| config.mode);
+        let mode = match mode {
+            CloudEventsMode::Binary => "binary",
+            CloudEventsMode::Structured => "structured",
+        };
+        let of = |value: fn(&CloudEventsConfig) -> &str, default| {
+            cloud_events.map_or(default, value).to_owned()
+        };
+        vec![
+            text("kind", if cloud_events.is_some() { "cloudevents" } else { "raw" }),
+            text("mode", mode),
+            text("source", &of(|config| &config.source, "")),
+            text("type", &of(|config| &config.event_type, EVENT_TYPE)),
+            text("subject", &of(|config| &config.subject, SUBJECT)),
+            text("content_type", &of(|config| &config.content_type, CONTENT_TYPE)),
+        ]
+    }
+
+    /// The mistakes that show only together with the sink: each with its key, below the pipeline.
+    pub fn check(&self, sink: &dyn SinkConfig) -> Vec<(&'static str, String)> {
+        let mut found = Vec::new();
+        let binary =
+            self.cloud_events.as_ref().is_some_and(|config| config.mode == CloudEventsMode::Binary);
+        if binary && !sink.capabilities().headers {
+            let message = format!(
+                "\"binary\" puts the attributes into headers, and a sink of kind \"{}\" has none; set mode = \
+                 \"structured\"",
+                sink.kind()
+            );
+            found.push(("format.mode", message));
+        }
+        found
+    }
+
+    /// What the steps need in the headers of each record, beside what the sink needs.
+    pub(crate) fn record_headers(
+        &self,
+        mut headers: RecordHeaders,
+        binding: CloudEventsBinding,
+    ) -> RecordHeaders {
+        if let Some(config) = &self.cloud_events {
+            headers.standard = true;
+            for (attribute, template) in [
+                ("source", &config.source),
+                ("type", &config.event_type),
+                ("subject", &config.subject),
+            ] {
+                let name = format!("{}{attribute}", binding.prefix);
+                headers.templates.push((name, template.clone()));
+            }
+        }
+        headers
+    }
+
+    /// Findings of `postrider check` about servers that the steps need.
+    pub(crate) fn preflight(&self, _needs: &Needs, _destinations: &[String]) -> Vec<Finding> {
+        Vec::new()
+    }
+
+    /// Opens the steps, in their order. Servers are connected to in the background.
+    ///
+    /// # Errors
+    /// A thread that can't be started.
+    pub(crate) fn open(
+        &self,
+        _needs: &Needs,
+        binding: CloudEventsBinding,
+        _mailbox: &Mailbox,
+    ) -> Result<Vec<Box<dyn Step>>, SinkError> {
+        let mut steps: Vec<Box<dyn Step>> = Vec::new();
+        if let Some(config) = &self.cloud_events {
+            let step = CloudEvents::new(config.mode, &config.content_type, binding);
+            steps.push(Box::new(step));
+        }
+        Ok(steps)
+    }
+}
