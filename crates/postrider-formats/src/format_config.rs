@@ -1,14 +1,12 @@
 //! The keys of `[pipelines.NAME.format]` and `[pipelines.NAME.payload.claim_check]`.
 
 use crate::cloud_events::{CloudEvents, CloudEventsMode};
-use crate::formatted_config::FormattedConfig;
 use crate::step::Step;
 use postrider_core::finding::Finding;
 use postrider_sinks::{
     CloudEventsBinding, Keys, Mailbox, Needs, RecordHeaders, Shown, ShownValue, SinkConfig,
     SinkError,
 };
-use std::sync::Arc;
 
 /// The media type of the payload, where the key is not given.
 const CONTENT_TYPE: &str = "application/json";
@@ -18,13 +16,13 @@ const EVENT_TYPE: &str = "{event_type}";
 const SUBJECT: &str = "{aggregate_id}";
 
 /// The form in which a pipeline publishes its events. The default is `raw`: as the application wrote them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct FormatConfig {
     cloud_events: Option<CloudEventsConfig>,
 }
 
 /// The keys of `kind = "cloudevents"`.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 struct CloudEventsConfig {
     mode: CloudEventsMode,
     source: String,
@@ -67,11 +65,6 @@ impl FormatConfig {
         self.cloud_events.is_none()
     }
 
-    /// The sink that publishes in this format to `sink`.
-    pub fn wrap(&self, sink: Arc<dyn SinkConfig>) -> Arc<dyn SinkConfig> {
-        if self.is_raw() { sink } else { Arc::new(FormattedConfig::new(self.clone(), sink)) }
-    }
-
     /// The keys with the values in effect: of table `format`.
     pub fn values(&self) -> Vec<Shown> {
         let text = |key: &str, value: &str| Shown {
@@ -110,6 +103,18 @@ impl FormatConfig {
                 sink.kind()
             );
             found.push(("format.mode", message));
+        }
+        let has_prefix = |shown: &Shown| {
+            let is_empty = matches!(&shown.value, ShownValue::Text(text) if text.is_empty());
+            (shown.table, &*shown.key) == ("http", "header_prefix") && !is_empty
+        };
+        if self.cloud_events.is_some()
+            && sink.kind() == "http"
+            && sink.values().iter().any(has_prefix)
+        {
+            let message = "a CloudEvent has headers of fixed names, which header_prefix would change; leave \
+                           header_prefix out";
+            found.push(("sink.http.header_prefix", message.to_owned()));
         }
         found
     }
