@@ -92,6 +92,8 @@ mod group_consumers;
 mod groups;
 /// `postrider groups`: what each subcommand says and does.
 mod groups_cli;
+/// The forms in which events are published.
+mod formats;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
 /// The harness of NATS, Redis, Valkey and RabbitMQ.

@@ -163,7 +163,7 @@ impl FormatConfig {
     ) -> Vec<Finding> {
         #[cfg(feature = "claim-check")]
         if let Some(config) = &self.claim_check {
-            return config.preflight(&sink.retentions(needs, destinations));
+            return config.preflight(&needs.pipeline, &sink.retentions(needs, destinations));
         }
         Vec::new()
     }

@@ -167,8 +167,8 @@ impl ClaimCheckConfig {
 
     /// The findings of `postrider check` about the storage. `retentions`: how long the destinations keep records.
     #[cfg(feature = "claim-check")]
-    pub(crate) fn preflight(&self, retentions: &[Retention]) -> Vec<Finding> {
-        preflight::check(self, retentions)
+    pub(crate) fn preflight(&self, pipeline: &str, retentions: &[Retention]) -> Vec<Finding> {
+        preflight::check(self, pipeline, retentions)
     }
 
     /// The mistake that there is no login. It is none of the configuration file: a command that publishes nothing needs

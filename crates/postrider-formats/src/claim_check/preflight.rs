@@ -33,7 +33,11 @@ enum BucketRules {
 }
 
 /// The findings. `retentions`: how long the destinations keep records.
-pub(super) fn check(config: &ClaimCheckConfig, retentions: &[Retention]) -> Vec<Finding> {
+pub(super) fn check(
+    config: &ClaimCheckConfig,
+    pipeline: &str,
+    retentions: &[Retention],
+) -> Vec<Finding> {
     if let Some(error) = config.missing_login() {
         return vec![Finding::error("claim_check_login", error.to_string()).why(error.hint())];
     }
@@ -41,7 +45,7 @@ pub(super) fn check(config: &ClaimCheckConfig, retentions: &[Retention]) -> Vec<
     match worker_thread::ask(|| ask(config)) {
         Ok(Ok((findings, rules))) => {
             found.extend(findings);
-            found.extend(of_rules(config, &rules, retentions));
+            found.extend(of_rules(config, pipeline, &rules, retentions));
         }
         Ok(Err(problem)) => found.push(failed(config, &problem)),
         Err(unanswered) => {
@@ -91,23 +95,20 @@ async fn ask(config: &ClaimCheckConfig) -> Result<(Vec<Finding>, BucketRules), S
     let digest = PayloadDigest::of(&content);
     let answer = storage.put(&key, content, digest, false).await?;
     let object = config.bucket.reference(&key);
-    let what =
-        format!("object storage {}: login OK, {object} was stored and deleted", place(config));
+    let read = storage.look(&key).await;
+    let deleted = storage.delete(&key).await;
+    let end = if deleted.is_ok() { " and deleted" } else { "" };
+    let what = format!("object storage {}: login OK, {object} was stored{end}", place(config));
     let mut found = vec![Finding::ok("claim_check_storage", what)];
-    if let Err(problem) = storage.look(&key).await {
+    if let Err(problem) = read {
         let what = format!("object storage {}: {problem} to HEAD of an object", place(config));
-        found.push(
-            Finding::info("claim_check_read", what)
-                .why("a payload that is stored already is stored again, which costs the time of an upload; let the \
-                      login do s3:GetObject"),
-        );
+        found.push(Finding::info("claim_check_read", what).why(
+            "a payload that is stored already is stored again, which costs the time of an upload; let the login do \
+             s3:GetObject",
+        ));
     }
-    if let Err(problem) = storage.delete(&key).await {
+    if let Err(problem) = deleted {
         let what = format!("{object} was stored, and could not be deleted: {problem}");
-        found[0] = Finding::ok(
-            "claim_check_storage",
-            format!("object storage {}: login OK, {object} was stored", place(config)),
-        );
         found.push(
             Finding::info("claim_check_delete", what)
                 .why("only postrider check deletes objects: the right is not needed otherwise"),
@@ -147,6 +148,7 @@ fn skew(ours: Timestamp, theirs: Timestamp) -> Option<Finding> {
 /// The findings about deleted objects.
 fn of_rules(
     config: &ClaimCheckConfig,
+    pipeline: &str,
     rules: &BucketRules,
     retentions: &[Retention],
 ) -> Vec<Finding> {
@@ -163,7 +165,7 @@ fn of_rules(
         && let Some(days) = days
     {
         let safe = Duration::from_secs(days * DAY_SECONDS).saturating_sub(config.renewed_after());
-        found.extend(retentions.iter().filter_map(|kept| outlives(kept, days, safe)));
+        found.extend(retentions.iter().filter_map(|kept| outlives(pipeline, kept, days, safe)));
         if found.is_empty() {
             let what = format!(
                 "objects are deleted {days} days after they were stored, {} or more after their last record",
@@ -253,7 +255,7 @@ fn too_early(config: &ClaimCheckConfig, rule: &ExpiryRule) -> Option<Finding> {
 }
 
 /// A destination that keeps records longer than their objects live.
-fn outlives(kept: &Retention, days: u64, safe: Duration) -> Option<Finding> {
+fn outlives(pipeline: &str, kept: &Retention, days: u64, safe: Duration) -> Option<Finding> {
     let destination = &kept.destination;
     let time = match kept.keeps {
         Some(time) if time <= safe => return None,
@@ -270,7 +272,10 @@ fn outlives(kept: &Retention, days: u64, safe: Duration) -> Option<Finding> {
     );
     let finding = finding.why(why);
     Some(match kept.keeps {
-        Some(time) => finding.config(format!("keep = \"{}d\"", days_for(time))),
+        Some(time) => {
+            let days = days_for(time);
+            finding.config(format!("pipelines.{pipeline}.payload.claim_check.keep = \"{days}d\""))
+        }
         None => finding,
     })
 }
@@ -324,7 +329,7 @@ mod tests {
             keeps: days.map(|days| DAY * days),
         };
         let retentions: Vec<_> = keeps.iter().map(kept).collect();
-        let found = of_rules(&config(), &rules, &retentions);
+        let found = of_rules(&config(), "orders", &rules, &retentions);
         found.iter().map(|finding| (finding.severity, finding.id)).collect()
     }
 

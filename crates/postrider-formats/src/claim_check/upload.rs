@@ -73,27 +73,4 @@ fn is_in_use(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_object_is_stored_again_if_it_is_old_or_not_known_to_be_the_payload() {
-        let payload = Bytes::from_static(b"abc");
-        let digest = PayloadDigest::of(&payload);
-        let day = Duration::from_hours(24);
-        let good = StoredObject { size: Some(3), checksum: None, age: Some(day) };
-        let is_in_use = |found: &StoredObject| is_in_use(found, &payload, digest, day);
-        assert!(is_in_use(&good));
-        assert!(is_in_use(&StoredObject { checksum: Some(digest.base64()), ..good.clone() }));
-        let other = PayloadDigest::of(b"abd").base64();
-        for found in [
-            StoredObject { age: Some(day + Duration::from_secs(1)), ..good.clone() },
-            StoredObject { age: None, ..good.clone() },
-            StoredObject { size: Some(4), ..good.clone() },
-            StoredObject { size: None, ..good.clone() },
-            StoredObject { checksum: Some(other.clone()), ..good.clone() },
-        ] {
-            assert!(!is_in_use(&found), "{found:?}");
-        }
-    }
-}
+mod tests;
