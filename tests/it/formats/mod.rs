@@ -2,4 +2,5 @@
 
 mod claim_check;
 mod claim_check_faults;
+mod claim_check_readers;
 mod claims;
