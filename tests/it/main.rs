@@ -86,14 +86,14 @@ mod docs_commands;
 mod domains;
 /// Event logs: the sink `postgres`.
 mod event_log;
+/// The forms in which events are published.
+mod formats;
 /// Consumer groups of the SQL toolkit: the programs of docs/sql/consumers.md, killed, cut off and stopped.
 mod group_consumers;
 /// Consumer groups in SQL.
 mod groups;
 /// `postrider groups`: what each subcommand says and does.
 mod groups_cli;
-/// The forms in which events are published.
-mod formats;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
 /// The harness of NATS, Redis, Valkey and RabbitMQ.

@@ -125,12 +125,14 @@ impl Programs {
             Language::TypeScript => {
                 fs::create_dir_all(self.typescript()).expect("a directory");
                 let source = self.typescript().join(format!("{}.ts", self.name));
-                fs::copy(self.sources().join(format!("{}.ts", self.name)), &source).expect("a copy");
+                fs::copy(self.sources().join(format!("{}.ts", self.name)), &source)
+                    .expect("a copy");
                 let compiler = tools().join("node_modules/typescript/bin/tsc");
                 run(Command::new("node")
                     .arg(compiler)
                     .args(["--strict", "--noUncheckedIndexedAccess", "--target", "ES2022"])
-                    .args(["--module", "nodenext", "--skipLibCheck"])
+                    .args(["--module", "nodenext", "--skipLibCheck", "--typeRoots"])
+                    .arg(tools().join("node_modules/@types"))
                     .arg(source));
             }
             Language::Go => {

@@ -1,5 +1,8 @@
 //! A reader of claim checks in Rust. docs/formats/claim-check.md shows it, and `claim_check_readers` runs it.
-#![expect(clippy::disallowed_methods, reason = "a program of its own, without Postrider's environment")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a program of its own, without Postrider's environment"
+)]
 
 // docs: begin
 // Reads a payload by its claim check: claim_reader URL SIZE SHA256. Writes the payload to standard output.

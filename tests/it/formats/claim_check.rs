@@ -53,7 +53,9 @@ async fn same_payload_is_one_object_which_a_replay_puts_back() {
     let found = claims.await_payloads(3).await;
     let urls = |found: &[(crate::topic::ReadRecord, Vec<u8>)], key: &str| -> Vec<String> {
         let of_key = found.iter().filter(|(record, _)| record.key_text() == Some(key));
-        of_key.map(|(record, _)| record.header("claim-check-url").expect("a reference").to_owned()).collect()
+        of_key
+            .map(|(record, _)| record.header("claim-check-url").expect("a reference").to_owned())
+            .collect()
     };
     assert_eq!(urls(&found, "a"), urls(&found, "b"));
     assert_eq!(claims.store.keys("shop").await.len(), 2);
@@ -93,7 +95,10 @@ async fn parked_event_is_retried_with_its_object_and_its_dead_letter_refers_to_i
         claims.store.delete("shop", &key).await;
     }
     alter(&claims.pipeline.topic, "max.message.bytes", "1000000").await;
-    postrider_ok(&claims.pipeline.config, &["parked", "retry", "--all", "--state", "dead", "--yes"]);
+    postrider_ok(
+        &claims.pipeline.config,
+        &["parked", "retry", "--all", "--state", "dead", "--yes"],
+    );
     let found = claims.await_payloads(1).await;
     assert!(found[0].1.starts_with(b"\"largex"));
     claims.await_parked(0).await;
@@ -147,14 +152,22 @@ async fn storage_that_refuses_is_waited_for_and_named() {
     claims.insert("a", &text("second", 5000)).await;
     claims.insert("b", "'1'").await;
     let status = claims.await_waiting(&relay, "AccessDenied").await;
-    answer("an object storage that the login may not write to", &claims.pipeline, Answer::waits(&status));
+    answer(
+        "an object storage that the login may not write to",
+        &claims.pipeline,
+        Answer::waits(&status),
+    );
     claims.store.log_in("relay");
     claims.await_payloads(3).await;
 
     claims.store.log_in("nobody");
     claims.insert("a", &text("third", 5000)).await;
     let status = claims.await_waiting(&relay, "InvalidAccessKeyId").await;
-    answer("an object storage that does not know the login", &claims.pipeline, Answer::waits(&status));
+    answer(
+        "an object storage that does not know the login",
+        &claims.pipeline,
+        Answer::waits(&status),
+    );
     claims.store.log_in("relay");
     claims.await_payloads(4).await;
 
@@ -196,7 +209,11 @@ async fn certificate_of_the_storage_is_verified() {
     let relay = claims.run();
     claims.insert("a", &text("large", 5000)).await;
     let status = claims.await_waiting(&relay, "certificate").await;
-    answer("an object storage with a certificate of another name", &claims.pipeline, Answer::waits(&status));
+    answer(
+        "an object storage with a certificate of another name",
+        &claims.pipeline,
+        Answer::waits(&status),
+    );
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
     let right = claims.store.tls_endpoint(true);
     claims.change(&wrong, &right);
@@ -214,7 +231,12 @@ async fn check_finds_what_the_storage_lacks_and_rules_that_delete_too_early() {
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let said = check(&claims);
-    for words in ["login OK", "was stored and deleted", "no rule of bucket shop deletes objects", "\"Days\":18"] {
+    for words in [
+        "login OK",
+        "was stored and deleted",
+        "no rule of bucket shop deletes objects",
+        "\"Days\":18",
+    ] {
         assert!(said.contains(words), "{words}: {said}");
     }
     assert_eq!(claims.store.keys("shop").await, [""; 0], "the object of the check");
@@ -229,7 +251,10 @@ async fn check_finds_what_the_storage_lacks_and_rules_that_delete_too_early() {
     assert!(said.contains("keep = \"30d\""), "{said}");
     claims.store.expire("shop", "claims/", 2).await;
     let said = check(&claims);
-    assert!(said.contains("deletes objects after 2 days, and payload.claim_check.keep needs 18"), "{said}");
+    assert!(
+        said.contains("deletes objects after 2 days, and payload.claim_check.keep needs 18"),
+        "{said}"
+    );
 
     claims.store.log_in("writer");
     let said = check(&claims);

@@ -72,7 +72,10 @@ async fn fifty_megabytes_survive_kills_of_relay_and_storage() {
     let relay = claims.run();
     let ids = async || -> Vec<u32> {
         let records = claims.pipeline.topic.read_without_values(ENDS).await;
-        records.iter().map(|record| record.header("id").expect("an id").parse().expect("a number")).collect()
+        records
+            .iter()
+            .map(|record| record.header("id").expect("an id").parse().expect("a number"))
+            .collect()
     };
     await_that("every event", ENDS, || async {
         let found: BTreeSet<u32> = ids().await.into_iter().collect();
@@ -88,7 +91,11 @@ async fn fifty_megabytes_survive_kills_of_relay_and_storage() {
     ));
     assert!(most < MEMORY_MAX_KIB, "{most} KiB");
     assert_eq!(claims.parked().await, "0");
-    assert_eq!(claims.store.keys("shop").await.len(), LARGE, "an object for each payload, and no other");
+    assert_eq!(
+        claims.store.keys("shop").await.len(),
+        LARGE,
+        "an object for each payload, and no other"
+    );
     for record in claims.pipeline.topic.read_all().await {
         let content = payload(&claims.store, &record).await;
         // Ids count from 1; a large event is before each small one.
@@ -96,7 +103,10 @@ async fn fifty_megabytes_survive_kills_of_relay_and_storage() {
         let number = id.div_ceil(2).to_string();
         if id % 2 == 1 {
             assert!(content.len() > LARGE_BYTES - 32, "{} bytes", content.len());
-            assert!(content.starts_with(format!("\"{number} ").as_bytes()), "another event's payload");
+            assert!(
+                content.starts_with(format!("\"{number} ").as_bytes()),
+                "another event's payload"
+            );
         } else {
             assert_eq!(content, number.as_bytes());
         }
@@ -143,7 +153,10 @@ async fn stream_waits_for_each_upload() {
     let relay = claims.run();
     until(&claims, &relay, COUNT).await;
     let seconds = began.elapsed().as_secs_f64();
-    show(&format!("{COUNT} payloads of 1 MB by claim check: {seconds:.1} s, {:.0} ms each", seconds * 1000.0 / COUNT as f64));
+    show(&format!(
+        "{COUNT} payloads of 1 MB by claim check: {seconds:.1} s, {:.0} ms each",
+        seconds * 1000.0 / COUNT as f64
+    ));
     assert_eq!(claims.store.keys("shop").await.len(), COUNT);
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }

@@ -62,7 +62,8 @@ impl Claims {
 
     /// How many parked events there are.
     pub(super) async fn parked(&self) -> String {
-        let sql = "select count(*)::text from postrider.parked where state not in ('done', 'skipped')";
+        let sql =
+            "select count(*)::text from postrider.parked where state not in ('done', 'skipped')";
         self.pipeline.sql.text(sql).await.expect("a number")
     }
 

@@ -28,7 +28,8 @@ async fn references_resolve<S: SinkServer>() {
     let relay = pipeline.run();
     let records = pipeline.await_records("orders", 2).await;
     let large = &records[0];
-    let header = |name: &str| large.header(name).unwrap_or_else(|| panic!("no {name}: {:?}", large.headers));
+    let header =
+        |name: &str| large.header(name).unwrap_or_else(|| panic!("no {name}: {:?}", large.headers));
     let content = store.get_url(header("claim-check-url")).await.expect("an object");
     assert!(content == wanted.as_bytes(), "another content");
     assert_eq!(header("claim-check-size"), wanted.len().to_string());

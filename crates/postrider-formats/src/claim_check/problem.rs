@@ -18,6 +18,8 @@ pub(super) enum StorageProblem {
     Login(String),
     /// A URL or a header that can't be sent: a mistake in the configuration that its reader did not find.
     Unsendable,
+    /// An answer of success without header `ETag`, which each object has: that of another service, or of a proxy.
+    NoStorage,
     /// An answer that refuses.
     Refused(Refusing),
 }
@@ -48,6 +50,9 @@ impl fmt::Display for StorageProblem {
             Self::Unanswered(error) => write!(f, "{}", Chain(error)),
             Self::Login(why) => write!(f, "the login can't be read: {why}"),
             Self::Unsendable => f.write_str("the request can't be sent: its URL is not valid"),
+            Self::NoStorage => {
+                f.write_str("the answer has no ETag: it is not that of an object storage")
+            }
             Self::Refused(Refusing { status, code }) if code.is_empty() => {
                 write!(f, "the store answers {}", status.as_u16())
             }
@@ -63,7 +68,7 @@ impl StorageProblem {
     pub(super) fn code(&self) -> &str {
         match self {
             Self::Refused(refusing) => &refusing.code,
-            Self::Unanswered(_) | Self::Login(_) | Self::Unsendable => "",
+            Self::Unanswered(_) | Self::Login(_) | Self::Unsendable | Self::NoStorage => "",
         }
     }
 
@@ -71,7 +76,7 @@ impl StorageProblem {
     pub(super) fn status(&self) -> Option<StatusCode> {
         match self {
             Self::Refused(refusing) => Some(refusing.status),
-            Self::Unanswered(_) | Self::Login(_) | Self::Unsendable => None,
+            Self::Unanswered(_) | Self::Login(_) | Self::Unsendable | Self::NoStorage => None,
         }
     }
 
@@ -80,9 +85,9 @@ impl StorageProblem {
         self.code() == "EntityTooLarge" || self.status() == Some(StatusCode::PAYLOAD_TOO_LARGE)
     }
 
-    /// Whether the object of a conditional request exists.
+    /// Whether the object of a conditional request exists, or somebody is storing it now.
     pub(super) fn is_there_already(&self) -> bool {
-        self.status() == Some(StatusCode::PRECONDITION_FAILED)
+        matches!(self.status(), Some(StatusCode::PRECONDITION_FAILED | StatusCode::CONFLICT))
     }
 
     /// Whether the store has no conditional requests.
@@ -98,7 +103,9 @@ impl StorageProblem {
                 return "correct access_key_file, secret_key_file and session_token_file of payload.claim_check"
                     .to_owned();
             }
-            Self::Unsendable => return "correct payload.claim_check.endpoint and url".to_owned(),
+            Self::Unsendable | Self::NoStorage => {
+                return "correct payload.claim_check.endpoint and url".to_owned();
+            }
             Self::Refused(refusing) => refusing,
         };
         match refusing.code.as_str() {
@@ -195,6 +202,8 @@ mod tests {
         assert_eq!(refused(500, "").to_string(), "the store answers 500");
         assert!(refused(400, "<Error><Code>EntityTooLarge</Code></Error>").is_too_large());
         assert!(refused(412, "").is_there_already());
+        let busy = "<Error><Code>ConditionalRequestConflict</Code></Error>";
+        assert!(refused(409, busy).is_there_already());
         assert!(refused(501, "").has_no_conditions());
     }
 

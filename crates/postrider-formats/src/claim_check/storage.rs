@@ -6,7 +6,7 @@ use super::problem::{Refusing, StorageProblem};
 use super::sign::{Credentials, Signing, amz_date};
 use crate::https::{HttpsAnswer, HttpsClient, HttpsRequest};
 use bytes::Bytes;
-use hyper::header::{DATE, HeaderMap, HeaderName, HeaderValue, LAST_MODIFIED};
+use hyper::header::{DATE, ETAG, HeaderMap, HeaderName, HeaderValue, LAST_MODIFIED};
 use hyper::{Method, Uri};
 use jiff::Timestamp;
 use jiff::fmt::rfc2822::DateTimeParser;
@@ -79,7 +79,9 @@ impl Storage {
         if only_new {
             headers.push(("if-none-match", "*".to_owned()));
         }
-        self.call(Call { method: Method::PUT, key, query: "", body, digest, headers }).await
+        let call = Call { method: Method::PUT, key, query: "", body, digest, headers };
+        let answer = self.call(call).await?;
+        if answer.headers.contains_key(ETAG) { Ok(answer) } else { Err(StorageProblem::NoStorage) }
     }
 
     /// What is known of an object.

@@ -85,7 +85,7 @@ async fn ensure(answers: Vec<&'static str>) -> (Result<(), StorageProblem>, Vec<
 }
 
 const EXISTS: &str = "412 Precondition Failed\r\ncontent-length: 0";
-const STORED: &str = "200 OK\r\ncontent-length: 0";
+const STORED: &str = "200 OK\r\netag: \"a\"\r\ncontent-length: 0";
 /// An object of two days, the age to which it counts, and one that is a second older.
 const YOUNG: &str = "200 OK\r\ncontent-length: 3\r\nlast-modified: Sun, 01 Nov 2026 00:00:00 GMT\r\n\
                      date: Tue, 03 Nov 2026 00:00:00 GMT";
@@ -127,6 +127,24 @@ async fn store_without_conditions_is_asked_once_for_them() {
         upload.ensure(&payload, PayloadDigest::of(&payload)).await.unwrap();
     }
     assert_eq!(thread.join().unwrap(), ["put if new", "put", "put"]);
+}
+
+#[tokio::test]
+async fn success_of_another_service_is_a_problem() {
+    let (stored, _) = ensure(vec!["200 OK\r\ncontent-length: 0"]).await;
+    assert!(stored.unwrap_err().to_string().contains("not that of an object storage"));
+}
+
+#[tokio::test]
+async fn payload_that_somebody_else_is_storing_is_stored() {
+    let (stored, requests) = ensure(vec![
+        "409 Conflict\r\ncontent-length: 0",
+        "404 Not Found\r\ncontent-length: 0",
+        STORED,
+    ])
+    .await;
+    assert!(stored.is_ok());
+    assert_eq!(requests, ["put if new", "head", "put"]);
 }
 
 #[tokio::test]
