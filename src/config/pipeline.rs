@@ -77,8 +77,7 @@ fn one(name: &str, section: Section<'_>) -> PipelineConfig {
     let source = source(name, section.section("source"));
     let outbox = read_outbox(section.section("outbox"));
     let route = route(section.section("route"));
-    let format = FormatConfig::read(&keys(section.section("format")));
-    let payload = payload(section.section("payload"), format);
+    let payload = payload(section.section("payload"), &keys(section.section("format")));
     let (sink, other_sinks) = read_sink(section.section("sink"));
     let sink = FormattedConfig::wrap(&payload.format, sink);
     let config = PipelineConfig {
@@ -227,7 +226,7 @@ pub(super) fn texts(section: &Section<'_>) -> BTreeMap<String, String> {
     texts
 }
 
-fn payload(section: Section<'_>, format: FormatConfig) -> PayloadConfig {
+fn payload(section: Section<'_>, format: &SinkKeys<'_>) -> PayloadConfig {
     let nulls = [
         ("tombstone", NullPayload::Tombstone),
         ("empty", NullPayload::Empty),
@@ -242,7 +241,7 @@ fn payload(section: Section<'_>, format: FormatConfig) -> PayloadConfig {
     };
     let blanks = [("keep", false), ("tombstone", true)];
     let config = PayloadConfig {
-        format,
+        format: FormatConfig::read(format, &keys(section.section("claim_check"))),
         blank_is_tombstone: section.one_of("empty", &blanks, &[], false),
         expand_json: section.boolean("expand_json", false),
         null: section.one_of("null", &nulls, &[], NullPayload::Tombstone),

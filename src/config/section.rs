@@ -459,6 +459,10 @@ impl Keys for SinkKeys<'_> {
         self.section.one_of(key, &words, later, 0)
     }
 
+    fn flag(&self, key: &'static str, default: bool) -> bool {
+        if self.is_taken(key) { default } else { self.section.boolean(key, default) }
+    }
+
     fn table(&self, key: &'static str) -> Box<dyn Keys + '_> {
         self.inner(key, |section| section.section(key))
     }
@@ -490,6 +494,10 @@ impl Keys for SinkKeys<'_> {
 
     fn secret_file(&self, path: &str, file: &str) -> Option<(SecretFile, String)> {
         self.section.context.secret_file(path, file)
+    }
+
+    fn file(&self, path: &str, file: &str, bytes_max: usize) -> Option<String> {
+        self.section.context.file(path, file, bytes_max)
     }
 
     fn warn_of_secret(&self, path: &str, file: &str) {
@@ -545,6 +553,9 @@ fn may_hold_a_secret(path: &str) -> bool {
         || path.ends_with(".sink.rabbitmq.url")
         || path.ends_with(".sink.rabbitmq.password_file")
         || path.ends_with(".sink.rabbitmq.key_file")
+        || path.ends_with(".claim_check.access_key_file")
+        || path.ends_with(".claim_check.secret_key_file")
+        || path.ends_with(".claim_check.session_token_file")
 }
 
 /// Reports a value of the wrong type, without the value.

@@ -221,6 +221,9 @@ pub trait Keys {
     /// later versions.
     fn word(&self, key: &'static str, words: &[&str], later: &[&str]) -> usize;
 
+    /// `true` or `false`; the default if it is absent or wrong.
+    fn flag(&self, key: &'static str, default: bool) -> bool;
+
     /// A table in this one.
     fn table(&self, key: &'static str) -> Box<dyn Keys + '_>;
 
@@ -237,6 +240,11 @@ pub trait Keys {
     /// A file that contains a secret, and its present content; `None` if it can't be read, which is reported. `path` is
     /// the path of the key, as in [`KeyValue::path`]; `file` is relative to the configuration file.
     fn secret_file(&self, path: &str, file: &str) -> Option<(SecretFile, String)>;
+
+    /// The text of a file that is no secret; `None` if it can't be read or has more than `bytes_max` bytes, which is
+    /// reported. Empty where files are not read, as for an editor. `path` and `file` as in
+    /// [`secret_file`](Self::secret_file).
+    fn file(&self, path: &str, file: &str, bytes_max: usize) -> Option<String>;
 
     /// Warns if every user of the machine may read a file that contains a secret and that the client library reads
     /// itself.
@@ -310,6 +318,11 @@ pub trait SinkConfig: Any + fmt::Debug + Send + Sync {
         Vec::new()
     }
 
+    /// How long destinations keep records, for `postrider check`. Destinations for which that is not known are left out.
+    fn retentions(&self, _needs: &Needs, _destinations: &[String]) -> Vec<Retention> {
+        Vec::new()
+    }
+
     /// The identifier of the cluster that the configured brokers belong to; `None` if no broker answers, and for a sink
     /// without clusters.
     fn cluster(&self, _needs: &Needs) -> Option<String> {
@@ -362,6 +375,15 @@ pub struct RecordHeaders {
     pub standard: bool,
     /// Names and templates of further headers. Parked events keep them.
     pub templates: Vec<(String, String)>,
+}
+
+/// How long a destination keeps records.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Retention {
+    /// The destination, for messages: a fragment such as `topic "orders"`.
+    pub destination: String,
+    /// After this time the broker deletes a record; `None` if it does not delete records by their age.
+    pub keeps: Option<Duration>,
 }
 
 /// How the attributes of a CloudEvent are carried in headers: the binding of CloudEvents to the broker's protocol.

@@ -12,11 +12,14 @@
 //!
 //! [`SinkConfig`]: postrider_sinks::SinkConfig
 
+mod claim_check;
 mod cloud_events;
 mod draft;
 mod format_config;
 mod formatted_config;
 mod formatted_sink;
+#[cfg(feature = "https")]
+mod https;
 mod step;
 mod words;
 
