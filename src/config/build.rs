@@ -316,6 +316,24 @@ impl Context<'_> {
         Some((file, secret))
     }
 
+    /// The text of a file that is no secret.
+    pub(super) fn file(&self, key: &str, file: &str, bytes_max: usize) -> Option<String> {
+        if !self.secrets {
+            self.unread(key);
+            return Some(String::new());
+        }
+        let path = self.directory.join(file);
+        let shown = path.display();
+        match std::fs::read_to_string(&path) {
+            Ok(text) if text.len() <= bytes_max => return Some(text),
+            Ok(_) => {
+                self.error_at(key, format_args!("\"{shown}\" has more than {bytes_max} bytes"))
+            }
+            Err(error) => self.error_at(key, format_args!("could not read \"{shown}\": {error}")),
+        }
+        None
+    }
+
     /// Warns where everybody may read a file that holds a secret.
     pub(super) fn warn_where_others_read(&self, key: &str, path: &Path) {
         if self.secrets && others_may_read(path) {

@@ -459,6 +459,10 @@ impl Keys for SinkKeys<'_> {
         self.section.one_of(key, &words, later, 0)
     }
 
+    fn flag(&self, key: &'static str, default: bool) -> bool {
+        if self.is_taken(key) { default } else { self.section.boolean(key, default) }
+    }
+
     fn table(&self, key: &'static str) -> Box<dyn Keys + '_> {
         self.inner(key, |section| section.section(key))
     }
@@ -490,6 +494,10 @@ impl Keys for SinkKeys<'_> {
 
     fn secret_file(&self, path: &str, file: &str) -> Option<(SecretFile, String)> {
         self.section.context.secret_file(path, file)
+    }
+
+    fn file(&self, path: &str, file: &str, bytes_max: usize) -> Option<String> {
+        self.section.context.file(path, file, bytes_max)
     }
 
     fn warn_of_secret(&self, path: &str, file: &str) {

@@ -221,6 +221,9 @@ pub trait Keys {
     /// later versions.
     fn word(&self, key: &'static str, words: &[&str], later: &[&str]) -> usize;
 
+    /// `true` or `false`; the default if it is absent or wrong.
+    fn flag(&self, key: &'static str, default: bool) -> bool;
+
     /// A table in this one.
     fn table(&self, key: &'static str) -> Box<dyn Keys + '_>;
 
@@ -237,6 +240,11 @@ pub trait Keys {
     /// A file that contains a secret, and its present content; `None` if it can't be read, which is reported. `path` is
     /// the path of the key, as in [`KeyValue::path`]; `file` is relative to the configuration file.
     fn secret_file(&self, path: &str, file: &str) -> Option<(SecretFile, String)>;
+
+    /// The text of a file that is no secret; `None` if it can't be read or has more than `bytes_max` bytes, which is
+    /// reported. Empty where files are not read, as for an editor. `path` and `file` as in
+    /// [`secret_file`](Self::secret_file).
+    fn file(&self, path: &str, file: &str, bytes_max: usize) -> Option<String>;
 
     /// Warns if every user of the machine may read a file that contains a secret and that the client library reads
     /// itself.

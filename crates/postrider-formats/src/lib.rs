@@ -17,6 +17,8 @@ mod draft;
 mod format_config;
 mod formatted_config;
 mod formatted_sink;
+#[cfg(feature = "https")]
+mod https;
 mod step;
 mod words;
 

@@ -34,12 +34,12 @@ pub mod redis;
 mod send_queue;
 mod stdout;
 #[cfg(feature = "tls")]
-mod tls;
+pub mod tls;
 pub mod topic;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod transaction_link;
-#[cfg(feature = "worker")]
-mod worker_thread;
+#[cfg(feature = "thread")]
+pub mod worker_thread;
 
 pub use discard::DiscardConfig;
 pub use postrider_core::sink::{

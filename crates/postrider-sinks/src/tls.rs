@@ -17,25 +17,25 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 /// The files of a sink's connections, in the format PEM.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct TlsFiles {
+pub struct TlsFiles {
     /// The authorities of the server; without it those of the system.
-    pub(crate) authorities: Option<PathBuf>,
+    pub authorities: Option<PathBuf>,
     /// The client's certificate, with its chain.
-    pub(crate) certificate: Option<PathBuf>,
+    pub certificate: Option<PathBuf>,
     /// The key of that certificate.
-    pub(crate) key: Option<SecretFile>,
+    pub key: Option<SecretFile>,
 }
 
 /// A file that can't be used. The message has its path, and nothing of its content.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("{0}")]
-pub(crate) struct TlsFilesError(String);
+pub struct TlsFilesError(String);
 
 /// TLS on a connection to the host of this name.
 ///
 /// # Errors
 /// The files can't be used ([`TlsFilesError`] as the inner error), or the server's certificate is refused.
-pub(crate) async fn connect(
+pub async fn connect(
     stream: TcpStream,
     files: &TlsFiles,
     host: &str,
@@ -52,7 +52,7 @@ pub(crate) async fn connect(
 ///
 /// # Errors
 /// A file can't be used.
-pub(crate) fn client_config(files: &TlsFiles) -> Result<ClientConfig, TlsFilesError> {
+pub fn client_config(files: &TlsFiles) -> Result<ClientConfig, TlsFilesError> {
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
     let builder = builder.with_safe_default_protocol_versions().map_err(failed)?;
     let builder = builder.with_root_certificates(roots(files)?);

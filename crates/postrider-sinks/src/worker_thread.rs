@@ -28,7 +28,7 @@ impl Drop for PanicGuard {
 ///
 /// # Errors
 /// A thread or a runtime that can't be started.
-pub(crate) fn start<W: Future<Output = ()>>(
+pub fn start<W: Future<Output = ()>>(
     thread: &str,
     mailbox: Mailbox,
     worker: impl FnOnce() -> W + Send + 'static,
@@ -50,7 +50,7 @@ pub(crate) fn start<W: Future<Output = ()>>(
 
 /// Why there is no answer.
 #[derive(Debug)]
-pub(crate) enum Unanswered {
+pub enum Unanswered {
     /// Not within [`ANSWER_MAX`].
     Late,
     /// No runtime could be made.
@@ -73,7 +73,7 @@ impl fmt::Display for Unanswered {
 ///
 /// # Errors
 /// There is no answer.
-pub(crate) fn ask<T: Send, A: Future<Output = T>>(
+pub fn ask<T: Send, A: Future<Output = T>>(
     question: impl FnOnce() -> A + Send,
 ) -> Result<T, Unanswered> {
     std::thread::scope(|scope| {

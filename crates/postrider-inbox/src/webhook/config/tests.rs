@@ -96,6 +96,10 @@ impl Keys for Table {
         })
     }
 
+    fn flag(&self, _key: &'static str, default: bool) -> bool {
+        default
+    }
+
     fn table(&self, _key: &'static str) -> Box<dyn Keys + '_> {
         unreachable!("a receiver has no tables")
     }
@@ -112,6 +116,10 @@ impl Keys for Table {
 
     fn secret_file(&self, _path: &str, _file: &str) -> Option<(SecretFile, String)> {
         None
+    }
+
+    fn file(&self, _path: &str, file: &str, _bytes_max: usize) -> Option<String> {
+        std::fs::read_to_string(file).ok()
     }
 
     fn warn_of_secret(&self, _path: &str, _file: &str) {}
