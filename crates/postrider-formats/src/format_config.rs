@@ -2,6 +2,8 @@
 
 use crate::cloud_events::{CloudEvents, CloudEventsMode};
 use crate::formatted_config::FormattedConfig;
+#[cfg(feature = "schemas")]
+use crate::schema::SchemaConfig;
 use crate::step::Step;
 use postrider_core::finding::Finding;
 use postrider_sinks::{
@@ -21,6 +23,8 @@ const SUBJECT: &str = "{aggregate_id}";
 #[derive(Clone, Debug, Default)]
 pub struct FormatConfig {
     cloud_events: Option<CloudEventsConfig>,
+    #[cfg(feature = "schemas")]
+    schemas: SchemaConfig,
 }
 
 /// The keys of `kind = "cloudevents"`.
@@ -58,18 +62,34 @@ impl FormatConfig {
             let message = "must have ASCII characters only, as in \"application/json\"";
             format.error("content_type", message.to_owned());
         }
+        let config = Self {
+            cloud_events: is_cloud_events.then_some(cloud_events),
+            #[cfg(feature = "schemas")]
+            schemas: SchemaConfig::read(format),
+        };
         format.finish();
-        Self { cloud_events: is_cloud_events.then_some(cloud_events) }
+        config
     }
 
     /// Whether events are published as the application wrote them, and nothing has to be done.
     pub fn is_raw(&self) -> bool {
+        #[cfg(feature = "schemas")]
+        if self.schemas.is_active() {
+            return false;
+        }
         self.cloud_events.is_none()
     }
 
     /// The sink that publishes in this format to `sink`.
     pub fn wrap(&self, sink: Arc<dyn SinkConfig>) -> Arc<dyn SinkConfig> {
-        if self.is_raw() { sink } else { Arc::new(FormattedConfig::new(self.clone(), sink)) }
+        if self.is_raw() {
+            return sink;
+        }
+        #[cfg_attr(not(feature = "schemas"), expect(unused_mut, reason = "for schemas"))]
+        let mut format = self.clone();
+        #[cfg(feature = "schemas")]
+        format.schemas.for_sink(&*sink);
+        Arc::new(FormattedConfig::new(format, sink))
     }
 
     /// The keys with the values in effect: of table `format`.
@@ -88,14 +108,17 @@ impl FormatConfig {
         let of = |value: fn(&CloudEventsConfig) -> &str, default| {
             cloud_events.map_or(default, value).to_owned()
         };
-        vec![
+        let mut values = vec![
             text("kind", if cloud_events.is_some() { "cloudevents" } else { "raw" }),
             text("mode", mode),
             text("source", &of(|config| &config.source, "")),
             text("type", &of(|config| &config.event_type, EVENT_TYPE)),
             text("subject", &of(|config| &config.subject, SUBJECT)),
             text("content_type", &of(|config| &config.content_type, CONTENT_TYPE)),
-        ]
+        ];
+        #[cfg(feature = "schemas")]
+        values.extend(self.schemas.values());
+        values
     }
 
     /// The mistakes that show only together with the sink: each with its key, below the pipeline.
@@ -110,6 +133,24 @@ impl FormatConfig {
                 sink.kind()
             );
             found.push(("format.mode", message));
+        }
+        #[cfg(feature = "schemas")]
+        found.extend(self.check_schemas(sink));
+        found
+    }
+
+    /// The mistakes in the keys of schemas that show only together with the others.
+    #[cfg(feature = "schemas")]
+    fn check_schemas(&self, sink: &dyn SinkConfig) -> Vec<(&'static str, String)> {
+        let mut found = self.schemas.check(sink);
+        let is_json = self
+            .cloud_events
+            .as_ref()
+            .is_some_and(|config| config.content_type.to_ascii_lowercase().contains("json"));
+        if is_json && self.schemas.is_binary() {
+            let message = "says that the payload is JSON, and format.encode or schema_id = \"prefix\" publishes none; for \
+                           example content_type = \"application/vnd.apache.avro+binary\"";
+            found.push(("format.content_type", message.to_owned()));
         }
         found
     }
@@ -131,12 +172,22 @@ impl FormatConfig {
                 headers.templates.push((name, template.clone()));
             }
         }
+        #[cfg(feature = "schemas")]
+        if self.schemas.needs_type() {
+            headers.standard = true;
+        }
         headers
     }
 
     /// Findings of `postrider check` about servers that the steps need.
-    pub(crate) fn preflight(&self, _needs: &Needs, _destinations: &[String]) -> Vec<Finding> {
-        Vec::new()
+    pub(crate) fn preflight(&self, _needs: &Needs, destinations: &[String]) -> Vec<Finding> {
+        #[cfg(feature = "schemas")]
+        return self.schemas.preflight(destinations);
+        #[cfg(not(feature = "schemas"))]
+        {
+            let _unused = destinations;
+            Vec::new()
+        }
     }
 
     /// Opens the steps, in their order. Servers are connected to in the background.
@@ -147,9 +198,13 @@ impl FormatConfig {
         &self,
         _needs: &Needs,
         binding: CloudEventsBinding,
-        _mailbox: &Mailbox,
+        mailbox: &Mailbox,
     ) -> Result<Vec<Box<dyn Step>>, SinkError> {
         let mut steps: Vec<Box<dyn Step>> = Vec::new();
+        #[cfg(feature = "schemas")]
+        steps.extend(self.schemas.open(mailbox)?);
+        #[cfg(not(feature = "schemas"))]
+        let _unused = mailbox;
         if let Some(config) = &self.cloud_events {
             let step = CloudEvents::new(config.mode, &config.content_type, binding);
             steps.push(Box::new(step));

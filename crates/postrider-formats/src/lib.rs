@@ -19,6 +19,8 @@ mod formatted_config;
 mod formatted_sink;
 #[cfg(feature = "https")]
 mod https;
+#[cfg(feature = "schemas")]
+mod schema;
 mod step;
 mod words;
 
