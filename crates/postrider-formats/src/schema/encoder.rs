@@ -1,7 +1,9 @@
 //! A schema of the registry, ready to encode events.
 
 use super::avro::AvroSchema;
+use super::json_schema::JsonSchema;
 use super::misfit::Misfit;
+use super::protobuf::ProtobufSchema;
 use super::registry::{RegisteredSchema, SchemaKind};
 
 /// What is made of the JSON of an event.
@@ -60,6 +62,8 @@ enum CompiledSchema {
     /// Payloads are not looked at.
     Opaque,
     Avro(AvroSchema),
+    JsonSchema(JsonSchema),
+    Protobuf(ProtobufSchema),
 }
 
 impl SubjectSchema {
@@ -81,14 +85,16 @@ impl SubjectSchema {
                 needed.name()
             ));
         }
-        let references: Vec<&str> =
-            registered.references.iter().map(|reference| &*reference.text).collect();
+        let (references, text) = (&registered.references, &registered.text);
         let compiled = match encoding {
             Encoding::None => Ok(CompiledSchema::Opaque),
-            Encoding::Avro => {
-                AvroSchema::parse(&references, &registered.text).map(CompiledSchema::Avro)
+            Encoding::Avro => AvroSchema::parse(references, text).map(CompiledSchema::Avro),
+            Encoding::JsonSchema => {
+                JsonSchema::parse(references, text).map(CompiledSchema::JsonSchema)
             }
-            Encoding::JsonSchema | Encoding::Protobuf => Err(Misfit::new("not built yet")),
+            Encoding::Protobuf => {
+                ProtobufSchema::parse(references, text).map(CompiledSchema::Protobuf)
+            }
         };
         match compiled {
             Ok(compiled) => Ok(Self { registered, compiled }),
@@ -96,32 +102,25 @@ impl SubjectSchema {
         }
     }
 
-    /// Encodes a payload into `out`, if that changes it, and into `message` the indexes of the message of Protobuf.
+    /// Encodes a payload into `out`, if that changes it. Returns the indexes of the message of Protobuf.
     ///
     /// # Errors
     /// The payload does not fit. `out` has a part of it then.
     pub(super) fn encode(
         &self,
         payload: &[u8],
-        _event_type: Option<&str>,
+        event_type: Option<&str>,
         out: &mut Vec<u8>,
-    ) -> Result<EncodedEvent, Misfit> {
+    ) -> Result<Option<Vec<u32>>, Misfit> {
         match &self.compiled {
+            // Which message it is, only the payload's writer knows.
             CompiledSchema::Opaque if self.registered.kind == SchemaKind::Protobuf => {
-                // Which message it is, only the payload's writer knows.
-                Ok(EncodedEvent { message: Some(vec![0]) })
+                Ok(Some(vec![0]))
             }
-            CompiledSchema::Opaque => Ok(EncodedEvent { message: None }),
-            CompiledSchema::Avro(schema) => {
-                schema.write(payload, out)?;
-                Ok(EncodedEvent { message: None })
-            }
+            CompiledSchema::Opaque => Ok(None),
+            CompiledSchema::Avro(schema) => schema.write(payload, out).map(|()| None),
+            CompiledSchema::JsonSchema(schema) => schema.validate(payload).map(|()| None),
+            CompiledSchema::Protobuf(schema) => schema.write(payload, event_type, out).map(Some),
         }
     }
-}
-
-/// What is known of an event when it is encoded.
-pub(super) struct EncodedEvent {
-    /// The indexes of the message of Protobuf.
-    pub(super) message: Option<Vec<u32>>,
 }

@@ -292,7 +292,8 @@ impl Registry {
         if answer.status.is_success() {
             return document.ok_or_else(|| self.away("its answer is no JSON", URL_HINT));
         }
-        Err(self.refused(answer.status, document.as_ref()))
+        let media = answer.headers.get(CONTENT_TYPE).and_then(|media| media.to_str().ok());
+        Err(self.refused(answer.status, document.as_ref(), media))
     }
 
     /// Read for each request, because secrets are renewed while the process runs.
@@ -320,8 +321,9 @@ impl Registry {
         let hint = match error {
             HttpsError::Connect(connect) => match &**connect {
                 HttpsConnectError::Files(_) => FILES_HINT,
-                HttpsConnectError::Tls(_) => TLS_HINT,
-                HttpsConnectError::Resolve(_)
+                error if error.is_certificate() => TLS_HINT,
+                HttpsConnectError::Tls(_)
+                | HttpsConnectError::Resolve(_)
                 | HttpsConnectError::Tcp(_)
                 | HttpsConnectError::Late(_) => URL_HINT,
             },
@@ -331,13 +333,23 @@ impl Registry {
     }
 
     /// What an answer that is no success means: by its status and the registry's own code, never by its words.
-    fn refused(&self, status: StatusCode, document: Option<&Value>) -> RegistryProblem {
+    fn refused(
+        &self,
+        status: StatusCode,
+        document: Option<&Value>,
+        media: Option<&str>,
+    ) -> RegistryProblem {
         let code = document.and_then(|document| document.get("error_code")?.as_u64());
         let message = document.and_then(|document| document.get("message")?.as_str());
         let words = plain_words(message.unwrap_or_default());
         let shown = match (code, words.is_empty()) {
             (Some(code), false) => format!("HTTP {}, code {code}: {words}", status.as_u16()),
-            (_, _) => format!("HTTP {}", status.as_u16()),
+            // A page of a proxy, or of another program.
+            (_, _) => {
+                let media =
+                    media.map_or_else(String::new, |media| format!(", {}", plain_words(media)));
+                format!("HTTP {}{media}", status.as_u16())
+            }
         };
         match (status, code) {
             (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) => {

@@ -75,7 +75,7 @@ impl SchemaStep {
     }
 
     fn is_pinned(&self) -> bool {
-        self.settings.pinned.iter().any(|subject| *subject == self.subject)
+        self.settings.pinned.contains(&self.subject)
     }
 
     /// The payload does not fit the schema. A newer schema may be there.
@@ -105,22 +105,18 @@ impl SchemaStep {
         self.frame.clear();
         schema.registered.id.write(self.settings.place, message, &mut self.frame);
         let changed = self.settings.encoding.changes().then_some(&self.encoded[..]);
-        match &self.header {
-            Some(header) => {
-                if let Some(changed) = changed {
-                    let mut buffer = draft.buffer();
-                    buffer.extend_from_slice(changed);
-                    draft.set_value(buffer);
-                }
-                draft.add_header(header, &self.frame);
-            }
-            None => {
-                let mut buffer = draft.buffer();
-                buffer.extend_from_slice(&self.frame);
-                buffer.extend_from_slice(changed.or(value).unwrap_or_default());
-                draft.set_value(buffer);
-            }
+        if let Some(header) = &self.header {
+            draft.add_header(header, &self.frame);
         }
+        let (prefix, body) = match (&self.header, changed) {
+            (Some(_), None) => return,
+            (Some(_), Some(changed)) => (&[][..], changed),
+            (None, changed) => (&self.frame[..], changed.or(value).unwrap_or_default()),
+        };
+        let mut buffer = draft.buffer();
+        buffer.extend_from_slice(prefix);
+        buffer.extend_from_slice(body);
+        draft.set_value(buffer);
     }
 }
 
@@ -143,9 +139,9 @@ impl Step for SchemaStep {
         self.encoded.clear();
         let event_type = header_text(record, "type");
         let encoded = schema.encode(value, event_type, &mut self.encoded);
-        let encoded = encoded.map_err(|misfit| self.misfit(&misfit, answer.at, since, now))?;
+        let message = encoded.map_err(|misfit| self.misfit(&misfit, answer.at, since, now))?;
         let value = record.value;
-        self.write(&schema, encoded.message.as_deref(), draft, value);
+        self.write(&schema, message.as_deref(), draft, value);
         Ok(())
     }
 

@@ -101,13 +101,11 @@ impl SubjectRule {
             into.push_str(match part {
                 SubjectPart::Text(text) => text,
                 SubjectPart::Topic => record.topic,
-                SubjectPart::Type => match header_text(record, "type").filter(|t| !t.is_empty()) {
-                    Some(event_type) => event_type,
-                    None => {
-                        let words = "the event has no type, which format.registry.subject needs";
-                        return Err(Refusal::content(words));
-                    }
-                },
+                SubjectPart::Type => {
+                    let event_type = header_text(record, "type").filter(|name| !name.is_empty());
+                    let words = "the event has no type, which format.registry.subject needs";
+                    event_type.ok_or(Refusal::content(words))?
+                }
             });
         }
         if into.len() > BYTES_MAX {

@@ -5,6 +5,7 @@ use super::avro_writer;
 use crate::schema::json::Json;
 use crate::schema::misfit::{Misfit, shown_name};
 use crate::schema::moment_text::TimeUnit;
+use crate::schema::registry::ReferencedSchema;
 use std::collections::HashMap;
 
 /// The most types of a schema with its references.
@@ -31,10 +32,10 @@ impl AvroSchema {
     ///
     /// # Errors
     /// The schema is none. The path is that in the schema.
-    pub(crate) fn parse(references: &[&str], text: &str) -> Result<Self, Misfit> {
+    pub(crate) fn parse(references: &[ReferencedSchema], text: &str) -> Result<Self, Misfit> {
         let mut parser = AvroParser::default();
         for reference in references {
-            parser.document(reference)?;
+            parser.document(&reference.text)?;
         }
         let root = parser.document(text)?;
         if matches!(parser.types.get(root), Some(AvroType::Bytes)) {

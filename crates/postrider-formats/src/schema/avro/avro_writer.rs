@@ -16,6 +16,9 @@ const DEPTH_MAX: usize = 300;
 const ATTEMPTS_FOR_BYTE: usize = 20;
 const ATTEMPTS_AT_LEAST: usize = 10_000;
 
+/// The members of a duration, in the order of the binary form.
+const DURATION_PARTS: [&str; 3] = ["months", "days", "millis"];
+
 /// Branches of a union that a message names.
 const BRANCHES_SHOWN: usize = 8;
 
@@ -175,7 +178,7 @@ impl<'w> AvroWriter<'w> {
     fn float(&mut self, of: &AvroType, json: &Json<'_>) -> Result<(), Misfit> {
         let value = match json {
             Json::Number(text) => text.parse::<f32>().ok().filter(|value| value.is_finite()),
-            Json::Text(text) => special(text).map(|value| value as f32),
+            Json::Text(text) => special(text).map(|(_, value)| value),
             Json::Null | Json::Bool(_) | Json::Array(_) | Json::Object(_) => None,
         };
         let value = value.ok_or_else(|| out_of_range_or(of, json))?;
@@ -186,7 +189,7 @@ impl<'w> AvroWriter<'w> {
     fn double(&mut self, of: &AvroType, json: &Json<'_>) -> Result<(), Misfit> {
         let value = match json {
             Json::Number(text) => text.parse::<f64>().ok().filter(|value| value.is_finite()),
-            Json::Text(text) => special(text),
+            Json::Text(text) => special(text).map(|(value, _)| value),
             Json::Null | Json::Bool(_) | Json::Array(_) | Json::Object(_) => None,
         };
         let value = value.ok_or_else(|| out_of_range_or(of, json))?;
@@ -460,12 +463,12 @@ impl<'w> AvroWriter<'w> {
     /// Three numbers: months, days, milliseconds.
     fn duration(&mut self, (of, json): (&AvroType, &Json<'_>)) -> Result<(), Misfit> {
         let Json::Object(members) = json else { return Err(expected(of, json)) };
-        const PARTS: [&str; 3] = ["months", "days", "millis"];
-        if let Some((name, _)) = members.iter().find(|(name, _)| !PARTS.contains(&&**name)) {
+        if let Some((name, _)) = members.iter().find(|(name, _)| !DURATION_PARTS.contains(&&**name))
+        {
             let words = "a duration has the members months, days and millis";
             return Err(Misfit::new(words).in_member(name));
         }
-        for part in PARTS {
+        for part in DURATION_PARTS {
             let number = match json.get(part) {
                 None => 0,
                 Some(Json::Number(text)) => {
@@ -495,11 +498,11 @@ fn out_of_range_or(of: &AvroType, json: &Json<'_>) -> Misfit {
 }
 
 /// The floats that JSON has no number for, as Avro's own programs write them.
-fn special(text: &str) -> Option<f64> {
+fn special(text: &str) -> Option<(f64, f32)> {
     match text {
-        "NaN" => Some(f64::NAN),
-        "Infinity" => Some(f64::INFINITY),
-        "-Infinity" => Some(f64::NEG_INFINITY),
+        "NaN" => Some((f64::NAN, f32::NAN)),
+        "Infinity" => Some((f64::INFINITY, f32::INFINITY)),
+        "-Infinity" => Some((f64::NEG_INFINITY, f32::NEG_INFINITY)),
         _ => None,
     }
 }
