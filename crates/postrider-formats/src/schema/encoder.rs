@@ -124,3 +124,42 @@ impl SubjectSchema {
         }
     }
 }
+
+#[cfg(test)]
+mod adhoc {
+    #[test]
+    fn adhoc_roundtrip() {
+        use super::*;
+        use crate::schema::framing::SchemaId;
+        use std::io::Write as _;
+        for (form, encoding, kind) in [
+            ("avro", Encoding::Avro, SchemaKind::Avro),
+            ("protobuf", Encoding::Protobuf, SchemaKind::Protobuf),
+        ] {
+            let lines = std::fs::read_to_string(format!("/tmp/rt-{form}.jsonl")).unwrap();
+            let mut out = std::fs::File::create(format!("/tmp/rt-{form}.out")).unwrap();
+            for (index, line) in lines.lines().enumerate() {
+                let line: serde_json::Value = serde_json::from_str(line).unwrap();
+                let registered = RegisteredSchema {
+                    id: SchemaId { id: 1, guid: None },
+                    kind,
+                    text: line["schema"].as_str().unwrap().to_owned(),
+                    references: vec![],
+                };
+                let schema = SubjectSchema::compile(registered, encoding)
+                    .unwrap_or_else(|e| panic!("{e} {}", line["schema"]));
+                let mut bytes = vec![];
+                let name = line["type"].as_str();
+                if let Err(e) =
+                    schema.encode(line["document"].as_str().unwrap().as_bytes(), name, &mut bytes)
+                {
+                    println!("{form} {index} {e}");
+                    continue;
+                }
+                let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+                writeln!(out, "{}", serde_json::json!({"type": name, "index": index, "hex": hex}))
+                    .unwrap();
+            }
+        }
+    }
+}
