@@ -126,6 +126,7 @@ TYPESCRIPT_VERSION=5.9.3
 NODE_TYPES_VERSION=20.19.43
 NODE_PG_VERSION=8.23.1
 PSYCOPG_VERSION=3.3.9
+CLOUDEVENTS_VERSION=2.2.0
 JDBC_VERSION=42.7.14
 need_languages() {
   local missing=() tools="$ROOT/target/tools"
@@ -138,7 +139,7 @@ need_languages() {
   install_packages "${missing[@]}"
   mkdir -p "$tools"
   need_node_packages "$tools"
-  need_psycopg "$tools"
+  need_python_packages "$tools"
   need_jdbc "$tools"
   need_go_modules
 }
@@ -154,12 +155,15 @@ need_node_packages() {
   echo "${packages[*]}" >"$marker"
 }
 
-need_psycopg() {
-  local package="psycopg[binary]==$PSYCOPG_VERSION" python="$1/python/bin/python3"
-  "$python" -c "import psycopg; assert psycopg.__version__ == '$PSYCOPG_VERSION'" 2>/dev/null && return 0
-  say "fetching $package"
-  { python3 -m venv --clear "$1/python" && "$python" -m pip install --quiet --disable-pip-version-check "$package"; } \
-    >&2 || die "pip could not fetch: $package"
+# The driver for PostgreSQL, and the libraries that read what Postrider publishes in another format.
+need_python_packages() {
+  local packages=("psycopg[binary]==$PSYCOPG_VERSION" "cloudevents==$CLOUDEVENTS_VERSION") marker="$1/python/.postrider"
+  [ "$(cat "$marker" 2>/dev/null)" = "${packages[*]}" ] && return 0
+  say "fetching ${packages[*]}"
+  { python3 -m venv --clear "$1/python" &&
+    "$1/python/bin/python3" -m pip install --quiet --disable-pip-version-check "${packages[@]}"; } >&2 ||
+    die "pip could not fetch: ${packages[*]}"
+  echo "${packages[*]}" >"$marker"
 }
 
 need_jdbc() {

@@ -53,7 +53,7 @@ pub(super) fn spec(
         let key = format!("{path}.sink{}", parts.concat());
         context.error_at(&key, format_args!("{}; {}", Chain(&error), error.hint()));
     }
-    for (key, why) in pipeline.format.check(&*pipeline.sink) {
+    for (key, why) in pipeline.payload.format.check(&*pipeline.sink) {
         context.error_at(&format!("{path}.{key}"), why);
     }
     let is_given = !pipeline.source.url.reveal().is_empty() && !is_broken("source.url");

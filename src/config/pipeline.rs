@@ -6,7 +6,7 @@ use super::types::{
     BackoffConfig, BookmarksConfig, FlowConfig, Mark, Ordering, OutboxConfig, ParkingConfig,
     PayloadConfig, PipelineConfig, PollConfig, RouteConfig, SizeMax, SourceConfig,
 };
-use crate::formats::FormatConfig;
+use crate::formats::{FormatConfig, FormattedConfig};
 use crate::outbox::{
     Extra, Layout, NullPayload, OnUpdate, Placement, Replace, Role, StandardHeaders, TableName,
     TimestampSource,
@@ -77,10 +77,10 @@ fn one(name: &str, section: Section<'_>) -> PipelineConfig {
     let source = source(name, section.section("source"));
     let outbox = read_outbox(section.section("outbox"));
     let route = route(section.section("route"));
-    let payload = payload(section.section("payload"));
-    let (sink, other_sinks) = read_sink(section.section("sink"));
     let format = FormatConfig::read(&keys(section.section("format")));
-    let sink = format.wrap(sink);
+    let payload = payload(section.section("payload"), format);
+    let (sink, other_sinks) = read_sink(section.section("sink"));
+    let sink = FormattedConfig::wrap(&payload.format, sink);
     let config = PipelineConfig {
         name: name.to_owned(),
         mode,
@@ -92,7 +92,6 @@ fn one(name: &str, section: Section<'_>) -> PipelineConfig {
         parking: parking(section.section("parking"), sink.names()),
         poll: poll(section.section("poll")),
         bookmarks: bookmarks(section.section("bookmarks")),
-        format,
         sink,
         other_sinks,
     };
@@ -228,7 +227,7 @@ pub(super) fn texts(section: &Section<'_>) -> BTreeMap<String, String> {
     texts
 }
 
-fn payload(section: Section<'_>) -> PayloadConfig {
+fn payload(section: Section<'_>, format: FormatConfig) -> PayloadConfig {
     let nulls = [
         ("tombstone", NullPayload::Tombstone),
         ("empty", NullPayload::Empty),
@@ -243,6 +242,7 @@ fn payload(section: Section<'_>) -> PayloadConfig {
     };
     let blanks = [("keep", false), ("tombstone", true)];
     let config = PayloadConfig {
+        format,
         blank_is_tombstone: section.one_of("empty", &blanks, &[], false),
         expand_json: section.boolean("expand_json", false),
         null: section.one_of("null", &nulls, &[], NullPayload::Tombstone),

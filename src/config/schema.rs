@@ -42,7 +42,7 @@ pub fn schema() -> Value {
     let head = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "postrider.toml",
-        "description": "The configuration of Postrider, which carries events from a PostgreSQL outbox table to a message broker.",
+        "description": "The configuration of Postrider, which carries events from an outbox table to a message broker.",
     });
     if let (Some(schema), Value::Object(mut head)) = (schema.as_object_mut(), head) {
         head.append(schema);

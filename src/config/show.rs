@@ -175,7 +175,7 @@ impl Rows<'_> {
         self.add(&table, "size_max", json!(size));
         self.add(&table, "envelope", json!(payload.envelope.as_deref().unwrap_or_default()));
         self.add(&table, "expand_json", json!(payload.expand_json));
-        for row in pipeline.format.values() {
+        for row in payload.format.values() {
             self.sink_row(&format!("pipelines.{}", pipeline.name), row, true);
         }
         self.sink(pipeline, &of("sink"));

@@ -64,9 +64,7 @@ pub struct PipelineConfig {
     pub route: RouteConfig,
     /// How payloads are published.
     pub payload: PayloadConfig,
-    /// The form in which events are published.
-    pub format: FormatConfig,
-    /// The broker, behind that form.
+    /// The broker, behind the form in which events are published ([`PayloadConfig::format`]).
     pub sink: Arc<dyn SinkConfig>,
     /// The keys of the other kinds of sinks: a file may have them beside those of its own kind, and is tried out with
     /// another one by `sink.kind` alone.
@@ -150,6 +148,8 @@ pub struct RouteConfig {
 /// `[pipelines.NAME.payload]`
 #[derive(Clone, PartialEq, Debug)]
 pub struct PayloadConfig {
+    /// `[pipelines.NAME.format]`: the form in which events are published.
+    pub format: FormatConfig,
     /// The value for a NULL payload.
     pub null: NullPayload,
     /// Whether a payload that is empty or only white space is published as a null value.

@@ -167,6 +167,13 @@ impl Programs {
     }
 }
 
+/// A program in Python of another implementation than ours, by its path below `tests/consumers`.
+pub(crate) fn python(path: &str) -> Command {
+    let mut command = Command::new(tools().join("python/bin/python3"));
+    command.arg(root().join("tests/consumers").join(path)).env("PYTHONDONTWRITEBYTECODE", "1");
+    command
+}
+
 /// The folder of the binaries of this build, such as `target/debug`.
 fn rust_folder() -> PathBuf {
     let program = Path::new(env!("CARGO_BIN_EXE_postrider"));

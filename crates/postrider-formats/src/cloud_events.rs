@@ -52,6 +52,13 @@ struct AttributeNames {
     content_type: Arc<str>,
 }
 
+impl AttributeNames {
+    /// Whether a header of this name is made by a template of the pipeline.
+    fn are_of_template(&self, name: &str) -> bool {
+        [&self.source, &self.event_type, &self.subject].into_iter().any(|known| known == name)
+    }
+}
+
 impl CloudEvents {
     pub(crate) fn new(
         mode: CloudEventsMode,
@@ -88,15 +95,17 @@ impl CloudEvents {
         if let Some(position) = header(record, "position") {
             add(draft, &self.names.position, position);
         }
-        let of_template = [&self.names.source, &self.names.event_type, &self.names.subject];
         for (index, header) in record.headers.iter().enumerate() {
-            let Some(value) = header.value else { continue };
-            if of_template.into_iter().any(|name| name == header.name) {
-                text.clear();
-                self.binding.write_value(&mut text, value);
-                if text != value {
-                    draft.replace_header(index, &text);
-                }
+            let Some(value) = header.value.filter(|_| self.names.are_of_template(header.name))
+            else {
+                continue;
+            };
+            text.clear();
+            self.binding.write_value(&mut text, value);
+            if value.is_empty() {
+                draft.remove_header(index);
+            } else if text != value {
+                draft.replace_header(index, &text);
             }
         }
         let has_type = record.headers.iter().any(|h| h.name.eq_ignore_ascii_case("content-type"));
@@ -107,6 +116,12 @@ impl CloudEvents {
 
     /// The whole event as one document.
     fn structured(&self, record: &Record<'_>, draft: &mut Draft, id: &[u8]) -> Result<(), Refusal> {
+        // Readers take an event for a binary one if there is one header of these.
+        for (index, header) in record.headers.iter().enumerate() {
+            if self.names.are_of_template(header.name) {
+                draft.remove_header(index);
+            }
+        }
         let Some(value) = draft.value(record) else { return Ok(()) };
         let mut document = String::with_capacity(value.len() + 256);
         document.push_str("{\"specversion\":\"1.0\"");

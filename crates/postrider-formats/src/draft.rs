@@ -13,8 +13,8 @@ pub(crate) struct Draft {
     spare: Vec<u8>,
     /// The values of headers that the steps have set.
     text: Vec<u8>,
-    /// Headers of the record that have another value, by their index.
-    replaced: Vec<(usize, Range<usize>)>,
+    /// Headers of the record that have another value, or without one are left out, by their index.
+    replaced: Vec<(usize, Option<Range<usize>>)>,
     /// Headers behind those of the record.
     added: Vec<(Arc<str>, Range<usize>)>,
 }
@@ -63,7 +63,12 @@ impl Draft {
     /// Gives a header of the record another value.
     pub(crate) fn replace_header(&mut self, index: usize, value: &[u8]) {
         let value = self.keep(value);
-        self.replaced.push((index, value));
+        self.replaced.push((index, Some(value)));
+    }
+
+    /// Leaves a header of the record out.
+    pub(crate) fn remove_header(&mut self, index: usize) {
+        self.replaced.push((index, None));
     }
 
     /// Adds a header behind the others.
@@ -82,10 +87,13 @@ impl Draft {
     pub(crate) fn lend<T>(&self, record: &Record<'_>, f: impl FnOnce(&Record<'_>) -> T) -> T {
         let text = |range: &Range<usize>| self.text.get(range.clone());
         let mut headers = Vec::with_capacity(record.headers.len() + self.added.len());
-        headers.extend_from_slice(record.headers);
-        for (index, value) in &self.replaced {
-            if let Some(header) = headers.get_mut(*index) {
-                header.value = text(value);
+        for (index, header) in record.headers.iter().enumerate() {
+            match self.replaced.iter().find(|(replaced, _)| *replaced == index) {
+                None => headers.push(*header),
+                Some((_, None)) => {}
+                Some((_, Some(value))) => {
+                    headers.push(Header { name: header.name, value: text(value) });
+                }
             }
         }
         headers.extend(self.added.iter().map(|(name, value)| Header { name, value: text(value) }));

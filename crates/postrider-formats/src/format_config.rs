@@ -1,7 +1,6 @@
 //! The keys of `[pipelines.NAME.format]` and `[pipelines.NAME.payload.claim_check]`.
 
 use crate::cloud_events::{CloudEvents, CloudEventsMode};
-use crate::formatted_config::FormattedConfig;
 #[cfg(feature = "schemas")]
 use crate::schema::SchemaConfig;
 use crate::step::Step;
@@ -10,7 +9,6 @@ use postrider_sinks::{
     CloudEventsBinding, Keys, Mailbox, Needs, RecordHeaders, Shown, ShownValue, SinkConfig,
     SinkError,
 };
-use std::sync::Arc;
 
 /// The media type of the payload, where the key is not given.
 const CONTENT_TYPE: &str = "application/json";
@@ -20,7 +18,7 @@ const EVENT_TYPE: &str = "{event_type}";
 const SUBJECT: &str = "{aggregate_id}";
 
 /// The form in which a pipeline publishes its events. The default is `raw`: as the application wrote them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct FormatConfig {
     cloud_events: Option<CloudEventsConfig>,
     #[cfg(feature = "schemas")]
@@ -28,7 +26,7 @@ pub struct FormatConfig {
 }
 
 /// The keys of `kind = "cloudevents"`.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 struct CloudEventsConfig {
     mode: CloudEventsMode,
     source: String,
@@ -80,16 +78,15 @@ impl FormatConfig {
         self.cloud_events.is_none()
     }
 
-    /// The sink that publishes in this format to `sink`.
-    pub fn wrap(&self, sink: Arc<dyn SinkConfig>) -> Arc<dyn SinkConfig> {
-        if self.is_raw() {
-            return sink;
-        }
+    /// The same for a sink.
+    pub(crate) fn for_sink(&self, sink: &dyn SinkConfig) -> Self {
         #[cfg_attr(not(feature = "schemas"), expect(unused_mut, reason = "for schemas"))]
         let mut format = self.clone();
         #[cfg(feature = "schemas")]
-        format.schemas.for_sink(&*sink);
-        Arc::new(FormattedConfig::new(format, sink))
+        format.schemas.for_sink(sink);
+        #[cfg(not(feature = "schemas"))]
+        let _unused = sink;
+        format
     }
 
     /// The keys with the values in effect: of table `format`.
@@ -133,6 +130,18 @@ impl FormatConfig {
                 sink.kind()
             );
             found.push(("format.mode", message));
+        }
+        let has_prefix = |shown: &Shown| {
+            let is_empty = matches!(&shown.value, ShownValue::Text(text) if text.is_empty());
+            (shown.table, &*shown.key) == ("http", "header_prefix") && !is_empty
+        };
+        if self.cloud_events.is_some()
+            && sink.kind() == "http"
+            && sink.values().iter().any(has_prefix)
+        {
+            let message = "a CloudEvent has headers of fixed names, which header_prefix would change; leave \
+                           header_prefix out";
+            found.push(("sink.http.header_prefix", message.to_owned()));
         }
         #[cfg(feature = "schemas")]
         found.extend(self.check_schemas(sink));

@@ -19,8 +19,12 @@ pub struct FormattedConfig {
 }
 
 impl FormattedConfig {
-    pub(crate) fn new(format: FormatConfig, inner: Arc<dyn SinkConfig>) -> Self {
-        Self { format, inner }
+    /// The sink that publishes in this format to `sink`: `sink` itself, if nothing has to be done.
+    pub fn wrap(format: &FormatConfig, sink: Arc<dyn SinkConfig>) -> Arc<dyn SinkConfig> {
+        if format.is_raw() {
+            return sink;
+        }
+        Arc::new(Self { format: format.for_sink(&*sink), inner: sink })
     }
 }
 

@@ -9,8 +9,8 @@ const BYTES_MAX: usize = 400;
 /// How many different words are kept, so that all of them have at most 400 kB.
 const COUNT_MAX: usize = 1000;
 
-/// The words of refusals of this process. A refusal is copied with each report of a sink and therefore borrows its words
-/// for ever. The words name paths and types of a schema and never a value, so there are few different ones.
+/// The words of refusals of this process. A refusal is copied with each report of a sink and therefore borrows its
+/// words for ever. The words name paths and types of a schema and never a value, so there are few different ones.
 static WORDS: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
 
 /// The words, kept for ever. Words beyond the bounds are replaced by `general`.

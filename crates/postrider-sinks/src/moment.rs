@@ -11,8 +11,8 @@ impl Moment {
         Self(Instant::now(), SystemTime::now())
     }
 
-    /// The longer of the two times since this moment. A time of the day that is set back counts as nothing, and one that
-    /// is set forward counts as time that has passed.
+    /// The longer of the two times since this moment. A time of the day that is set back counts as nothing, and one
+    /// that is set forward counts as time that has passed.
     pub(crate) fn elapsed(self) -> Duration {
         self.0.elapsed().max(self.1.elapsed().unwrap_or_default())
     }

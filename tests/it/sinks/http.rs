@@ -20,6 +20,8 @@ impl SinkServer for HttpServer {
     /// What was in flight is sent again.
     const REPEATS_PER_LOSS: usize = CONCURRENCY;
 
+    const CLOUD_EVENTS: &'static str = "http";
+
     async fn start() -> Self {
         Self(Receiver::start().await)
     }

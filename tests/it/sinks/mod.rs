@@ -49,6 +49,7 @@ macro_rules! conformance {
             line_breaks_in_headers_inject_nothing
             memory_is_bounded_while_the_server_is_frozen
             check_names_what_is_wrong
+            cloud_events_are_read_by_their_own_library
         );
 
         #[tokio::test]

@@ -95,6 +95,8 @@ impl SinkServer for NatsServer {
     /// The stream is asked what it has.
     const REPEATS_PER_LOSS: usize = 0;
 
+    const CLOUD_EVENTS: &'static str = "http";
+
     async fn start() -> Self {
         Self::of(PrivateNats::start("").await)
     }

@@ -98,6 +98,8 @@ impl SinkServer for RabbitServer {
     /// What has no confirm is published again; of each aggregate that is one event.
     const REPEATS_PER_LOSS: usize = 1_000;
 
+    const CLOUD_EVENTS: &'static str = "rabbitmq";
+
     async fn start() -> Self {
         Self::start_with("").await
     }

@@ -47,6 +47,8 @@ impl SinkServer for StreamServer {
     /// What is in doubt is sent again with its publishing id, and the server passes over what it has.
     const REPEATS_PER_LOSS: usize = 0;
 
+    const CLOUD_EVENTS: &'static str = "amqp";
+
     async fn start() -> Self {
         Self::start_with("").await
     }

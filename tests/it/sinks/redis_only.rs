@@ -264,6 +264,28 @@ async fn replicas_are_waited_for() {
     relay.terminate(SOON).await;
 }
 
+#[tokio::test]
+async fn replicas_are_waited_for_by_each_transaction() {
+    let server = RedisServer::<true, true>::with("repl-diskless-sync-delay 0").await;
+    let port = server.redis.port();
+    let sink = server.sink_with("replicas = 1\nreplica_timeout = \"100ms\"\n");
+    let pipeline = SinkPipeline::to(server, "replicastx", &sink).await;
+    let relay = pipeline.run();
+    pipeline.insert("orders", "a", &[1, 2]).await;
+    relay.await_log("0 of 1 replicas", SOON).await;
+    relay.await_state("broker_down", SOON).await;
+    let replica = PrivateRedis::start(Flavor::Valkey9, &replica_of(port)).await;
+    pipeline.resolved().await;
+    replica.freeze();
+    pipeline.insert("orders", "a", &[3]).await;
+    relay.await_state("broker_down", SOON).await;
+    replica.thaw();
+    pipeline.resolved().await;
+    let values: Vec<_> = read(&replica, "orders").await.expect("records");
+    assert_eq!(values.len(), 3, "the replica has each event once");
+    relay.terminate(SOON).await;
+}
+
 fn replica_of(port: u16) -> String {
     format!("replicaof 127.0.0.1 {port}\nmasteruser admin\nmasterauth admin")
 }

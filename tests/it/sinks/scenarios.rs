@@ -6,9 +6,13 @@ use crate::await_that::{SOON, await_that};
 use crate::load::Load;
 use crate::pipeline::show;
 use crate::private::Signal;
+use crate::programs::{Process, python};
 use crate::proxy::Proxy;
 use crate::relay::{Relay, postrider, postrider_ok};
-use serde_json::Value;
+use crate::topic::ReadRecord;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
 use std::time::Duration;
 
 /// Waits until the load has committed so many events more.
@@ -63,7 +67,7 @@ pub(super) async fn events_arrive_in_order_with_all_their_parts<S: SinkServer>()
         .map(|(_, position)| *position)
         .collect();
     assert!(of_one.is_sorted(), "positions rise: {of_one:?}");
-    let of_key = |record: &&crate::topic::ReadRecord| record.key_text() == Some("ключ 1");
+    let of_key = |record: &&ReadRecord| record.key_text() == Some("ключ 1");
     let unicode: Vec<_> = records.iter().filter(of_key).collect();
     assert_eq!(unicode[0].value_text(), Some("{\"text\": \"ünïcode \\u2028\"}"));
     assert_eq!(unicode[0].header("type"), Some("Größe"));
@@ -508,4 +512,58 @@ pub(super) async fn check_names_what_is_wrong<S: SinkServer>() {
     let (code, down) = said(&config);
     assert!(code == Some(1) && down.contains("127.0.0.1"), "{code:?}: {down}");
     row(&pipeline.server, "check", "good, missing destination, down").await;
+}
+
+/// Events in both modes of CloudEvents, read by the SDK for Python.
+pub(super) async fn cloud_events_are_read_by_their_own_library<S: SinkServer>() {
+    let pipeline = SinkPipeline::<S>::start("cloud_events").await;
+    let sink = pipeline.server.sink(pipeline.server.port());
+    for (mode, number) in [("binary", 1), ("structured", 2)] {
+        let format = format!(
+            "[.format]\nkind = \"cloudevents\"\nmode = \"{mode}\"\nsource = \"/shop/{{aggregate_type}}\"\n"
+        );
+        let relay = Relay::spawn(&pipeline.with_sink(&format!("{sink}{format}")));
+        let payload = "{\"n\": 1.50, \"big\": 123456789012345678901234567890, \"text\": \"Größe\"}";
+        let sql = format!(
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+             values ('orders', 'Größe \"{number}\" 50%', 'Placed', '{payload}')"
+        );
+        pipeline.sql.batch(&sql).await;
+        let records = pipeline.await_records("orders", number).await;
+        let event = read_cloud_event(S::CLOUD_EVENTS, &records[number - 1]).await;
+        let attribute = |name: &str| event["attributes"][name].as_str().unwrap_or_default();
+        assert_eq!(attribute("specversion"), "1.0", "{event}");
+        assert_eq!(attribute("id"), number.to_string(), "{event}");
+        assert_eq!(attribute("source"), "/shop/orders", "{event}");
+        assert_eq!(attribute("type"), "Placed", "{event}");
+        assert_eq!(attribute("subject"), format!("Größe \"{number}\" 50%"), "{event}");
+        assert!(attribute("time").contains("+00:00"), "{event}");
+        assert!(attribute("datacontenttype").starts_with("application/json"), "{event}");
+        assert_eq!(Some(attribute("position")), records[number - 1].header("position"), "{event}");
+        let data = "{\"n\":1.5,\"big\":\"123456789012345678901234567890\",\"text\":\"Größe\"}";
+        assert_eq!(event["data"].to_string(), data, "{event}");
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
+    row(&pipeline.server, "CloudEvents", "binary and structured, read by the SDK for Python").await;
+}
+
+/// The event that the SDK makes of a record: its attributes as texts, and its data.
+async fn read_cloud_event(binding: &str, record: &ReadRecord) -> Value {
+    let headers: serde_json::Map<String, Value> = record
+        .headers
+        .iter()
+        .filter_map(|(name, value)| {
+            let value = String::from_utf8(value.clone()?).ok()?;
+            Some((name.clone(), Value::from(value)))
+        })
+        .collect();
+    let value = STANDARD.encode(record.value.as_deref().unwrap_or_default());
+    let message = json!({
+        "binding": binding, "headers": headers, "key": record.key_text(), "value": value,
+    });
+    let mut reader =
+        Process::spawn(python("formats/cloud_events.py"), "", &[], &format!("{message}\n"));
+    assert_eq!(reader.gives_up().await, Some(0), "{} {message}", reader.log());
+    serde_json::from_str(&reader.output())
+        .unwrap_or_else(|error| panic!("{error}: {} {message}", reader.log()))
 }

@@ -21,6 +21,9 @@ pub(crate) trait SinkServer: Sized {
     /// server passes over it.
     const FENCES_FROZEN_PROCESS: bool = true;
 
+    /// The binding of CloudEvents by which its messages are read.
+    const CLOUD_EVENTS: &'static str = "kafka";
+
     /// Starts a server without destinations.
     async fn start() -> Self;
 

@@ -38,7 +38,7 @@ const URLS_MAX: usize = 10;
 const BINARY_HEADERS: [&str; 2] = ["kafka", "discard"];
 
 /// The settings of schemas. Without a registry there are none.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct SchemaConfig {
     encoding: Encoding,
     /// The id is before the payload.
@@ -51,7 +51,7 @@ pub(crate) struct SchemaConfig {
 }
 
 /// Table `registry`.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 struct RegistryKeys {
     urls: Vec<String>,
     /// None if it can't be read.
@@ -68,7 +68,7 @@ struct RegistryKeys {
 }
 
 /// An entry of table `schemas`.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 struct SchemaFile {
     subject: String,
     file: String,

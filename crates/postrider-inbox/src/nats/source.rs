@@ -231,8 +231,8 @@ impl AckedSource for NatsSource {
             look.lost.push(LostMessages {
                 messages: to - passed,
                 reason: format!(
-                    "stream {stream} has deleted messages {from} to {to} before they were acknowledged: at most {} \
-                     messages are lost",
+                    "stream {stream} has deleted messages {from} to {to} before they were acknowledged: at most {} of \
+                     them are lost",
                     to - passed
                 ),
                 hint: format!(

@@ -16,6 +16,9 @@ use sha2::{Digest as _, Sha256};
 /// The key of the event.
 const KEY: &str = "key";
 
+/// The beginning of the names of a CloudEvent's attributes.
+const CLOUD_EVENTS: &str = "ce-";
+
 /// Bytes of the part of an id that comes from an event without a position; a longer one is a hash.
 const PART_BYTES_MAX: usize = 120;
 
@@ -244,7 +247,7 @@ fn write_headers(head: &mut String, spec: &HttpSpec, record: &QueuedRecord<'_>) 
         head.push_str(&spec.header_prefix);
         head.push_str(name);
         head.push(':');
-        push_value(head, value);
+        push_value(head, value, name.starts_with(CLOUD_EVENTS));
         head.push('\n');
     };
     if let Some(key) = record.key {
@@ -259,12 +262,17 @@ fn write_headers(head: &mut String, spec: &HttpSpec, record: &QueuedRecord<'_>) 
 }
 
 /// Adds the value of a header: percent signs, control characters, everything beyond ASCII, and spaces at its ends are
-/// percent-encoded, so that every value arrives, and none becomes another header.
-fn push_value(text: &mut String, value: &[u8]) {
+/// percent-encoded, so that every value arrives, and none becomes another header. In attributes of a CloudEvent
+/// (`is_attribute`) all spaces and quotation marks are encoded, too, by its binding to HTTP.
+fn push_value(text: &mut String, value: &[u8], is_attribute: bool) {
     let last = value.len().saturating_sub(1);
     for (at, &byte) in value.iter().enumerate() {
-        let is_end = at == 0 || at == last;
-        if byte == b'%' || !(0x20..0x7f).contains(&byte) || (byte == b' ' && is_end) {
+        let encodes_space = at == 0 || at == last || is_attribute;
+        if byte == b'%'
+            || !(0x20..0x7f).contains(&byte)
+            || (byte == b' ' && encodes_space)
+            || (byte == b'"' && is_attribute)
+        {
             push_encoded(text, byte);
         } else {
             text.push(char::from(byte));

@@ -432,7 +432,12 @@ impl SinkConfig for RabbitConfig {
     }
 
     fn cloud_events(&self) -> CloudEventsBinding {
-        CloudEventsBinding { prefix: "cloudEvents:", percent: false }
+        // AMQP 1.0 has a binding of CloudEvents itself, AMQP 0-9-1 has that of Knative.
+        let prefix = match self.protocol {
+            Protocol::Stream => "cloudEvents:",
+            Protocol::Amqp => "ce-",
+        };
+        CloudEventsBinding { prefix, percent: false }
     }
 
     fn for_source(&self, source: &dyn Any) -> Option<Arc<dyn SinkConfig>> {

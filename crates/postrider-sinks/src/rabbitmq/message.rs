@@ -12,6 +12,8 @@ use postrider_core::record::{Header, Record, Refusal};
 pub(super) const KEY_HEADER: &str = "key";
 /// True if the event has no payload.
 const NULL_HEADER: &str = "null";
+/// The media type of the payload. Without this header `content_type` of the configuration is used.
+pub(super) const CONTENT_TYPE_HEADER: &str = "content-type";
 /// The timestamp in milliseconds; the property of the same meaning has seconds. RabbitMQ's own name for it.
 const TIME_HEADER: &str = "timestamp_in_ms";
 
@@ -86,8 +88,9 @@ fn header_bytes(record: &Record<'_>, rules: &MessageRules) -> usize {
         .iter()
         .map(|header| {
             let value = header.value.map_or(0, <[u8]>::len);
-            // Id and type are properties too.
-            let again = if matches!(header.name, "id" | "type") { value.min(SHORT_MAX) } else { 0 };
+            // These are properties too.
+            let is_property = matches!(header.name, "id" | "type" | CONTENT_TYPE_HEADER);
+            let again = if is_property { value.min(SHORT_MAX) } else { 0 };
             field_bytes(header.name.len(), value) + again
         })
         .sum();
@@ -134,6 +137,7 @@ fn put_properties(out: &mut Vec<u8>, record: &QueuedRecord<'_>, rules: &MessageR
     let short = |name| record.headers.value_of(name).filter(|value| value.len() <= SHORT_MAX);
     let is_text = |value: &&[u8]| std::str::from_utf8(value).is_ok();
     let (id, kind) = (short("id").filter(is_text), short("type").filter(is_text));
+    let content_type = short(CONTENT_TYPE_HEADER).filter(is_text);
     // The property has no negative seconds; the header has them.
     let seconds = record.timestamp_ms.and_then(|ms| u64::try_from(ms.div_euclid(1_000)).ok());
     let flag = |set: bool, flag: u16| if set { flag } else { 0 };
@@ -142,7 +146,7 @@ fn put_properties(out: &mut Vec<u8>, record: &QueuedRecord<'_>, rules: &MessageR
         | flag(seconds.is_some(), FLAG_TIMESTAMP)
         | flag(kind.is_some(), FLAG_TYPE);
     out.extend_from_slice(&flags.to_be_bytes());
-    put_short(out, rules.content_type.as_bytes());
+    put_short(out, content_type.unwrap_or(rules.content_type.as_bytes()));
     put_counted(out, |out| {
         for Header { name, value } in record.headers {
             put_field(out, name, value);

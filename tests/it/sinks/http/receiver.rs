@@ -56,11 +56,10 @@ impl Received {
 
     /// What a consumer makes of it.
     fn record(&self, offset: usize) -> ReadRecord {
-        const OURS: [&str; 9] = [
+        const OURS: [&str; 8] = [
             "key",
             "host",
             "user-agent",
-            "content-type",
             "content-length",
             "idempotency-key",
             "authorization",

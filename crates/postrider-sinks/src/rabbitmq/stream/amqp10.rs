@@ -12,6 +12,8 @@ use crate::rabbitmq::spec::MessageRules;
 const KEY_HEADER: &str = "key";
 /// True if the event has no payload.
 const NULL_HEADER: &str = "null";
+/// The media type of the payload. Without this header `content_type` of the configuration is used.
+const CONTENT_TYPE_HEADER: &str = "content-type";
 
 /// The longest name of a header. Clients of AMQP 0-9-1 can't read longer ones. Unit: bytes.
 const NAME_MAX: usize = 255;
@@ -78,8 +80,9 @@ pub(super) fn judge(
 fn bytes_max(record: &Record<'_>, rules: &MessageRules) -> usize {
     let of_header = |header: &Header<'_>| {
         let value = header.value.map_or(0, <[u8]>::len);
-        // Id and type are properties too.
-        let again = if matches!(header.name, "id" | "type") { value + VALUE_BYTES } else { 0 };
+        // These are properties too.
+        let is_property = matches!(header.name, "id" | "type" | CONTENT_TYPE_HEADER);
+        let again = if is_property { value + VALUE_BYTES } else { 0 };
         header.name.len() + value + 2 * VALUE_BYTES + again
     };
     let headers: usize = record.headers.iter().map(of_header).sum();
@@ -130,7 +133,11 @@ fn put_properties(out: &mut Vec<u8>, record: &QueuedRecord<'_>, rules: &MessageR
     put_text(None);
     put_text(None);
     // content-type, content-encoding, absolute-expiry-time, creation-time
-    put_sized(out, (SYMBOL_8, SYMBOL_32), rules.content_type.as_bytes());
+    let content_type = record.headers.value_of(CONTENT_TYPE_HEADER);
+    // A symbol is ASCII.
+    let content_type = content_type.filter(|value| value.is_ascii());
+    let content_type = content_type.unwrap_or(rules.content_type.as_bytes());
+    put_sized(out, (SYMBOL_8, SYMBOL_32), content_type);
     out.push(NULL);
     out.push(NULL);
     match record.timestamp_ms {
