@@ -26,3 +26,5 @@ mod words;
 
 pub use format_config::FormatConfig;
 pub use formatted_config::FormattedConfig;
+#[cfg(feature = "schemas")]
+pub use schema::{PayloadEncoder, SchemaLanguage};

@@ -1,9 +1,12 @@
 //! What a record of each format is.
 
 use super::{hex, insert, pipeline};
+use crate::answers::answer;
 use crate::await_that::SOON;
+use crate::bad::told_of_parked;
 use crate::pipeline::Pipeline;
 use crate::private::{PrivateRegistry, schema_python};
+use crate::relay::Relay;
 use crate::topic::ReadRecord;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -150,10 +153,13 @@ async fn json_schema_validates_and_leaves_the_payload_as_it_is() {
     registry.register(&subject, "JSON", schema).await;
     insert(&pipeline, "bad", "Written", Some(r#"{"id": "4711"}"#)).await;
     insert(&pipeline, "good", "Written", Some(r#"{"id":  9007199254740993}"#)).await;
-    let _relay = pipeline.run();
+    let relay = Relay::spawn_with(&pipeline.config, &["--log-format", "json"], &[]);
     let records = read(&pipeline, 1).await;
     assert_eq!(records["good"].value_text(), Some(r#"{"id":  9007199254740993}"#));
     let error = pipeline.sql.text("select error from postrider.parked").await;
     let words = "$.id: does not fit keyword \"type\" of the JSON Schema";
     assert!(error.as_deref().is_some_and(|error| error.contains(words)), "{error:?}");
+    relay.await_log("event_parked", SOON).await;
+    let told = told_of_parked(&relay.stderr(), "1");
+    answer("payload that does not fit its schema", &pipeline, told);
 }

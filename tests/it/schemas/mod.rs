@@ -35,5 +35,5 @@ async fn insert(pipeline: &Pipeline, aggregate: &str, event_type: &str, payload:
 
 /// Bytes as the programs read them.
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    bytes.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
 }

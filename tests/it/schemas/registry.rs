@@ -56,7 +56,7 @@ async fn nothing_is_parked_while_the_registry_is_away_and_all_is_delivered_in_or
         count += 1;
     }
     let log = || async {
-        let log = relay.log();
+        let log = relay.stderr();
         if log.contains("schema registry http") && log.contains("no answer within 1s") {
             Ok(())
         } else {
@@ -169,11 +169,11 @@ async fn logins_and_tls_are_those_of_the_configuration() {
         let relay = pipeline.run();
         insert(&pipeline, "a", "Order", Some("{\"n\": 1}")).await;
         await_that("the refused login", SOON, || async {
-            let log = relay.log();
+            let log = relay.stderr();
             if log.contains("it does not accept the login: HTTP 401") { Ok(()) } else { Err(log) }
         })
         .await;
-        assert!(!relay.log().contains("wrong"), "{}", relay.log());
+        assert!(!relay.stderr().contains("wrong"), "{}", relay.stderr());
         assert_eq!(parked(&pipeline).await, 0);
         // A file is read for each request.
         std::fs::write(&secret, "right\n").unwrap();

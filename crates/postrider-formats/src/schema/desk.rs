@@ -7,7 +7,7 @@ use std::time::Instant;
 use tokio::sync::Notify;
 
 /// Subjects that are known at a time. Beyond it all are asked for again.
-const SUBJECTS_MAX: usize = 10_000;
+const SUBJECTS_MAX: usize = 2_000;
 
 /// An answer about a subject.
 #[derive(Clone, Debug)]

@@ -14,6 +14,7 @@ mod json;
 mod json_schema;
 mod misfit;
 mod moment_text;
+mod payload_encoder;
 mod protobuf;
 mod registry;
 mod registry_check;
@@ -22,4 +23,5 @@ mod schema_config;
 mod schema_step;
 mod subject;
 
+pub use payload_encoder::{PayloadEncoder, SchemaLanguage};
 pub(crate) use schema_config::SchemaConfig;

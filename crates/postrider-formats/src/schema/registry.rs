@@ -342,14 +342,13 @@ impl Registry {
         let code = document.and_then(|document| document.get("error_code")?.as_u64());
         let message = document.and_then(|document| document.get("message")?.as_str());
         let words = plain_words(message.unwrap_or_default());
-        let shown = match (code, words.is_empty()) {
-            (Some(code), false) => format!("HTTP {}, code {code}: {words}", status.as_u16()),
+        let number = status.as_u16();
+        let shown = if let Some(code) = code {
+            format!("HTTP {number}, code {code}: {words}")
+        } else {
             // A page of a proxy, or of another program.
-            (_, _) => {
-                let media =
-                    media.map_or_else(String::new, |media| format!(", {}", plain_words(media)));
-                format!("HTTP {}{media}", status.as_u16())
-            }
+            let media = media.map_or_else(String::new, |media| format!(", {}", plain_words(media)));
+            format!("HTTP {number}{media}")
         };
         match (status, code) {
             (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) => {
@@ -428,3 +427,6 @@ fn plain_words(message: &str) -> String {
     }
     words
 }
+
+#[cfg(test)]
+mod tests;

@@ -99,24 +99,29 @@ impl SchemaStep {
         &mut self,
         schema: &SubjectSchema,
         message: Option<&[u32]>,
+        record: &Record<'_>,
         draft: &mut Draft,
-        value: Option<&[u8]>,
     ) {
         self.frame.clear();
         schema.registered.id.write(self.settings.place, message, &mut self.frame);
         let changed = self.settings.encoding.changes().then_some(&self.encoded[..]);
         if let Some(header) = &self.header {
-            draft.add_header(header, &self.frame);
+            // Of two headers some readers take the first one, and others the last one.
+            let own = record.headers.iter().position(|known| known.name == &**header);
+            match own {
+                Some(index) => draft.replace_header(index, &self.frame),
+                None => draft.add_header(header, &self.frame),
+            }
         }
-        let (prefix, body) = match (&self.header, changed) {
-            (Some(_), None) => return,
-            (Some(_), Some(changed)) => (&[][..], changed),
-            (None, changed) => (&self.frame[..], changed.or(value).unwrap_or_default()),
-        };
-        let mut buffer = draft.buffer();
-        buffer.extend_from_slice(prefix);
-        buffer.extend_from_slice(body);
-        draft.set_value(buffer);
+        if self.header.is_some() && changed.is_none() {
+            return;
+        }
+        let mut payload = draft.buffer();
+        if self.header.is_none() {
+            payload.extend_from_slice(&self.frame);
+        }
+        payload.extend_from_slice(changed.or_else(|| draft.value(record)).unwrap_or_default());
+        draft.set_value(payload);
     }
 }
 
@@ -140,8 +145,7 @@ impl Step for SchemaStep {
         let event_type = header_text(record, "type");
         let encoded = schema.encode(value, event_type, &mut self.encoded);
         let message = encoded.map_err(|misfit| self.misfit(&misfit, answer.at, since, now))?;
-        let value = record.value;
-        self.write(&schema, message.as_deref(), draft, value);
+        self.write(&schema, message.as_deref(), record, draft);
         Ok(())
     }
 
@@ -169,3 +173,6 @@ fn is_dead_letter(record: &Record<'_>) -> bool {
     let last = before.and_then(|before| record.headers.get(before..));
     last.is_some_and(|last| last.iter().zip(DEAD_LETTER).all(|(header, name)| header.name == name))
 }
+
+#[cfg(test)]
+mod tests;

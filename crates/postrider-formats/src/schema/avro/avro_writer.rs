@@ -5,7 +5,7 @@ use super::avro_type::{AvroField, AvroType, TypeIndex};
 use crate::schema::decimal::{Decimal, sign_extended};
 use crate::schema::framing::uuid_bytes;
 use crate::schema::json::Json;
-use crate::schema::misfit::{Misfit, shown_name};
+use crate::schema::misfit::Misfit;
 use crate::schema::moment_text::{self, TimeUnit};
 
 /// How deep types may be nested in a document. Each level of JSON is a type and a union at most. Unit: levels.
@@ -479,7 +479,7 @@ impl<'w> AvroWriter<'w> {
                 }
                 Some(other) => {
                     let misfit = Misfit::expected("a whole number", other.type_name());
-                    return Err(misfit.in_member(shown_name(part).as_ref()));
+                    return Err(misfit.in_member(part));
                 }
             };
             self.out.extend_from_slice(&number.to_le_bytes());

@@ -2,7 +2,7 @@ use super::AvroSchema;
 use crate::schema::registry::ReferencedSchema;
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    bytes.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
 }
 
 /// The document in the binary form, or what is wrong.

@@ -12,10 +12,8 @@ use prost_reflect::{EnumDescriptor, FieldDescriptor, Kind, MessageDescriptor};
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
 
-const INT_32: RangeInclusive<i128> = i32::MIN as i128..=i32::MAX as i128;
-const INT_64: RangeInclusive<i128> = i64::MIN as i128..=i64::MAX as i128;
-const UINT_32: RangeInclusive<i128> = 0..=u32::MAX as i128;
-const UINT_64: RangeInclusive<i128> = 0..=u64::MAX as i128;
+/// More than every type for whole numbers holds.
+const WHOLE: RangeInclusive<i128> = -(1 << 64)..=1 << 64;
 
 /// Base64 with or without padding.
 const BASE_64: GeneralPurposeConfig =
@@ -171,22 +169,26 @@ fn wire(kind: &Kind) -> Wire {
 /// Writes a value without its tag.
 pub(super) fn scalar(kind: &Kind, json: &Json<'_>, out: &mut Vec<u8>) -> Result<(), Misfit> {
     match kind {
-        Kind::Int32 => push_varint(whole(json, "int32", &INT_32)?.cast_unsigned() as u64, out),
-        Kind::Int64 => push_varint(whole(json, "int64", &INT_64)?.cast_unsigned() as u64, out),
-        Kind::Uint32 => push_varint(whole(json, "uint32", &UINT_32)? as u64, out),
-        Kind::Uint64 => push_varint(whole(json, "uint64", &UINT_64)? as u64, out),
-        Kind::Sint32 => push_varint(zigzag(whole(json, "sint32", &INT_32)? as i64), out),
-        Kind::Sint64 => push_varint(zigzag(whole(json, "sint64", &INT_64)? as i64), out),
-        Kind::Fixed32 => out.extend((whole(json, "fixed32", &UINT_32)? as u32).to_le_bytes()),
-        Kind::Fixed64 => out.extend((whole(json, "fixed64", &UINT_64)? as u64).to_le_bytes()),
-        Kind::Sfixed32 => out.extend((whole(json, "sfixed32", &INT_32)? as i32).to_le_bytes()),
-        Kind::Sfixed64 => out.extend((whole(json, "sfixed64", &INT_64)? as i64).to_le_bytes()),
+        Kind::Int32 => {
+            push_varint(i64::from(whole::<i32>(json, "int32")?).cast_unsigned(), out);
+        }
+        Kind::Int64 => push_varint(whole::<i64>(json, "int64")?.cast_unsigned(), out),
+        Kind::Uint32 => push_varint(u64::from(whole::<u32>(json, "uint32")?), out),
+        Kind::Uint64 => push_varint(whole::<u64>(json, "uint64")?, out),
+        Kind::Sint32 => push_varint(zigzag(i64::from(whole::<i32>(json, "sint32")?)), out),
+        Kind::Sint64 => push_varint(zigzag(whole::<i64>(json, "sint64")?), out),
+        Kind::Fixed32 => out.extend(whole::<u32>(json, "fixed32")?.to_le_bytes()),
+        Kind::Fixed64 => out.extend(whole::<u64>(json, "fixed64")?.to_le_bytes()),
+        Kind::Sfixed32 => out.extend(whole::<i32>(json, "sfixed32")?.to_le_bytes()),
+        Kind::Sfixed64 => out.extend(whole::<i64>(json, "sfixed64")?.to_le_bytes()),
         Kind::Double => out.extend(double(json)?.to_le_bytes()),
         Kind::Float => out.extend(float(json)?.to_le_bytes()),
-        Kind::Bool => match json {
-            Json::Bool(value) => out.push(u8::from(*value)),
-            _ => return Err(Misfit::expected("bool", json.type_name())),
-        },
+        Kind::Bool => {
+            let Json::Bool(value) = json else {
+                return Err(Misfit::expected("bool", json.type_name()));
+            };
+            out.push(u8::from(*value));
+        }
         Kind::String => push_delimited(text(json, "string")?.as_bytes(), out),
         Kind::Bytes => push_delimited(&base_64(json)?, out),
         Kind::Enum(of) => push_varint(i64::from(symbol(of, json)?).cast_unsigned(), out),
@@ -204,11 +206,7 @@ pub(super) fn text<'j>(json: &'j Json<'_>, expected: &str) -> Result<&'j str, Mi
 }
 
 /// A whole number, as a number or as a string.
-pub(super) fn whole(
-    json: &Json<'_>,
-    expected: &str,
-    range: &RangeInclusive<i128>,
-) -> Result<i128, Misfit> {
+fn whole<T: TryFrom<i128>>(json: &Json<'_>, expected: &str) -> Result<T, Misfit> {
     let text = match json {
         Json::Number(text) => text,
         Json::Text(text) => &**text,
@@ -217,10 +215,11 @@ pub(super) fn whole(
         }
     };
     let wrong = || Misfit::expected(expected, "a string that is no number");
-    Decimal::parse(text).ok_or_else(wrong)?.whole(range.clone())
+    let number = Decimal::parse(text).ok_or_else(wrong)?.whole(WHOLE)?;
+    T::try_from(number).map_err(|_outside| too_large())
 }
 
-pub(super) fn double(json: &Json<'_>) -> Result<f64, Misfit> {
+fn double(json: &Json<'_>) -> Result<f64, Misfit> {
     match float_text(json, "double")? {
         "NaN" => Ok(f64::NAN),
         "Infinity" => Ok(f64::INFINITY),
@@ -229,7 +228,7 @@ pub(super) fn double(json: &Json<'_>) -> Result<f64, Misfit> {
     }
 }
 
-pub(super) fn float(json: &Json<'_>) -> Result<f32, Misfit> {
+fn float(json: &Json<'_>) -> Result<f32, Misfit> {
     match float_text(json, "float")? {
         "NaN" => Ok(f32::NAN),
         "Infinity" => Ok(f32::INFINITY),
@@ -275,7 +274,7 @@ fn symbol(of: &EnumDescriptor, json: &Json<'_>) -> Result<i32, Misfit> {
     }
     match json {
         // A newer writer may have a value that this schema does not name. The form has a number for it.
-        Json::Number(_) => i32::try_from(whole(json, "enum", &INT_32)?).map_err(|_| too_large()),
+        Json::Number(_) => whole(json, "enum"),
         Json::Null if of.full_name() == "google.protobuf.NullValue" => Ok(0),
         Json::Text(_) => Err(Misfit::new("the string is no value of the enum")),
         Json::Null | Json::Bool(_) | Json::Array(_) | Json::Object(_) => {

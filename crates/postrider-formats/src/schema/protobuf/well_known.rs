@@ -6,7 +6,7 @@ use crate::schema::decimal::Decimal;
 use crate::schema::json::Json;
 use crate::schema::misfit::Misfit;
 use crate::schema::moment_text::{TimeUnit, timestamp};
-use prost_reflect::{Kind, MessageDescriptor};
+use prost_reflect::{EnumDescriptor, Kind, MessageDescriptor};
 
 const PACKAGE: &str = "google.protobuf.";
 
@@ -18,11 +18,9 @@ const EXACT_MAX: i128 = 1 << 53;
 
 /// Whether null is a value of the type, and not the absence of one.
 pub(super) fn takes_null(kind: &Kind) -> bool {
-    match kind {
-        Kind::Message(message) => message.full_name() == "google.protobuf.Value",
-        Kind::Enum(of) => of.full_name() == "google.protobuf.NullValue",
-        _ => false,
-    }
+    let of_message = kind.as_message().map(MessageDescriptor::full_name);
+    let of_enum = kind.as_enum().map(EnumDescriptor::full_name);
+    of_message == Some("google.protobuf.Value") || of_enum == Some("google.protobuf.NullValue")
 }
 
 /// Writes a message of one of these types. `None` for any other message.
