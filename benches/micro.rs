@@ -26,7 +26,7 @@ fn main() {
     let settings = Criterion::default().sample_size(SAMPLES).measurement_time(MEASURED);
     let mut criterion = settings.configure_from_args();
     let mut group = criterion.benchmark_group("event");
-    for &(name, events, ready) in cases::ALL {
+    for &(name, events, ready) in cases::ALL.iter().chain(cases::FORMATS) {
         group.throughput(Throughput::Elements(events as u64));
         group.bench_function(name, |bencher| {
             let run = |mut run: cases::Run| {

@@ -5,6 +5,7 @@
 use pg_replication::lsn::Lsn;
 use postrider::ack::{Progress, Tracker};
 use postrider::event::{Aggregate, Position};
+use postrider::formats::{PayloadEncoder, SchemaLanguage};
 use postrider::offset::{Offset, Watermark};
 use postrider::outbox::{At, Layout, Mapper, OutboxSpec};
 use postrider::parked::{Entry, Lane, State};
@@ -32,6 +33,13 @@ pub(crate) const ALL: &[Case] = &[
     ("relay-100k-parked", 20_000, relay_beside_parked),
     ("relay-1M-behind-one", 1_000_000, relay_behind_one),
     ("tracker-1M-backwards", 1_000_000, tracker_backwards),
+];
+
+/// Cases whose time is measured beside those of the hot path: what the formats add to an event that is not `raw`.
+pub(crate) const FORMATS: &[Case] = &[
+    ("json-to-avro", 20_000, avro),
+    ("json-to-protobuf", 20_000, protobuf),
+    ("json-schema", 20_000, json_schema),
 ];
 
 const TABLE: u32 = 16_433;
@@ -250,4 +258,35 @@ fn tracker_backwards(events: usize) -> Run {
         }
         assert!(tracker.all_resolved(), "all are reported");
     })
+}
+
+/// Encodes a document of 300 B, as [`insert`] has it.
+fn encode(events: usize, language: SchemaLanguage, schema: &str) -> Run {
+    let document = format!("{{\"n\": 4711, \"note\": \"{}\"}}", "as it was ordered ".repeat(15));
+    let encoder = PayloadEncoder::new(language, schema, &[]).expect("a schema");
+    let mut out = Vec::new();
+    Box::new(move || {
+        for _ in 0..events {
+            out.clear();
+            encoder.encode(black_box(document.as_bytes()), None, &mut out).expect("a document");
+            black_box(out.len());
+        }
+    })
+}
+
+fn avro(events: usize) -> Run {
+    let schema = r#"{"type": "record", "name": "Order", "fields": [{"name": "n", "type": "long"},
+        {"name": "note", "type": ["null", "string"], "default": null}]}"#;
+    encode(events, SchemaLanguage::Avro, schema)
+}
+
+fn protobuf(events: usize) -> Run {
+    let schema = "syntax = \"proto3\"; message Order { int64 n = 1; string note = 2; }";
+    encode(events, SchemaLanguage::Protobuf, schema)
+}
+
+fn json_schema(events: usize) -> Run {
+    let schema = r#"{"type": "object", "required": ["n"],
+        "properties": {"n": {"type": "integer"}, "note": {"type": "string"}}}"#;
+    encode(events, SchemaLanguage::JsonSchema, schema)
 }

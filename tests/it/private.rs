@@ -10,6 +10,7 @@ mod postgres;
 mod program;
 mod rabbitmq;
 mod redis;
+mod registry;
 mod seaweed;
 mod tls;
 
@@ -21,6 +22,7 @@ pub(crate) use postgres::PrivatePostgres;
 pub(crate) use program::executable;
 pub(crate) use rabbitmq::PrivateRabbitMq;
 pub(crate) use redis::{Flavor, PrivateRedis, PrivateSentinel};
+pub(crate) use registry::{PrivateRegistry, schema_python};
 pub(crate) use seaweed::{PrivateSeaweed, sha256};
 pub(crate) use tls::tls;
 

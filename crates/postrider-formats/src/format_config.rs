@@ -4,6 +4,8 @@
 use crate::claim_check::ClaimCheck;
 use crate::claim_check::{ClaimCheckConfig, ClaimCheckKeys};
 use crate::cloud_events::{CloudEvents, CloudEventsMode};
+#[cfg(feature = "schemas")]
+use crate::schema::SchemaConfig;
 use crate::step::Step;
 use postrider_core::finding::Finding;
 use postrider_sinks::{
@@ -24,6 +26,8 @@ pub struct FormatConfig {
     cloud_events: Option<CloudEventsConfig>,
     claim_check: Option<ClaimCheckConfig>,
     claim_check_keys: ClaimCheckKeys,
+    #[cfg(feature = "schemas")]
+    schemas: SchemaConfig,
 }
 
 /// The keys of `kind = "cloudevents"`.
@@ -61,15 +65,34 @@ impl FormatConfig {
             let message = "must have ASCII characters only, as in \"application/json\"";
             format.error("content_type", message.to_owned());
         }
+        let config = Self {
+            cloud_events: is_cloud_events.then_some(cloud_events),
+            #[cfg(feature = "schemas")]
+            schemas: SchemaConfig::read(format),
+        };
         format.finish();
         let (claim_check, claim_check_keys) = ClaimCheckConfig::read(claim_check);
-        let cloud_events = is_cloud_events.then_some(cloud_events);
-        Self { cloud_events, claim_check, claim_check_keys }
+        Self { claim_check, claim_check_keys, ..config }
     }
 
     /// Whether events are published as the application wrote them, and nothing has to be done.
     pub fn is_raw(&self) -> bool {
+        #[cfg(feature = "schemas")]
+        if self.schemas.is_active() {
+            return false;
+        }
         self.cloud_events.is_none() && self.claim_check.is_none()
+    }
+
+    /// The same for a sink.
+    pub(crate) fn for_sink(&self, sink: &dyn SinkConfig) -> Self {
+        #[cfg_attr(not(feature = "schemas"), expect(unused_mut, reason = "for schemas"))]
+        let mut format = self.clone();
+        #[cfg(feature = "schemas")]
+        format.schemas.for_sink(sink);
+        #[cfg(not(feature = "schemas"))]
+        let _unused = sink;
+        format
     }
 
     /// The keys with the values in effect: of tables `format` and `payload.claim_check`.
@@ -88,7 +111,7 @@ impl FormatConfig {
         let of = |value: fn(&CloudEventsConfig) -> &str, default| {
             cloud_events.map_or(default, value).to_owned()
         };
-        let mut rows = vec![
+        let mut values = vec![
             text("kind", if cloud_events.is_some() { "cloudevents" } else { "raw" }),
             text("mode", mode),
             text("source", &of(|config| &config.source, "")),
@@ -96,8 +119,10 @@ impl FormatConfig {
             text("subject", &of(|config| &config.subject, SUBJECT)),
             text("content_type", &of(|config| &config.content_type, CONTENT_TYPE)),
         ];
-        rows.extend(self.claim_check_keys.values());
-        rows
+        #[cfg(feature = "schemas")]
+        values.extend(self.schemas.values());
+        values.extend(self.claim_check_keys.values());
+        values
     }
 
     /// The mistakes that show only together with the sink: each with its key, below the pipeline.
@@ -136,6 +161,24 @@ impl FormatConfig {
             let message = "this program was built without feature \"formats\"";
             found.push(("payload.claim_check", message.to_owned()));
         }
+        #[cfg(feature = "schemas")]
+        found.extend(self.check_schemas(sink));
+        found
+    }
+
+    /// The mistakes in the keys of schemas that show only together with the others.
+    #[cfg(feature = "schemas")]
+    fn check_schemas(&self, sink: &dyn SinkConfig) -> Vec<(&'static str, String)> {
+        let mut found = self.schemas.check(sink);
+        let is_json = self
+            .cloud_events
+            .as_ref()
+            .is_some_and(|config| config.content_type.to_ascii_lowercase().contains("json"));
+        if is_json && self.schemas.is_binary() {
+            let message = "says that the payload is JSON, and format.encode or schema_id = \"prefix\" publishes none; for \
+                           example content_type = \"application/vnd.apache.avro+binary\"";
+            found.push(("format.content_type", message.to_owned()));
+        }
         found
     }
 
@@ -156,6 +199,10 @@ impl FormatConfig {
                 headers.templates.push((name, template.clone()));
             }
         }
+        #[cfg(feature = "schemas")]
+        if self.schemas.needs_type() {
+            headers.standard = true;
+        }
         headers
     }
 
@@ -166,11 +213,16 @@ impl FormatConfig {
         needs: &Needs,
         destinations: &[String],
     ) -> Vec<Finding> {
+        let mut found = Vec::new();
+        #[cfg(feature = "schemas")]
+        found.extend(self.schemas.preflight(destinations));
         #[cfg(feature = "claim-check")]
         if let Some(config) = &self.claim_check {
-            return config.preflight(&needs.pipeline, &sink.retentions(needs, destinations));
+            found.extend(
+                config.preflight(&needs.pipeline, &sink.retentions(needs, destinations)),
+            );
         }
-        Vec::new()
+        found
     }
 
     /// Opens the steps, in their order. Servers are connected to in the background.
@@ -184,6 +236,8 @@ impl FormatConfig {
         mailbox: &Mailbox,
     ) -> Result<Vec<Box<dyn Step>>, SinkError> {
         let mut steps: Vec<Box<dyn Step>> = Vec::new();
+        #[cfg(feature = "schemas")]
+        steps.extend(self.schemas.open(mailbox)?);
         #[cfg(feature = "claim-check")]
         if let Some(config) = &self.claim_check {
             let prefix = self.cloud_events.as_ref().map(|config| match config.mode {

@@ -24,7 +24,7 @@ impl FormattedConfig {
         if format.is_raw() {
             return sink;
         }
-        Arc::new(Self { format: format.clone(), inner: sink })
+        Arc::new(Self { format: format.for_sink(&*sink), inner: sink })
     }
 }
 

@@ -20,8 +20,12 @@ mod formatted_config;
 mod formatted_sink;
 #[cfg(feature = "https")]
 mod https;
+#[cfg(feature = "schemas")]
+mod schema;
 mod step;
 mod words;
 
 pub use format_config::FormatConfig;
 pub use formatted_config::FormattedConfig;
+#[cfg(feature = "schemas")]
+pub use schema::{PayloadEncoder, SchemaLanguage};

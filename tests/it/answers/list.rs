@@ -274,6 +274,8 @@ pub(super) const LIST: &[Group] = &[
             "an aggregate type with a blank at its end",
             "an aggregate type with a slash",
             "topic with a character beyond ASCII",
+            "payload that does not fit its schema",
+            "schema that the registry refuses",
         ],
         left_out: &[],
     },

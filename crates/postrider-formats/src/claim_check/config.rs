@@ -83,7 +83,7 @@ impl StorageBucket {
 }
 
 /// Where the login is from.
-#[derive(Clone)]
+#[derive(Clone, PartialEq)]
 pub(super) enum StorageLogin {
     /// Files, read for each request.
     Files { access_key: SecretFile, secret_key: SecretFile, session_token: Option<SecretFile> },

@@ -373,7 +373,10 @@ mod tests {
 
     #[test]
     fn a_member_that_occurs_twice_is_refused_with_its_path() {
-        assert_eq!(error(r#"{"a": [{"b": 1, "c": 2, "b": 1}]}"#), "$.a[].b: the member occurs twice");
+        assert_eq!(
+            error(r#"{"a": [{"b": 1, "c": 2, "b": 1}]}"#),
+            "$.a[].b: the member occurs twice"
+        );
         let many: Vec<String> = (0..40).map(|n| format!("\"m{n}\": {n}")).collect();
         let text = format!("{{{}, \"m7\": 1}}", many.join(","));
         assert_eq!(error(&text), "$.m7: the member occurs twice");
@@ -391,10 +394,47 @@ mod tests {
     #[test]
     fn what_is_no_json_for_others_is_none_here() {
         let texts = [
-            "", " ", "1 2", "01", "1.", ".5", "-", "+1", "1e", "nul", "tru", "[1,]", "[,1]", "{\"a\"}",
-            "{\"a\":}", "{a:1}", "{\"a\":1,}", "\"a", "\"\t\"", "\"\\x\"", "\"\\u12\"", "\"\\u12g4\"",
-            "\"\\ud800\"", "\"\\ud800\\u0041\"", "\"\\udc00\"", "NaN", "[1", "{\"a\":1", "'a'", "\u{feff}1",
-            "0", "-0", "1e5", "1E-5", "\"\\u0041\"", "[]", "{}", " [ 1 , 2 ] ", "\"\\/\"", "1.5e+3", "\"\u{7f}\"",
+            "",
+            " ",
+            "1 2",
+            "01",
+            "1.",
+            ".5",
+            "-",
+            "+1",
+            "1e",
+            "nul",
+            "tru",
+            "[1,]",
+            "[,1]",
+            "{\"a\"}",
+            "{\"a\":}",
+            "{a:1}",
+            "{\"a\":1,}",
+            "\"a",
+            "\"\t\"",
+            "\"\\x\"",
+            "\"\\u12\"",
+            "\"\\u12g4\"",
+            "\"\\ud800\"",
+            "\"\\ud800\\u0041\"",
+            "\"\\udc00\"",
+            "NaN",
+            "[1",
+            "{\"a\":1",
+            "'a'",
+            "\u{feff}1",
+            "0",
+            "-0",
+            "1e5",
+            "1E-5",
+            "\"\\u0041\"",
+            "[]",
+            "{}",
+            " [ 1 , 2 ] ",
+            "\"\\/\"",
+            "1.5e+3",
+            "\"\u{7f}\"",
         ];
         for text in texts {
             let known = serde_json::from_str::<&RawValue>(text).is_ok()

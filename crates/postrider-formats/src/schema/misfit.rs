@@ -41,7 +41,7 @@ impl Misfit {
 
     /// The value is in this member.
     pub(super) fn in_member(mut self, name: &str) -> Self {
-        self.path.push(PathPart::Member(shown_name(name).into_owned()));
+        self.path.push(PathPart::Member(shown_name(name).to_owned()));
         self
     }
 
@@ -81,14 +81,10 @@ impl fmt::Display for Misfit {
 }
 
 /// The name of a member, if it looks like one. Anything else may be data, and is not shown.
-pub(super) fn shown_name(name: &str) -> Cow<'_, str> {
+pub(super) fn shown_name(name: &str) -> &str {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.$@:".contains(&byte);
     let begins = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphabetic() || byte == b'_');
-    if begins && name.len() <= NAME_BYTES_MAX && name.bytes().all(is_plain) {
-        Cow::Borrowed(name)
-    } else {
-        Cow::Borrowed("?")
-    }
+    if begins && name.len() <= NAME_BYTES_MAX && name.bytes().all(is_plain) { name } else { "?" }
 }
 
 #[cfg(test)]
