@@ -65,14 +65,16 @@ impl FormatConfig {
             let message = "must have ASCII characters only, as in \"application/json\"";
             format.error("content_type", message.to_owned());
         }
+        let (claim_check, claim_check_keys) = ClaimCheckConfig::read(claim_check);
         let config = Self {
             cloud_events: is_cloud_events.then_some(cloud_events),
+            claim_check,
+            claim_check_keys,
             #[cfg(feature = "schemas")]
             schemas: SchemaConfig::read(format),
         };
         format.finish();
-        let (claim_check, claim_check_keys) = ClaimCheckConfig::read(claim_check);
-        Self { claim_check, claim_check_keys, ..config }
+        config
     }
 
     /// Whether events are published as the application wrote them, and nothing has to be done.
