@@ -2,7 +2,7 @@
 //!
 //! The metadata thread asks these types with counts and times; they send nothing themselves.
 
-use super::config::OpenError;
+use super::spec::OpenError;
 use super::producer::Producers;
 use super::shared::{Shared, Suspicion};
 use super::topics::Unusable;

@@ -3,13 +3,15 @@
 //! Everything that waits for a broker waits in this thread, so that `enqueue` never does. The thread posts `Down`, `Up`
 //! and `Retry`.
 
-use super::config::KafkaSpec;
+use super::spec::KafkaSpec;
+use super::codes;
 use super::health::{self, About, AckStall, BootstrapAgain, Problem, ReportedProblems};
 use super::native::{self, Description};
 use super::producer::{Producer, Producers};
 use super::secrets::{SaslLogin, Secrets};
 use super::shared::{RetiredProducers, Shared, Suspicion};
 use super::topics::{self, CONFIG_ANSWER_MAX, Creation, Facts, Made, Rights, TopicIds, Unusable};
+use postrider_core::record::{Outcome, Scope};
 use postrider_core::sink::Post;
 use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
@@ -157,6 +159,7 @@ impl MetadataThread {
             // Reports that are ready come first.
             if let Some(producers) = &self.producers {
                 producers.flush(LAST_REPORTS_MAX);
+                self.blame_topics(producers);
             }
             self.shared.report_broken();
         }
@@ -164,6 +167,18 @@ impl MetadataThread {
             suspicion.outweigh(&mut self.suspicion);
         }
         !stop
+    }
+
+    /// Where a topic has made a transaction fail, all topics are asked for again: librdkafka discards all records of the
+    /// transaction, and their reports do not say why.
+    fn blame_topics(&self, producers: &Producers) {
+        let Some(failure) = producers.transaction_failure() else { return };
+        if let Outcome::Rejected { scope: Scope::Destination, .. } = codes::outcome(failure.code) {
+            self.shared.forget_topics(failure.code);
+        }
+        tracing::debug!(
+            target: "postrider::kafka", code = %failure.code, reason = failure.reason, "the transaction has failed"
+        );
     }
 
     /// Reads the secret files, and hands a SASL login that has changed to the live producers, which use it from their

@@ -3,10 +3,11 @@
 //! Nothing is published and nothing changed: metadata, a topic's configuration, and the broker's own word on what we
 //! may do. It uses the same producer and the same requests as the sink, so a check that passes here passes there.
 
-use super::config::{KafkaConfig, KafkaSpec, OpenError};
+use super::config::KafkaConfig;
+use super::spec::{KafkaSpec, OpenError};
 use super::health::{self, Problem};
 use super::producer::Producer;
-use super::producer::{Context, Polled, SizeLimits};
+use super::producer::{Context, Polled, SizeLimits, TRANSACTIONAL_ID};
 use super::shared::{Shared, Suspicion};
 use super::topics::{self, BROKER_DEFAULT_BYTES, Creation, Made, TopicCreation, Unusable};
 use super::{native, properties, topics as facts};
@@ -149,6 +150,8 @@ pub(super) fn create(spec: &KafkaSpec, topics: &[String]) -> Vec<Finding> {
 
 fn producer(spec: &KafkaSpec, shared: &Arc<Shared>) -> Result<Polled, OpenError> {
     let mut config = properties::client_config(spec)?;
+    // Nothing is published, and nobody is fenced off.
+    config.remove(TRANSACTIONAL_ID);
     // librdkafka's errors come by its error callback; its log would appear between the findings.
     config.set_log_level(RDKafkaLogLevel::Emerg);
     config.set("log_level", "0");

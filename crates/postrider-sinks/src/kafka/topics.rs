@@ -4,7 +4,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::config::{CreateTopics, OpenError};
+use super::spec::{CreateTopics, OpenError};
 use super::health::{About, Problem};
 use super::native::{self, Description, NotMade, TopicId};
 use super::producer::Producer;
