@@ -3,13 +3,13 @@
 //! Everything that waits for a broker waits in this thread, so that `enqueue` never does. The thread posts `Down`, `Up`
 //! and `Retry`.
 
-use super::spec::KafkaSpec;
 use super::codes;
 use super::health::{self, About, AckStall, BootstrapAgain, Problem, ReportedProblems};
 use super::native::{self, Description};
 use super::producer::{Producer, Producers};
 use super::secrets::{SaslLogin, Secrets};
 use super::shared::{RetiredProducers, Shared, Suspicion};
+use super::spec::KafkaSpec;
 use super::topics::{self, CONFIG_ANSWER_MAX, Creation, Facts, Made, Rights, TopicIds, Unusable};
 use postrider_core::record::{Outcome, Scope};
 use postrider_core::sink::Post;

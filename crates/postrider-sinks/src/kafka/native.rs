@@ -3,8 +3,8 @@
 //! connection. This is the only file of the sink with `unsafe`.
 #![expect(unsafe_code, reason = "librdkafka's C functions, on handles the crate keeps alive")]
 
-use super::spec::CreateTopics;
 use super::producer::Producer;
+use super::spec::CreateTopics;
 use postrider_core::record::{Header, Record, Ticket};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
@@ -478,9 +478,7 @@ pub(super) struct TransactionFailure {
 
 /// # Safety
 /// `error` is null, or an error that nobody else destroys.
-unsafe fn transaction_result(
-    error: *mut sys::rd_kafka_error_t,
-) -> Result<(), TransactionFailure> {
+unsafe fn transaction_result(error: *mut sys::rd_kafka_error_t) -> Result<(), TransactionFailure> {
     if error.is_null() {
         return Ok(());
     }
@@ -552,7 +550,9 @@ pub(super) fn partition_end(
         PartitionEnd::Last | PartitionEnd::Stable => Spec::RD_KAFKA_OFFSET_SPEC_LATEST,
     };
     let level = match end {
-        PartitionEnd::First | PartitionEnd::Last => Level::RD_KAFKA_ISOLATION_LEVEL_READ_UNCOMMITTED,
+        PartitionEnd::First | PartitionEnd::Last => {
+            Level::RD_KAFKA_ISOLATION_LEVEL_READ_UNCOMMITTED
+        }
         PartitionEnd::Stable => Level::RD_KAFKA_ISOLATION_LEVEL_READ_COMMITTED,
     };
     // SAFETY: one request of that kind; the list is destroyed after its last use, and `one` points into it.

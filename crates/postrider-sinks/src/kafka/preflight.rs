@@ -4,11 +4,11 @@
 //! may do. It uses the same producer and the same requests as the sink, so a check that passes here passes there.
 
 use super::config::KafkaConfig;
-use super::spec::{KafkaSpec, OpenError};
 use super::health::{self, Problem};
 use super::producer::Producer;
 use super::producer::{Context, Polled, SizeLimits, TRANSACTIONAL_ID};
 use super::shared::{Shared, Suspicion};
+use super::spec::{KafkaSpec, OpenError};
 use super::topics::{self, BROKER_DEFAULT_BYTES, Creation, Made, TopicCreation, Unusable};
 use super::{native, properties, topics as facts};
 use crate::topic::is_topic_name;

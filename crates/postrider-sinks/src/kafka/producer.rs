@@ -13,10 +13,10 @@
 //! it is the only producer that continues after a refusal. In all else it is treated as the others are.
 
 use super::codes::{Answers, outcome};
-use super::spec::{KafkaSpec, OpenError};
 use super::native::{self, Events, Gathered, Report, TransactionFailure};
 use super::ordering::Firsts;
 use super::shared::Shared;
+use super::spec::{KafkaSpec, OpenError};
 use super::topics::{self, ATTEMPT_BYTES_MAX, BROKER_DEFAULT_BYTES, Facts};
 use postrider_core::record::{Outcome, Record, Scope, Ticket};
 use postrider_core::sink::Post;

@@ -169,10 +169,14 @@ pub(super) fn read(
 fn problem(spec: &KafkaSpec, topic: &str, code: Code) -> ProgressProblem {
     let brokers = &spec.brokers;
     match code {
-        Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition => ProgressProblem {
-            reason: format!("topic \"{topic}\", which has the progress, does not exist at {brokers}"),
-            hint: format!("before the first start: postrider setup. {IF_LOST}"),
-        },
+        Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition => {
+            ProgressProblem {
+                reason: format!(
+                    "topic \"{topic}\", which has the progress, does not exist at {brokers}"
+                ),
+                hint: format!("before the first start: postrider setup. {IF_LOST}"),
+            }
+        }
         Code::TopicAuthorizationFailed => ProgressProblem {
             reason: format!("topic \"{topic}\", which has the progress, is not open to us"),
             hint: format!(
@@ -193,10 +197,13 @@ fn problem(spec: &KafkaSpec, topic: &str, code: Code) -> ProgressProblem {
 /// The record of the pipeline is none of Postrider's, or of a later version.
 fn unreadable(topic: &str, id: &str) -> ProgressProblem {
     ProgressProblem {
-        reason: format!("topic \"{topic}\" has a record of \"{id}\" that is no progress of this version"),
-        hint: "start the version that has written it; if the topic is not Postrider's, set another \
+        reason: format!(
+            "topic \"{topic}\" has a record of \"{id}\" that is no progress of this version"
+        ),
+        hint:
+            "start the version that has written it; if the topic is not Postrider's, set another \
                transaction.progress_topic"
-            .to_owned(),
+                .to_owned(),
     }
 }
 
@@ -226,15 +233,10 @@ impl<'a> ProgressReader<'a> {
         producer: &'a Producer,
         name: &'a CString,
     ) -> Result<Self, Option<ProgressProblem>> {
-        let unmade = |error: &dyn std::error::Error| {
-            Some(ProgressProblem {
-                reason: format!("could not make a consumer of the progress: {}", Chain(error)),
-                hint: "check the files and combinations the ssl.* and sasl.* properties name".to_owned(),
-            })
-        };
-        let config = reader_config(spec, transaction).map_err(|error| unmade(&error))?;
+        let config = reader_config(spec, transaction).map_err(|error| Some(unmade(&error)))?;
         let consumer: Result<BaseConsumer<Quiet>, _> = config.create_with_context(Quiet);
-        let consumer = Some(consumer.map_err(|error| unmade(&error))?);
+        let consumer = consumer.map_err(|error| Some(unmade(&OpenError::Create(error))))?;
+        let consumer = Some(consumer);
         Ok(Self { consumer, producer, name, topic: &transaction.progress_topic })
     }
 
@@ -268,13 +270,11 @@ impl<'a> ProgressReader<'a> {
                 return Err(Some(self.unread(&why)));
             }
             match consumer.poll(POLL) {
-                Some(Ok(record)) if record.offset() < to => {
-                    if record.key() == Some(key.as_bytes()) {
-                        found = record.payload().map(<[u8]>::to_vec);
-                    }
+                // What is behind the end was written by others, after it was requested.
+                Some(Ok(record)) if record.offset() >= to => return Ok(found),
+                Some(Ok(record)) if record.key() == Some(key.as_bytes()) => {
+                    found = record.payload().map(<[u8]>::to_vec);
                 }
-                // What is behind it was written by others, after the end was requested.
-                Some(Ok(_)) => return Ok(found),
                 // The end may have no record that could be read: records of transactions that were aborted, or that
                 // were compacted.
                 Some(Err(KafkaError::PartitionEOF(_))) => {
@@ -285,7 +285,7 @@ impl<'a> ProgressReader<'a> {
                     }
                 }
                 Some(Err(error)) => last_error = Some(error.to_string()),
-                None => {}
+                Some(Ok(_)) | None => {}
             }
         }
     }
@@ -293,7 +293,9 @@ impl<'a> ProgressReader<'a> {
     fn unread(&self, why: &str) -> ProgressProblem {
         let topic = self.topic;
         ProgressProblem {
-            reason: format!("topic \"{topic}\", which has the progress, can't be read to its end: {why}"),
+            reason: format!(
+                "topic \"{topic}\", which has the progress, can't be read to its end: {why}"
+            ),
             hint: format!(
                 "the login needs the right to read topic {topic}; an open transaction of a process that has ended is \
                  aborted by the brokers after its time-out"
@@ -310,7 +312,9 @@ impl Drop for ProgressReader<'_> {
     fn drop(&mut self) {
         let consumer = self.consumer.take();
         // If no thread can be started, the consumer is dropped by this thread.
-        drop(std::thread::Builder::new().name("kafka-drop".to_owned()).spawn(move || drop(consumer)));
+        drop(
+            std::thread::Builder::new().name("kafka-drop".to_owned()).spawn(move || drop(consumer)),
+        );
     }
 }
 
@@ -318,7 +322,11 @@ impl Drop for ProgressReader<'_> {
 fn position(consumer: &BaseConsumer<Quiet>, topic: &str) -> Option<i64> {
     match consumer.position().ok()?.find_partition(topic, 0)?.offset() {
         Offset::Offset(offset) => Some(offset),
-        Offset::Beginning | Offset::End | Offset::Stored | Offset::Invalid | Offset::OffsetTail(_) => None,
+        Offset::Beginning
+        | Offset::End
+        | Offset::Stored
+        | Offset::Invalid
+        | Offset::OffsetTail(_) => None,
     }
 }
 
@@ -330,8 +338,8 @@ fn reader_config(
     let is_shared = |name: &str| SHARED_PROPERTIES.iter().any(|prefix| name.starts_with(prefix));
     let mut config = ClientConfig::new();
     for (name, value) in of_producer.config_map() {
-        if is_shared(name) || *name == "bootstrap.servers" {
-            config.set(*name, *value);
+        if is_shared(name) || name == "bootstrap.servers" {
+            config.set(name, value);
         }
     }
     for (name, value) in [
@@ -375,7 +383,8 @@ fn begin(spec: &KafkaSpec, transaction: &KafkaTransaction) -> Result<String, Pro
     if plain.client().fetch_cluster_id(FIRST_ANSWER_MAX).is_none() {
         return Err(ProgressProblem {
             reason: format!("no answer from the brokers at {}", spec.brokers),
-            hint: "run postrider setup again when they answer: nothing is published before".to_owned(),
+            hint: "run postrider setup again when they answer: nothing is published before"
+                .to_owned(),
         });
     }
     create(spec, transaction, &plain)?;

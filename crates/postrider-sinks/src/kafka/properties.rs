@@ -4,8 +4,8 @@
 #[cfg(test)]
 mod tests;
 
-use super::spec::{KafkaSpec, OpenError};
 use super::producer::{SizeLimits, TRANSACTIONAL_ID};
+use super::spec::{KafkaSpec, OpenError};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaConfRes;

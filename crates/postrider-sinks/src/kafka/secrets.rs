@@ -7,8 +7,8 @@
 //! A key and its certificate are two files. Between the two writes of a rotation no producer can be made of them, so
 //! the metadata thread makes one on trial first.
 
-use super::spec::{KafkaSpec, OpenError};
 use super::properties;
+use super::spec::{KafkaSpec, OpenError};
 use postrider_core::secret_file::SecretFile;
 use rdkafka::config::ClientConfig;
 use rdkafka::producer::BaseProducer;

@@ -3,13 +3,13 @@
 //! `enqueue` only copies a record into librdkafka's queue, or into the send queue if its partition has to wait. Reports
 //! come back through the callbacks in `producer`. The metadata thread does everything that has to ask a broker.
 
-use super::spec::{KafkaSpec, OpenError};
 use super::health;
 use super::metadata::MetadataThread;
 use super::ordering::{Entry, FirstRecordGate, PartitionScheduler};
 use super::producer::{Producer, Producers, SizeLimits};
 use super::secrets::Secrets;
 use super::shared::{RetiredProducers, Shared};
+use super::spec::{KafkaSpec, OpenError};
 use super::topics::{self, Creation, Facts, Fingerprint, Fit};
 use super::{codes, native, properties};
 use crate::topic::is_topic_name;

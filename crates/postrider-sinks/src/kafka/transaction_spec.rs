@@ -109,8 +109,11 @@ impl TransactionKeys {
         } else {
             self.id.clone()
         };
-        let transaction =
-            KafkaTransaction { id, progress_topic: self.progress_topic.clone(), timeout: self.timeout };
+        let transaction = KafkaTransaction {
+            id,
+            progress_topic: self.progress_topic.clone(),
+            timeout: self.timeout,
+        };
         self.is_on().then(|| Box::new(transaction))
     }
 
@@ -150,7 +153,11 @@ impl TransactionKeys {
             );
         }
         if self.id.len() > ID_BYTES_MAX || self.id.contains('\0') {
-            wrong(&[TABLE, "id"], "is no transactional id", "use at most 1000 bytes, none of them zero");
+            wrong(
+                &[TABLE, "id"],
+                "is no transactional id",
+                "use at most 1000 bytes, none of them zero",
+            );
         }
         if !self.is_on() {
             return errors;

@@ -16,7 +16,6 @@ use super::spec::KafkaSpec;
 use super::transaction_spec::KafkaTransaction;
 use postrider_core::record::Record;
 use postrider_core::sink::{Post, SinkCall, SinkProgress};
-use rdkafka::client::ClientContext as _;
 use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::ffi::CString;
@@ -185,8 +184,7 @@ impl CommitThread {
         transaction: KafkaTransaction,
     ) -> Self {
         // A name with a zero byte was refused before.
-        let progress_topic =
-            CString::new(transaction.progress_topic.as_str()).unwrap_or_default();
+        let progress_topic = CString::new(transaction.progress_topic.as_str()).unwrap_or_default();
         Self {
             link,
             shared,
@@ -202,9 +200,7 @@ impl CommitThread {
     /// Works until the sink is closed.
     pub(super) fn run(mut self) {
         let link = Arc::clone(&self.link);
-        while let Some((generation, call)) =
-            link.next(self.generation, || self.producers = None)
-        {
+        while let Some((generation, call)) = link.next(self.generation, || self.producers = None) {
             self.generation = generation;
             // A call that is abandoned is answered by the next recovery.
             let _abandoned = match call {
@@ -227,12 +223,6 @@ impl CommitThread {
         if self.link.is(self.generation) && !is_broken { Ok(()) } else { Err(Abandoned) }
     }
 
-    /// The producer can't be used any more: the pipeline resets the sink.
-    fn give_up(&self, producer: &Producer, reason: String) -> Abandoned {
-        producer.client().context().broken(reason);
-        Abandoned
-    }
-
     /// Reports a problem, unless it was reported a moment ago.
     fn report(&mut self, reason: String, hint: String) {
         if self.reported_at.is_some_and(|at| at.elapsed() < LATE) {
@@ -253,7 +243,9 @@ impl CommitThread {
     fn recover(&mut self, call: SinkCall, producers: &Arc<Producers>) -> Result<(), Abandoned> {
         self.fence(producers)?;
         let progress = self.read(producers)?;
-        self.begin(producers)?;
+        let producer = producers.first();
+        let begun = native::begin_transaction(producer);
+        begun.map_err(|failure| give_up(producer, failed("begin", &failure)))?;
         self.report_over();
         let post = Post::Recovered { call, progress };
         self.link.answer(self.generation, &self.shared, post, |state| state.is_open = true);
@@ -283,7 +275,7 @@ impl CommitThread {
                     self.link.pause(self.generation, ADMISSION_PAUSE);
                 }
                 Err(failure) if failure.code == Code::Fenced => {
-                    return Err(self.give_up(producer, FENCED.to_owned()));
+                    return Err(give_up(producer, FENCED.to_owned()));
                 }
                 Err(failure) => return Err(self.await_acceptance(producer, &failure)),
             }
@@ -302,7 +294,7 @@ impl CommitThread {
                 return Abandoned;
             }
             if self.is_accepted() {
-                return self.give_up(producer, format!("it was refused before: {reason}"));
+                return give_up(producer, format!("it was refused before: {reason}"));
             }
         }
     }
@@ -347,12 +339,6 @@ impl CommitThread {
         }
     }
 
-    fn begin(&self, producers: &Producers) -> Result<(), Abandoned> {
-        let producer = producers.first();
-        native::begin_transaction(producer)
-            .map_err(|failure| self.give_up(producer, failed("begin", &failure)))
-    }
-
     /// Every record of the transaction is acknowledged.
     fn commit(
         &mut self,
@@ -372,7 +358,7 @@ impl CommitThread {
         let began = Instant::now();
         while let Err(failure) = native::commit_transaction(producer, STEP) {
             if !failure.continues {
-                return Err(self.give_up(producer, failed("commit", &failure)));
+                return Err(give_up(producer, failed("commit", &failure)));
             }
             self.check(producers)?;
             self.report_late(began);
@@ -389,9 +375,9 @@ impl CommitThread {
             state.is_open = is_open;
         });
         match next {
-            Err(failure) => Err(self.give_up(producer, failed("begin", &failure))),
+            Err(failure) => Err(give_up(producer, failed("begin", &failure))),
             Ok(()) if was_sent_once => Ok(()),
-            Ok(()) => Err(self.give_up(producer, SENT_TWICE.to_owned())),
+            Ok(()) => Err(give_up(producer, SENT_TWICE.to_owned())),
         }
     }
 
@@ -408,7 +394,7 @@ impl CommitThread {
         };
         let to = (self.progress_topic.as_c_str(), Some(0));
         native::produce(producer, to, PROGRESS, &record).map_err(|code| {
-            self.give_up(producer, format!("the record with the progress was not taken: {code}"))
+            give_up(producer, format!("the record with the progress was not taken: {code}"))
         })
     }
 
@@ -455,6 +441,12 @@ impl CommitThread {
             ),
         }
     }
+}
+
+/// The producer can't be used any more: the pipeline resets the sink.
+fn give_up(producer: &Producer, reason: String) -> Abandoned {
+    producer.client().context().broken(reason);
+    Abandoned
 }
 
 /// Why a producer is replaced that another one has fenced off.
