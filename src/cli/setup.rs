@@ -163,7 +163,11 @@ async fn own(
 /// The command line without `--url`.
 fn command(pipeline: &str, args: &SetupArgs) -> String {
     let mut line = format!("postrider setup -p {pipeline}");
-    for (given, option) in [(args.create_table, " --create-table"), (args.notify, " --notify")] {
+    for (given, option) in [
+        (args.create_table, " --create-table"),
+        (args.notify, " --notify"),
+        (args.adopt_cursor, " --adopt-cursor"),
+    ] {
         if given {
             line.push_str(option);
         }
@@ -251,7 +255,7 @@ async fn create(
     }
     lines.extend(left.map(|rows| notice(spec.name(), &rows)));
     lines.extend(create_topics(spec, topics).await);
-    lines.extend(prepare_sink(spec).await);
+    lines.extend(prepare_sink(spec, args.adopt_cursor).await);
     let created = done.steps.iter().any(|step| step.kind == StepKind::Table);
     if let Some(table) = spec.names.table.as_ref().filter(|_| created) {
         lines.push(
@@ -285,9 +289,9 @@ async fn create_topics(spec: &PipelineSpec, topics: Vec<String>) -> Vec<String> 
 
 /// Creates what the sink itself needs at the broker, and returns a line for each part of it. A failure does not end
 /// `setup`: the running process reports what is missing.
-async fn prepare_sink(spec: &PipelineSpec) -> Vec<String> {
+async fn prepare_sink(spec: &PipelineSpec, adopt_cursor: bool) -> Vec<String> {
     let (sink, needs) = (Arc::clone(&spec.common.sink), spec.needs(Purpose::Live));
-    let prepared = tokio::task::spawn_blocking(move || sink.prepare(&needs)).await;
+    let prepared = tokio::task::spawn_blocking(move || sink.prepare(&needs, adopt_cursor)).await;
     // The task does not panic and is not aborted.
     prepared.unwrap_or_default().into_iter().map(line_of).collect()
 }

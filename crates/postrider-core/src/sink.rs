@@ -328,8 +328,9 @@ pub trait SinkConfig: Any + fmt::Debug + Send + Sync {
     }
 
     /// Creates what the sink itself needs at the broker, beside destinations, and does not have yet: for `postrider
-    /// setup`. Returns a finding for each part of it.
-    fn prepare(&self, _needs: &Needs) -> Vec<Finding> {
+    /// setup`. `adopt_cursor`: discards the progress that the sink has stored, so that the pipeline continues at its
+    /// cursor row. Returns a finding for each part of it.
+    fn prepare(&self, _needs: &Needs, _adopt_cursor: bool) -> Vec<Finding> {
         Vec::new()
     }
 

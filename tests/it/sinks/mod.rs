@@ -5,6 +5,7 @@
 
 mod http;
 mod kafka;
+mod kafka_transactions;
 mod kills;
 mod nats;
 mod nats_cluster;

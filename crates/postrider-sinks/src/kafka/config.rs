@@ -202,8 +202,8 @@ impl SinkConfig for KafkaConfig {
         preflight::check(&self.spec(needs), destinations, keyed)
     }
 
-    fn prepare(&self, needs: &Needs) -> Vec<Finding> {
-        progress::prepare(&self.spec(needs))
+    fn prepare(&self, needs: &Needs, adopt_cursor: bool) -> Vec<Finding> {
+        progress::prepare(&self.spec(needs), adopt_cursor)
     }
 
     fn for_source(&self, source: &dyn Any) -> Option<Arc<dyn SinkConfig>> {

@@ -364,11 +364,12 @@ fn reader_config(
 // What `postrider setup` does: it creates the topic, and writes the first record of the pipeline.
 
 /// Creates the topic and the pipeline's first record, if they do not exist. A running pipeline is not disturbed: it has
-/// its record already. Nothing without transactions.
-pub(super) fn prepare(spec: &KafkaSpec) -> Vec<Finding> {
+/// its record already. With `adopt_cursor` the first record is written in any case, and discards the progress that is
+/// stored. Nothing without transactions.
+pub(super) fn prepare(spec: &KafkaSpec, adopt_cursor: bool) -> Vec<Finding> {
     let Some(transaction) = &spec.transaction else { return Vec::new() };
     let topic = &transaction.progress_topic;
-    match begin(spec, transaction) {
+    match begin(spec, transaction, adopt_cursor) {
         Ok(words) => vec![Finding::ok("progress_topic", words)],
         Err(ProgressProblem { reason, hint }) => {
             let what = format!("progress in topic \"{topic}\": {reason}");
@@ -377,7 +378,11 @@ pub(super) fn prepare(spec: &KafkaSpec) -> Vec<Finding> {
     }
 }
 
-fn begin(spec: &KafkaSpec, transaction: &KafkaTransaction) -> Result<String, ProgressProblem> {
+fn begin(
+    spec: &KafkaSpec,
+    transaction: &KafkaTransaction,
+    adopt_cursor: bool,
+) -> Result<String, ProgressProblem> {
     let KafkaTransaction { id, progress_topic, .. } = transaction;
     let plain = producer(spec, false).map_err(|error| unmade(&error))?;
     if plain.client().fetch_cluster_id(FIRST_ANSWER_MAX).is_none() {
@@ -388,20 +393,19 @@ fn begin(spec: &KafkaSpec, transaction: &KafkaTransaction) -> Result<String, Pro
         });
     }
     create(spec, transaction, &plain)?;
-    let stored = read_once(spec, transaction, &plain)?;
-    if stored != StoredProgress::Absent {
+    if !adopt_cursor && read_once(spec, transaction, &plain)? != StoredProgress::Absent {
         return Ok(format!("topic \"{progress_topic}\" has the progress of \"{id}\""));
     }
-    // From here on no process that has just been started can commit.
+    // From here on no former process can commit.
     let producer = producer(spec, true).map_err(|error| unmade(&error))?;
     let began = Instant::now();
     until_done(began, |left| native::init_transactions(&producer, left))?;
-    if read_once(spec, transaction, &producer)? == StoredProgress::Absent {
+    if adopt_cursor || read_once(spec, transaction, &producer)? == StoredProgress::Absent {
         write_first(transaction, &producer, began)?;
     }
     Ok(format!(
         "topic \"{progress_topic}\": the progress of \"{id}\" begins at the cursor row. Events that this pipeline \
-         published since that row come once more"
+         published since that row come twice"
     ))
 }
 
