@@ -5,8 +5,8 @@
 
 use super::codes;
 use super::health::{self, About, AckStall, BootstrapAgain, Problem, ReportedProblems};
-use super::native::{self, Description};
-use super::producer::{Producer, Producers};
+use super::native::{self, Description, TransactionFailure};
+use super::producer::{FENCED, Producer, Producers};
 use super::secrets::{SaslLogin, Secrets};
 use super::shared::{RetiredProducers, Shared, Suspicion};
 use super::spec::KafkaSpec;
@@ -159,7 +159,7 @@ impl MetadataThread {
             // Reports that are ready come first.
             if let Some(producers) = &self.producers {
                 producers.flush(LAST_REPORTS_MAX);
-                self.blame_topics(producers);
+                self.explain_failure(producers);
             }
             self.shared.report_broken();
         }
@@ -169,16 +169,21 @@ impl MetadataThread {
         !stop
     }
 
-    /// Where a topic has made a transaction fail, all topics are asked for again: librdkafka discards all records of the
-    /// transaction, and their reports do not say why.
-    fn blame_topics(&self, producers: &Producers) {
-        let Some(failure) = producers.transaction_failure() else { return };
-        if let Outcome::Rejected { scope: Scope::Destination, .. } = codes::outcome(failure.code) {
-            self.shared.forget_topics(failure.code);
+    /// Names the reason of a transaction that has failed: librdkafka discards all records of it, and their reports do
+    /// not say why. Where a topic is the reason, all topics are asked for again.
+    fn explain_failure(&self, producers: &Producers) {
+        let Some(TransactionFailure { code, reason, .. }) = producers.transaction_failure() else {
+            return;
+        };
+        if let Outcome::Rejected { scope: Scope::Destination, .. } = codes::outcome(code) {
+            self.shared.forget_topics(code);
         }
-        tracing::debug!(
-            target: "postrider::kafka", code = %failure.code, reason = failure.reason, "the transaction has failed"
-        );
+        let reason = if code == Code::Fenced { FENCED.to_owned() } else { reason };
+        self.shared.update_inbox(|inbox| {
+            if let Some(broken) = &mut inbox.broken {
+                *broken = reason;
+            }
+        });
     }
 
     /// Reads the secret files, and hands a SASL login that has changed to the live producers, which use it from their

@@ -85,7 +85,11 @@ impl Producers {
     /// Why the open transaction can't be committed; `None` if it can, and without transactions. No transaction may be
     /// begun after that.
     pub(super) fn transaction_failure(&self) -> Option<TransactionFailure> {
-        if self.in_transactions { native::begin_transaction(&self.first).err() } else { None }
+        if !self.in_transactions {
+            return None;
+        }
+        // A transaction that can be committed is the state in which none can be begun.
+        native::begin_transaction(&self.first).err().filter(|failure| failure.code != Code::State)
     }
 
     fn polled(&self) -> impl Iterator<Item = &Polled> {
@@ -200,6 +204,9 @@ impl Drop for Producers {
 /// librdkafka's name of the id by which brokers know the producers of a pipeline, one after the other.
 pub(super) const TRANSACTIONAL_ID: &str = "transactional.id";
 
+/// Why a producer is replaced that another one has fenced off.
+pub(super) const FENCED: &str = "another producer has the transactional id now";
+
 /// The ticket of the record with the progress, which is none of the pipeline's.
 pub(super) const PROGRESS: Ticket = Ticket(u64::MAX);
 
@@ -307,7 +314,8 @@ impl EventThreadState {
         let context = producer.client().context();
         // This number includes the collected acknowledgements.
         let in_flight = usize::try_from(producer.in_flight_count()).unwrap_or_default();
-        if count >= in_flight.min(TOGETHER) || context.is_awaited() {
+        // Without an acknowledgement the progress of a transaction was written: its commit waits for that.
+        if count == 0 || count >= in_flight.min(TOGETHER) || context.is_awaited() {
             return None;
         }
         Some(if context.is_in_turns() { REST_IN_TURNS } else { REST })

@@ -7,7 +7,7 @@
 //! A producer whose commit has failed, or may have been sent twice, is never used again.
 
 use super::native::{self, TransactionFailure};
-use super::producer::{Context, PROGRESS, Polled, Producer, Producers};
+use super::producer::{Context, FENCED, PROGRESS, Polled, Producer, Producers};
 use super::progress::{self, ProgressProblem, StoredProgress};
 use super::properties;
 use super::secrets::Secrets;
@@ -448,9 +448,6 @@ fn give_up(producer: &Producer, reason: String) -> Abandoned {
     producer.client().context().broken(reason);
     Abandoned
 }
-
-/// Why a producer is replaced that another one has fenced off.
-const FENCED: &str = "another producer has the transactional id now";
 
 /// Why a producer is replaced after a commit that took long.
 const SENT_TWICE: &str = "the commit of its last transaction may have been sent twice";
