@@ -351,7 +351,7 @@ async fn check_looks_at_the_topic_of_the_progress() {
     );
     topic.delete().await;
     let found = check();
-    assert!(found.contains("does not exist") && found.contains("postrider setup"), "{found}");
+    assert!(found.contains("does not exist") && found.contains("' setup"), "{found}");
     create_topic(&pipeline.server.kafka.brokers(), PROGRESS, 2, &[("cleanup.policy", "compact")])
         .await;
     await_that("two partitions", SOON, || async {

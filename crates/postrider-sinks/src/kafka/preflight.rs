@@ -535,8 +535,11 @@ impl Ask<'_> {
             self.insync(&entries.into_iter().collect(), &shape, out);
         }
         if out.len() == before {
-            let what =
-                format!("transactions: the topic of their states has {} replicas", shape.replicas);
+            let s = if shape.replicas == 1 { "" } else { "s" };
+            let what = format!(
+                "transactions: the topic of their states has {} replica{s}",
+                shape.replicas
+            );
             out.push(Finding::ok("transaction_log", what));
         }
     }

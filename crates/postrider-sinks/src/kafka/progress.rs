@@ -169,14 +169,15 @@ pub(super) fn read(
 fn problem(spec: &KafkaSpec, topic: &str, code: Code) -> ProgressProblem {
     let brokers = &spec.brokers;
     match code {
-        Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition => {
-            ProgressProblem {
-                reason: format!(
-                    "topic \"{topic}\", which has the progress, does not exist at {brokers}"
-                ),
-                hint: format!("before the first start: postrider setup. {IF_LOST}"),
-            }
-        }
+        Code::UnknownTopicOrPartition
+        | Code::UnknownTopic
+        | Code::UnknownPartition
+        | Code::NoEnt => ProgressProblem {
+            reason: format!(
+                "topic \"{topic}\", which has the progress, does not exist at {brokers}"
+            ),
+            hint: format!("before the first start: postrider setup. {IF_LOST}"),
+        },
         Code::TopicAuthorizationFailed => ProgressProblem {
             reason: format!("topic \"{topic}\", which has the progress, is not open to us"),
             hint: format!(

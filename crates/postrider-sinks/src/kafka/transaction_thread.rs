@@ -432,7 +432,7 @@ impl CommitThread {
             ),
             Code::UnsupportedFeature => (
                 format!("the brokers at {brokers} have no transactions: {}", failure.reason),
-                "use brokers of Kafka 2.5 or later, or set delivery = \"at-least-once\" and fencing = \"none\""
+                "use Apache Kafka 0.11 or later, or set delivery = \"at-least-once\" and fencing = \"none\""
                     .to_owned(),
             ),
             _ => (
