@@ -304,6 +304,9 @@ pub struct SetupArgs {
     /// Create the trigger with which an INSERT wakes a polling relay immediately
     #[arg(long)]
     pub notify: bool,
+    /// Discard the progress that the sink's transactions have stored: the pipeline continues at its cursor row
+    #[arg(long, conflicts_with_all = ["print_sql", "undo"])]
+    pub adopt_cursor: bool,
     /// Which existing rows of the table to publish before streaming starts
     #[arg(long, value_name = "WHICH", conflicts_with_all = ["print_sql", "undo"])]
     pub backfill: Option<Backfill>,

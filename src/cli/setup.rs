@@ -163,7 +163,11 @@ async fn own(
 /// The command line without `--url`.
 fn command(pipeline: &str, args: &SetupArgs) -> String {
     let mut line = format!("postrider setup -p {pipeline}");
-    for (given, option) in [(args.create_table, " --create-table"), (args.notify, " --notify")] {
+    for (given, option) in [
+        (args.create_table, " --create-table"),
+        (args.notify, " --notify"),
+        (args.adopt_cursor, " --adopt-cursor"),
+    ] {
         if given {
             line.push_str(option);
         }
@@ -251,6 +255,7 @@ async fn create(
     }
     lines.extend(left.map(|rows| notice(spec.name(), &rows)));
     lines.extend(create_topics(spec, topics).await);
+    lines.extend(prepare_sink(spec, args.adopt_cursor).await);
     let created = done.steps.iter().any(|step| step.kind == StepKind::Table);
     if let Some(table) = spec.names.table.as_ref().filter(|_| created) {
         lines.push(
@@ -279,13 +284,25 @@ async fn create_topics(spec: &PipelineSpec, topics: Vec<String>) -> Vec<String> 
     let (sink, needs) = (Arc::clone(&spec.common.sink), spec.needs(Purpose::Live));
     let created = tokio::task::spawn_blocking(move || sink.create(&needs, &topics)).await;
     // The task does not panic and is not aborted.
-    let line = |finding: Finding| match finding.severity {
+    created.unwrap_or_default().into_iter().map(line_of).collect()
+}
+
+/// Creates what the sink itself needs at the broker, and returns a line for each part of it. A failure does not end
+/// `setup`: the running process reports what is missing.
+async fn prepare_sink(spec: &PipelineSpec, adopt_cursor: bool) -> Vec<String> {
+    let (sink, needs) = (Arc::clone(&spec.common.sink), spec.needs(Purpose::Live));
+    let prepared = tokio::task::spawn_blocking(move || sink.prepare(&needs, adopt_cursor)).await;
+    // The task does not panic and is not aborted.
+    prepared.unwrap_or_default().into_iter().map(line_of).collect()
+}
+
+fn line_of(finding: Finding) -> String {
+    match finding.severity {
         Severity::Ok => format!("done           {}", finding.what),
         Severity::Info | Severity::Warning | Severity::Error => {
             format!("not done       {}; {}", finding.what, finding.why)
         }
-    };
-    created.unwrap_or_default().into_iter().map(line).collect()
+    }
 }
 
 /// Logs the steps, and each transaction that a step waits for once.

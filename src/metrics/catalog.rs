@@ -9,6 +9,10 @@ pub const CATALOG: &[(&str, &str)] = &[
     ("postrider_events_total", "Events by outcome since the start"),
     ("postrider_skipped_total", "Changes skipped on purpose since the start, by reason"),
     ("postrider_publish_latency_seconds", "From commit to the broker's acknowledgement"),
+    (
+        "postrider_sink_commit_seconds",
+        "Commits of the sink's transactions, from the call to the answer",
+    ),
     ("postrider_lag_seconds", "Age of the oldest commit that is not published or parked"),
     ("postrider_source_contact_seconds", "Time since the database last answered"),
     ("postrider_lag_bytes", "WAL between the server's end and what is confirmed"),

@@ -165,6 +165,8 @@ pub struct PipelineMetrics(Arc<PipelineCounters>);
 struct PipelineCounters {
     /// From commit to acknowledgement.
     latency: Latency,
+    /// From the call of a commit of the sink's transaction to its answer.
+    commits: Latency,
     /// Reconnects, by side and class of the error.
     reconnects: Mutex<BTreeMap<(Side, &'static str), u64>>,
     /// Events that could not be published, by type.
@@ -175,6 +177,11 @@ impl PipelineMetrics {
     /// The time from commit to the broker's acknowledgement.
     pub fn latency(&self) -> &Latency {
         &self.0.latency
+    }
+
+    /// The time from the call of a commit of the sink's transaction to its answer.
+    pub fn commits(&self) -> &Latency {
+        &self.0.commits
     }
 
     /// Counts one reconnect to `side`; `class` is the class of the error, one of a fixed set.

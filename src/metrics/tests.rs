@@ -72,6 +72,7 @@ fn metrics() -> Metrics {
     counts.latency().observe(Duration::from_micros(500));
     counts.latency().observe_many(Duration::from_millis(3), 2);
     counts.latency().observe(Duration::from_secs(100));
+    counts.commits().observe(Duration::from_millis(4));
     counts.reconnected(Side::Source, "transient");
     counts.failed("order\"\n\\placed");
     metrics

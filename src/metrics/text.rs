@@ -1,7 +1,7 @@
 //! The names of the metrics, and their figures at the time of a scrape.
 
 use super::catalog::describe;
-use super::{Closed, EndpointMetrics, PipelineSource};
+use super::{Closed, EndpointMetrics, Latency, PipelineMetrics, PipelineSource};
 use crate::status::{
     EventLogSummary, EventLogsSummary, GroupSummary, InboxSummary, InboxesSummary, PipelineState,
     Snapshot, StatusHandle,
@@ -126,7 +126,7 @@ impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         self.events(&mut encoder)?;
         self.skipped(&mut encoder)?;
-        self.latency(&mut encoder)?;
+        self.latencies(&mut encoder)?;
         self.gauges(&mut encoder)?;
         self.parked(&mut encoder)?;
         self.states(&mut encoder)?;
@@ -172,12 +172,28 @@ impl Scrape {
         Ok(())
     }
 
-    fn latency(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let name = "postrider_publish_latency_seconds";
+    fn latencies(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let publish = "postrider_publish_latency_seconds";
+        self.histogram(encoder, publish, true, PipelineMetrics::latency)?;
+        let commits = "postrider_sink_commit_seconds";
+        self.histogram(encoder, commits, false, PipelineMetrics::commits)
+    }
+
+    /// A histogram of each pipeline; `empty`: also of those without a duration.
+    fn histogram(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        name: &str,
+        empty: bool,
+        durations: impl Fn(&PipelineMetrics) -> &Latency,
+    ) -> fmt::Result {
         let mut family = describe(encoder, name, MetricType::Histogram)?;
         for sample in &self.pipelines {
-            let (sum, buckets) = sample.source.counters.latency().read();
+            let (sum, buckets) = durations(&sample.source.counters).read();
             let count = buckets.iter().map(|(_, count)| count).sum();
+            if count == 0 && !empty {
+                continue;
+            }
             let labels = [sample.pipeline(), sample.shard()];
             let mut metric = family.encode_family(&labels)?;
             metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;

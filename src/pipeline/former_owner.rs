@@ -85,8 +85,10 @@ impl Ownership {
     ) -> Waited<Result<bool, SourceError>> {
         let histories = store.histories();
         let (epoch, other_server) = (store.epoch(), histories.raised.is_some() && !histories.first);
-        // Standard output is not shared between processes.
-        let shared = pipeline.spec.sink.capabilities().remote;
+        // Standard output is not shared between processes, and a recovery of a sink that publishes in transactions
+        // excludes the previous owner.
+        let capabilities = pipeline.spec.sink.capabilities();
+        let shared = capabilities.remote && capabilities.transactions.is_none();
         let until = self.may_publish_at(store.former(), other_server).filter(|_| shared);
         if let Some(until) = until {
             self.waits = Some((epoch, until));

@@ -252,6 +252,11 @@ impl Observer {
         }
     }
 
+    /// A transaction of the sink was committed.
+    pub(super) fn sink_committed(&self, took: Duration) {
+        self.metrics.commits().observe(took);
+    }
+
     /// A parked event was published.
     pub(super) fn released(&mut self, position: Position) {
         self.counts.published += 1;

@@ -399,6 +399,9 @@ impl Pipeline {
                 Post::Recovered { call, progress } => self.recovered(now, call, progress),
                 Post::Committed { call } => {
                     failpoint("sink_committed");
+                    if let Some(took) = self.sink.committed() {
+                        self.observer.sink_committed(took);
+                    }
                     self.apply(now, Input::SinkCommitted { call });
                 }
                 Post::Broken { reason } => {

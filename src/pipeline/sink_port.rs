@@ -30,6 +30,8 @@ pub(super) struct SinkPort {
     located: bool,
     /// When the sink was last reset: requests from before that may still arrive at the broker.
     reset_at: Option<Instant>,
+    /// When the commit that is not answered yet was called.
+    committing_since: Option<Instant>,
 }
 
 /// How an event was passed to the sink.
@@ -68,6 +70,7 @@ impl SinkPort {
             decided: None,
             located: false,
             reset_at: None,
+            committing_since: None,
         })
     }
 
@@ -210,13 +213,20 @@ impl SinkPort {
     /// Commits the open transaction, if the sink publishes in transactions.
     pub(super) fn commit(&mut self, call: SinkCall, progress: &SinkProgress) {
         if let Some(sink) = self.sink.transactional() {
+            self.committing_since = Some(Instant::now());
             sink.commit(call, progress);
         }
+    }
+
+    /// A commit is answered. Returns how long it took.
+    pub(super) fn committed(&mut self) -> Option<Duration> {
+        self.committing_since.take().map(|since| since.elapsed())
     }
 
     /// Gives up everything that the sink holds.
     pub(super) fn reset(&mut self) {
         self.reset_at = Some(Instant::now());
+        self.committing_since = None;
         self.sink.reset();
     }
 

@@ -4,7 +4,7 @@ use crate::private::{Signal, exit_of, free_port, signal};
 use crate::proxy::Proxy;
 use crate::proxy::tap::Wire;
 use crate::relay::http_get;
-use crate::run::one_in_flight;
+use crate::run::{exactly_once, one_in_flight};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -60,15 +60,20 @@ impl Relay {
     }
 
     /// Writes its configuration, with topics of this prefix. The second relay has three producers, the first one has
-    /// one.
+    /// one; with transactions both have one.
     pub(crate) fn configure(&self, brokers: &str, topics: &str, reads: Reads) -> PathBuf {
         let reading = match reads {
             Reads::Stream => "mode = \"wal\"\n",
             Reads::Both => "mode = \"auto\"\npoll = { interval = \"50ms\" }\n",
         };
-        let producers = 1 + 2 * (self.number % 2);
-        let more =
-            if one_in_flight() { "properties = { \"max.in.flight\" = \"1\" }\n" } else { "" };
+        let producers = if exactly_once() { 1 } else { 1 + 2 * (self.number % 2) };
+        let mut more = String::new();
+        if one_in_flight() {
+            more.push_str("properties = { \"max.in.flight\" = \"1\" }\n");
+        }
+        if exactly_once() {
+            more.push_str("delivery = \"exactly-once\"\n");
+        }
         let text = format!(
             "[admin]\nlisten = \"127.0.0.1:{}\"\n\
              [pipelines.{PIPELINE}]\n{reading}\

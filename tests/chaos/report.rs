@@ -4,7 +4,7 @@ mod picture;
 
 use crate::plan::{Act, Lane};
 use crate::relays::Reads;
-use crate::run::{Outcome, one_in_flight};
+use crate::run::{Outcome, exactly_once, one_in_flight};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
@@ -33,7 +33,11 @@ fn page(outcome: &Outcome) -> String {
         outcome.version.major(),
         outcome.deeds.len(),
         outcome.took.as_secs_f64() / 60.0,
-        if outcome.reads == Reads::Both { " --auto" } else { "" },
+        match (outcome.reads, exactly_once()) {
+            (Reads::Both, _) => " --auto",
+            (Reads::Stream, true) => " --exactly-once",
+            (Reads::Stream, false) => "",
+        },
         outcome.took.as_secs_f64() / 60.0,
         outcome.seed,
         if one_in_flight() { " --one-in-flight" } else { "" },

@@ -59,8 +59,8 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    pub(crate) const fn duplicates_max(&self) -> usize {
-        self.incidents * (IN_FLIGHT_EVENTS + CURSOR_EVENTS)
+    pub(crate) fn duplicates_max(&self) -> usize {
+        if exactly_once() { 0 } else { self.incidents * (IN_FLIGHT_EVENTS + CURSOR_EVENTS) }
     }
 
     pub(crate) fn balanced(&self) -> bool {
@@ -282,6 +282,11 @@ pub(crate) fn setting(name: &str) -> Option<u64> {
 /// Whether the producers have one request in flight: then a recreated topic does not explain swapped events either.
 pub(crate) fn one_in_flight() -> bool {
     setting("POSTRIDER_CHAOS_IN_FLIGHT") == Some(1)
+}
+
+/// Whether the relays publish in transactions, exactly once; the consumers of the run read committed records.
+pub(crate) fn exactly_once() -> bool {
+    setting("POSTRIDER_CHAOS_EXACTLY_ONCE") == Some(1)
 }
 
 /// All faults, or those that `scripts/chaos --only` names.

@@ -35,6 +35,7 @@ pub(crate) fn spec(brokers: &str) -> KafkaSpec {
         in_flight_bytes: 32 << 20,
         size_max: None,
         create_topics: None,
+        transaction: None,
     }
 }
 

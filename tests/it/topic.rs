@@ -178,6 +178,17 @@ impl Topic {
         blocking(move || topic.read(usize::MAX, Instant::now() + 3 * CALL_DEADLINE)).await
     }
 
+    /// The same with the records of transactions that are open or were aborted.
+    pub(crate) async fn read_uncommitted(&self) -> Vec<ReadRecord> {
+        let topic = self.clone();
+        let read = move || {
+            let consumer = topic.consumer_of("read_uncommitted");
+            topic
+                .read_by(&consumer, usize::MAX, Instant::now() + 3 * CALL_DEADLINE, |record| record)
+        };
+        blocking(read).await
+    }
+
     /// The same without the values, which may be more than fit into memory.
     pub(crate) async fn read_without_values(&self, deadline: Duration) -> Vec<ReadRecord> {
         let topic = self.clone();
@@ -245,12 +256,16 @@ impl Topic {
     }
 
     fn consumer(&self) -> BaseConsumer {
+        self.consumer_of("read_committed")
+    }
+
+    fn consumer_of(&self, isolation: &str) -> BaseConsumer {
         client_config(&self.brokers)
             .set("group.id", "reader")
             .set("enable.auto.commit", "false")
             .set("enable.auto.offset.store", "false")
             .set("enable.partition.eof", "true")
-            .set("isolation.level", "read_committed")
+            .set("isolation.level", isolation)
             .set("fetch.wait.max.ms", "50")
             .create()
             .expect("a consumer")
@@ -269,9 +284,18 @@ impl Topic {
         deadline: Instant,
         kept: impl Fn(ReadRecord) -> ReadRecord,
     ) -> Vec<ReadRecord> {
-        let consumer = self.consumer();
+        self.read_by(&self.consumer(), limit, deadline, kept)
+    }
+
+    fn read_by(
+        &self,
+        consumer: &BaseConsumer,
+        limit: usize,
+        deadline: Instant,
+        kept: impl Fn(ReadRecord) -> ReadRecord,
+    ) -> Vec<ReadRecord> {
         let mut open = loop {
-            match self.ends(&consumer) {
+            match self.ends(consumer) {
                 Ok(ends) => break ends,
                 // A broker that is just back may not know its partitions yet.
                 Err(error) => assert!(Instant::now() < deadline, "{error}"),

@@ -350,6 +350,13 @@ pub trait SinkConfig: Any + fmt::Debug + Send + Sync {
         false
     }
 
+    /// Creates what the sink itself needs at the broker, beside destinations, and does not have yet: for `postrider
+    /// setup`. `adopt_cursor`: discards the progress that the sink has stored, so that the pipeline continues at its
+    /// cursor row. Returns a finding for each part of it.
+    fn prepare(&self, _needs: &Needs, _adopt_cursor: bool) -> Vec<Finding> {
+        Vec::new()
+    }
+
     /// Creates the destinations that do not exist. Returns one finding for each.
     fn create(&self, _needs: &Needs, _destinations: &[String]) -> Vec<Finding> {
         Vec::new()
@@ -454,6 +461,8 @@ pub struct Capabilities {
     /// Records are published in transactions that store the position as well ([`Sink::transactional`]), with these
     /// limits. Such a sink needs a stream, and takes no replay.
     pub transactions: Option<TransactionLimits>,
+    /// A receiver sees each event once, if it reads as the sink's page says. Only with `transactions`.
+    pub exactly_once: bool,
     /// A lost connection to the broker repeats no record: the broker discards what it has already, or says what it has.
     pub dedupe: bool,
     /// Records have headers.
@@ -475,17 +484,20 @@ pub struct Capabilities {
 impl Capabilities {
     /// What is promised, for `postrider check`: a fragment.
     pub fn words(&self) -> String {
-        let delivery = if self.transactions.is_some() { "exactly once" } else { "at least once" };
+        let delivery = if self.exactly_once { "exactly once" } else { "at least once" };
         let order = match self.order {
             Order::Total => "all events in order",
             Order::Key => "the events of each key in order",
         };
-        let repeats = match (self.transactions.is_some(), self.dedupe) {
+        let repeats = match (self.exactly_once, self.dedupe) {
             (true, _) => "",
             (false, true) => "; a lost connection repeats none",
             (false, false) => "; a lost connection may repeat what was in flight",
         };
         let mut words = format!("{delivery}, {order}{repeats}");
+        if self.transactions.is_some() && !self.exactly_once {
+            words.push_str("; a former owner can't publish");
+        }
         if !self.headers {
             words.push_str("; without headers");
         }

@@ -45,6 +45,7 @@ impl SinkConfig for PigeonConfig {
             order: Order::Total,
             refuses_batches: false,
             transactions: None,
+            exactly_once: false,
             dedupe: false,
             headers: false,
             null_value: false,

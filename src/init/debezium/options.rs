@@ -306,7 +306,7 @@ pub const CONNECTOR: &[Known] = &[
     without(
         "exactly.once.support",
         &["requested"],
-        "at least once; a repeated record has the same id and the same position",
+        "sink.delivery: at least once, or \"exactly-once\"; a repeated record has the same id and the same position",
     ),
     needless("transaction.boundary*", "positions follow the database's transactions"),
     needless("offsets.storage.topic", "the position is a row of schema postrider"),

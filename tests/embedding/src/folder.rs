@@ -81,6 +81,7 @@ impl SinkConfig for FolderConfig {
             order: Order::Key,
             refuses_batches: false,
             transactions: None,
+            exactly_once: false,
             dedupe: false,
             headers: true,
             null_value: true,

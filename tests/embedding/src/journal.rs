@@ -36,6 +36,7 @@ impl SinkConfig for JournalConfig {
             order: Order::Total,
             refuses_batches: false,
             transactions: Some(LIMITS),
+            exactly_once: true,
             dedupe: false,
             headers: true,
             null_value: true,

@@ -27,6 +27,7 @@ pub(crate) struct PrivateKafka {
 /// Kinds of resources, operations and permissions, as the protocol numbers them.
 const TOPIC: u8 = 2;
 const CLUSTER: u8 = 4;
+const TRANSACTIONAL_ID: u8 = 5;
 const ALL: u8 = 2;
 const WRITE: u8 = 4;
 const CREATE: u8 = 5;
@@ -99,6 +100,16 @@ impl PrivateKafka {
     /// Denies everybody everything on a topic, or takes that back. By the protocol: the tools are not everywhere.
     pub(crate) fn deny(&self, topic: &str, deny: bool) {
         if deny { self.rule(topic, ALL, DENY) } else { self.no_rules(topic) }
+    }
+
+    /// Denies everybody everything with a transactional id, or takes that back.
+    pub(crate) fn deny_transactions(&self, id: &str, deny: bool) {
+        if deny {
+            let rest = [text("User:ANONYMOUS"), text("*"), vec![ALL, DENY]].concat();
+            self.change_rules(30, (TRANSACTIONAL_ID, id), &rest);
+        } else {
+            self.change_rules(31, (TRANSACTIONAL_ID, id), &[0xff, 0xff, 0xff, 0xff, 1, 1]);
+        }
     }
 
     /// Denies everybody to write to a topic, and nothing else.

@@ -10,28 +10,40 @@ use crate::wal_connection::login::make_certificates;
 use std::fs;
 use tempfile::TempDir;
 
-/// A broker with a plain listener and one with TLS.
-struct KafkaServer {
-    kafka: PrivateKafka,
+/// A broker with a plain listener and one with TLS. `FENCED`: the sink publishes in transactions. `EXACT`: exactly
+/// once, too.
+pub(super) struct KafkaServer<const FENCED: bool = false, const EXACT: bool = false> {
+    pub(super) kafka: PrivateKafka,
     tls_port: u16,
     certificates: TempDir,
 }
 
-impl KafkaServer {
-    fn topic(&self, name: &str) -> Topic {
+impl<const FENCED: bool, const EXACT: bool> KafkaServer<FENCED, EXACT> {
+    /// The keys of `[.sink]` that follow `kind`.
+    fn promise() -> &'static str {
+        match (FENCED, EXACT) {
+            (_, true) => "delivery = \"exactly-once\"\n",
+            (true, false) => "fencing = \"transactional\"\n",
+            (false, false) => "",
+        }
+    }
+
+    pub(super) fn topic(&self, name: &str) -> Topic {
         Topic { brokers: self.kafka.brokers(), name: name.to_owned() }
     }
 }
 
-impl SinkServer for KafkaServer {
+impl<const FENCED: bool, const EXACT: bool> SinkServer for KafkaServer<FENCED, EXACT> {
     const KIND: &'static str = "kafka";
 
     /// Where a broker's answer leaves it open what became of a batch, the pipeline starts again from its cursor.
-    const REPEATS_PER_LOSS: usize = 10_000 + IN_FLIGHT_EVENTS;
+    const REPEATS_PER_LOSS: usize = if EXACT { 0 } else { 10_000 + IN_FLIGHT_EVENTS };
+
+    const EXACTLY_ONCE: bool = EXACT;
 
     /// A producer without transactions has no fence: librdkafka's threads send what they have, before any code of the
     /// sink runs. `docs/guarantees/order.md` has the window.
-    const FENCES_FROZEN_PROCESS: bool = false;
+    const FENCES_FROZEN_PROCESS: bool = FENCED;
 
     async fn start() -> Self {
         let certificates = TempDir::new().expect("a directory");
@@ -60,7 +72,13 @@ impl SinkServer for KafkaServer {
     async fn version(&self) -> String {
         // The directory of its jars is named by the version that was fetched.
         let jars = servers().get("KAFKA_LIB");
-        jars.rsplit('/').next().unwrap_or_default().replace('-', " ")
+        let version = jars.rsplit('/').next().unwrap_or_default().replace('-', " ");
+        let promise = match (FENCED, EXACT) {
+            (_, true) => ", exactly once",
+            (true, false) => ", with fencing",
+            (false, false) => "",
+        };
+        version + promise
     }
 
     /// Clients go on to the advertised address.
@@ -69,14 +87,16 @@ impl SinkServer for KafkaServer {
     }
 
     fn sink(&self, _port: Option<u16>) -> String {
-        format!("[.sink]\nkind = \"kafka\"\nbrokers = \"{}\"\n", self.kafka.brokers())
+        let promise = Self::promise();
+        format!("[.sink]\nkind = \"kafka\"\n{promise}brokers = \"{}\"\n", self.kafka.brokers())
     }
 
     fn sink_over_tls(&self, right: bool) -> String {
         let host = if right { "127.0.0.1" } else { "localhost" };
         format!(
-            "[.sink]\nkind = \"kafka\"\nbrokers = \"{host}:{}\"\n[.sink.properties]\n\
+            "[.sink]\nkind = \"kafka\"\n{}brokers = \"{host}:{}\"\n[.sink.properties]\n\
              \"security.protocol\" = \"SSL\"\n\"ssl.ca.location\" = \"{}\"\n",
+            Self::promise(),
             self.tls_port,
             self.certificates.path().join("root.crt").display()
         )
@@ -97,7 +117,9 @@ impl SinkServer for KafkaServer {
     }
 
     async fn read(&self, destination: &str) -> Result<Vec<ReadRecord>, String> {
-        Ok(self.topic(destination).read_all().await)
+        let topic = self.topic(destination);
+        // Fencing alone asks nothing of consumers.
+        Ok(if EXACT { topic.read_all().await } else { topic.read_uncommitted().await })
     }
 
     async fn kill(&mut self) {
@@ -122,3 +144,11 @@ impl SinkServer for KafkaServer {
 }
 
 super::conformance!(KafkaServer);
+
+mod kafka_exactly_once {
+    crate::sinks::conformance!(super::KafkaServer<true, true>);
+}
+
+mod kafka_with_fencing {
+    crate::sinks::conformance!(super::KafkaServer<true>);
+}

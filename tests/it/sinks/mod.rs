@@ -6,6 +6,7 @@
 mod claims;
 mod http;
 mod kafka;
+mod kafka_transactions;
 mod kills;
 mod nats;
 mod nats_cluster;

@@ -1168,7 +1168,8 @@ fn progress_lost_halt(lost: LostProgress) -> Halt {
             "nothing is published; the sink may lack events up to the cursor row, and the source may have removed them",
             "point the pipeline at the sink that it published to before, or restore what that sink had stored; an \
              event log in PostgreSQL is filled as docs/sql/log.md describes (\"When the server of a log fails over\"), \
-             streams of Redis as docs/sinks/redis.md describes (\"Exactly once\")",
+             streams of Redis as docs/sinks/redis.md describes (\"Exactly once\"), topics of Kafka as \
+             docs/exactly-once.md describes (\"When something is wrong\")",
         )
     } else {
         (

@@ -32,6 +32,7 @@ impl SinkConfig for DiscardConfig {
             order: Order::Total,
             refuses_batches: false,
             transactions: None,
+            exactly_once: false,
             dedupe: false,
             headers: true,
             null_value: true,

@@ -307,6 +307,7 @@ impl SinkConfig for HttpConfig {
             order: Order::Key,
             refuses_batches: self.limits.batch > 1,
             transactions: None,
+            exactly_once: false,
             dedupe: false,
             headers: true,
             null_value: false,

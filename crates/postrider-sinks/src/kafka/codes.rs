@@ -24,6 +24,11 @@ pub(super) const fn outcome(code: Code) -> Outcome {
 pub(super) const TOPIC_NAME: Refusal =
     Refusal::destination("the topic's name is not one Kafka allows");
 
+/// The topic of the progress records, which no event may be published to.
+pub(super) const PROGRESS_TOPIC: Refusal = Refusal::destination(
+    "the topic has the progress of pipelines (sink.transaction.progress_topic)",
+);
+
 /// What a broker means by a code, which is that of a batch.
 #[expect(
     clippy::wildcard_enum_match_arm,

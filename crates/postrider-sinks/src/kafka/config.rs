@@ -1,8 +1,12 @@
 //! The keys of a Kafka sink, and what the product asks of its settings.
 
 use super::sink::KafkaSink;
-use super::{preflight, properties, topics};
+use super::spec::{CreateTopics, KafkaSpec, OpenError};
+use super::transaction_sink::KafkaTransactionSink;
+use super::transaction_spec::TransactionKeys;
+use super::{preflight, progress, properties, topics};
 use crate::topic;
+use pg_replication::Conninfo;
 use postrider_core::finding::Finding;
 use postrider_core::record::{Excess, Refusal, RefusalKind};
 use postrider_core::secret_file::SecretFile;
@@ -10,8 +14,10 @@ use postrider_core::sink::{
     Capabilities, GENERAL_HINT, KeyValue, Keys, Mailbox, NameRule, Needs, Order, Purpose,
     Retention, Shown, ShownValue, Sink, SinkConfig, SinkError,
 };
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 pub(super) const NAME: &str = "kafka";
 
@@ -42,8 +48,8 @@ const RECORD_OVERHEAD_BYTES: usize = 1024;
 pub struct KafkaConfig {
     /// `host:port,host:port`.
     pub brokers: String,
-    /// What is promised.
-    pub delivery: &'static str,
+    /// What is promised, and the transactions for it.
+    pub transaction: TransactionKeys,
     /// Producers among which the keys are divided.
     pub producers: u32,
     /// How topics that are missing are created; `None` where they are not.
@@ -61,11 +67,11 @@ impl KafkaConfig {
             keys.error("brokers", "expected host:port pairs with commas between them".to_owned());
         }
         let (properties, secret_files) = read_properties(&*keys.table("properties"));
-        let delivery = crate::read_delivery(keys);
+        let transaction = TransactionKeys::read(keys);
         keys.renamed("shards", "producers");
         Self {
             brokers,
-            delivery,
+            transaction,
             producers: keys.number("producers", 1, 1..=PRODUCERS_MAX),
             create_topics: read_create_topics(keys),
             properties,
@@ -74,7 +80,7 @@ impl KafkaConfig {
     }
 
     /// What a sink is opened with. A replay has a producer and a name of its own and creates no topics: one that is
-    /// named by hand has to exist.
+    /// named by hand has to exist. It publishes without transactions.
     pub fn spec(&self, needs: &Needs) -> KafkaSpec {
         let is_replay = needs.purpose == Purpose::Replay;
         let mut properties = self.properties.0.clone();
@@ -100,6 +106,7 @@ impl KafkaConfig {
             create_topics: create_topics.map(|create| {
                 Box::new(CreateTopics { known: needs.destinations.clone(), ..create.clone() })
             }),
+            transaction: self.transaction.spec(&needs.pipeline).filter(|_| !is_replay),
         }
     }
 }
@@ -113,7 +120,8 @@ impl SinkConfig for KafkaConfig {
         Capabilities {
             order: Order::Key,
             refuses_batches: true,
-            transactions: None,
+            transactions: self.transaction.limits(),
+            exactly_once: self.transaction.is_exactly_once(),
             dedupe: false,
             headers: true,
             null_value: true,
@@ -138,11 +146,9 @@ impl SinkConfig for KafkaConfig {
             key: key.to_owned(),
             value: ShownValue::Number(u64::from(value)),
         };
-        let mut rows = vec![
-            Shown::text("brokers", &self.brokers),
-            Shown::text("delivery", self.delivery),
-            number("", "producers", self.producers),
-        ];
+        let mut rows = vec![Shown::text("brokers", &self.brokers)];
+        rows.extend(self.transaction.promise());
+        rows.push(number("", "producers", self.producers));
         if let Some(create) = &self.create_topics {
             let table = "create_topics";
             let text = |key: &str, value: &str| Shown { table, ..Shown::text(key, value) };
@@ -163,6 +169,7 @@ impl SinkConfig for KafkaConfig {
             let value = ShownValue::Boolean(false);
             rows.push(Shown { table: "", key: "create_topics".to_owned(), value });
         }
+        rows.extend(self.transaction.values());
         rows.extend(self.properties.0.iter().map(|(name, value)| {
             let row = Shown { table: "properties", ..Shown::text(name, value) };
             if Properties::is_secret(name) {
@@ -179,11 +186,12 @@ impl SinkConfig for KafkaConfig {
         let mut errors = properties::mistakes(&spec);
         let wanted = spec.create_topics.as_deref().map(topics::TopicCreation::of).transpose();
         errors.extend(wanted.err());
-        errors.into_iter().map(SinkError::from).collect()
+        let errors = errors.into_iter().map(SinkError::from);
+        errors.chain(self.transaction.mistakes(self.producers)).collect()
     }
 
     fn open(&self, needs: &Needs, mailbox: Mailbox) -> Result<Box<dyn Sink>, SinkError> {
-        Ok(Box::new(KafkaSink::open(&self.spec(needs), mailbox)?))
+        open(&self.spec(needs), mailbox).map_err(SinkError::from)
     }
 
     fn settings(&self, pipeline: &str) -> Vec<Finding> {
@@ -196,6 +204,16 @@ impl SinkConfig for KafkaConfig {
 
     fn retentions(&self, needs: &Needs, destinations: &[String]) -> Vec<Retention> {
         preflight::retentions(&self.spec(needs), destinations)
+    }
+
+    fn prepare(&self, needs: &Needs, adopt_cursor: bool) -> Vec<Finding> {
+        progress::prepare(&self.spec(needs), adopt_cursor)
+    }
+
+    fn for_source(&self, source: &dyn Any) -> Option<Arc<dyn SinkConfig>> {
+        let database = source.downcast_ref::<Conninfo>()?.dbname();
+        let transaction = self.transaction.of_source(database);
+        Some(Arc::new(Self { transaction, ..self.clone() }))
     }
 
     fn cluster(&self, needs: &Needs) -> Option<String> {
@@ -249,6 +267,18 @@ impl SinkConfig for KafkaConfig {
             _ => None,
         }
     }
+}
+
+/// Opens a sink of these settings. Connects in the background: a broker that can't be reached is no error.
+///
+/// # Errors
+/// A setting that librdkafka does not know, does not take, or that would break a promise; a thread that can't be
+/// started.
+pub fn open(spec: &KafkaSpec, mailbox: Mailbox) -> Result<Box<dyn Sink>, OpenError> {
+    Ok(match &spec.transaction {
+        None => Box::new(KafkaSink::open(spec, mailbox)?),
+        Some(transaction) => Box::new(KafkaTransactionSink::open(spec, transaction, mailbox)?),
+    })
 }
 
 /// Whether a text is the address of a broker, `host:port`.
@@ -313,160 +343,5 @@ impl Properties {
 impl fmt::Debug for Properties {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
-    }
-}
-
-/// What a Kafka sink is opened with: its settings, and what the pipeline needs. `Debug` shows the names of the
-/// properties, never their values.
-#[derive(Clone)]
-pub struct KafkaSpec {
-    /// `host:port`, separated by commas: where the client asks first.
-    pub brokers: String,
-    /// librdkafka's own properties, verbatim; those that would break a promise are refused.
-    pub properties: BTreeMap<String, String>,
-    /// Files from which the values of some of the properties are read each time that producers are made.
-    pub secret_files: BTreeMap<String, SecretFile>,
-    /// Producers among which the aggregates are divided; 0 is as 1.
-    pub producers: usize,
-    /// The name the broker's logs and quotas know us by; a `client.id` among the properties wins.
-    pub client_id: String,
-    /// Events the caller lets be in flight: librdkafka's queue is made larger than this.
-    pub in_flight_events: usize,
-    /// Bytes the caller lets be in flight, with [`held_bytes`](postrider_core::sink::Capabilities::held_bytes) for each
-    /// record; librdkafka's queue is made larger.
-    pub in_flight_bytes: usize,
-    /// The largest record in bytes of key, value and headers, where the operator sets one; else the destination's
-    /// limit.
-    pub size_max: Option<usize>,
-    /// How topics that are missing are made; `None` where they are not.
-    pub create_topics: Option<Box<CreateTopics>>,
-}
-
-/// How topics that are missing are made.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct CreateTopics {
-    /// `None` is the broker's default.
-    pub partitions: Option<u32>,
-    /// `None` is the broker's default.
-    pub replication_factor: Option<u32>,
-    /// The topic's settings, by Kafka's names.
-    pub config: BTreeMap<String, String>,
-    /// A regular expression that matches the whole of a name that may be made; `None` is any.
-    pub allow: Option<String>,
-    /// The topics that are known before the first event.
-    pub known: Vec<String>,
-}
-
-impl fmt::Debug for KafkaSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KafkaSpec")
-            .field("brokers", &self.brokers)
-            .field("properties", &self.properties.keys())
-            .field("secret_files", &self.secret_files.keys())
-            .field("producers", &self.producers)
-            .field("client_id", &self.client_id)
-            .field("in_flight_events", &self.in_flight_events)
-            .field("in_flight_bytes", &self.in_flight_bytes)
-            .field("size_max", &self.size_max)
-            .field("create_topics", &self.create_topics)
-            .finish()
-    }
-}
-
-/// Why a Kafka sink can't be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// A property that would break a promise, or that another key says.
-    #[error("property `{name}` can't be set here: {why}")]
-    Refused {
-        /// librdkafka's name.
-        name: String,
-        /// What it would break.
-        why: &'static str,
-        /// What to write instead.
-        fix: &'static str,
-    },
-    /// librdkafka has no property of this name.
-    #[error("librdkafka has no property `{name}`")]
-    UnknownProperty {
-        /// The name as written.
-        name: String,
-        /// The nearest name it does have, where one is near.
-        nearest: Option<&'static str>,
-    },
-    /// librdkafka does not take the value. The value is not repeated: it may be a secret.
-    #[error("librdkafka does not take the value of property `{name}`")]
-    BadValue {
-        /// librdkafka's name.
-        name: String,
-    },
-    /// A property of a login that this build can't make.
-    #[error("property `{name}` asks for {what}")]
-    NoLogin {
-        /// The name as written.
-        name: String,
-        /// Which login, and what lacks for it.
-        what: &'static str,
-        /// What to use.
-        instead: &'static str,
-    },
-    /// SASL without a mechanism, where librdkafka's default is one that this build lacks.
-    #[error(
-        "`security.protocol` asks for SASL without `sasl.mechanism`, and the default, GSSAPI, is not in this build"
-    )]
-    NoMechanism,
-    /// The properties are each right, but librdkafka makes no producer of them.
-    #[error("could not make a Kafka producer")]
-    Create(#[source] rdkafka::error::KafkaError),
-    /// `create_topics.allow` is no regular expression.
-    #[error("`create_topics.allow` is not a regular expression")]
-    AllowPattern,
-    /// No thread for the sink's background work.
-    #[error("could not start the sink's thread")]
-    Thread(#[source] std::io::Error),
-}
-
-impl OpenError {
-    /// What fixes it, in one line.
-    pub fn hint(&self) -> String {
-        match self {
-            Self::Refused { name, fix, .. } => format!("delete `{name}`: {fix}"),
-            Self::UnknownProperty { nearest: Some(nearest), .. } => {
-                format!("did you mean `{nearest}`?")
-            }
-            Self::UnknownProperty { nearest: None, .. } => {
-                "librdkafka's CONFIGURATION.md lists all names".to_owned()
-            }
-            Self::BadValue { name } => {
-                format!("see `{name}` in librdkafka's CONFIGURATION.md for its range")
-            }
-            Self::NoLogin { instead, .. } => (*instead).to_owned(),
-            Self::NoMechanism => {
-                "set `sasl.mechanism`: SCRAM-SHA-512, SCRAM-SHA-256 or PLAIN".to_owned()
-            }
-            Self::Create(_) => {
-                "check the files and combinations the ssl.* and sasl.* properties name".to_owned()
-            }
-            Self::AllowPattern => {
-                "write one that matches whole names, such as \"outbox\\.event\\..+\"".to_owned()
-            }
-            Self::Thread(_) => "raise the limit of threads (ulimit -u, pids.max)".to_owned(),
-        }
-    }
-}
-
-impl From<OpenError> for SinkError {
-    fn from(error: OpenError) -> Self {
-        let here = Self::new(error.to_string(), error.hint());
-        match error {
-            OpenError::Refused { name, .. }
-            | OpenError::UnknownProperty { name, .. }
-            | OpenError::NoLogin { name, .. }
-            | OpenError::BadValue { name } => here.at(&["properties", &name]),
-            OpenError::NoMechanism => here.at(&["properties", "security.protocol"]),
-            OpenError::Create(source) => here.at(&["properties"]).caused_by(source),
-            OpenError::AllowPattern => here.at(&["create_topics", "allow"]),
-            OpenError::Thread(source) => here.caused_by(source),
-        }
     }
 }

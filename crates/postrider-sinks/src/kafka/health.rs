@@ -2,9 +2,9 @@
 //!
 //! The metadata thread asks these types with counts and times; they send nothing themselves.
 
-use super::config::OpenError;
 use super::producer::Producers;
 use super::shared::{Shared, Suspicion};
+use super::spec::OpenError;
 use super::topics::Unusable;
 use postrider_core::error::Chain;
 use postrider_core::sink::Post;

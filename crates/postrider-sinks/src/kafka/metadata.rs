@@ -3,13 +3,15 @@
 //! Everything that waits for a broker waits in this thread, so that `enqueue` never does. The thread posts `Down`, `Up`
 //! and `Retry`.
 
-use super::config::KafkaSpec;
+use super::codes;
 use super::health::{self, About, AckStall, BootstrapAgain, Problem, ReportedProblems};
-use super::native::{self, Description};
-use super::producer::{Producer, Producers};
+use super::native::{self, Description, TransactionFailure};
+use super::producer::{FENCED, Producer, Producers};
 use super::secrets::{SaslLogin, Secrets};
 use super::shared::{RetiredProducers, Shared, Suspicion};
+use super::spec::KafkaSpec;
 use super::topics::{self, CONFIG_ANSWER_MAX, Creation, Facts, Made, Rights, TopicIds, Unusable};
+use postrider_core::record::{Outcome, Scope};
 use postrider_core::sink::Post;
 use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
@@ -157,6 +159,7 @@ impl MetadataThread {
             // Reports that are ready come first.
             if let Some(producers) = &self.producers {
                 producers.flush(LAST_REPORTS_MAX);
+                self.explain_failure(producers);
             }
             self.shared.report_broken();
         }
@@ -164,6 +167,23 @@ impl MetadataThread {
             suspicion.outweigh(&mut self.suspicion);
         }
         !stop
+    }
+
+    /// Names the reason of a transaction that has failed: librdkafka discards all records of it, and their reports do
+    /// not say why. Where a topic is the reason, all topics are asked for again.
+    fn explain_failure(&self, producers: &Producers) {
+        let Some(TransactionFailure { code, reason, .. }) = producers.transaction_failure() else {
+            return;
+        };
+        if let Outcome::Rejected { scope: Scope::Destination, .. } = codes::outcome(code) {
+            self.shared.forget_topics(code);
+        }
+        let reason = if code == Code::Fenced { FENCED.to_owned() } else { reason };
+        self.shared.update_inbox(|inbox| {
+            if let Some(broken) = &mut inbox.broken {
+                *broken = reason;
+            }
+        });
     }
 
     /// Reads the secret files, and hands a SASL login that has changed to the live producers, which use it from their

@@ -1,4 +1,5 @@
-//! `kind = "kafka"`: Apache Kafka and what speaks its protocol, by librdkafka's idempotent producer.
+//! `kind = "kafka"`: Apache Kafka and what speaks its protocol, by librdkafka's idempotent producer, or by its
+//! transactional one.
 
 mod codes;
 mod config;
@@ -8,18 +9,23 @@ mod native;
 mod ordering;
 mod preflight;
 mod producer;
+mod progress;
 mod properties;
 mod secrets;
 mod shared;
 mod sink;
+mod spec;
 mod topics;
+mod transaction_sink;
+mod transaction_spec;
+mod transaction_thread;
 
-pub use config::{
-    CreateTopics, KafkaConfig, KafkaSpec, OpenError, Properties, is_address, read_properties,
-};
+pub use config::{KafkaConfig, Properties, is_address, open, read_properties};
 pub use properties::{canonical_name, check_login, check_property};
+pub use spec::{CreateTopics, KafkaSpec, OpenError};
+pub use transaction_spec::{KafkaTransaction, TransactionKeys};
 
-use postrider_core::sink::{FirstFile, FirstFileTable, Keys, Mailbox, Sink, SinkConfig, SinkKind};
+use postrider_core::sink::{FirstFile, FirstFileTable, Keys, SinkConfig, SinkKind};
 use std::sync::Arc;
 
 /// The kind.
@@ -56,12 +62,3 @@ const FIRST_FILE_TABLES: &[FirstFileTable] = &[
         keys: &[],
     },
 ];
-
-/// Opens a sink of these settings. Connects in the background: a broker that can't be reached is no error.
-///
-/// # Errors
-/// A setting that librdkafka does not know, does not take, or that would break a promise; a thread that can't be
-/// started.
-pub fn open(spec: &KafkaSpec, mailbox: Mailbox) -> Result<Box<dyn Sink>, OpenError> {
-    Ok(Box::new(sink::KafkaSink::open(spec, mailbox)?))
-}

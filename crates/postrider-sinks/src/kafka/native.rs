@@ -3,8 +3,8 @@
 //! connection. This is the only file of the sink with `unsafe`.
 #![expect(unsafe_code, reason = "librdkafka's C functions, on handles the crate keeps alive")]
 
-use super::config::CreateTopics;
 use super::producer::Producer;
+use super::spec::CreateTopics;
 use postrider_core::record::{Header, Record, Ticket};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
@@ -462,6 +462,135 @@ unsafe fn borrowed<'a>(text: *const c_char) -> Cow<'a, str> {
     }
     // SAFETY: what the caller promises.
     unsafe { CStr::from_ptr(text) }.to_string_lossy()
+}
+
+// Transactions. The crate's own calls pause for 100 ms each, and do not say which kind of error has come.
+
+/// Why a call about a transaction has failed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct TransactionFailure {
+    pub(super) code: Code,
+    /// librdkafka's text, which names topics, partitions and brokers at most.
+    pub(super) reason: String,
+    /// The same call continues what this one has begun.
+    pub(super) continues: bool,
+}
+
+/// # Safety
+/// `error` is null, or an error that nobody else destroys.
+unsafe fn transaction_result(error: *mut sys::rd_kafka_error_t) -> Result<(), TransactionFailure> {
+    if error.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the error is alive until it is destroyed here.
+    unsafe {
+        let failure = TransactionFailure {
+            code: code_of(error_code(error)),
+            reason: text(sys::rd_kafka_error_string(error)),
+            continues: sys::rd_kafka_error_is_retriable(error) != 0,
+        };
+        sys::rd_kafka_error_destroy(error);
+        Err(failure)
+    }
+}
+
+/// Excludes all former producers with this producer's transactional id, and ends their transaction. Waits at most
+/// `timeout`.
+pub(super) fn init_transactions(
+    producer: &Producer,
+    timeout: Duration,
+) -> Result<(), TransactionFailure> {
+    // SAFETY: the handle lives as long as `producer`.
+    unsafe {
+        let client = producer.client().native_ptr();
+        transaction_result(sys::rd_kafka_init_transactions(client, millis(timeout)))
+    }
+}
+
+/// Begins a transaction. Asks no broker. If the transaction before has failed, the failure is returned.
+pub(super) fn begin_transaction(producer: &Producer) -> Result<(), TransactionFailure> {
+    // SAFETY: the handle lives as long as `producer`.
+    unsafe { transaction_result(sys::rd_kafka_begin_transaction(producer.client().native_ptr())) }
+}
+
+/// Commits the open transaction. Waits at most `timeout`.
+pub(super) fn commit_transaction(
+    producer: &Producer,
+    timeout: Duration,
+) -> Result<(), TransactionFailure> {
+    // SAFETY: the handle lives as long as `producer`.
+    unsafe {
+        let client = producer.client().native_ptr();
+        transaction_result(sys::rd_kafka_commit_transaction(client, millis(timeout)))
+    }
+}
+
+/// One end of a partition.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum PartitionEnd {
+    /// The offset of the first record.
+    First,
+    /// The offset behind the last record, committed or not, that all in-sync replicas have.
+    Last,
+    /// The offset of the first record whose transaction is open, or `Last` if there is none.
+    Stable,
+}
+
+/// Requests an end of partition 0 of a topic from its leader. Waits at most `timeout`.
+pub(super) fn partition_end(
+    producer: &Producer,
+    topic: &CStr,
+    end: PartitionEnd,
+    timeout: Duration,
+) -> Result<i64, RDKafkaErrorCode> {
+    use sys::{rd_kafka_IsolationLevel_t as Level, rd_kafka_OffsetSpec_t as Spec};
+    let op = sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_LISTOFFSETS;
+    let which = match end {
+        PartitionEnd::First => Spec::RD_KAFKA_OFFSET_SPEC_EARLIEST,
+        PartitionEnd::Last | PartitionEnd::Stable => Spec::RD_KAFKA_OFFSET_SPEC_LATEST,
+    };
+    let level = match end {
+        PartitionEnd::First | PartitionEnd::Last => {
+            Level::RD_KAFKA_ISOLATION_LEVEL_READ_UNCOMMITTED
+        }
+        PartitionEnd::Stable => Level::RD_KAFKA_ISOLATION_LEVEL_READ_COMMITTED,
+    };
+    // SAFETY: one request of that kind; the list is destroyed after its last use, and `one` points into it.
+    let send = |client, options: *mut sys::rd_kafka_AdminOptions_t, queue| unsafe {
+        let error = sys::rd_kafka_AdminOptions_set_isolation_level(options, level);
+        if !error.is_null() {
+            sys::rd_kafka_error_destroy(error);
+        }
+        let list = sys::rd_kafka_topic_partition_list_new(1);
+        let one = sys::rd_kafka_topic_partition_list_add(list, topic.as_ptr(), 0);
+        (*one).offset = i64::from(which as i32);
+        sys::rd_kafka_ListOffsets(client, list, options, queue);
+        sys::rd_kafka_topic_partition_list_destroy(list);
+    };
+    // SAFETY: `offset` reads the answer to that request.
+    unsafe { ask(producer, op, timeout, send, offset) }
+}
+
+/// # Safety
+/// `event` is a live event of a `ListOffsets` queue.
+unsafe fn offset(event: *mut sys::rd_kafka_event_t) -> Result<i64, RDKafkaErrorCode> {
+    // SAFETY: what the caller promises; the array is as long as its count says. The error is a broker's number, which
+    // the enum may not have.
+    unsafe {
+        failed(event_error(event))?;
+        let result = sys::rd_kafka_event_ListOffsets_result(event);
+        if result.is_null() {
+            return Err(RDKafkaErrorCode::InvalidType);
+        }
+        let mut count = 0;
+        let infos = sys::rd_kafka_ListOffsets_result_infos(result, &raw mut count);
+        if count == 0 {
+            return Err(RDKafkaErrorCode::UnknownTopicOrPartition);
+        }
+        let partition = sys::rd_kafka_ListOffsetsResultInfo_topic_partition(*infos);
+        failed((&raw const (*partition).err).cast::<i32>().read())?;
+        Ok((*partition).offset)
+    }
 }
 
 // A broker's description of a topic: the topic's id, and whether this client may write to it.

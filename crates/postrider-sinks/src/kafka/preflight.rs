@@ -3,12 +3,15 @@
 //! Nothing is published and nothing changed: metadata, a topic's configuration, and the broker's own word on what we
 //! may do. It uses the same producer and the same requests as the sink, so a check that passes here passes there.
 
-use super::config::{KafkaConfig, KafkaSpec, OpenError};
+use super::config::KafkaConfig;
 use super::health::{self, Problem};
 use super::producer::Producer;
-use super::producer::{Context, Polled, SizeLimits};
+use super::producer::{Context, Polled, SizeLimits, TRANSACTIONAL_ID};
+use super::progress::{self, ProgressProblem, StoredProgress};
 use super::shared::{Shared, Suspicion};
+use super::spec::{KafkaSpec, OpenError};
 use super::topics::{self, BROKER_DEFAULT_BYTES, Creation, Made, TopicCreation, Unusable};
+use super::transaction_spec::KafkaTransaction;
 use super::{native, properties, topics as facts};
 use crate::topic::is_topic_name;
 use postrider_core::error::Chain;
@@ -21,10 +24,14 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long the brokers may take to answer the first question: name, TCP, TLS and login are in it.
 const FIRST_ANSWER_MAX: Duration = Duration::from_secs(8);
+/// The brokers' own topic, which has the states of transactions.
+const TRANSACTION_LOG: &str = "__transaction_state";
+/// How long the reading of the progress may take.
+const READ_MAX: Duration = Duration::from_secs(10);
 /// How long each further answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
@@ -95,6 +102,11 @@ pub(super) fn check(spec: &KafkaSpec, topics: &[String], keyed: bool) -> Vec<Fin
     for topic in topics {
         let ask = Ask { spec, producer: &producer, topic, keyed };
         ask.look(&mut found);
+    }
+    if let Some(transaction) = &spec.transaction {
+        let ask = |topic| Ask { spec, producer: &producer, topic, keyed: true };
+        ask(&transaction.progress_topic).look_at_progress(transaction, &mut found);
+        ask(TRANSACTION_LOG).look_at_transactions(&mut found);
     }
     found
 }
@@ -174,6 +186,8 @@ pub(super) fn create(spec: &KafkaSpec, topics: &[String]) -> Vec<Finding> {
 
 fn producer(spec: &KafkaSpec, shared: &Arc<Shared>) -> Result<Polled, OpenError> {
     let mut config = properties::client_config(spec)?;
+    // Nothing is published, and nobody is fenced off.
+    config.remove(TRANSACTIONAL_ID);
     // librdkafka's errors come by its error callback; its log would appear between the findings.
     config.set_log_level(RDKafkaLogLevel::Emerg);
     config.set("log_level", "0");
@@ -206,6 +220,9 @@ fn unreachable(spec: &KafkaSpec, suspicion: Option<&Suspicion>) -> Finding {
 const REPLICAS: usize = 3;
 /// What a topic must take at least where nobody has set `payload.size_max`. Unit: bytes.
 const SIZE_MIN: usize = 100_000;
+
+/// What the pipeline does with the topic of the progress.
+const PROGRESS_RIGHTS: &str = "--operation Read --operation Write --operation Describe";
 
 /// One topic.
 struct Ask<'a> {
@@ -398,29 +415,7 @@ impl Ask<'_> {
     ) -> usize {
         let topic = self.topic;
         let number = |name: &str| entries.get(name).and_then(|value| value.parse::<usize>().ok());
-        let insync = number("min.insync.replicas").unwrap_or(1);
-        if insync > shape.replicas {
-            out.push(
-                Finding::error(
-                    "topic_min_insync",
-                    format!(
-                        "topic \"{topic}\" wants {insync} replicas in step and has {}",
-                        shape.replicas
-                    ),
-                )
-                .why("every record is refused")
-                .shell(self.alter(&format!(
-                    "min.insync.replicas={}",
-                    shape.replicas.saturating_sub(1).max(1)
-                ))),
-            );
-        } else if insync < 2 && shape.replicas > 1 {
-            out.push(
-                Finding::warning("topic_min_insync", format!("topic \"{topic}\" has min.insync.replicas = 1"))
-                    .why("a record can be acknowledged, and confirmed to the database, with one broker having it")
-                    .shell(self.alter("min.insync.replicas=2")),
-            );
-        }
+        self.insync(entries, shape, out);
         if entries.get("cleanup.policy").is_some_and(|policy| policy.contains("compact")) {
             out.push(self.compacted());
         }
@@ -445,6 +440,133 @@ impl Ask<'_> {
             );
         }
         limit
+    }
+
+    /// How many replicas must have a record before it is acknowledged.
+    fn insync(&self, entries: &BTreeMap<String, String>, shape: &Shape, out: &mut Vec<Finding>) {
+        let topic = self.topic;
+        let insync = entries.get("min.insync.replicas").and_then(|value| value.parse().ok());
+        let insync: usize = insync.unwrap_or(1);
+        if insync > shape.replicas {
+            out.push(
+                Finding::error(
+                    "topic_min_insync",
+                    format!(
+                        "topic \"{topic}\" wants {insync} replicas in step and has {}",
+                        shape.replicas
+                    ),
+                )
+                .why("every record is refused")
+                .shell(self.alter(&format!(
+                    "min.insync.replicas={}",
+                    shape.replicas.saturating_sub(1).max(1)
+                ))),
+            );
+        } else if insync < 2 && shape.replicas > 1 {
+            out.push(
+                Finding::warning("topic_min_insync", format!("topic \"{topic}\" has min.insync.replicas = 1"))
+                    .why("a record can be acknowledged, and confirmed to the database, with one broker having it")
+                    .shell(self.alter("min.insync.replicas=2")),
+            );
+        }
+    }
+
+    /// The topic of the progress records.
+    fn look_at_progress(&self, transaction: &KafkaTransaction, out: &mut Vec<Finding>) {
+        let topic = self.topic;
+        let before = out.len();
+        let error = |what: String| Finding::error("progress_topic", what);
+        let looked = facts::look_up(self.producer, topic, (ANSWER_MAX, ANSWER_MAX));
+        let (shape, name) = match (looked, self.shape()) {
+            (Ok(facts), Ok(shape)) => (shape, facts.name),
+            (Err(why), _) if why.does_not_exist() => {
+                let what = format!("topic \"{topic}\", which has the progress, does not exist");
+                let why = "nothing is published until it exists";
+                out.push(error(what).why(why).shell("postrider setup"));
+                return;
+            }
+            (Err(why), _) => {
+                let what = format!(
+                    "topic \"{topic}\", which has the progress, can't be used: {}",
+                    why.code
+                );
+                out.push(error(what).why("nothing is published").shell(self.acls(PROGRESS_RIGHTS)));
+                return;
+            }
+            (Ok(_), Err(finding)) => {
+                out.push(*finding);
+                return;
+            }
+        };
+        if shape.partitions != 1 {
+            let what = format!(
+                "topic \"{topic}\", which has the progress, has {} partitions",
+                shape.partitions
+            );
+            out.push(error(what).why(
+                "only partition 0 is used: choose another transaction.progress_topic, and run postrider setup",
+            ));
+        }
+        self.replicas(&shape, out);
+        if let Ok(entries) = native::topic_config(self.producer, &name, ANSWER_MAX) {
+            let entries = entries.into_iter().collect();
+            self.insync(&entries, &shape, out);
+            if entries.get("cleanup.policy").is_some_and(|policy| policy != "compact") {
+                let what = format!("topic \"{topic}\", which has the progress, is not compacted");
+                out.push(
+                    error(what)
+                        .why("the broker deletes the progress of an idle pipeline, which then does not start")
+                        .shell(self.alter("cleanup.policy=compact")),
+                );
+            }
+        }
+        self.write(&name, out);
+        let began = Instant::now();
+        let is_wanted = || began.elapsed() < READ_MAX;
+        match progress::read(self.spec, transaction, self.producer, &is_wanted) {
+            Ok(StoredProgress::Begun | StoredProgress::At(_)) => {}
+            Ok(StoredProgress::Absent) => {
+                let ProgressProblem { reason, hint } = progress::absent(self.spec, transaction);
+                out.push(error(reason).why(hint).shell("postrider setup"));
+            }
+            Err(Some(ProgressProblem { reason, hint })) => out.push(error(reason).why(hint)),
+            Err(None) => {
+                out.push(error(format!(
+                    "topic \"{topic}\" was not read to its end in {READ_MAX:?}"
+                )));
+            }
+        }
+        if out.len() == before {
+            let what = format!("\"{topic}\" has the progress of \"{}\"", transaction.id);
+            out.push(Finding::ok("progress_topic", what));
+        }
+    }
+
+    /// The brokers' topic of transactions.
+    fn look_at_transactions(&self, out: &mut Vec<Finding>) {
+        let before = out.len();
+        let Ok(shape) = self.shape() else {
+            let what = "the brokers have made no transaction yet, or do not show their topic of transactions";
+            out.push(
+                Finding::info("transaction_log", what).why(
+                    "it needs as many brokers as transaction.state.log.replication.factor says",
+                ),
+            );
+            return;
+        };
+        self.replicas(&shape, out);
+        let name = CString::new(self.topic).unwrap_or_default();
+        if let Ok(entries) = native::topic_config(self.producer, &name, ANSWER_MAX) {
+            self.insync(&entries.into_iter().collect(), &shape, out);
+        }
+        if out.len() == before {
+            let s = if shape.replicas == 1 { "" } else { "s" };
+            let what = format!(
+                "transactions: the topic of their states has {} replica{s}",
+                shape.replicas
+            );
+            out.push(Finding::ok("transaction_log", what));
+        }
     }
 
     fn compacted(&self) -> Finding {

@@ -13,10 +13,10 @@
 //! it is the only producer that continues after a refusal. In all else it is treated as the others are.
 
 use super::codes::{Answers, outcome};
-use super::config::{KafkaSpec, OpenError};
-use super::native::{self, Events, Gathered, Report};
+use super::native::{self, Events, Gathered, Report, TransactionFailure};
 use super::ordering::Firsts;
 use super::shared::Shared;
+use super::spec::{KafkaSpec, OpenError};
 use super::topics::{self, ATTEMPT_BYTES_MAX, BROKER_DEFAULT_BYTES, Facts};
 use postrider_core::record::{Outcome, Record, Scope, Ticket};
 use postrider_core::sink::Post;
@@ -42,6 +42,8 @@ pub(super) struct Producers {
     shared: Arc<Shared>,
     /// One producer is broken, so all of them have to be replaced.
     broken: Arc<AtomicBool>,
+    /// There is one producer, and it publishes in transactions.
+    in_transactions: bool,
 }
 
 impl Producers {
@@ -52,13 +54,14 @@ impl Producers {
         count: usize,
     ) -> Result<Self, OpenError> {
         let (shared, broken) = (Arc::clone(shared), Arc::default());
+        let in_transactions = config.get(TRANSACTIONAL_ID).is_some();
         let make = || {
             let context = Context::new(Arc::clone(&shared), Arc::clone(&broken));
-            Polled::make(config, context)
+            Polled::make(config, Context { in_transactions, ..context })
         };
         let first = make()?;
         let others = (1..count).map(|_| make()).collect::<Result<_, _>>()?;
-        Ok(Self { first, others, large: OnceLock::new(), shared, broken })
+        Ok(Self { first, others, large: OnceLock::new(), shared, broken, in_transactions })
     }
 
     /// Creates the producer for large records with this configuration, which must not set
@@ -70,9 +73,23 @@ impl Producers {
         Ok(())
     }
 
-    /// The producer for large records, if it was created.
+    /// The producer for large records, if it was created. In transactions it is the only producer: a record that is
+    /// refused has to leave its transaction with all other records.
     pub(super) fn large(&self) -> Option<&Producer> {
+        if self.in_transactions {
+            return Some(&self.first);
+        }
         self.large.get().map(|polled| &**polled)
+    }
+
+    /// Why the open transaction can't be committed; `None` if it can, and without transactions. No transaction may be
+    /// begun after that.
+    pub(super) fn transaction_failure(&self) -> Option<TransactionFailure> {
+        if !self.in_transactions {
+            return None;
+        }
+        // A transaction that can be committed is the state in which none can be begun.
+        native::begin_transaction(&self.first).err().filter(|failure| failure.code != Code::State)
     }
 
     fn polled(&self) -> impl Iterator<Item = &Polled> {
@@ -184,6 +201,15 @@ impl Drop for Producers {
     }
 }
 
+/// librdkafka's name of the id by which brokers know the producers of a pipeline, one after the other.
+pub(super) const TRANSACTIONAL_ID: &str = "transactional.id";
+
+/// Why a producer is replaced that another one has fenced off.
+pub(super) const FENCED: &str = "another producer has the transactional id now";
+
+/// The ticket of the record with the progress, which is none of the pipeline's.
+pub(super) const PROGRESS: Ticket = Ticket(u64::MAX);
+
 /// The hash by which Kafka's clients choose a key's partition (Kafka, `Utils.murmur2`), without its sign.
 pub(super) fn murmur2(key: &[u8]) -> u32 {
     const MIX: u32 = 0x5bd1_e995;
@@ -288,7 +314,8 @@ impl EventThreadState {
         let context = producer.client().context();
         // This number includes the collected acknowledgements.
         let in_flight = usize::try_from(producer.in_flight_count()).unwrap_or_default();
-        if count >= in_flight.min(TOGETHER) || context.is_awaited() {
+        // Without an acknowledgement the progress of a transaction was written: its commit waits for that.
+        if count == 0 || count >= in_flight.min(TOGETHER) || context.is_awaited() {
             return None;
         }
         Some(if context.is_in_turns() { REST_IN_TURNS } else { REST })
@@ -341,6 +368,8 @@ pub(super) struct Context {
     firsts: Firsts,
     lines: Throttle,
     connections: Throttle,
+    /// The producer publishes in transactions.
+    in_transactions: bool,
 }
 
 impl Context {
@@ -354,6 +383,7 @@ impl Context {
             firsts: Firsts::default(),
             lines: Throttle::new(LOG_LINES_PER_SECOND, Duration::from_secs(1)),
             connections: Throttle::new(1, CONNECTION_PAUSE),
+            in_transactions: false,
         }
     }
 
@@ -400,6 +430,12 @@ impl Context {
         }
         for Report { ticket, result } in reports {
             match result {
+                // Its commit covers it.
+                Ok(_) if ticket == PROGRESS => {}
+                Err(code) if ticket == PROGRESS => {
+                    self.acknowledged(acked);
+                    self.broken(format!("the record with the progress was not written: {code}"));
+                }
                 Ok(offset) if self.answers.has(offset) => acked.push(ticket),
                 // Earlier acknowledgements are reported first.
                 Ok(_) => {
@@ -462,6 +498,9 @@ impl Context {
         if too_large && let Some(reason) = self.shared.large.refuse(ticket) {
             let outcome = Outcome::Rejected { scope: Scope::Event, reason };
             self.shared.mailbox.report(ticket, outcome);
+            if self.in_transactions {
+                self.broken("a record was refused, and its transaction with it".to_owned());
+            }
             return;
         }
         if too_large || matches!(outcome, Outcome::Rejected { scope: Scope::Destination, .. }) {
@@ -499,7 +538,10 @@ impl ClientContext for Context {
         }
         let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
         if code == Code::Fatal {
-            self.broken(format!("the producer's state is lost: {reason}"));
+            // In transactions it is also the answer to the next call, which knows what it means.
+            if !self.in_transactions {
+                self.broken(format!("the producer's state is lost: {reason}"));
+            }
             return;
         }
         self.shared.note_error(code, reason);
@@ -564,11 +606,13 @@ impl SizeLimits {
         let number =
             |name: &str| spec.properties.get(name).and_then(|text| text.trim().parse().ok());
         let client = number("message.max.bytes");
-        Self {
+        let sizes = Self {
             batch: number("batch.size").unwrap_or(BATCH_BYTES),
             client: client.unwrap_or(BROKER_DEFAULT_BYTES + FRAMING_BYTES),
             grows: client.is_none(),
-        }
+        };
+        // Another limit needs another producer, and that would discard the open transaction.
+        if spec.transaction.is_some() { sizes.for_large() } else { sizes }
     }
 
     /// The sizes with which producers can send this record to this topic: batches within the topic's limit, because a

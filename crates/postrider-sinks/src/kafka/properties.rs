@@ -4,12 +4,13 @@
 #[cfg(test)]
 mod tests;
 
-use super::config::{KafkaSpec, OpenError};
-use super::producer::SizeLimits;
+use super::producer::{SizeLimits, TRANSACTIONAL_ID};
+use super::spec::{KafkaSpec, OpenError};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaConfRes;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// The values that an operator may give a property.
 enum Rule {
@@ -81,8 +82,9 @@ const GUARDS: &[Guard] = &[
     guard("queue.buffering.backpressure.threshold", Rule::Only(&["1"]), IDEMPOTENT_ONE, KEPT),
     guard("delivery.report.only.error", Rule::Only(&["false"]), REPORTS, KEPT),
     guard("allow.auto.create.topics", Rule::Only(&["false"]), AUTO_CREATE, KEPT),
-    guard("transactional.id", Rule::Never, TRANSACTIONS, "exactly once is not built yet"),
-    guard("transaction.timeout.ms", Rule::Never, TRANSACTIONS, "exactly once is not built yet"),
+    guard("transactional.id", Rule::Never, TRANSACTIONS, "write it in `transaction.id`"),
+    guard("transaction.timeout.ms", Rule::Never, TRANSACTIONS, "write it in `transaction.timeout`"),
+    guard("isolation.level", Rule::Never, ISOLATION, "set it in the consumers of the events"),
     guard("enable.sasl.oauthbearer.unsecure.jwt", Rule::Only(&["false"]), TOKEN, KEPT),
     guard("log.queue", Rule::Never, "log lines go to Postrider's own log", KEPT),
     guard("test.mock.num.brokers", Rule::Never, "a mock broker keeps nothing", KEPT),
@@ -101,7 +103,23 @@ const IDEMPOTENT_ONE: &str = "an idempotent producer needs 1";
 const REPORTS: &str = "Postrider confirms an event only when its delivery is reported";
 const AUTO_CREATE: &str = "a misspelt route would create topics with the broker's defaults";
 const TOKEN: &str = "nobody would renew the token when it expires";
-const TRANSACTIONS: &str = "Postrider does not use transactions";
+const TRANSACTIONS: &str = "the table `transaction` says it";
+const ISOLATION: &str = "it is a property of consumers";
+
+/// How long librdkafka waits before it sends a request of a transaction again. So a commit that takes less time was
+/// sent once. Unit: milliseconds.
+const RETRY_BACKOFF_MILLIS: u64 = 500;
+
+/// librdkafka shortens a pause by a fifth at most (`RD_KAFKA_RETRY_JITTER_PERCENT`).
+const RETRY_BACKOFF_PERCENT_MIN: u64 = 80;
+
+/// A request of a transaction that was answered within this time was sent once.
+pub(super) fn sent_once(spec: &KafkaSpec) -> Duration {
+    let set = spec.properties.get("retry.backoff.ms");
+    let set = set.and_then(|millis| millis.trim().parse::<u64>().ok());
+    let millis = set.unwrap_or(RETRY_BACKOFF_MILLIS);
+    Duration::from_millis(millis.saturating_mul(RETRY_BACKOFF_PERCENT_MIN) / 100)
+}
 
 /// librdkafka's configuration for `spec`: our settings, overridden by the operator's properties.
 ///
@@ -243,6 +261,11 @@ fn ours(spec: &KafkaSpec) -> ClientConfig {
         ("bootstrap.servers", spec.brokers.as_str()),
     ] {
         config.set(name, value);
+    }
+    if let Some(transaction) = &spec.transaction {
+        config.set(TRANSACTIONAL_ID, &transaction.id);
+        config.set("transaction.timeout.ms", transaction.timeout.as_millis().to_string());
+        config.set("retry.backoff.ms", RETRY_BACKOFF_MILLIS.to_string());
     }
     config.set("queue.buffering.max.messages", queue_messages(spec).to_string());
     SizeLimits::of(spec).put(spec, &mut config);
@@ -556,6 +579,7 @@ mod logins_tests {
             in_flight_bytes: 1,
             size_max: None,
             create_topics: None,
+            transaction: None,
             secret_files: BTreeMap::new(),
         };
         let sasl = ("security.protocol", "SASL_SSL");

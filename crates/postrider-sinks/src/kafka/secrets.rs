@@ -7,9 +7,10 @@
 //! A key and its certificate are two files. Between the two writes of a rotation no producer can be made of them, so
 //! the metadata thread makes one on trial first.
 
-use super::config::{KafkaSpec, OpenError};
 use super::properties;
+use super::spec::{KafkaSpec, OpenError};
 use postrider_core::secret_file::SecretFile;
+use rdkafka::config::ClientConfig;
 use rdkafka::producer::BaseProducer;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -89,11 +90,19 @@ impl Secrets {
     /// # Errors
     /// None can be made.
     pub(super) fn try_out(&self, spec: &KafkaSpec) -> Result<(), OpenError> {
+        self.config(spec)?.create::<BaseProducer>().map(drop).map_err(OpenError::Create)
+    }
+
+    /// librdkafka's configuration for `spec`, with the secrets as they are.
+    ///
+    /// # Errors
+    /// As [`properties::client_config`].
+    pub(super) fn config(&self, spec: &KafkaSpec) -> Result<ClientConfig, OpenError> {
         let mut config = properties::client_config(spec)?;
         for (name, value) in self.values() {
             config.set(properties::our_name(name), value);
         }
-        config.create::<BaseProducer>().map(drop).map_err(OpenError::Create)
+        Ok(config)
     }
 
     /// Whether producers made with `self` differ from producers made with `other` in more than the SASL login.
@@ -137,6 +146,7 @@ mod tests {
             in_flight_bytes: 1,
             size_max: None,
             create_topics: None,
+            transaction: None,
         }
     }
 

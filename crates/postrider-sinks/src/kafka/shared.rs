@@ -182,6 +182,12 @@ impl Shared {
         });
     }
 
+    /// Passes old producers to the metadata thread, which closes them while new ones send: brokers accept nothing more
+    /// of them.
+    pub(super) fn discard(&self, old: RetiredProducers) {
+        self.update_inbox(|inbox| inbox.retired.push(old));
+    }
+
     /// Allows the new producers to send, unless further old ones came meanwhile; whether they may.
     pub(super) fn resumes(&self) -> bool {
         let inbox = self.inbox();

@@ -3,13 +3,13 @@
 //! `enqueue` only copies a record into librdkafka's queue, or into the send queue if its partition has to wait. Reports
 //! come back through the callbacks in `producer`. The metadata thread does everything that has to ask a broker.
 
-use super::config::{KafkaSpec, OpenError};
 use super::health;
 use super::metadata::MetadataThread;
 use super::ordering::{Entry, FirstRecordGate, PartitionScheduler};
 use super::producer::{Producer, Producers, SizeLimits};
 use super::secrets::Secrets;
 use super::shared::{RetiredProducers, Shared};
+use super::spec::{KafkaSpec, OpenError};
 use super::topics::{self, Creation, Facts, Fingerprint, Fit};
 use super::{codes, native, properties};
 use crate::topic::is_topic_name;
@@ -251,9 +251,17 @@ impl KafkaSink {
         NotTaken::Doubted(reason)
     }
 
-    /// Changes to producers with other sizes, once all records of the present ones are acknowledged.
+    /// Changes to producers with other sizes, once all records of the present ones are acknowledged. In transactions the
+    /// open one is discarded, because another producer can't continue it.
     fn resize(&mut self, sizes: SizeLimits) {
         self.sizes = sizes;
+        if self.spec.transaction.is_some() {
+            if let Some(producers) = &self.producers {
+                let reason = "a topic takes smaller batches than the producer makes";
+                producers.first().client().context().broken(reason.to_owned());
+            }
+            return;
+        }
         if let Some(old) = self.renew_or_report() {
             self.emptying = Arc::downgrade(&old);
             self.shared.retire(RetiredProducers { producers: old });
@@ -262,6 +270,21 @@ impl KafkaSink {
 }
 
 impl KafkaSink {
+    /// What it shares with its threads.
+    pub(super) const fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// The producers for a recovery: ones that were in use before are replaced. `None` if none can be made now.
+    pub(super) fn producers_for_recovery(&mut self) -> Option<Arc<Producers>> {
+        let is_broken = |live: &Arc<Producers>| live.is_broken();
+        if self.used || self.producers.as_ref().is_none_or(is_broken) {
+            self.reset();
+        }
+        self.used = true;
+        self.producers.clone()
+    }
+
     /// Whether nothing may be handed over at present.
     fn is_shut(&self) -> bool {
         self.shared.failed.load(Ordering::SeqCst) || self.shared.settling.load(Ordering::SeqCst)
@@ -361,8 +384,8 @@ impl Sink for KafkaSink {
     /// afterwards.
     ///
     /// One case remains: a request that no broker has answered within that time, and that arrives later than the new
-    /// producer's handshake of four round trips. Only a producer that fences the older one (exactly-once delivery)
-    /// excludes it.
+    /// producer's handshake of four round trips. Only a producer that publishes in transactions excludes it: it fences
+    /// the older one off before it sends, so it waits for nothing.
     fn reset(&mut self) {
         self.shared.full.store(false, Ordering::SeqCst);
         self.clear_queue();
@@ -389,16 +412,21 @@ impl Sink for KafkaSink {
         if old.is_none() && live.is_some() {
             return;
         }
-        if let Some(old) = self.renew_or_report() {
-            self.shared.retire(RetiredProducers { producers: old });
+        if let Some(producers) = self.renew_or_report() {
+            let old = RetiredProducers { producers };
+            if self.spec.transaction.is_some() {
+                self.shared.discard(old);
+            } else {
+                self.shared.retire(old);
+            }
         }
     }
 
     fn close(&mut self, grace: Duration) {
         let deadline = Instant::now() + grace;
         self.clear_queue();
-        // Records behind one that was given up are not sent.
-        let failed = self.shared.failed.load(Ordering::SeqCst);
+        // Records behind one that was given up are not sent, nor are those of a transaction that nobody commits.
+        let failed = self.shared.failed.load(Ordering::SeqCst) || self.spec.transaction.is_some();
         let emptying = std::mem::take(&mut self.emptying).upgrade();
         let producers = self.producers.take();
         for live in emptying.iter().chain(&producers) {

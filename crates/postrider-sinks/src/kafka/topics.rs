@@ -4,11 +4,11 @@
 #[cfg(test)]
 mod tests;
 
-use super::config::{CreateTopics, OpenError};
 use super::health::{About, Problem};
 use super::native::{self, Description, NotMade, TopicId};
 use super::producer::Producer;
 use super::producer::murmur2;
+use super::spec::{CreateTopics, OpenError};
 use crate::topic::is_topic_name;
 use postrider_core::record::{Record, Refusal, Ticket, has_empty_part};
 use rdkafka::metadata::MetadataPartition;

@@ -274,6 +274,7 @@ impl SinkConfig for NatsConfig {
             },
             refuses_batches: false,
             transactions: None,
+            exactly_once: false,
             dedupe: self.chain != ChainMode::None,
             headers: true,
             null_value: true,

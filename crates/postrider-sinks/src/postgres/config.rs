@@ -158,6 +158,7 @@ impl SinkConfig for PostgresConfig {
             order: Order::Total,
             refuses_batches: false,
             transactions: Some(self.limits),
+            exactly_once: true,
             dedupe: false,
             headers: true,
             null_value: true,

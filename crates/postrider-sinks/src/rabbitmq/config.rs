@@ -347,6 +347,7 @@ impl SinkConfig for RabbitConfig {
             order: Order::Key,
             refuses_batches: false,
             transactions: None,
+            exactly_once: false,
             dedupe: self.protocol == Protocol::Stream,
             headers: true,
             null_value: true,

@@ -301,6 +301,7 @@ impl SinkConfig for RedisConfig {
             order: Order::Key,
             refuses_batches: false,
             transactions: self.delivery.exactly_once.then_some(self.delivery.limits),
+            exactly_once: self.delivery.exactly_once,
             dedupe: true,
             headers: true,
             null_value: true,

@@ -31,6 +31,7 @@ impl SinkConfig for StdoutConfig {
             order: Order::Total,
             refuses_batches: false,
             transactions: None,
+            exactly_once: false,
             dedupe: false,
             headers: true,
             null_value: true,

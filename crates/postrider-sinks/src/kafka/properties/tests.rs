@@ -15,6 +15,7 @@ fn spec(properties: &[(&str, &str)]) -> KafkaSpec {
         in_flight_bytes: 32 << 20,
         size_max: None,
         create_topics: None,
+        transaction: None,
     }
 }
 
