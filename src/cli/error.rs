@@ -166,6 +166,8 @@ pub(super) enum CliError {
     GroupNeedsYes { command: &'static str },
     #[error(transparent)]
     Inbox(#[from] InboxCommandError),
+    #[error("no pipeline of the configuration {file} has retention")]
+    NoRetention { file: String },
     #[error("could not write to standard output")]
     Output(#[source] io::Error),
 }
@@ -208,6 +210,7 @@ impl CliError {
             | Self::WhichInboxDatabase { .. }
             | Self::IntakeHasDatabase { .. }
             | Self::NothingSelected
+            | Self::NoRetention { .. }
             | Self::Ambiguous { .. }
             | Self::PayloadFile { .. }
             | Self::CreateTable { .. }
@@ -298,6 +301,9 @@ impl CliError {
             Self::OtherConfiguration { .. } => hint(OTHER_CONFIGURATION),
             Self::Stranger(_) => hint("give admin.listen a port of its own"),
             Self::Thread(_) => hint("raise the limit of threads (ulimit -u, pids.max)"),
+            Self::NoRetention { .. } => {
+                hint("set how long rows are kept: [pipelines.NAME.retention] keep = \"7d\"")
+            }
             Self::WhichPipeline { .. } => hint("select one with -p"),
             Self::NoPipeline { hint: text, .. } => hint(text),
             Self::NoInboxDatabase { .. } | Self::WhichInboxDatabase { .. } => hint(INBOX_DATABASE),

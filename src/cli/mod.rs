@@ -18,6 +18,7 @@ mod logging;
 mod parked;
 mod repair;
 mod replay;
+mod retain;
 mod run;
 mod setup;
 mod sql;
@@ -51,6 +52,7 @@ pub use parked::{
 };
 pub use repair::RepairArgs;
 pub use replay::{ReplayArgs, SourceArg};
+pub use retain::RetainArgs;
 pub use setup::Backfill;
 pub use sql::SqlArgs;
 
@@ -122,6 +124,10 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
         Command::Bookmark(bookmark) => {
             let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
             block_on(bookmark::run(&config, bookmark))?
+        }
+        Command::Retain(retain) => {
+            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
+            block_on(retain::run(&config, retain))?
         }
         Command::Groups(groups) => {
             let config = match groups.url {

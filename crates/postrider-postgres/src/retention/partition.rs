@@ -20,7 +20,7 @@ use super::horizon::Horizon;
 use super::root::{Child, ChildState, PartitionedRoot, mark};
 use super::rows::HeldRows;
 use super::{interval, limit};
-use crate::names::{TableName, ident, literal};
+use crate::names::{TableName, literal};
 use pg_replication::error::{SourceError, SqlState};
 use std::time::Duration;
 use tokio_postgres::Client;
@@ -336,9 +336,4 @@ pub(crate) fn is_waiting(error: &SourceError) -> bool {
     error.sqlstate().is_some_and(|state| {
         state == SqlState::LOCK_NOT_AVAILABLE || state == SqlState::QUERY_CANCELED
     })
-}
-
-/// The statement that lets a role move the partitions of a table.
-pub fn grant_owner_sql(owner: &str, role: &str) -> String {
-    format!("GRANT {} TO {};", ident(owner), ident(role))
 }
