@@ -187,6 +187,8 @@ mod repeats;
 mod replay;
 /// Stop, kill, restart, freeze: what is sent again, and what is not.
 mod resume;
+/// Retention of the outbox: rows, partitions, archive, `postrider retain`.
+mod retention;
 /// Secrets that are rotated while the service runs.
 mod rotation;
 /// What nothing that is written for people or machines may hold.

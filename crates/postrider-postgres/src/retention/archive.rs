@@ -34,7 +34,7 @@ impl Archive {
 
     /// Whether a statement failed because the archive has no partition for a row. The error has the SQLSTATE of a
     /// violated check, and no constraint.
-    pub(crate) fn lacks_partition(&self, error: &SourceError) -> bool {
+    pub(crate) fn lacks_partition(error: &SourceError) -> bool {
         error.sqlstate() == Some(SqlState::CHECK_VIOLATION)
             && error.report().is_some_and(|report| report.constraint.is_none())
     }

@@ -135,10 +135,9 @@ impl fmt::Display for Hold {
             Self::OtherCluster(of) => {
                 write!(f, "the position of pipeline {of} belongs to another cluster")
             }
-            Self::OtherSettings(of) => write!(
-                f,
-                "the position of pipeline {of} belongs to another table, mode or layout than the configuration"
-            ),
+            Self::OtherSettings(of) => {
+                write!(f, "the position of pipeline {of} belongs to another table, mode or layout")
+            }
             Self::NeverRan(of) => {
                 write!(f, "pipeline {of} has a position and has never run: it may read this table")
             }
@@ -146,21 +145,17 @@ impl fmt::Display for Hold {
                 write!(f, "no transaction is known to be published by pipeline {of} yet")
             }
             Self::BeforeSlotUnknown(of) => {
-                write!(
-                    f,
-                    "it is not known which rows are from before the slot of pipeline {of} was created"
-                )
+                write!(f, "it is not known which rows are from before the slot of pipeline {of}")
             }
             Self::Repair(of, what) => write!(f, "a {what} of pipeline {of} is in progress"),
             Self::Replay(of, name) => {
                 write!(f, "replay {name} of pipeline {of} reads the table and is not finished")
             }
             Self::Polled(of) => write!(f, "pipeline {of} polls the table"),
-            Self::GroupBehind(group, log, events) => write!(
-                f,
-                "group {group} is {events} events behind in log {log}, which has references to the rows (more than \
-                 {BEHIND_MAX})"
-            ),
+            Self::GroupBehind(group, log, events) => {
+                let max = BEHIND_MAX;
+                write!(f, "group {group} is {events} events behind in log {log} (more than {max})")
+            }
             Self::NoTime => {
                 f.write_str("the table has no time column that retention.keep could count from")
             }

@@ -227,15 +227,12 @@ impl Horizon {
         if facts.streams && facts.mode.as_deref() != Some("poll") {
             match facts.resolved {
                 Some(below) => {
-                    self.below = Some(self.below.map_or(below, |least| least.min(below)))
+                    self.below = Some(self.below.map_or(below, |least| least.min(below)));
                 }
                 None => self.holds.push(Hold::NothingResolved(name.clone())),
             }
-            match facts.before_slot {
-                Some(snapshot) if snapshot != NOTHING => self.before_slot.push(snapshot),
-                Some(_) => {}
-                None if !rule.marked => self.holds.push(Hold::BeforeSlotUnknown(name.clone())),
-                None => {}
+            if own {
+                self.add_before_slot(rule.marked, &name, facts.before_slot);
             }
         } else if !polls {
             self.holds.push(Hold::NothingResolved(name.clone()));
@@ -249,6 +246,16 @@ impl Horizon {
             (self.bookmark, self.bookmark_micros) = (Some(bookmark), Some(micros));
         }
         self.readers.push(facts.reader);
+    }
+
+    /// Rows from before the slot of the pipeline itself, which it has not published. What another pipeline was not
+    /// asked to publish is not needed by it. A mark proves that a row is published, whenever it was committed.
+    fn add_before_slot(&mut self, marked: bool, name: &str, snapshot: Option<String>) {
+        match snapshot {
+            Some(snapshot) if snapshot != NOTHING => self.before_slot.push(snapshot),
+            None if !marked => self.holds.push(Hold::BeforeSlotUnknown(name.to_owned())),
+            Some(_) | None => {}
+        }
     }
 
     fn add_log(&mut self, row: &Row) -> Result<(), tokio_postgres::Error> {

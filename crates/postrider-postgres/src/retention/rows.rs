@@ -167,7 +167,7 @@ impl RetentionTable {
         let ended = client.batch_execute(end).await.map_err(failed);
         match done {
             Ok(chunk) => ended.map(|()| chunk),
-            Err(error) if archive.is_some_and(|archive| archive.lacks_partition(&error)) => {
+            Err(error) if archive.is_some() && Archive::lacks_partition(&error) => {
                 ended.map(|()| Chunk::NoPartition)
             }
             Err(error) => Err(error),
