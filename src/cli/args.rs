@@ -7,6 +7,7 @@ use super::error::{CliError, Exit};
 use super::groups::GroupsArgs;
 use super::inbox::InboxArgs;
 use super::parked::ParkedArgs;
+use super::partition::PartitionArgs;
 use super::repair::RepairArgs;
 use super::replay::ReplayArgs;
 use super::retain::RetainArgs;
@@ -138,6 +139,8 @@ pub enum Command {
     Bookmark(BookmarkArgs),
     /// Remove rows of the outbox that are old, published and needed by nobody: one pass of retention
     Retain(RetainArgs),
+    /// Turn a plain outbox into a partitioned one while applications write to it
+    Partition(PartitionArgs),
     /// Manage the consumer groups of event logs: list, create, drop, seek, lag, evict
     Groups(GroupsArgs),
     /// Inboxes of a service: run what stores in them, create, watch, dead messages, replay, skip, purge, seek, drop

@@ -166,6 +166,12 @@ pub(super) enum CliError {
     GroupNeedsYes { command: &'static str },
     #[error(transparent)]
     Inbox(#[from] InboxCommandError),
+    #[error("the outbox is not partitioned: {why}")]
+    Unpartitioned { why: String, hint: String },
+    #[error(
+        "partition asks for confirmation, but standard input is not a terminal: nothing was changed"
+    )]
+    NeedsYesToPartition,
     #[error("no pipeline of the configuration {file} has retention")]
     NoRetention { file: String },
     #[error("could not write to standard output")]
@@ -211,6 +217,7 @@ impl CliError {
             | Self::IntakeHasDatabase { .. }
             | Self::NothingSelected
             | Self::NoRetention { .. }
+            | Self::NeedsYesToPartition
             | Self::Ambiguous { .. }
             | Self::PayloadFile { .. }
             | Self::CreateTable { .. }
@@ -235,6 +242,7 @@ impl CliError {
             | Self::ReplayEnded { .. }
             | Self::OldSchema { .. }
             | Self::NewSchema { .. }
+            | Self::Unpartitioned { .. }
             | Self::NoParkedTable { .. }
             | Self::NoGroup { .. }
             | Self::NoToolkit(_)
@@ -301,6 +309,8 @@ impl CliError {
             Self::OtherConfiguration { .. } => hint(OTHER_CONFIGURATION),
             Self::Stranger(_) => hint("give admin.listen a port of its own"),
             Self::Thread(_) => hint("raise the limit of threads (ulimit -u, pids.max)"),
+            Self::Unpartitioned { hint: text, .. } => hint(text),
+            Self::NeedsYesToPartition => hint("read the steps above, and run it again with --yes"),
             Self::NoRetention { .. } => {
                 hint("set how long rows are kept: [pipelines.NAME.retention] keep = \"7d\"")
             }

@@ -16,6 +16,7 @@ mod inbox;
 mod init;
 mod logging;
 mod parked;
+mod partition;
 mod repair;
 mod replay;
 mod retain;
@@ -50,6 +51,7 @@ pub use parked::{
     ActArgs, FilterArgs, Id, ListArgs, ParkedArgs, ParkedCommand, ReplaceArgs, RetryArgs,
     SelectArgs, ShowArgs, SkipArgs,
 };
+pub use partition::PartitionArgs;
 pub use repair::RepairArgs;
 pub use replay::{ReplayArgs, SourceArg};
 pub use retain::RetainArgs;
@@ -128,6 +130,10 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
         Command::Retain(retain) => {
             let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
             block_on(retain::run(&config, retain))?
+        }
+        Command::Partition(partition) => {
+            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
+            block_on(partition::run(&config, partition, env))?
         }
         Command::Groups(groups) => {
             let config = match groups.url {

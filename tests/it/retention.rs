@@ -2,6 +2,8 @@
 
 /// `postrider retain`, and what a running relay does.
 mod commands;
+/// `postrider partition`.
+mod conversion;
 /// Random histories against a real server, and rules with a condition taken out.
 mod histories;
 /// Partitions: created, detached, dropped, archived, and found again after a crash at any step.

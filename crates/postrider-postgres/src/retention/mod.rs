@@ -16,6 +16,7 @@
 //! check no owner's epoch.
 
 mod archive;
+mod convert;
 mod guard;
 mod hold;
 mod horizon;
@@ -28,6 +29,7 @@ mod rows;
 mod survey;
 
 pub use archive::Archive;
+pub use convert::{ConversionPlan, ConversionRequest, ConversionStep, Refused, plan_conversion};
 pub use guard::{Guard, RowGuard};
 pub use hold::Hold;
 pub use horizon::{Horizon, Reader, ReferenceLog};
