@@ -130,15 +130,22 @@ fn of_plan(spec: &PipelineSpec, plan: &ConversionPlan) -> String {
 
 /// A relay that streams would see another table, and halt.
 async fn refuse_beside_a_relay(spec: &PipelineSpec, client: &Client) -> Result<(), CliError> {
-    let relays = repair::relays(client, &format!("postrider {}", spec.name())).await?;
-    match relays.first() {
-        None => Ok(()),
-        Some(pid) => Err(CliError::Unpartitioned {
-            why: format!("postrider run of pipeline {} is running (backend {pid})", spec.name()),
-            hint: "stop it, and run this command again: it continues with the exchange; events wait in the WAL"
-                .to_owned(),
-        }),
+    let table = spec.names.table.as_ref().map(ToString::to_string);
+    let failed = |e| SourceError::control("read which pipelines read the outbox", e);
+    let sql = "SELECT c.pipeline FROM postrider.cursor AS c \
+               WHERE c.pipeline = $2 OR c.of_table_oid = pg_catalog.to_regclass($1)::pg_catalog.oid";
+    for row in client.query(sql, &[&table, &spec.name()]).await.map_err(failed)? {
+        let pipeline: String = row.try_get(0).map_err(failed)?;
+        let relays = repair::relays(client, &format!("postrider {pipeline}")).await?;
+        if let Some(pid) = relays.first() {
+            return Err(CliError::Unpartitioned {
+                why: format!("postrider run of pipeline {pipeline} is running (backend {pid})"),
+                hint: "stop it, and run this command again: it continues with the exchange; events wait in the WAL"
+                    .to_owned(),
+            });
+        }
     }
+    Ok(())
 }
 
 async fn carry_out(client: &Client, step: &ConversionStep) -> Result<(), CliError> {

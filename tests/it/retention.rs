@@ -1,5 +1,7 @@
 //! Retention of the outbox: nothing that anybody needs is removed, and everything else is.
 
+/// What an archive costs.
+mod alone;
 /// `postrider retain`, and what a running relay does.
 mod commands;
 /// `postrider partition`.

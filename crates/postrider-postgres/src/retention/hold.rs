@@ -86,10 +86,11 @@ impl Hold {
                 "start postrider run of this pipeline: it compares the settings, and prints what is possible".to_owned()
             }
             Self::NeverRan(pipeline) => {
-                format!("start postrider run of pipeline {pipeline}, or remove it: postrider setup --undo -p {pipeline}")
+                format!("start postrider run of pipeline {pipeline}; or, if it is not used, remove it: postrider setup --undo -p {pipeline}, which prints what is lost")
             }
             Self::BeforeSlotUnknown(pipeline) => format!(
-                "if every row from before the slot was published, or is not needed: UPDATE postrider.cursor SET \
+                "if every row from before the slot was published, or is not needed (postrider retain --dry-run counts the rows \
+                 that are removed then): UPDATE postrider.cursor SET \
                  before_slot = {NOTHING_BEFORE} WHERE pipeline = {};",
                 literal(pipeline)
             ),

@@ -130,6 +130,21 @@ impl RetentionTable {
         Ok(taken)
     }
 
+    /// Makes a table that an earlier pass has detached, or has begun to detach, a partition again.
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub async fn restore(
+        client: &Client,
+        root: &PartitionedRoot,
+        child: &Child,
+    ) -> Result<(), SourceError> {
+        if child.state == ChildState::Detaching {
+            finalize(client, root, child).await?;
+        }
+        attach_again(client, root, child).await
+    }
+
     /// Drops a detached table, or attaches it to the archive, if all of its rows may be removed.
     async fn finish(
         &self,

@@ -4,7 +4,7 @@ use super::archive::Archive;
 use super::hold::Hold;
 use super::partition::{Ready, Taken, is_waiting};
 use super::processed::remove_expired;
-use super::root::{ChildState, PartitionedRoot};
+use super::root::{Child, ChildState, PartitionedRoot};
 use super::rows::{BlockRange, Chunk, HeldRows, leaves};
 use super::{RetentionAction, RetentionRule, RetentionTable, limit};
 use crate::names::{TableName, ident, literal};
@@ -170,7 +170,17 @@ impl Pass<'_> {
         archive: Option<&Archive>,
     ) -> Result<(), SourceError> {
         match (table.rule().settings.action, root) {
-            (RetentionAction::Delete, _) => self.remove_rows(table, None).await,
+            (RetentionAction::Delete, root) => {
+                // Left by a pass with another action.
+                let left = root.into_iter().flat_map(|root| {
+                    let left = |child: &&Child| child.state != ChildState::Attached;
+                    root.children.iter().filter(left).map(move |child| (root, child))
+                });
+                for (root, child) in left {
+                    RetentionTable::restore(self.client, root, child).await?;
+                }
+                self.remove_rows(table, None).await
+            }
             (RetentionAction::Archive, None) => self.remove_rows(table, archive).await,
             (RetentionAction::Archive | RetentionAction::Drop, Some(root)) => {
                 self.take_partitions(table, root, archive).await
