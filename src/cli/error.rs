@@ -1,6 +1,7 @@
 //! The errors of the commands, their hints, and the exit statuses of the process.
 
 use super::inbox::error::InboxCommandError;
+use super::retention_error::RetentionError;
 use crate::admin::AdminError;
 use crate::config::ConfigError;
 #[cfg(feature = "demo")]
@@ -166,14 +167,8 @@ pub(super) enum CliError {
     GroupNeedsYes { command: &'static str },
     #[error(transparent)]
     Inbox(#[from] InboxCommandError),
-    #[error("the outbox is not partitioned: {why}")]
-    Unpartitioned { why: String, hint: String },
-    #[error(
-        "partition asks for confirmation, but standard input is not a terminal: nothing was changed"
-    )]
-    NeedsYesToPartition,
-    #[error("no pipeline of the configuration {file} has retention")]
-    NoRetention { file: String },
+    #[error(transparent)]
+    Retention(#[from] RetentionError),
     #[error("could not write to standard output")]
     Output(#[source] io::Error),
 }
@@ -195,6 +190,7 @@ impl CliError {
             Self::Init(error) if error.is_of_database() => Exit::Problems,
             Self::Replay(error) if error.is_usage() => Exit::Usage,
             Self::Inbox(error) if error.is_usage() => Exit::Usage,
+            Self::Retention(error) if error.is_usage() => Exit::Usage,
             Self::NotATime { .. }
             | Self::Bookmark(BookmarkError::Name { .. })
             | Self::Config(_)
@@ -216,8 +212,6 @@ impl CliError {
             | Self::WhichInboxDatabase { .. }
             | Self::IntakeHasDatabase { .. }
             | Self::NothingSelected
-            | Self::NoRetention { .. }
-            | Self::NeedsYesToPartition
             | Self::Ambiguous { .. }
             | Self::PayloadFile { .. }
             | Self::CreateTable { .. }
@@ -242,7 +236,7 @@ impl CliError {
             | Self::ReplayEnded { .. }
             | Self::OldSchema { .. }
             | Self::NewSchema { .. }
-            | Self::Unpartitioned { .. }
+            | Self::Retention(_)
             | Self::NoParkedTable { .. }
             | Self::NoGroup { .. }
             | Self::NoToolkit(_)
@@ -309,11 +303,7 @@ impl CliError {
             Self::OtherConfiguration { .. } => hint(OTHER_CONFIGURATION),
             Self::Stranger(_) => hint("give admin.listen a port of its own"),
             Self::Thread(_) => hint("raise the limit of threads (ulimit -u, pids.max)"),
-            Self::Unpartitioned { hint: text, .. } => hint(text),
-            Self::NeedsYesToPartition => hint("read the steps above, and run it again with --yes"),
-            Self::NoRetention { .. } => {
-                hint("set how long rows are kept: [pipelines.NAME.retention] keep = \"7d\"")
-            }
+            Self::Retention(error) => hint(error.hint()),
             Self::WhichPipeline { .. } => hint("select one with -p"),
             Self::NoPipeline { hint: text, .. } => hint(text),
             Self::NoInboxDatabase { .. } | Self::WhichInboxDatabase { .. } => hint(INBOX_DATABASE),

@@ -20,6 +20,7 @@ mod partition;
 mod repair;
 mod replay;
 mod retain;
+mod retention_error;
 mod run;
 mod setup;
 mod sql;

@@ -2,6 +2,7 @@
 
 use super::bookmark::{session, size};
 use super::error::{CliError, Exit, printable};
+use super::retention_error::RetentionError;
 use super::{Output, folded};
 use crate::config::Config;
 use crate::error::Chain;
@@ -51,7 +52,7 @@ pub(super) async fn run(config: &Config, args: &RetainArgs) -> Result<Exit, CliE
         }
     }
     if !any {
-        return Err(CliError::NoRetention { file: config.file.clone() });
+        return Err(RetentionError::Off { file: config.file.clone() }.into());
     }
     Ok(exit)
 }

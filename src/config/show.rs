@@ -8,6 +8,8 @@ use super::section::{FilePosition, quoted};
 use super::types::{Config, Mark, Ordering, PipelineConfig, SizeMax};
 use crate::outbox::{NullPayload, OnUpdate, OutboxSpec, Placement, TimestampSource};
 use crate::pipeline::{Mode, OnSlotLost};
+use crate::postgres::names::TableName;
+use crate::postgres::retention::{KeepFrom, RetentionAction, RetentionSettings};
 use crate::postgres::store::inbox_maintenance::InboxKeep;
 use crate::relay::OnPoison;
 use crate::sink::{self, ShownValue};

@@ -7,7 +7,7 @@ use super::report::RunError;
 use super::retention_report::RetentionReport;
 use crate::backoff::Backoff;
 use crate::postgres::control::Control;
-use crate::postgres::retention::{RetentionRule, pass};
+use crate::postgres::retention::{PassEvent, RetentionRule, pass};
 use crate::postgres::{Conninfo, SourceError, SourceErrorKind, SqlState, error_policy};
 use crate::status::StatusHandle;
 use std::pin::pin;
@@ -147,7 +147,7 @@ impl RetentionTask {
             }
         };
         let done = {
-            let mut on = |event: _| report.event(event);
+            let mut on = |event: PassEvent<'_>| report.event(event);
             let mut work = pin!(pass(control.client(), &spec.rule, &mut on));
             tokio::select! {
                 biased;

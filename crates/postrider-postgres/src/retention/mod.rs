@@ -34,7 +34,7 @@ pub use guard::{Guard, RowGuard};
 pub use hold::Hold;
 pub use horizon::{Horizon, Reader, ReferenceLog};
 pub use partition::{Ready, Taken};
-pub use pass::{PassEvent, PassReport, pass};
+pub use pass::{PassEvent, PassFuture, PassReport, pass};
 pub use processed::remove_expired;
 pub use root::{Child, ChildState, PartitionedRoot, Width};
 pub use rows::{BlockRange, Chunk, HeldRows, leaves};

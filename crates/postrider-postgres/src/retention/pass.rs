@@ -9,6 +9,7 @@ use super::rows::{BlockRange, Chunk, HeldRows, leaves};
 use super::{RetentionAction, RetentionRule, RetentionTable, limit};
 use crate::names::{TableName, ident, literal};
 use pg_replication::error::SourceError;
+use std::pin::Pin;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tokio_postgres::Client;
@@ -66,18 +67,23 @@ pub struct PassReport {
     pub errors: Vec<SourceError>,
 }
 
+/// A pass, as a future that another thread may run.
+pub type PassFuture<'a> = Pin<Box<dyn Future<Output = PassReport> + Send + 'a>>;
+
 /// Does all that is due. An error of one step does not keep the others from being done.
-pub async fn pass(
-    client: &Client,
-    rule: &RetentionRule,
-    on: &mut (dyn FnMut(PassEvent<'_>) + Send),
-) -> PassReport {
-    let report = PassReport::default();
-    let mut pass = Pass { client, on, report };
-    if let Err(error) = pass.run(rule).await {
-        pass.report.errors.push(error);
-    }
-    pass.report
+pub fn pass<'a>(
+    client: &'a Client,
+    rule: &'a RetentionRule,
+    on: &'a mut (dyn FnMut(PassEvent<'_>) + Send),
+) -> PassFuture<'a> {
+    Box::pin(async move {
+        let report = PassReport::default();
+        let mut pass = Pass { client, on, report };
+        if let Err(error) = pass.run(rule).await {
+            pass.report.errors.push(error);
+        }
+        pass.report
+    })
 }
 
 struct Pass<'a> {
@@ -172,12 +178,10 @@ impl Pass<'_> {
         match (table.rule().settings.action, root) {
             (RetentionAction::Delete, root) => {
                 // Left by a pass with another action.
-                let left = root.into_iter().flat_map(|root| {
-                    let left = |child: &&Child| child.state != ChildState::Attached;
-                    root.children.iter().filter(left).map(move |child| (root, child))
-                });
-                for (root, child) in left {
-                    RetentionTable::restore(self.client, root, child).await?;
+                if let Some(root) = root {
+                    for child in unfinished(root) {
+                        RetentionTable::restore(self.client, root, child).await?;
+                    }
                 }
                 self.remove_rows(table, None).await
             }
@@ -299,10 +303,7 @@ impl Pass<'_> {
             self.report.holds.push(Hold::Partman);
             return Ok(());
         }
-        let due = root.children.iter().filter(|child| {
-            !child.is_default && (child.is_past || child.state != ChildState::Attached)
-        });
-        for child in due {
+        for child in due(root) {
             if let Some(default) = root.default_partition() {
                 self.report.holds.push(Hold::DefaultPartition(default.name.to_string()));
                 return Ok(());
@@ -344,10 +345,7 @@ impl Pass<'_> {
             self.report.holds.push(Hold::ArchiveNotPartitioned(archive.table.to_string()));
             return Ok(());
         };
-        let due = root.children.iter().filter(|child| {
-            !child.is_default && (child.is_past || child.state != ChildState::Attached)
-        });
-        for child in due {
+        for child in due(&root) {
             if let Some(default) = root.default_partition() {
                 self.report.holds.push(Hold::DefaultPartition(default.name.to_string()));
                 return Ok(());
@@ -361,6 +359,17 @@ impl Pass<'_> {
         }
         Ok(())
     }
+}
+
+/// Partitions whose bound has passed, and what an earlier pass has not finished.
+fn due(root: &PartitionedRoot) -> Vec<&Child> {
+    let children = root.children.iter().filter(|child| !child.is_default);
+    children.filter(|child| child.is_past || child.state != ChildState::Attached).collect()
+}
+
+/// What an earlier pass has not finished.
+fn unfinished(root: &PartitionedRoot) -> Vec<&Child> {
+    root.children.iter().filter(|child| child.state != ChildState::Attached).collect()
 }
 
 /// Whether `pg_partman` manages the partitions of a table, or may: its list can't be read.

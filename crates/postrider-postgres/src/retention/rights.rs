@@ -44,6 +44,11 @@ impl RetentionRule {
 
     async fn rights_sql(&self, client: &Client) -> Result<Vec<String>, SourceError> {
         let failed = |e| SourceError::control("read whether the outbox is partitioned", e);
+        let table = &self.table.table;
+        let sql =
+            "SELECT EXISTS (SELECT FROM pg_class WHERE oid = to_regclass($1) AND relkind = 'p')";
+        let row = client.query_one(sql, &[&table.to_string()]).await.map_err(failed)?;
+        let is_partitioned: bool = row.try_get(0).map_err(failed)?;
         let of = |table: &TableName, rights: &str, leaves: bool| {
             let leaves = if leaves { "true" } else { "false" };
             OF_TABLE
@@ -52,11 +57,6 @@ impl RetentionRule {
                 .replace("{leaves}", leaves)
         };
         let owner = |table: &TableName| OF_OWNER.replace("{table}", &literal(&table.to_string()));
-        let table = &self.table.table;
-        let sql =
-            "SELECT EXISTS (SELECT FROM pg_class WHERE oid = to_regclass($1) AND relkind = 'p')";
-        let row = client.query_one(sql, &[&table.to_string()]).await.map_err(failed)?;
-        let is_partitioned: bool = row.try_get(0).map_err(failed)?;
         let settings = &self.settings;
         let mut queries = Vec::new();
         if let Some(events) = &settings.processed_events {
