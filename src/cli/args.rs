@@ -7,8 +7,10 @@ use super::error::{CliError, Exit};
 use super::groups::GroupsArgs;
 use super::inbox::InboxArgs;
 use super::parked::ParkedArgs;
+use super::partition::PartitionArgs;
 use super::repair::RepairArgs;
 use super::replay::ReplayArgs;
+use super::retain::RetainArgs;
 use super::setup::Backfill;
 use super::sql::SqlArgs;
 use crate::config::show::{Origin, Shown, is_masked, show as rows_of};
@@ -135,6 +137,10 @@ pub enum Command {
     Adopt(AdoptArgs),
     /// Manage saved positions to replay from: create, list, drop
     Bookmark(BookmarkArgs),
+    /// Remove rows of the outbox that are old, published and needed by nobody: one pass of retention
+    Retain(RetainArgs),
+    /// Turn a plain outbox into a partitioned one while applications write to it
+    Partition(PartitionArgs),
     /// Manage the consumer groups of event logs: list, create, drop, seek, lag, evict
     Groups(GroupsArgs),
     /// Inboxes of a service: run what stores in them, create, watch, dead messages, replay, skip, purge, seek, drop

@@ -6,6 +6,7 @@
 mod columns;
 mod edit;
 mod intake;
+mod retention;
 
 use super::Output;
 use super::args::{CheckArgs, Global};
@@ -53,6 +54,10 @@ pub(super) async fn run(
         let mut findings = file_findings(config, pipeline, spec);
         if !args.offline {
             check_servers(pipeline, spec, login.as_ref(), &mut findings).await;
+            // With the login of an administrator the rights of the relay's role are not known.
+            if login.is_none() {
+                retention::check(spec, &mut findings).await;
+            }
         }
         for finding in &mut findings {
             name_the_file(finding, global);

@@ -1,6 +1,7 @@
 //! The errors of the commands, their hints, and the exit statuses of the process.
 
 use super::inbox::error::InboxCommandError;
+use super::retention_error::RetentionError;
 use crate::admin::AdminError;
 use crate::config::ConfigError;
 #[cfg(feature = "demo")]
@@ -166,6 +167,8 @@ pub(super) enum CliError {
     GroupNeedsYes { command: &'static str },
     #[error(transparent)]
     Inbox(#[from] InboxCommandError),
+    #[error(transparent)]
+    Retention(#[from] RetentionError),
     #[error("could not write to standard output")]
     Output(#[source] io::Error),
 }
@@ -187,6 +190,7 @@ impl CliError {
             Self::Init(error) if error.is_of_database() => Exit::Problems,
             Self::Replay(error) if error.is_usage() => Exit::Usage,
             Self::Inbox(error) if error.is_usage() => Exit::Usage,
+            Self::Retention(error) if error.is_usage() => Exit::Usage,
             Self::NotATime { .. }
             | Self::Bookmark(BookmarkError::Name { .. })
             | Self::Config(_)
@@ -232,6 +236,7 @@ impl CliError {
             | Self::ReplayEnded { .. }
             | Self::OldSchema { .. }
             | Self::NewSchema { .. }
+            | Self::Retention(_)
             | Self::NoParkedTable { .. }
             | Self::NoGroup { .. }
             | Self::NoToolkit(_)
@@ -298,6 +303,7 @@ impl CliError {
             Self::OtherConfiguration { .. } => hint(OTHER_CONFIGURATION),
             Self::Stranger(_) => hint("give admin.listen a port of its own"),
             Self::Thread(_) => hint("raise the limit of threads (ulimit -u, pids.max)"),
+            Self::Retention(error) => hint(error.hint()),
             Self::WhichPipeline { .. } => hint("select one with -p"),
             Self::NoPipeline { hint: text, .. } => hint(text),
             Self::NoInboxDatabase { .. } | Self::WhichInboxDatabase { .. } => hint(INBOX_DATABASE),

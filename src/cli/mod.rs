@@ -16,8 +16,11 @@ mod inbox;
 mod init;
 mod logging;
 mod parked;
+mod partition;
 mod repair;
 mod replay;
+mod retain;
+mod retention_error;
 mod run;
 mod setup;
 mod sql;
@@ -49,8 +52,10 @@ pub use parked::{
     ActArgs, FilterArgs, Id, ListArgs, ParkedArgs, ParkedCommand, ReplaceArgs, RetryArgs,
     SelectArgs, ShowArgs, SkipArgs,
 };
+pub use partition::PartitionArgs;
 pub use repair::RepairArgs;
 pub use replay::{ReplayArgs, SourceArg};
+pub use retain::RetainArgs;
 pub use setup::Backfill;
 pub use sql::SqlArgs;
 
@@ -122,6 +127,14 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
         Command::Bookmark(bookmark) => {
             let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
             block_on(bookmark::run(&config, bookmark))?
+        }
+        Command::Retain(retain) => {
+            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
+            block_on(retain::run(&config, retain))?
+        }
+        Command::Partition(partition) => {
+            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
+            block_on(partition::run(&config, partition, env))?
         }
         Command::Groups(groups) => {
             let config = match groups.url {

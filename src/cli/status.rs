@@ -310,6 +310,7 @@ fn render(pipelines: &[Value], color: bool) -> String {
     for pipeline in pipelines {
         text.push_str(&problem(pipeline));
         text.push_str(&maintenance(pipeline));
+        text.push_str(&retention(pipeline));
         text.push_str(&event_logs(pipeline));
         text.push_str(&inboxes(pipeline));
         text.push_str(&parked(pipeline));
@@ -489,6 +490,29 @@ fn maintenance(pipeline: &Value) -> String {
     );
     if let Some(hint) = of("hint") {
         write!(text, "\n  {hint}").unwrap_or_default();
+    }
+    text
+}
+
+/// What blocks retention of the outbox, or why it fails.
+fn retention(pipeline: &Value) -> String {
+    let name = pipeline["pipeline"].as_str().unwrap_or("-");
+    let retention = &pipeline["maintenance"]["retention"];
+    let mut text = String::new();
+    let mut line = |what: &str, reason: &str, hint: Option<&str>| {
+        // Writing to a String does not fail.
+        write!(text, "\n\n{name}: retention {what}: {reason}").unwrap_or_default();
+        if let Some(hint) = hint {
+            write!(text, "\n  {hint}").unwrap_or_default();
+        }
+    };
+    if let Some(reason) = retention["reason"].as_str() {
+        let what = "fails, and is repeated; publishing is not affected";
+        line(what, reason, retention["hint"].as_str());
+    }
+    for blocked in retention["blocked"].as_array().into_iter().flatten() {
+        let reason = blocked["message"].as_str().unwrap_or("-");
+        line("removes nothing", reason, blocked["hint"].as_str());
     }
     text
 }

@@ -3,6 +3,7 @@
 //! This is the last step of reading a file, so that an invalid template or an unknown property of librdkafka is
 //! reported like any other mistake of the file, with its position.
 
+use super::retention;
 use super::section::{Context, quoted};
 use super::types::{Mark, Ordering, PipelineConfig, SizeMax};
 use crate::error::Chain;
@@ -66,6 +67,8 @@ pub(super) fn spec(
     {
         context.error_at(&format!("{path}.outbox.on_update"), why);
     }
+    let marked = (pipeline.mode != Mode::Wal || poll.mark_streamed) && poll.table.is_some();
+    let retention = retention::rule(context, &path, pipeline, (&outbox, &poll), marked);
     (!context.has_error_under(&path)).then_some(PipelineSpec {
         names: Names {
             key: PipelineKey::first(&pipeline.name),
@@ -99,6 +102,7 @@ pub(super) fn spec(
         bookmarks_retain_max: pipeline.bookmarks.retain_max,
         confirm_interval: pipeline.flow.confirm_interval,
         maintenance: maintenance.clone(),
+        retention,
     })
 }
 

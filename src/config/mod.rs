@@ -10,6 +10,7 @@ mod file;
 #[cfg(feature = "kafka")]
 mod inboxes;
 mod pipeline;
+mod retention;
 pub mod schema;
 mod section;
 pub mod show;

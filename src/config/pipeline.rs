@@ -1,6 +1,7 @@
 //! `[pipelines.NAME]`: source, route, payload, flow, parking and poll.
 
 use super::file::Url;
+use super::retention;
 use super::section::{Entry, Kind, Section, SinkKeys, nearest, quoted, wrong_kind};
 use super::types::{
     BackoffConfig, BookmarksConfig, FlowConfig, Mark, Ordering, OutboxConfig, ParkingConfig,
@@ -91,6 +92,7 @@ fn one(name: &str, section: Section<'_>) -> PipelineConfig {
         parking: parking(section.section("parking"), sink.names()),
         poll: poll(section.section("poll")),
         bookmarks: bookmarks(section.section("bookmarks")),
+        retention: retention::read(section.section("retention")),
         sink,
         other_sinks,
     };

@@ -8,6 +8,8 @@ use super::section::{FilePosition, quoted};
 use super::types::{Config, Mark, Ordering, PipelineConfig, SizeMax};
 use crate::outbox::{NullPayload, OnUpdate, OutboxSpec, Placement, TimestampSource};
 use crate::pipeline::{Mode, OnSlotLost};
+use crate::postgres::names::TableName;
+use crate::postgres::retention::{KeepFrom, RetentionAction, RetentionSettings};
 use crate::postgres::store::inbox_maintenance::InboxKeep;
 use crate::relay::OnPoison;
 use crate::sink::{self, ShownValue};
@@ -326,6 +328,37 @@ impl Rows<'_> {
         self.add(&table, "mark_streamed", json!(poll.mark_streamed));
         let retain_max = ShowSize(pipeline.bookmarks.retain_max).to_string();
         self.add(&of("bookmarks"), "retain_max", json!(retain_max));
+        self.retention(&pipeline.retention, &of("retention"));
+    }
+
+    fn retention(&mut self, settings: &RetentionSettings, table: &str) {
+        let never = |of: Option<Duration>| of.map_or_else(|| json!("0"), duration);
+        let named = |of: &Option<TableName>| {
+            let shown = of.as_ref().map(|of| format!("{}.{}", name(&of.schema), name(&of.name)));
+            json!(shown.unwrap_or_default())
+        };
+        self.add(table, "keep", never(settings.keep));
+        let keep_from = match settings.keep_from {
+            KeepFrom::Published => "published",
+            KeepFrom::Time => "time",
+            KeepFrom::Expiry => "expiry",
+        };
+        self.add(table, "keep_from", json!(keep_from));
+        let action = match settings.action {
+            RetentionAction::Delete => "delete",
+            RetentionAction::Archive => "archive",
+            RetentionAction::Drop => "drop",
+        };
+        self.add(table, "action", json!(action));
+        self.add(table, "archive", named(&settings.archive));
+        self.add(table, "archive_keep", never(settings.archive_keep));
+        self.add(table, "interval", duration(settings.interval));
+        self.add(table, "rate", json!(settings.rate));
+        self.add(table, "processed_events", named(&settings.processed_events));
+        let partitions = format!("{table}.partitions");
+        let by = settings.width.map(|width| width.to_string()).unwrap_or_default();
+        self.add(&partitions, "by", json!(by));
+        self.add(&partitions, "ahead", json!(settings.ahead));
     }
 }
 

@@ -8,6 +8,7 @@ use crate::outbox::{
     TimestampSource,
 };
 use crate::pipeline::{MaintenanceSettings, Mode, OnSlotLost, PipelineSpec};
+use crate::postgres::retention::RetentionSettings;
 use crate::relay::OnPoison;
 use crate::secret_file::SecretFile;
 use crate::sink::SinkConfig;
@@ -77,6 +78,8 @@ pub struct PipelineConfig {
     pub poll: PollConfig,
     /// How much WAL saved positions may retain.
     pub bookmarks: BookmarksConfig,
+    /// How long published rows are kept.
+    pub retention: RetentionSettings,
 }
 
 /// `[pipelines.NAME.bookmarks]`

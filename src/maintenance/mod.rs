@@ -2,7 +2,7 @@
 //!
 //! Each pipeline has one task for it, with a timer and a session of its own. A run deletes resolved rows of the parked
 //! table that no stream sends again, and drops bookmarks that have expired or retain too much WAL. What is to be
-//! maintained later, such as the retention of outbox rows, becomes a further step of a run (`run`).
+//! maintained later becomes a further step of a run (`run`).
 //!
 //! There is one task for each pipeline and not for each database, because ownership belongs to a pipeline, and because
 //! pipelines share nothing: a run that fails or waits delays no other pipeline.
@@ -19,6 +19,10 @@
 //! groups. It works on the logs' database, which may be another one, every few seconds, and so keeps its session. Its
 //! statements check no epoch: each of them is right whoever runs it, and however often.
 //!
+//! A pipeline with `[pipelines.NAME.retention]` has another one (`retention_task`), which removes rows of the outbox
+//! table and moves its partitions, on a session for each pass. Its statements check no epoch: they decide by what the
+//! database has (`postgres::retention`).
+//!
 //! A further task (`inboxes_task`) is for the inboxes of the SQL toolkit, one for each database of the pipeline. Most
 //! databases have none: then it looks every few minutes, and keeps no session. Its statements check no epoch either.
 
@@ -33,6 +37,8 @@ mod inboxes_report;
 mod inboxes_task;
 mod pace;
 mod report;
+mod retention_report;
+mod retention_task;
 mod run;
 mod task;
 
@@ -43,5 +49,6 @@ pub use inboxes::InboxSettings;
 pub(crate) use inboxes::InboxesSpec;
 #[cfg(feature = "kafka")]
 pub(crate) use inboxes_task::InboxMaintenance;
+pub(crate) use retention_task::RetentionSpec;
 pub(crate) use run::MaintenanceSpec;
 pub(crate) use task::Maintenance;

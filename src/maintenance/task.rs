@@ -7,6 +7,7 @@ use super::inboxes::InboxesSpec;
 use super::inboxes_task::InboxMaintenance;
 use super::pace::{FAILURE_BACKOFF, FIRST_PAUSE, cancel};
 use super::report::{MaintenanceReport, RunError};
+use super::retention_task::{Retention, RetentionSpec};
 use super::run::{MaintenanceSpec, RunOutcome};
 use crate::backoff::Backoff;
 use crate::status::StatusHandle;
@@ -32,15 +33,19 @@ pub(crate) struct Maintenance {
     event_logs: Option<JoinHandle<()>>,
     /// A task for the inboxes of each database.
     inboxes: Vec<InboxMaintenance>,
+    /// The task for the outbox table.
+    retention: Option<Retention>,
 }
 
 impl Maintenance {
     /// Starts the tasks on the runtime of the pipeline's thread. They work while `owner` has an epoch. `event_logs`:
-    /// the sink writes event logs. `inboxes`: the databases whose inboxes are maintained.
+    /// the sink writes event logs. `inboxes`: the databases whose inboxes are maintained. `retention`: old rows of the outbox
+    /// table are removed.
     pub(crate) fn start(
         spec: MaintenanceSpec,
         event_logs: Option<EventLogsSpec>,
         inboxes: Vec<InboxesSpec>,
+        retention: Option<RetentionSpec>,
         owner: &OwnerEpoch,
         status_handle: StatusHandle,
     ) -> Self {
@@ -56,6 +61,7 @@ impl Maintenance {
             .into_iter()
             .map(|spec| InboxMaintenance::start(spec, owner, status_handle.clone()))
             .collect();
+        let retention = retention.map(|spec| Retention::start(spec, owner, status_handle.clone()));
         let report = MaintenanceReport::new(spec.key.pipeline.clone(), status_handle);
         let task = MaintenanceTask {
             spec,
@@ -66,13 +72,13 @@ impl Maintenance {
         };
         #[expect(clippy::disallowed_methods, reason = "the handle is kept, and aborted on drop")]
         let task = tokio::spawn(task.serve());
-        Self { owner: owner.clone(), task, event_logs, inboxes }
+        Self { owner: owner.clone(), task, event_logs, inboxes, retention }
     }
 
     /// Cancels the statements that are running, and waits for the end of the sessions, but no longer than `grace`.
     pub(crate) async fn stop(mut self, grace: Duration) {
         self.owner.close();
-        let Self { task, event_logs, inboxes, .. } = &mut self;
+        let Self { task, event_logs, inboxes, retention, .. } = &mut self;
         let ended = async {
             // A task ends by itself, or has panicked, which is logged.
             drop(task.await);
@@ -81,6 +87,9 @@ impl Maintenance {
             }
             for inboxes in inboxes {
                 inboxes.ended().await;
+            }
+            if let Some(retention) = retention {
+                retention.ended().await;
             }
         };
         // A task that does not end in time is aborted.

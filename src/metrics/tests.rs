@@ -4,8 +4,8 @@
 use super::*;
 use crate::intake_status::IntakeState;
 use crate::status::{
-    EventLogSummary, EventLogsSummary, GroupSummary, InboxSummary, InboxesSummary, Lag,
-    PipelineState, RunsSummary,
+    BlockedRetention, EventLogSummary, EventLogsSummary, GroupSummary, HeldByReason, InboxSummary,
+    InboxesSummary, Lag, PipelineState, RetentionSummary, RunsSummary,
 };
 use expect_test::expect;
 use std::time::{Duration, Instant};
@@ -33,6 +33,14 @@ fn metrics() -> Metrics {
         snapshot.maintenance.bookmarks_dropped_total = 1;
         snapshot.maintenance.runs.failures_total = 2;
         snapshot.maintenance.runs.ran_at = Some(at);
+        snapshot.maintenance.retention = Some(RetentionSummary {
+            removed_rows_total: 5_000,
+            partitions_created_total: 3,
+            partitions_removed_total: 1,
+            held_rows: vec![HeldByReason { reason: "unresolved", rows: 17 }],
+            blocked: vec![BlockedRetention { reason: "replay", ..BlockedRetention::default() }],
+            runs: RunsSummary { failures_total: 4, ran_at: Some(at), ..RunsSummary::default() },
+        });
         snapshot.maintenance.event_logs = Some(EventLogsSummary {
             logs: vec![EventLogSummary {
                 log: "shop".to_owned(),

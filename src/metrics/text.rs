@@ -4,14 +4,17 @@ use super::catalog::describe;
 use super::{Closed, EndpointMetrics, Latency, PipelineMetrics, PipelineSource};
 use crate::status::{
     EventLogSummary, EventLogsSummary, GroupSummary, InboxSummary, InboxesSummary, PipelineState,
-    Snapshot, StatusHandle,
+    RetentionSummary, Snapshot, StatusHandle,
 };
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
+use std::collections::BTreeSet;
 use std::fmt;
 
+/// A counter of retention.
+type RetentionCounter = (&'static str, fn(&RetentionSummary) -> u64);
 /// A counter of the maintenance of event logs.
 type EventLogsCounter = (&'static str, fn(&EventLogsSummary) -> u64);
 
@@ -131,6 +134,7 @@ impl Collector for Scrape {
         self.parked(&mut encoder)?;
         self.states(&mut encoder)?;
         self.maintenance(&mut encoder)?;
+        self.retention(&mut encoder)?;
         self.event_logs(&mut encoder)?;
         self.groups(&mut encoder)?;
         self.inboxes(&mut encoder)?;
@@ -311,6 +315,47 @@ impl Scrape {
         })?;
         self.gauge(encoder, "postrider_maintenance_last_run_seconds", |snapshot| {
             snapshot.maintenance.runs.last_run_seconds
+        })
+    }
+
+    fn retention(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let counters: [RetentionCounter; 4] = [
+            ("postrider_retention_removed_rows_total", |of| of.removed_rows_total),
+            ("postrider_retention_partitions_created_total", |of| of.partitions_created_total),
+            ("postrider_retention_partitions_removed_total", |of| of.partitions_removed_total),
+            ("postrider_retention_failures_total", |of| of.runs.failures_total),
+        ];
+        let with = || {
+            let of = |sample: &PipelineSample| sample.snapshot.maintenance.retention.clone();
+            self.pipelines.iter().filter_map(move |sample| Some((sample, of(sample)?)))
+        };
+        for (name, value) in counters {
+            let mut family = describe(encoder, name, MetricType::Counter)?;
+            for (sample, summary) in with() {
+                family
+                    .encode_family(&[sample.pipeline(), sample.shard()])?
+                    .encode_counter::<NoLabelSet, _, f64>(&value(&summary), None)?;
+            }
+        }
+        let mut family = describe(encoder, "postrider_retention_held_rows", MetricType::Gauge)?;
+        for (sample, summary) in with() {
+            for held in &summary.held_rows {
+                let labels = [sample.pipeline(), sample.shard(), ("reason", held.reason)];
+                family.encode_family(&labels)?.encode_gauge(&real(held.rows))?;
+            }
+        }
+        let mut family = describe(encoder, "postrider_retention_blocked", MetricType::Gauge)?;
+        for (sample, summary) in with() {
+            // Several pipelines or replays may block for one reason.
+            let reasons: BTreeSet<&str> =
+                summary.blocked.iter().map(|blocked| blocked.reason).collect();
+            for reason in reasons {
+                let labels = [sample.pipeline(), sample.shard(), ("reason", reason)];
+                family.encode_family(&labels)?.encode_gauge(&1_u32)?;
+            }
+        }
+        self.gauge(encoder, "postrider_retention_last_run_seconds", |snapshot| {
+            snapshot.maintenance.retention.as_ref()?.runs.last_run_seconds
         })
     }
 

@@ -17,7 +17,7 @@ pub enum Mode {
 
 impl Mode {
     /// As in the configuration.
-    pub(super) const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Wal => "wal",
             Self::Poll => "poll",

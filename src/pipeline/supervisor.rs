@@ -16,7 +16,7 @@ use super::store_port::StorePort;
 use super::stream::stream;
 use crate::backoff::Backoff;
 use crate::error::{Halt, HaltReason};
-use crate::maintenance::{EventLogsSpec, InboxesSpec, Maintenance, MaintenanceSpec};
+use crate::maintenance::{EventLogsSpec, InboxesSpec, Maintenance, MaintenanceSpec, RetentionSpec};
 use crate::metrics::{PipelineMetrics, Side};
 use crate::postgres::SourceError;
 use crate::postgres::error_policy::{self, Action, Class, Phase, Repeats};
@@ -147,8 +147,11 @@ impl Supervisor {
             conninfo,
             settings: spec.maintenance.clone(),
         });
+        let retention = spec.retention.clone();
+        let retention =
+            retention.map(|rule| RetentionSpec { conninfo: spec.conninfo.clone(), rule });
         let owner = ownership.announced();
-        Maintenance::start(maintenance_spec, event_logs, inboxes, owner, status_handle)
+        Maintenance::start(maintenance_spec, event_logs, inboxes, retention, owner, status_handle)
     }
 
     async fn run(&mut self, stop: &Stop) -> PipelineExit {

@@ -155,6 +155,42 @@ fn intakes() -> Vec<String> {
     all
 }
 
+/// Retention that is blocked for a day, or whose passes fail again and again.
+fn retention() -> Vec<String> {
+    let one = |interval: &str, series: &str, values: &str, alert: &str, at: [(&str, &str); 2]| {
+        let expected = at.map(|(time, labels)| {
+            let list = if labels.is_empty() {
+                "[]".to_owned()
+            } else {
+                format!("[ {{ exp_labels: {{ severity: ticket{labels} }} }} ]")
+            };
+            format!("      - {{ eval_time: {time}, alertname: {alert}, exp_alerts: {list} }}\n")
+        });
+        format!(
+            "  - interval: {interval}\n    input_series:\n      - {{ series: '{series}', values: '{values}' }}\n    \
+             alert_rule_test:\n{}",
+            expected.concat()
+        )
+    };
+    let of = ", pipeline: orders";
+    vec![
+        one(
+            "1h",
+            "postrider_retention_blocked{pipeline=\"orders\",shard=\"0\",reason=\"repair\"}",
+            "1x40",
+            "PostriderRetentionBlocked",
+            [("20h", ""), ("26h", ", pipeline: orders, reason: repair")],
+        ),
+        one(
+            "1m",
+            "postrider_retention_failures_total{pipeline=\"orders\"}",
+            "0+0x20 1+1x40",
+            "PostriderRetention",
+            [("20m", ""), ("40m", of)],
+        ),
+    ]
+}
+
 #[test]
 #[expect(clippy::too_many_lines, reason = "the alerts, one after the other")]
 fn alerts_call_when_they_should_and_not_before() {
@@ -238,6 +274,7 @@ fn alerts_call_when_they_should_and_not_before() {
     tests.extend(beside_a_version_without_shards());
     tests.extend(groups_without_a_consumer());
     tests.extend(intakes());
+    tests.extend(retention());
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tests.yml");
     // What is checked here is when, not in which words.

@@ -189,6 +189,8 @@ mod repeats;
 mod replay;
 /// Stop, kill, restart, freeze: what is sent again, and what is not.
 mod resume;
+/// Retention of the outbox: rows, partitions, archive, `postrider retain`.
+mod retention;
 /// Secrets that are rotated while the service runs.
 mod rotation;
 /// Formats whose schemas are those of a registry.

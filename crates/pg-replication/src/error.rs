@@ -29,6 +29,8 @@ impl SqlState {
     pub const UNDEFINED_TABLE: Self = Self(*b"42P01");
     /// `09000`, `triggered_action_exception`.
     pub const TRIGGERED_ACTION_EXCEPTION: Self = Self(*b"09000");
+    /// `23514`, `check_violation`: also that a partitioned table has no partition for a row.
+    pub const CHECK_VIOLATION: Self = Self(*b"23514");
     /// `42804`, `datatype_mismatch`.
     pub const DATATYPE_MISMATCH: Self = Self(*b"42804");
     /// `55P03`, `lock_not_available`: `lock_timeout` passed while another session held the lock.

@@ -150,9 +150,50 @@ pub struct MaintenanceSummary {
     /// The event logs that the pipeline writes; `None` if its sink is no database with event logs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub event_logs: Option<EventLogsSummary>,
+    /// The retention of the outbox table; `None` if nothing is removed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retention: Option<RetentionSummary>,
     /// The inboxes of the SQL toolkit, an entry for each database that has them; empty if none has.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub inboxes: Vec<InboxesSummary>,
+}
+
+/// The retention of a pipeline's outbox table.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct RetentionSummary {
+    /// Rows that were deleted or moved to the archive since the process started.
+    pub removed_rows_total: u64,
+    /// Partitions that were created since the process started.
+    pub partitions_created_total: u64,
+    /// Partitions of the outbox and of the archive that were dropped or archived since the process started.
+    pub partitions_removed_total: u64,
+    /// Rows that are old enough and were kept in the last pass, by reason.
+    pub held_rows: Vec<HeldByReason>,
+    /// What blocked the removal of all rows in the last pass.
+    pub blocked: Vec<BlockedRetention>,
+    /// Its passes.
+    #[serde(flatten)]
+    pub runs: RunsSummary,
+}
+
+/// Rows that retention keeps for one reason.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct HeldByReason {
+    /// The reason.
+    pub reason: &'static str,
+    /// The number of rows.
+    pub rows: u64,
+}
+
+/// Why retention removes nothing.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct BlockedRetention {
+    /// The reason as a label.
+    pub reason: &'static str,
+    /// The reason in words.
+    pub message: String,
+    /// What ends it, if an action does.
+    pub hint: Option<String>,
 }
 
 /// The runs of one kind of maintenance.
@@ -439,6 +480,9 @@ impl StatusHandle {
         snapshot.lag_seconds = snapshot.moments.lag.at(now).as_secs_f64();
         snapshot.source_contact_seconds = since(snapshot.moments.source_contact_at);
         snapshot.maintenance.runs.compute(now);
+        if let Some(retention) = &mut snapshot.maintenance.retention {
+            retention.runs.compute(now);
+        }
         if let Some(logs) = &mut snapshot.maintenance.event_logs {
             logs.runs.compute(now);
         }

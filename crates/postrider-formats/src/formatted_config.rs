@@ -76,6 +76,10 @@ impl SinkConfig for FormattedConfig {
         self.inner.retentions(needs, destinations)
     }
 
+    fn prepare(&self, needs: &Needs, adopt_cursor: bool) -> Vec<Finding> {
+        self.inner.prepare(needs, adopt_cursor)
+    }
+
     fn cluster(&self, needs: &Needs) -> Option<String> {
         self.inner.cluster(needs)
     }

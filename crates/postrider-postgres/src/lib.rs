@@ -25,6 +25,7 @@ pub mod poll;
 pub mod preflight;
 pub mod repair;
 pub mod replay;
+pub mod retention;
 pub mod schema;
 pub mod schema_owner;
 pub mod setup;

@@ -316,3 +316,27 @@ fn layers_are_not_passed_by_through_super() {
     }
     assert_none("paths through super", &found);
 }
+
+/// The methods of a trait, or of its implementation, in this file.
+fn methods(path: &str, header: &str) -> BTreeSet<String> {
+    let text = text(&root().join(path)).expect("a file");
+    let (_, rest) = text.split_once(header).unwrap_or_else(|| panic!("{path} has no {header}"));
+    let (body, _) = rest.split_once("\n}\n").expect("an end");
+    let of_line = |line: &str| Some(word_at_start(line.strip_prefix("    fn ")?).to_owned());
+    body.lines().filter_map(of_line).collect()
+}
+
+/// A method with a default that the sink before another one does not pass on would be the default for every format.
+#[test]
+fn formatted_sink_passes_every_method_on() {
+    let sink = "crates/postrider-core/src/sink.rs";
+    for (of, path, by) in [
+        ("pub trait SinkConfig", "formatted_config.rs", "impl SinkConfig for FormattedConfig"),
+        ("pub trait Sink: Send", "formatted_sink.rs", "impl Sink for FormattedSink"),
+    ] {
+        let path = format!("crates/postrider-formats/src/{path}");
+        let missing: Vec<_> =
+            methods(sink, of).difference(&methods(&path, by)).cloned().collect();
+        assert_none(&format!("{path} does not pass on"), &missing);
+    }
+}

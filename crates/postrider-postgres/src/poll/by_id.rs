@@ -7,6 +7,7 @@ use super::spec::PollSpec;
 use super::sql::{HUGE, PayloadCopy, bound, key, sizes, stored, to_publish, unpublished, value};
 use super::table::{self, TableColumn, TableShape};
 use crate::names::{ident, literal};
+use crate::times::AmbiguousTime;
 use crate::wire::Lsn;
 use pg_replication::error::SourceError;
 use postrider_core::outbox_rows::WritingTransaction;
@@ -132,6 +133,23 @@ impl OutboxTable {
         let time = self.spec.time.as_deref()?;
         let column = self.shape.column(time)?;
         (column.type_name == "timestamp with time zone").then(|| format!("o.{}", ident(time)))
+    }
+
+    /// The point in time of a column of a row (`o`), as SQL; `None` if the table has no such column. Of an ambiguous
+    /// local time it is the later instant.
+    pub(crate) fn instant(&self, column: &str) -> Option<String> {
+        self.shape.column(column)?;
+        Some(self.shape.instant(self.spec.zone.as_ref(), "o", column, AmbiguousTime::Later))
+    }
+
+    /// Whether a column may have times without a zone.
+    pub(crate) fn lacks_zone(&self, column: &str) -> bool {
+        self.shape.time_type(column).lacks_zone()
+    }
+
+    /// The names of its columns, in order.
+    pub(crate) fn column_names(&self) -> impl Iterator<Item = &str> {
+        self.shape.columns.iter().map(|column| column.name.as_str())
     }
 
     /// Reads `columns` of the rows (`o`) that have one of these ids and meet `filter`, each with the parked rows (`p`)

@@ -105,8 +105,11 @@ async fn note(client: &Client, repair: &NewRepair<'_>) -> Result<(), SourceError
     let pages = if continues { "number < 0" } else { "true" };
     // The positions of the list must lie between the last position of the old slot and the first one of the new slot.
     // This transaction writes some WAL, so that there are enough positions between them.
+    // The lock of the cursor row: a statement of retention that decided before this row exists has ended when the lock
+    // is granted, and one that decides later sees the row.
     let sql = format!(
         "BEGIN;\n\
+         SELECT FROM postrider.cursor WHERE pipeline = {pipeline} AND shard = {shard} FOR UPDATE;\n\
          INSERT INTO postrider.repair AS r (pipeline, shard, kind, state, selection, ledger, ledger_at, slot) \
          SELECT {pipeline}, {shard}, {kind}, 'making', {selection}, {known}, {known_at}, {slot} \
          ON CONFLICT (pipeline, shard) DO UPDATE SET state = 'making', slot = excluded.slot, \

@@ -53,7 +53,7 @@ impl<'a> Snapshot<'a> {
 }
 
 /// The number of the transaction that wrote a row (`o`), with the epoch that puts it in the past.
-const XID: &str = "((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) \
+pub(crate) const XID: &str = "((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) \
                     - (((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - o.xmin::text::int8) \
                        & 4294967295))";
 

@@ -21,6 +21,7 @@ mod reader;
 mod row;
 
 pub use begin::{NewRepair, RepairProgress, begin};
+pub(crate) use list::XID;
 pub use list::{
     Method, RepairSummary, UnmarkedRows, left, parked_aggregates, relays, summarize, undecided,
     without_id,

@@ -236,12 +236,15 @@ pub async fn insert(
     new: &NewReplay<'_>,
 ) -> Result<Option<Replay>, SourceError> {
     let failed = |e| SourceError::control(format!("record replay {:?}", new.name), e);
+    // The lock of the cursor row: a statement of retention that decided before this row exists has ended when the lock
+    // is granted, and one that decides later sees the row. Where there is no cursor row, retention removes nothing.
     let sql = format!(
-        "INSERT INTO postrider.replay (pipeline, name, request, source, bookmark, from_lsn, until_lsn, next_lsn, \
+        "WITH decided AS MATERIALIZED (SELECT FROM postrider.cursor WHERE pipeline = $1 AND shard = $8 FOR UPDATE) \
+         INSERT INTO postrider.replay (pipeline, name, request, source, bookmark, from_lsn, until_lsn, next_lsn, \
            next_ordinal, shard) \
          SELECT $1, $2, $3, CASE WHEN $4::pg_catalog.text IS NULL THEN 'table' ELSE 'wal' END, $4, $5, \
            CASE WHEN $4 IS NOT NULL THEN least($6::pg_catalog.pg_lsn, pg_catalog.pg_current_wal_insert_lsn()) END, \
-           $5, $7, $8::pg_catalog.int4 \
+           $5, $7, $8::pg_catalog.int4 FROM (SELECT count(*) FROM decided) AS locked \
          ON CONFLICT DO NOTHING RETURNING {COLUMNS}"
     );
     let from = new.from.map(|from| pg_lsn(from.commit));

@@ -1,0 +1,153 @@
+//! The conditions on one row, as SQL: all of them must hold before it is removed.
+
+use super::horizon::{Horizon, Reader};
+use super::{RetentionTable, interval};
+use crate::names::literal;
+use crate::repair::XID;
+
+/// Why a row is kept. In this order, the first that applies is reported.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Guard {
+    /// It is not older than `keep`, or it has no time.
+    Age,
+    /// Its transaction is not known to be resolved: its event may not have been published.
+    Unresolved,
+    /// It may have been committed before the slot was created, so that no stream has published it.
+    BeforeSlot,
+    /// It does not have its layout's mark of a published row.
+    Unmarked,
+    /// Its event is parked, or it has no id.
+    Parked,
+    /// It may have been committed after a bookmark.
+    Bookmark,
+    /// A consumer group of a log with references has not passed its event.
+    Group,
+}
+
+impl Guard {
+    /// All of them, in order.
+    pub const ALL: [Self; 7] = [
+        Self::Age,
+        Self::Unresolved,
+        Self::BeforeSlot,
+        Self::Unmarked,
+        Self::Parked,
+        Self::Bookmark,
+        Self::Group,
+    ];
+
+    /// The name, for metrics and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Age => "age",
+            Self::Unresolved => "unresolved",
+            Self::BeforeSlot => "before_slot",
+            Self::Unmarked => "unmarked",
+            Self::Parked => "parked",
+            Self::Bookmark => "bookmark",
+            Self::Group => "group",
+        }
+    }
+
+    /// What keeps such rows, for people.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Age => "not older than retention.keep",
+            Self::Unresolved => "their transactions are not known to be resolved",
+            Self::BeforeSlot => "from before the slot was created: no stream has published them",
+            Self::Unmarked => "without the layout's mark of published rows",
+            Self::Parked => "their events are parked",
+            Self::Bookmark => "newer than the oldest bookmark",
+            Self::Group => "a consumer group has not passed their events",
+        }
+    }
+}
+
+/// A guard as SQL.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RowGuard {
+    /// Which one.
+    pub guard: Guard,
+    /// Whether the guard allows the removal of a row (`o`): true or false, never NULL.
+    pub allows: String,
+}
+
+impl RetentionTable {
+    /// The guards of this table's rows, in order. Empty if the table has no time column: then nothing may be removed.
+    pub fn guards(&self, horizon: &Horizon) -> Vec<RowGuard> {
+        let Some(age) = self.age() else { return Vec::new() };
+        let mut guards = Vec::new();
+        let mut add = |guard: Guard, conditions: Vec<String>| {
+            if !conditions.is_empty() {
+                let allows = format!("coalesce(({}), false)", conditions.join(" AND "));
+                guards.push(RowGuard { guard, allows });
+            }
+        };
+        let keep = interval(self.keep());
+        add(Guard::Age, vec![format!("{age} < statement_timestamp() - {keep}")]);
+        let below = horizon.below.map(|below| format!("{XID} < {below}"));
+        add(Guard::Unresolved, below.into_iter().collect());
+        let before = horizon.before_slot.iter();
+        let before = before.map(|snapshot| {
+            format!(
+                "NOT pg_visible_in_snapshot({XID}::text::xid8, {}::pg_snapshot)",
+                literal(snapshot)
+            )
+        });
+        // A mark proves that a row is published, whenever it was committed.
+        let before = before.filter(|_| !self.rule().marked);
+        add(Guard::BeforeSlot, before.collect());
+        let unmarked = self.rule().marked.then(|| format!("NOT ({})", self.table().unmarked()));
+        add(Guard::Unmarked, unmarked.into_iter().collect());
+        add(Guard::Parked, vec![self.not_parked(&horizon.readers)]);
+        let bookmark = horizon.bookmark_micros.zip(self.time()).map(|(micros, time)| {
+            format!("{time} < timestamptz 'epoch' + {micros} * interval '1 microsecond'")
+        });
+        add(Guard::Bookmark, bookmark.into_iter().collect());
+        let groups = horizon.logs.iter().map(|log| {
+            format!(
+                "NOT EXISTS (SELECT FROM {table} AS e WHERE e.seq > {passed} AND e.event_id = {id})",
+                table = log.table,
+                passed = log.passed,
+                id = self.table().id(),
+            )
+        });
+        add(Guard::Group, groups.collect());
+        guards
+    }
+
+    /// Rows (`o`) whose events no pipeline has parked. A row with the id of a parked event may be another event, and is
+    /// kept too.
+    fn not_parked(&self, readers: &[Reader]) -> String {
+        let of = readers.iter().map(|reader| {
+            format!("(p.pipeline = {} AND p.shard = {})", literal(&reader.pipeline), reader.shard)
+        });
+        let of: Vec<String> = of.collect();
+        let id = self.table().id();
+        format!(
+            "{id} <> '' AND NOT EXISTS (SELECT FROM postrider.parked AS p WHERE ({of}) \
+             AND p.state NOT IN ('done', 'skipped') AND p.event_id = {id})",
+            of = if of.is_empty() { "true".to_owned() } else { of.join(" OR ") },
+        )
+    }
+}
+
+/// The condition that all of the guards allow the removal of a row (`o`).
+pub(crate) fn all(guards: &[RowGuard]) -> String {
+    let allows: Vec<&str> = guards.iter().map(|guard| guard.allows.as_str()).collect();
+    if allows.is_empty() { "false".to_owned() } else { allows.join("\n  AND ") }
+}
+
+/// Columns that count rows (`o`) by the first guard that keeps each, one for each of [`Guard::ALL`].
+pub(crate) fn counts(guards: &[RowGuard]) -> String {
+    let count = |of: Guard| {
+        let Some(at) = guards.iter().position(|guard| guard.guard == of) else {
+            return "0::int8".to_owned();
+        };
+        let before = guards.iter().take(at).map(|guard| format!("{} AND ", guard.allows));
+        let before: String = before.collect();
+        let refuses = guards.get(at).map_or_else(String::new, |guard| guard.allows.clone());
+        format!("count(*) FILTER (WHERE {before}NOT {refuses})")
+    };
+    Guard::ALL.map(count).join(", ")
+}
