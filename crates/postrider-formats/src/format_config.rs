@@ -220,9 +220,7 @@ impl FormatConfig {
         found.extend(self.schemas.preflight(destinations));
         #[cfg(feature = "claim-check")]
         if let Some(config) = &self.claim_check {
-            found.extend(
-                config.preflight(&needs.pipeline, &sink.retentions(needs, destinations)),
-            );
+            found.extend(config.preflight(&needs.pipeline, &sink.retentions(needs, destinations)));
         }
         found
     }

@@ -335,8 +335,7 @@ fn formatted_sink_passes_every_method_on() {
         ("pub trait Sink: Send", "formatted_sink.rs", "impl Sink for FormattedSink"),
     ] {
         let path = format!("crates/postrider-formats/src/{path}");
-        let missing: Vec<_> =
-            methods(sink, of).difference(&methods(&path, by)).cloned().collect();
+        let missing: Vec<_> = methods(sink, of).difference(&methods(&path, by)).cloned().collect();
         assert_none(&format!("{path} does not pass on"), &missing);
     }
 }
