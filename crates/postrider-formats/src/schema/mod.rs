@@ -10,6 +10,8 @@ mod decimal;
 mod desk;
 mod encoder;
 mod framing;
+#[cfg(test)]
+mod fuzz;
 mod json;
 mod json_schema;
 mod misfit;
