@@ -144,7 +144,7 @@ valkey_version() { "$1/valkey-server" --version | sed -n 's/.* v=\([0-9.]*\).*/\
 # It has no command for it.
 registry_version() {
   local jar
-  jar=$(find "$1/app" -name 'apicurio-registry-app-*.jar' -o -name 'io.apicurio.apicurio-registry-app-*.jar' | head -n 1)
+  jar=$(find "$1/app" -name '*apicurio-registry-app-*.jar' | head -n 1)
   jar=${jar##*registry-app-}
   echo "${jar%.jar}"
 }

@@ -136,7 +136,14 @@ fn pages_in(folder: &str) -> Vec<String> {
 
 /// The pages whose commands are run. Those of `docs/decisions` and `docs/chaos` show none.
 fn documents() -> Vec<String> {
-    let folders = ["docs", "docs/operations", "docs/guarantees", "docs/bad-input", "docs/sql"];
+    let folders = [
+        "docs",
+        "docs/operations",
+        "docs/guarantees",
+        "docs/bad-input",
+        "docs/sql",
+        "docs/formats",
+    ];
     let pages = folders.into_iter().flat_map(pages_in);
     let mut all: Vec<String> = pages.chain(["README.md".to_owned()]).collect();
     all.sort();

@@ -177,8 +177,8 @@ impl FormatConfig {
             .as_ref()
             .is_some_and(|config| config.content_type.to_ascii_lowercase().contains("json"));
         if is_json && self.schemas.is_binary() {
-            let message = "says that the payload is JSON, and format.encode or schema_id = \"prefix\" publishes none; for \
-                           example content_type = \"application/vnd.apache.avro+binary\"";
+            let message = "says that the payload is JSON, and format.encode or schema_id = \"prefix\" publishes none; \
+                           for example content_type = \"application/vnd.apache.avro+binary\"";
             found.push(("format.content_type", message.to_owned()));
         }
         found

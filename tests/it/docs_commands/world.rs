@@ -49,6 +49,8 @@ impl World {
         symlink(env!("CARGO_BIN_EXE_postrider"), bin.join("postrider")).expect("a link");
         symlink(psql, bin.join("psql")).expect("a link");
         symlink(root().join("sql"), dir.path().join("sql")).expect("a link");
+        let schema = r#"{"type": "record", "name": "Order", "fields": []}"#;
+        fs::write(dir.path().join("orders.avsc"), schema).expect("a schema");
         for name in ["pg-password", "kafka-password", "rabbitmq-password"] {
             let mut file = fs::File::options();
             let file = file.create_new(true).write(true).mode(0o600).open(dir.path().join(name));

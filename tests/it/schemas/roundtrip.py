@@ -300,8 +300,8 @@ def protobuf_equal(name, schema, data, text):
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "schema.proto").write_text(schema)
             google = Path(grpc_tools.__file__).parent / "_proto"
-            arguments = ["protoc", f"-I{folder}", f"-I{google}", "--include_imports", f"--descriptor_set_out={folder}/set",
-                         "schema.proto"]
+            arguments = ["protoc", f"-I{folder}", f"-I{google}", "--include_imports",
+                         f"--descriptor_set_out={folder}/set", "schema.proto"]
             assert protoc.main(arguments) == 0
             files = descriptor_pb2.FileDescriptorSet.FromString(Path(folder, "set").read_bytes())
         pool = descriptor_pool.DescriptorPool()

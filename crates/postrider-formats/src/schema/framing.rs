@@ -1,8 +1,8 @@
 //! How a record carries the id of its schema: Confluent's five bytes before the payload, or a header.
 //!
-//! The header of Kafka is that of Confluent's programs: byte 1 and the 16 bytes of the schema's GUID. A registry without
-//! GUIDs has byte 0 and the id as four bytes there, which the same programs read too. Other brokers have headers of text.
-//! With Protobuf the indexes of the message follow in all forms.
+//! The header of Kafka is that of Confluent's programs: byte 1 and the 16 bytes of the schema's GUID. A registry
+//! without GUIDs has byte 0 and the id as four bytes there, which the same programs read too. With Protobuf the indexes
+//! of the message follow. Other brokers have headers of text.
 
 /// The header of Kafka.
 pub(super) const HEADER: &str = "__value_schema_id";

@@ -109,7 +109,8 @@ pub(super) enum RegistryProblem {
 
 const URL_HINT: &str =
     "start the registry, or correct format.registry.url; requests are repeated automatically";
-const LOGIN_HINT: &str = "correct format.registry.token_file, or username and password_file, or give this user the right to the subject";
+const LOGIN_HINT: &str = "correct format.registry.token_file, or username and password_file, or give this user the \
+                          right to the subject";
 const TLS_HINT: &str = "let the host in format.registry.url be a name of the registry's certificate, and \
                         format.registry.ca_file the authority that signed it";
 const FILES_HINT: &str = "correct the files of format.registry";

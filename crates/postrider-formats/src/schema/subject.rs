@@ -53,7 +53,8 @@ impl SubjectRule {
                 "topic" => SubjectPart::Topic,
                 "type" => SubjectPart::Type,
                 _ => {
-                    let words = "expected topic_name, record_name, topic_record_name, or a text with {topic} and {type}";
+                    let words = "expected topic_name, record_name, topic_record_name, or a text with \
+                                 {topic} and {type}";
                     return Err(words.to_owned());
                 }
             });

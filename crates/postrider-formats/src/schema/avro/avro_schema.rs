@@ -266,7 +266,8 @@ fn primitive(name: &str) -> Option<AvroType> {
     })
 }
 
-/// The logical type of a primitive one. One that is not known, or not of this type, has no meaning by the specification.
+/// The logical type of a primitive one. One that is not known, or not of this type, has no meaning by the
+/// specification.
 fn logical(of: AvroType, json: &Json<'_>) -> AvroType {
     let Some(name) = json.get("logicalType").and_then(Json::as_text) else { return of };
     let timestamp = |unit, local| AvroType::Timestamp { unit, local };

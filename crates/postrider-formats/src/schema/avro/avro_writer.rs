@@ -305,13 +305,8 @@ impl<'w> AvroWriter<'w> {
         }
         let mut order = candidates(&|of| takes(of, json, self.of_schema));
         if let Json::Number(text) = json {
-            // A whole number is exact as one, whatever stands before; and 1.0 is written as a number with places.
             let is_whole = text.parse::<i64>().is_ok();
-            order.sort_by_key(|(_, branch)| match types.get(*branch) {
-                Some(AvroType::Float | AvroType::Double) => is_whole,
-                Some(AvroType::Int | AvroType::Long) => !is_whole,
-                Some(_) | None => false,
-            });
+            order.sort_by_key(|(_, branch)| types.get(*branch).map(|of| rank(of, is_whole)));
         }
         let mut deepest: Option<Misfit> = None;
         for (position, branch) in order {
@@ -321,6 +316,9 @@ impl<'w> AvroWriter<'w> {
                 Ok(()) => return Ok(()),
                 Err(misfit) => {
                     self.out.truncate(begin);
+                    if self.attempts == 0 {
+                        return Err(misfit);
+                    }
                     let is_deeper = |known: &Misfit| misfit.depth() > known.depth();
                     if deepest.as_ref().is_none_or(is_deeper) {
                         deepest = Some(misfit);
@@ -513,6 +511,31 @@ fn bytes_of_characters(text: &str) -> Result<Vec<u8>, Misfit> {
     bytes.ok_or_else(|| {
         Misfit::new("bytes are written as characters up to U+00FF, and the string has others")
     })
+}
+
+/// In which order a number is tried as these types, whatever their order in the union: a whole number is exact as one,
+/// `1.0` is written as a number with places, and a time is rather written as a text.
+fn rank(of: &AvroType, is_whole: bool) -> u8 {
+    match of {
+        AvroType::Int | AvroType::Long => u8::from(!is_whole),
+        AvroType::Decimal { .. } => u8::from(is_whole),
+        AvroType::Float | AvroType::Double => 2 * u8::from(is_whole),
+        AvroType::Null
+        | AvroType::Boolean
+        | AvroType::Bytes
+        | AvroType::Text
+        | AvroType::Array(_)
+        | AvroType::Map(_)
+        | AvroType::Union(_)
+        | AvroType::Fixed { .. }
+        | AvroType::Enum { .. }
+        | AvroType::Record { .. }
+        | AvroType::Uuid(_)
+        | AvroType::Date
+        | AvroType::TimeOfDay(_)
+        | AvroType::Timestamp { .. }
+        | AvroType::Duration(_) => 3,
+    }
 }
 
 /// Whether a value of this JSON type may be one of the type. Whether it fits is tried.

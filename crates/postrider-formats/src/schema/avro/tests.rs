@@ -143,6 +143,10 @@ fn a_union_takes_the_branch_that_the_value_is_of_or_that_it_names() {
         of(r#"["string", {"type": "map", "values": "long"}]"#, r#"{"string": 1}"#),
         "02020c737472696e670200"
     );
+    let times = r#"["null", {"type": "long", "logicalType": "timestamp-micros"}, "double", "int"]"#;
+    assert_eq!(of(times, "2147483647"), "06feffffff0f");
+    assert_eq!(of(times, "0.5"), "04000000000000e03f");
+    assert_eq!(of(times, "\"1970-01-01T00:00:00.000001Z\""), "0202");
     let optional =
         r#"{"type": "record", "name": "R", "fields": [{"name": "x", "type": ["null", "long"]}]}"#;
     assert_eq!(error(optional, r#"{"x": "1"}"#), "$.x: expected null or long, found string");

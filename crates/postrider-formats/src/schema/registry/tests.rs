@@ -67,7 +67,8 @@ async fn the_latest_schema_comes_with_all_that_it_refers_to() {
     let guid = "89791762-2336-4186-9674-299b90a802e2";
     let latest = format!(
         r#"{{"subject": "a b-value", "id": 7, "version": 2, "schema": "S", "schemaType": "PROTOBUF", "guid": "{guid}",
-            "references": [{{"name": "x", "subject": "X", "version": 1}}, {{"name": "y", "subject": "Y", "version": 3}}]}}"#
+            "references": [{{"name": "x", "subject": "X", "version": 1}},
+            {{"name": "y", "subject": "Y", "version": 3}}]}}"#
     );
     let of_x =
         r#"{"id": 1, "schema": "SX", "references": [{"name": "y", "subject": "Y", "version": 3}]}"#;
