@@ -1,4 +1,4 @@
-//! What only the Kafka sink with transactions has: its producers, the topic of the progress, rights and other pipelines.
+//! What only the Kafka sink with transactions has: producers, the topic of the progress, rights, other pipelines.
 
 use super::kafka::KafkaServer;
 use super::pipeline::{SinkPipeline, state};

@@ -251,8 +251,8 @@ impl KafkaSink {
         NotTaken::Doubted(reason)
     }
 
-    /// Changes to producers with other sizes, once all records of the present ones are acknowledged. In transactions the
-    /// open one is discarded, because another producer can't continue it.
+    /// Changes to producers with other sizes, once all records of the present ones are acknowledged. With transactions
+    /// the open one is discarded, because another producer can't continue it.
     fn resize(&mut self, sizes: SizeLimits) {
         self.sizes = sizes;
         if self.spec.transaction.is_some() {

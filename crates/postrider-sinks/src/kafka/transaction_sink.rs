@@ -1,5 +1,5 @@
-//! The sink that publishes in transactions: a [`KafkaSink`] whose producer is made the only one by a recovery, and whose
-//! records become visible at a commit.
+//! The sink that publishes in transactions: a [`KafkaSink`] whose producer is made the only one by a recovery, and
+//! whose records become visible at a commit.
 //!
 //! Records are sent while the transaction is open. They are reported as with any other producer, when a broker has
 //! acknowledged them; a record that is refused ends the producer and its transaction.
