@@ -256,7 +256,8 @@ impl History {
 
     async fn toggle_repair(&mut self) {
         self.repair = !self.repair;
-        let pipeline = self.key(self.random.usize(0..2)).pipeline;
+        let of = self.random.usize(0..2);
+        let pipeline = self.key(of).pipeline;
         let sql = if self.repair {
             format!(
                 "insert into postrider.repair (pipeline, kind, state, selection, slot) \
@@ -270,7 +271,8 @@ impl History {
 
     async fn toggle_replay(&mut self) {
         self.replay = !self.replay;
-        let pipeline = self.key(self.random.usize(0..2)).pipeline;
+        let of = self.random.usize(0..2);
+        let pipeline = self.key(of).pipeline;
         let sql = if self.replay {
             format!(
                 "insert into postrider.replay (pipeline, name, request, source) \
@@ -284,7 +286,8 @@ impl History {
 
     async fn toggle_bookmark(&mut self) {
         self.bookmark = if self.bookmark.is_some() { None } else { Some(20) };
-        let pipeline = self.key(self.random.usize(0..2)).pipeline;
+        let of = self.random.usize(0..2);
+        let pipeline = self.key(of).pipeline;
         let sql = match self.bookmark {
             Some(days) => format!(
                 "insert into postrider.bookmark (pipeline, name, slot, system_identifier, timeline, publication, \
