@@ -1,10 +1,12 @@
 //! A registry that is away, refuses schemas, asks for a login or has TLS.
 
 use super::{insert, pipeline, with_url};
+use crate::answers::answer;
 use crate::await_that::{SOON, await_that};
+use crate::bad::told_of_parked;
 use crate::pipeline::Pipeline;
 use crate::private::PrivateRegistry;
-use crate::relay::postrider_ok;
+use crate::relay::{Relay, postrider_ok};
 use std::time::{Duration, Instant};
 
 const SCHEMA: &str =
@@ -93,7 +95,7 @@ async fn events_of_an_incompatible_schema_are_parked_until_the_schema_is_correct
         good.display()
     );
     let pipeline = pipeline(&registry, "incompatible", "encode = \"avro\"", &keys).await;
-    let relay = pipeline.run();
+    let relay = Relay::spawn_with(&pipeline.config, &["--log-format", "json"], &[]);
     insert(&pipeline, "a", "Bad", Some("{\"other\": 1}")).await;
     insert(&pipeline, "a", "Good", Some("{\"n\": 2}")).await;
     insert(&pipeline, "b", "Good", Some("{\"n\": 3}")).await;
@@ -106,6 +108,8 @@ async fn events_of_an_incompatible_schema_are_parked_until_the_schema_is_correct
     .await;
     let shown = postrider_ok(&pipeline.config, &["parked", "list", "--json"]);
     assert!(shown.contains("code 409") && shown.contains("code 40401"), "{shown}");
+    let told = told_of_parked(&relay.stderr(), "1");
+    answer("schema that the registry refuses", &pipeline, told);
     // The owner of the schema allows it.
     let none = serde_json::json!({"compatibility": "NONE"});
     registry.ask("PUT", "/config/Bad", &none).await.unwrap();
