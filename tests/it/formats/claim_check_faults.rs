@@ -17,7 +17,7 @@ const LARGE: usize = 6;
 
 /// The most memory of a relay meanwhile. A row is there as the server sends it, as a record, and as an upload; the
 /// queue of the WAL thread has as much again.
-const MEMORY_MAX_KIB: u64 = 640 << 10;
+const MEMORY_MAX_KIB: u64 = 400 << 10;
 
 /// Time for all of the long test.
 const ENDS: Duration = Duration::from_mins(6);

@@ -226,7 +226,7 @@ async fn curl(endpoint: &str, method: &str, path: &str, body: &[u8]) -> Result<V
     command.args(["--silent", "--show-error", "--fail-with-body", "--request", method]);
     command.args(["--aws-sigv4", "aws:amz:us-east-1:s3", "--user", &format!("admin:{SECRET}")]);
     command.args(["--header", &format!("x-amz-content-sha256: {}", sha256(body))]);
-    command.args(["--header", "content-type: application/octet-stream", "--header", "expect:"]);
+    command.args(["--header", "content-type: application/octet-stream"]);
     if method == "PUT" {
         command.arg("--data-binary").arg(format!("@{}", file.display()));
     }
