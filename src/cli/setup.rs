@@ -284,7 +284,7 @@ async fn create_topics(spec: &PipelineSpec, topics: Vec<String>) -> Vec<String> 
     let (sink, needs) = (Arc::clone(&spec.common.sink), spec.needs(Purpose::Live));
     let created = tokio::task::spawn_blocking(move || sink.create(&needs, &topics)).await;
     // The task does not panic and is not aborted.
-    created.unwrap_or_default().into_iter().map(line_of).collect()
+    created.unwrap_or_default().iter().map(line_of).collect()
 }
 
 /// Creates what the sink itself needs at the broker, and returns a line for each part of it. A failure does not end
@@ -293,10 +293,10 @@ async fn prepare_sink(spec: &PipelineSpec, adopt_cursor: bool) -> Vec<String> {
     let (sink, needs) = (Arc::clone(&spec.common.sink), spec.needs(Purpose::Live));
     let prepared = tokio::task::spawn_blocking(move || sink.prepare(&needs, adopt_cursor)).await;
     // The task does not panic and is not aborted.
-    prepared.unwrap_or_default().into_iter().map(line_of).collect()
+    prepared.unwrap_or_default().iter().map(line_of).collect()
 }
 
-fn line_of(finding: Finding) -> String {
+fn line_of(finding: &Finding) -> String {
     match finding.severity {
         Severity::Ok => format!("done           {}", finding.what),
         Severity::Info | Severity::Warning | Severity::Error => {

@@ -113,12 +113,31 @@ const RETRY_BACKOFF_MILLIS: u64 = 500;
 /// librdkafka shortens a pause by a fifth at most (`RD_KAFKA_RETRY_JITTER_PERCENT`).
 const RETRY_BACKOFF_PERCENT_MIN: u64 = 80;
 
+/// The shortest such time that is allowed: a commit that takes longer costs the producer. Unit: milliseconds.
+const SENT_ONCE_MILLIS_MIN: u64 = 200;
+
+/// librdkafka's default of `retry.backoff.max.ms`. Unit: milliseconds.
+const RETRY_BACKOFF_MAX_MILLIS: u64 = 1_000;
+
 /// A request of a transaction that was answered within this time was sent once.
 pub(super) fn sent_once(spec: &KafkaSpec) -> Duration {
-    let set = spec.properties.get("retry.backoff.ms");
-    let set = set.and_then(|millis| millis.trim().parse::<u64>().ok());
-    let millis = set.unwrap_or(RETRY_BACKOFF_MILLIS);
-    Duration::from_millis(millis.saturating_mul(RETRY_BACKOFF_PERCENT_MIN) / 100)
+    let number = |name: &str, default| {
+        let set = spec.properties.get(name);
+        set.and_then(|millis| millis.trim().parse::<u64>().ok()).unwrap_or(default)
+    };
+    let pause = number("retry.backoff.ms", RETRY_BACKOFF_MILLIS);
+    let pause = pause.min(number("retry.backoff.max.ms", RETRY_BACKOFF_MAX_MILLIS));
+    Duration::from_millis(pause.saturating_mul(RETRY_BACKOFF_PERCENT_MIN) / 100)
+}
+
+/// The error of pauses that are too short for transactions.
+fn short_pause(spec: &KafkaSpec) -> Option<OpenError> {
+    spec.transaction.as_ref()?;
+    (sent_once(spec) < Duration::from_millis(SENT_ONCE_MILLIS_MIN)).then(|| OpenError::Refused {
+        name: "retry.backoff.ms".to_owned(),
+        why: "a commit that takes longer may have been sent twice, and ends its producer",
+        fix: "with transactions it and `retry.backoff.max.ms` are 250 or more",
+    })
 }
 
 /// librdkafka's configuration for `spec`: our settings, overridden by the operator's properties.
@@ -155,6 +174,7 @@ pub(super) fn mistakes(spec: &KafkaSpec) -> Vec<OpenError> {
     let of = |(name, value): (&String, &String)| of_property(build, name, value).err();
     let mut errors: Vec<OpenError> = spec.properties.iter().filter_map(of).collect();
     errors.extend(build.allows_all(spec).err());
+    errors.extend(short_pause(spec));
     errors
 }
 
@@ -313,6 +333,7 @@ pub(super) const NAMES: &[&str] = &[
     "https.ca.location",
     "https.ca.pem",
     "internal.termination.signal",
+    "isolation.level",
     "linger.ms",
     "log.connection.close",
     "log.queue",

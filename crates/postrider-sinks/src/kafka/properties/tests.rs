@@ -148,6 +148,8 @@ fn what_would_break_a_promise_is_refused_with_the_reason() {
         ("delivery.report.only.error", "true"),
         ("allow.auto.create.topics", "true"),
         ("transactional.id", "x"),
+        ("transaction.timeout.ms", "1000"),
+        ("isolation.level", "read_committed"),
         ("bootstrap.servers", "k2:9092"),
         ("metadata.broker.list", "k2:9092"),
         ("test.mock.num.brokers", "1"),
@@ -210,4 +212,32 @@ fn every_name_that_is_proposed_is_librdkafkas() {
         let plain = guard.name.starts_with("test.") || NAMES.contains(&guard.name);
         assert!(plain, "{} is not in the list of names", guard.name);
     }
+}
+
+/// A commit that was answered before librdkafka could have repeated it was sent once.
+#[test]
+fn transactions_have_their_id_and_a_pause_before_a_repetition() {
+    let transaction = crate::kafka::KafkaTransaction {
+        id: "postrider.app.orders".to_owned(),
+        progress_topic: "postrider.progress".to_owned(),
+        timeout: Duration::from_secs(15),
+    };
+    let with = |properties: &[(&str, &str)]| KafkaSpec {
+        transaction: Some(Box::new(transaction.clone())),
+        ..spec(properties)
+    };
+    let config = client_config(&with(&[])).unwrap();
+    assert_eq!(config.get("transactional.id"), Some("postrider.app.orders"));
+    assert_eq!(config.get("transaction.timeout.ms"), Some("15000"));
+    config.create::<rdkafka::producer::BaseProducer>().unwrap();
+    assert_eq!(sent_once(&with(&[])), Duration::from_millis(400));
+    let shorter = with(&[("retry.backoff.ms", "250")]);
+    assert_eq!(client_config(&shorter).unwrap().get("retry.backoff.ms"), Some("250"));
+    assert_eq!(sent_once(&shorter), Duration::from_millis(200));
+    for name in ["retry.backoff.ms", "retry.backoff.max.ms"] {
+        let short = client_config(&with(&[(name, "100")]));
+        assert!(matches!(short, Err(OpenError::Refused { .. })), "{name}");
+        assert!(client_config(&spec(&[(name, "100")])).is_ok(), "{name} without transactions");
+    }
+    assert_eq!(client_config(&spec(&[])).unwrap().get("transactional.id"), None);
 }
