@@ -71,7 +71,8 @@ impl Fixture {
         fixture
     }
 
-    /// Writes into the cursor row what a relay writes at its start.
+    /// Writes into the cursor row what a relay writes at its start, and that all rows from before the slot are
+    /// published: the rows of these tests have times from before it.
     async fn belongs(&self) {
         let RetentionRule { mode, layout, marked, table, .. } = &self.rule;
         self.pipeline
@@ -79,7 +80,7 @@ impl Fixture {
             .batch(&format!(
                 "update postrider.cursor set of_mode = '{mode}', of_marks = {marked}, of_layout = '{layout}', \
                    of_sink = 'kafka', of_topic = '', of_key = '', of_table = '{0}', \
-                   of_table_oid = '{0}'::regclass::oid where pipeline = '{1}'",
+                   of_table_oid = '{0}'::regclass::oid, before_slot = '3:3:' where pipeline = '{1}'",
                 table.table, self.pipeline.name
             ))
             .await;

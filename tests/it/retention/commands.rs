@@ -13,6 +13,11 @@ fn retains(pipeline: &mut Pipeline, lines: &str) {
     pipeline.config.push_str(&section);
 }
 
+/// A person has declared that rows from before the slot are published: the times of these tests' rows are from before.
+async fn nothing_before(pipeline: &Pipeline) {
+    pipeline.sql.batch("update postrider.cursor set before_slot = '3:3:'").await;
+}
+
 /// Inserts events that are so many days old.
 async fn insert(pipeline: &Pipeline, rows: u32, days: u32) {
     pipeline
@@ -39,9 +44,9 @@ async fn running_relay_removes_what_it_has_published() {
     for version in Version::ALL {
         let mut pipeline = Pipeline::shared(version, "retention_run").await;
         retains(&mut pipeline, "keep = \"7d\"\ninterval = \"1s\"");
+        nothing_before(&pipeline).await;
         insert(&pipeline, 200, 8).await;
         let relay = pipeline.run();
-        // They are from before the slot: no stream has published them.
         insert(&pipeline, 300, 8).await;
         insert(&pipeline, 50, 6).await;
         pipeline.topic.await_records(550, SOON).await;
@@ -56,7 +61,7 @@ async fn running_relay_removes_what_it_has_published() {
             pipeline.name
         );
         assert!(metrics.contains(&line), "{metrics}");
-        assert!(relay.stderr().contains("rows_removed"), "{}", relay.stderr());
+        assert!(relay.stderr().contains("retention removed"), "{}", relay.stderr());
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
     }
 }
@@ -67,7 +72,13 @@ async fn rows_from_before_the_slot_stay_until_a_person_decides() {
     retains(&mut pipeline, "keep = \"7d\"\ninterval = \"1s\"");
     // As if the slot had been created after them.
     insert(&pipeline, 20, 30).await;
-    pipeline.sql.batch("update postrider.cursor set before_slot = pg_current_snapshot()").await;
+    pipeline
+        .sql
+        .batch(
+            "update postrider.cursor set before_slot = pg_current_snapshot(), \
+               histories = array[floor(extract(epoch from now() - interval '31 days'))::bigint]",
+        )
+        .await;
     let relay = pipeline.run();
     insert(&pipeline, 5, 30).await;
     await_rows(&pipeline, &relay, "public.outbox", "20").await;
@@ -98,6 +109,7 @@ async fn retain_prints_what_would_go_and_what_keeps_the_rest() {
     assert!(printed.contains("[pipelines.NAME.retention] keep = \"7d\""), "{printed}");
 
     retains(&mut pipeline, "keep = \"7d\"");
+    nothing_before(&pipeline).await;
     insert(&pipeline, 30, 8).await;
     let relay = pipeline.run();
     pipeline.topic.await_records(30, SOON).await;
@@ -170,6 +182,7 @@ async fn relay_that_is_killed_while_a_partition_is_detached_is_continued() {
     for version in Version::ALL {
         let mut pipeline = Pipeline::shared(version, "retention_killed").await;
         retains(&mut pipeline, "keep = \"7d\"\naction = \"drop\"\ninterval = \"1s\"");
+        postrider_ok(&pipeline.config, &["setup", "--undo", "--yes"]);
         pipeline
             .sql
             .batch(
@@ -183,8 +196,8 @@ async fn relay_that_is_killed_while_a_partition_is_detached_is_continued() {
                    from (date_trunc('day', now()) - interval '9 days') to (maxvalue)",
             )
             .await;
-        let publication = format!("alter publication {} add table public.outbox", pipeline.slot());
-        pipeline.sql.batch(&publication).await;
+        postrider_ok(&pipeline.config, &["setup"]);
+        nothing_before(&pipeline).await;
         let relay = pipeline.run();
         relay.await_state("streaming", SOON).await;
         insert(&pipeline, 100, 30).await;
@@ -226,7 +239,7 @@ async fn missing_rights_are_named_with_the_statement_that_grants_them() {
     insert(&pipeline, 5, 30).await;
     let sql = format!(
         "update postrider.cursor set of_mode = 'wal', of_marks = false, of_layout = 'postrider', \
-           of_table_oid = 'public.outbox'::regclass::oid, resolved_snapshot = '{0}:{0}:' where pipeline = '{1}'",
+           of_table_oid = 'public.outbox'::regclass::oid, before_slot = '3:3:', resolved_snapshot = '{0}:{0}:' where pipeline = '{1}'",
         u32::MAX,
         pipeline.name
     );
@@ -255,7 +268,7 @@ fn settings_that_contradict_each_other_are_refused_with_what_fixes_them() {
         ("keep = \"1 day\"", "duration"),
     ] {
         let config = format!(
-            "[pipelines.orders.source]\nurl = \"postgresql://localhost/none\"\n\
+            "[pipelines.orders.source]\nurl = \"postgresql://postrider@localhost/none\"\n\
              [pipelines.orders.outbox]\ntable = \"outbox\"\n\
              [pipelines.orders.sink]\nbrokers = \"localhost:1\"\n[pipelines.orders.retention]\n{lines}\n"
         );

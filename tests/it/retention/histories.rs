@@ -126,10 +126,16 @@ impl History {
         self.log.clear();
         self.sql().batch("delete from public.outbox; delete from postrider.parked").await;
         for _ in 0..2 {
-            let id = insert(self.sql(), 30).await;
-            self.rows.insert(id, RowModel { position: None, days: 30, parked: false });
+            let id = insert(self.sql(), 40).await;
+            self.rows.insert(id, RowModel { position: None, days: 40, parked: false });
         }
-        self.sql().batch("update postrider.cursor set before_slot = pg_current_snapshot()").await;
+        // The slot was created 35 days ago, by the times of the rows.
+        self.sql()
+            .batch(
+                "update postrider.cursor set before_slot = pg_current_snapshot(), \
+                   histories = array[floor(extract(epoch from now() - interval '35 days'))::bigint]",
+            )
+            .await;
         let end = self.end_of_wal().await;
         self.positions = vec![end];
     }

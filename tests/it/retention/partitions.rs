@@ -258,8 +258,8 @@ async fn partitions_by_numbers_are_created_and_dropped_by_their_rows() {
 #[tokio::test]
 async fn writers_go_on_while_partitions_are_created_detached_and_archived() {
     let fixture = by_days(Version::Pg18, "retention_writers", RetentionAction::Archive).await;
-    fixture.pass().await;
     fixture.insert(1000, 35).await;
+    fixture.pass().await;
     fixture.published().await;
     let session = Client::connect(&fixture.pipeline.url).await.unwrap();
     session.batch("set statement_timeout = '5s'; set lock_timeout = '1s'").await;

@@ -292,15 +292,14 @@ LEFT JOIN pg_constraint AS p ON p.conrelid = c.oid AND p.contype = 'p' WHERE c.o
                 let cut = set.map_or_else(
                     || {
                         format!(
-                            "(floor((coalesce(max({key}), 0) + {NUMBERS_AHEAD})::numeric / {numbers}) + 1) * {numbers}",
+                            "(SELECT (floor((coalesce(max({key}), 0) + {NUMBERS_AHEAD})::numeric / {numbers}) + 1) * {numbers} \
+                             FROM {table})",
                             key = ident(key)
                         )
                     },
                     |set| format!("{}::numeric", literal(&set)),
                 );
-                format!(
-                    "SELECT cut::text, (cut + {numbers})::text FROM (SELECT {cut} AS cut FROM {table}) AS c"
-                )
+                format!("SELECT cut::text, (cut + {numbers})::text FROM (SELECT {cut} AS cut) AS c")
             }
             Width::Hour | Width::Day | Width::Week | Width::Month | Width::Year => {
                 let unit = request.width.to_string();

@@ -87,16 +87,17 @@ impl RetentionTable {
         add(Guard::Age, vec![format!("{age} < statement_timestamp() - {keep}")]);
         let below = horizon.below.map(|below| format!("{XID} < {below}"));
         add(Guard::Unresolved, below.into_iter().collect());
-        let before = horizon.before_slot.iter();
-        let before = before.map(|snapshot| {
+        // A mark proves that a row is published, whenever it was committed.
+        let before = horizon.before_slot.as_ref().filter(|_| !self.rule().marked);
+        let before = before.zip(self.time()).map(|(before, time)| {
             format!(
-                "NOT pg_visible_in_snapshot({XID}::text::xid8, {}::pg_snapshot)",
-                literal(snapshot)
+                "NOT pg_visible_in_snapshot({XID}::text::xid8, {snapshot}::pg_snapshot) \
+                 AND {time} > timestamptz 'epoch' + {until} * interval '1 second'",
+                snapshot = literal(&before.snapshot),
+                until = before.until.saturating_add(1),
             )
         });
-        // A mark proves that a row is published, whenever it was committed.
-        let before = before.filter(|_| !self.rule().marked);
-        add(Guard::BeforeSlot, before.collect());
+        add(Guard::BeforeSlot, before.into_iter().collect());
         let unmarked = self.rule().marked.then(|| format!("NOT ({})", self.table().unmarked()));
         add(Guard::Unmarked, unmarked.into_iter().collect());
         add(Guard::Parked, vec![self.not_parked(&horizon.readers)]);

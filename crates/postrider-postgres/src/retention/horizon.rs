@@ -33,6 +33,18 @@ pub struct ReferenceLog {
     pub passed: i64,
 }
 
+/// What the rows that may be from before the slot are known by. Each of the two is enough.
+///
+/// An update gives a row the number of its own transaction, so that the snapshot does not see the row any more; then its
+/// time is from before the slot nevertheless.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BeforeSlot {
+    /// A `pg_snapshot` that sees them.
+    pub snapshot: String,
+    /// Their time is not later. Unit: seconds since 1970.
+    pub until: i64,
+}
+
 /// What is still needed of a table.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Horizon {
@@ -40,8 +52,8 @@ pub struct Horizon {
     pub holds: Vec<Hold>,
     /// Transactions with lower numbers are resolved by every pipeline that streams the table; `None` if none streams.
     pub below: Option<i64>,
-    /// Snapshots that see the rows from before a slot was created.
-    pub before_slot: Vec<String>,
+    /// What the rows from before the pipeline's slot are known by; `None` if there are none, or all are published.
+    pub before_slot: Option<BeforeSlot>,
     /// The pipelines that read the table.
     pub readers: Vec<Reader>,
     /// When the oldest bookmark was created. Unit: microseconds since 1970.
@@ -114,7 +126,7 @@ impl RetentionTable {
                 WHERE r.pipeline = c.pipeline AND r.shard = c.shard AND r.state <> 'done'), \
                ARRAY(SELECT y.name FROM postrider.replay AS y WHERE y.pipeline = c.pipeline AND y.shard = c.shard \
                  AND y.source = 'table' AND y.finished_at IS NULL ORDER BY 1 LIMIT 20), \
-               b.name, (pg_catalog.date_part('epoch', b.created_at) * 1000000)::pg_catalog.int8 \
+               b.name, c.histories[1], (pg_catalog.date_part('epoch', b.created_at) * 1000000)::pg_catalog.int8 \
              FROM postrider.cursor AS c LEFT JOIN LATERAL ( \
                SELECT k.name, k.created_at FROM postrider.bookmark AS k \
                WHERE k.pipeline = c.pipeline AND k.shard = c.shard AND k.dropped_at IS NULL \
@@ -170,7 +182,8 @@ struct ReaderFacts {
     layout: Option<String>,
     table: Option<u32>,
     resolved: Option<i64>,
-    before_slot: Option<String>,
+    /// With the second at which the cursor row was created.
+    before_slot: Option<(String, i64)>,
     repair: Option<String>,
     replays: Vec<String>,
     bookmark: Option<(String, i64)>,
@@ -188,10 +201,13 @@ impl ReaderFacts {
             layout: row.try_get(6)?,
             table: row.try_get(7)?,
             resolved: row.try_get(8)?,
-            before_slot: row.try_get(9)?,
+            before_slot: row
+                .try_get::<_, Option<String>>(9)?
+                .map(|snapshot| Ok::<_, tokio_postgres::Error>((snapshot, row.try_get(13)?)))
+                .transpose()?,
             repair: row.try_get(10)?,
             replays: row.try_get(11)?,
-            bookmark: bookmark.zip(row.try_get::<_, Option<i64>>(13)?),
+            bookmark: bookmark.zip(row.try_get::<_, Option<i64>>(14)?),
         })
     }
 
@@ -250,11 +266,15 @@ impl Horizon {
 
     /// Rows from before the slot of the pipeline itself, which it has not published. What another pipeline was not
     /// asked to publish is not needed by it. A mark proves that a row is published, whenever it was committed.
-    fn add_before_slot(&mut self, marked: bool, name: &str, snapshot: Option<String>) {
-        match snapshot {
-            Some(snapshot) if snapshot != NOTHING => self.before_slot.push(snapshot),
-            None if !marked => self.holds.push(Hold::BeforeSlotUnknown(name.to_owned())),
-            Some(_) | None => {}
+    fn add_before_slot(&mut self, marked: bool, name: &str, of: Option<(String, i64)>) {
+        match of {
+            Some((snapshot, _)) if snapshot == NOTHING => {}
+            // A row of an earlier version, which does not have the time.
+            Some((_, 0)) | None if !marked => {
+                self.holds.push(Hold::BeforeSlotUnknown(name.to_owned()));
+            }
+            Some((snapshot, until)) => self.before_slot = Some(BeforeSlot { snapshot, until }),
+            None => {}
         }
     }
 
