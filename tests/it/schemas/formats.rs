@@ -129,7 +129,7 @@ async fn schema_id_alone_leaves_the_payload_as_it_is() {
     let registry = PrivateRegistry::start().await;
     let pipeline = pipeline(&registry, "schema_id", "schema_id = \"header\"", "").await;
     let subject = format!("{}-value", pipeline.topic.name);
-    let schema = r#"{"type": "object", "required": ["id"]}"#;
+    let schema = r#"{"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "required": ["id"]}"#;
     let id = registry.register(&subject, "JSON", schema).await;
     let document = "{ \"id\" : 1.50, \"more\": [] }";
     insert(&pipeline, "a", "Written", Some(document)).await;
@@ -159,7 +159,7 @@ async fn json_schema_validates_and_leaves_the_payload_as_it_is() {
     let error = pipeline.sql.text("select error from postrider.parked").await;
     let words = "$.id: does not fit keyword \"type\" of the JSON Schema";
     assert!(error.as_deref().is_some_and(|error| error.contains(words)), "{error:?}");
-    relay.await_log("event_parked", SOON).await;
+    relay.await_log("event parked", SOON).await;
     let told = told_of_parked(&relay.stderr(), "1");
     answer("payload that does not fit its schema", &pipeline, told);
 }

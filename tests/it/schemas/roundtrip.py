@@ -160,8 +160,9 @@ class Avro:
     def union(self, depth):
         """Branches of different JSON types, so that a plain value is of one branch alone."""
         rnd = self.rnd
-        kinds = [["boolean"], ["long", "int", "double"], ["string", "timestamp-micros", "enum"], ["array"],
-                 ["map", "record"]]
+        kinds = [["boolean"], ["long", "int", "double"], ["string", "uuid", "enum"], ["array"], ["map", "record"]]
+        if rnd.random() < 0.2:
+            kinds = [[rnd.choice(["timestamp-micros", "date", "decimal"])]]
         rnd.shuffle(kinds)
         chosen = [rnd.choice(group) for group in kinds[: rnd.randrange(1, 4)]]
         branches = [("null", lambda: (None, None))] + [self.of_kind(kind, depth + 1) for kind in chosen]
