@@ -318,7 +318,8 @@ pub trait SinkConfig: Any + fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// How long destinations keep records, for `postrider check`. Destinations for which that is not known are left out.
+    /// How long destinations keep records, for `postrider check`. Destinations of which that is not known are left
+    /// out.
     fn retentions(&self, _needs: &Needs, _destinations: &[String]) -> Vec<Retention> {
         Vec::new()
     }

@@ -1,7 +1,7 @@
 //! The keys of `[pipelines.NAME.format]` and `[pipelines.NAME.payload.claim_check]`.
 
 #[cfg(feature = "claim-check")]
-use crate::claim_check::ClaimCheck;
+use crate::claim_check::{ClaimCheck, check_storage};
 use crate::claim_check::{ClaimCheckConfig, ClaimCheckKeys};
 use crate::cloud_events::{CloudEvents, CloudEventsMode};
 #[cfg(feature = "schemas")]
@@ -220,7 +220,8 @@ impl FormatConfig {
         found.extend(self.schemas.preflight(destinations));
         #[cfg(feature = "claim-check")]
         if let Some(config) = &self.claim_check {
-            found.extend(config.preflight(&needs.pipeline, &sink.retentions(needs, destinations)));
+            let retentions = sink.retentions(needs, destinations);
+            found.extend(check_storage(config, &needs.pipeline, &retentions));
         }
         found
     }

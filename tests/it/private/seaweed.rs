@@ -121,7 +121,9 @@ impl PrivateSeaweed {
         let [master, master_grpc, volume, volume_grpc, filer, filer_grpc, s3_grpc] = self.inner;
         command.args(["server", "-dir=data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]);
         command.args(["-s3", "-s3.config=s3.json", "-s3.autoCreateBucket=false", "-filer"]);
-        command.args(["-s3.port.iceberg=0", "-s3.port.lance=0", "-master.volumeSizeLimitMB=256"]);
+        command.args(["-s3.port.iceberg=0", "-s3.port.lance=0"]);
+        // A volume that was written to when the server was killed is not written to again.
+        command.args(["-master.volumeSizeLimitMB=512", "-volume.max=200"]);
         command.args(["-s3.cert.file=server.pem", "-s3.key.file=server.key"]);
         for (name, port) in [
             ("s3.port", self.port),
@@ -142,7 +144,7 @@ impl PrivateSeaweed {
             let endpoint = endpoint.clone();
             async move {
                 curl(&endpoint, "PUT", "started", &[]).await.ok();
-                curl(&endpoint, "PUT", "started/object", b"x").await.map(drop)
+                curl(&endpoint, "PUT", "started/object", &[b'x'; 100_000]).await.map(drop)
             }
         };
         self.program.start(command, stores).await;

@@ -34,7 +34,8 @@ async fn references_resolve<S: SinkServer>() {
     assert!(content == wanted.as_bytes(), "another content");
     assert_eq!(header("claim-check-size"), wanted.len().to_string());
     assert_eq!(header("claim-check-sha256"), sha256(wanted.as_bytes()));
-    assert_eq!(large.value.as_deref(), Some(&b""[..]));
+    // A request of HTTP has a body of 0 bytes for NULL too.
+    assert!(large.value.as_ref().is_none_or(Vec::is_empty), "a reference and a value");
     assert_eq!(records[1].value_text(), Some("1"));
     assert_eq!(records[1].header("claim-check-url"), None);
     assert_eq!(relay.terminate(SOON).await.code, Some(0));

@@ -1,12 +1,6 @@
 //! The keys of `[pipelines.NAME.payload.claim_check]`.
 
-#[cfg(feature = "claim-check")]
-use super::preflight;
-#[cfg(feature = "claim-check")]
-use postrider_core::finding::Finding;
 use postrider_core::secret_file::SecretFile;
-#[cfg(feature = "claim-check")]
-use postrider_sinks::Retention;
 use postrider_sinks::{Keys, Shown, ShownValue, SinkError};
 use std::fmt;
 use std::path::PathBuf;
@@ -165,12 +159,6 @@ impl ClaimCheckConfig {
         (config, shown)
     }
 
-    /// The findings of `postrider check` about the storage. `retentions`: how long the destinations keep records.
-    #[cfg(feature = "claim-check")]
-    pub(crate) fn preflight(&self, pipeline: &str, retentions: &[Retention]) -> Vec<Finding> {
-        preflight::check(self, pipeline, retentions)
-    }
-
     /// The mistake that there is no login. It is none of the configuration file: a command that publishes nothing needs
     /// no login.
     pub(super) fn missing_login(&self) -> Option<SinkError> {
@@ -287,7 +275,7 @@ fn bucket(
     let region = region.or_else(|| variable("AWS_DEFAULT_REGION"));
     let region = region.unwrap_or_else(|| REGION.to_owned());
     if !region.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)) {
-        keys.error("region", "must have letters, digits, - and _ only".to_owned());
+        keys.error("region", "must have a to z, A to Z, 0 to 9, - and _ only".to_owned());
         return None;
     }
     let is_aws = endpoint.is_empty();
@@ -322,7 +310,9 @@ fn parse_place(url: &str) -> Result<(&str, &str), &'static str> {
     let (name, prefix) = place.split_once('/').unwrap_or((place, ""));
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     if !(3..=63).contains(&name.len()) || !name.bytes().all(is_name) {
-        return Err("the bucket's name must have 3 to 63 characters: letters, digits, -, . and _");
+        return Err(
+            "the bucket's name must have 3 to 63 characters: a to z, A to Z, 0 to 9, -, . and _",
+        );
     }
     let prefix = prefix.strip_suffix('/').unwrap_or(prefix);
     let is_part = |part: &str| {
@@ -332,7 +322,7 @@ fn parse_place(url: &str) -> Result<(&str, &str), &'static str> {
             && part.bytes().all(|b| is_name(b) || b == b'=')
     };
     if !prefix.is_empty() && !prefix.split('/').all(is_part) {
-        return Err("the prefix must have letters, digits, -, ., _, = and single / only");
+        return Err("the prefix must have a to z, A to Z, 0 to 9, -, ., _, = and single / only");
     }
     if prefix.len() > PREFIX_BYTES_MAX {
         return Err("the prefix must have 200 characters at most");

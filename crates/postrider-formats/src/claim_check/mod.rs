@@ -31,3 +31,5 @@ mod uploads;
 #[cfg(feature = "claim-check")]
 pub(crate) use claim_step::ClaimCheck;
 pub(crate) use config::{ClaimCheckConfig, ClaimCheckKeys};
+#[cfg(feature = "claim-check")]
+pub(crate) use preflight::check_storage;

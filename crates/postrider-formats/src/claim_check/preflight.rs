@@ -33,7 +33,7 @@ enum BucketRules {
 }
 
 /// The findings. `retentions`: how long the destinations keep records.
-pub(super) fn check(
+pub(crate) fn check_storage(
     config: &ClaimCheckConfig,
     pipeline: &str,
     retentions: &[Retention],
@@ -217,8 +217,8 @@ fn no_rule(config: &ClaimCheckConfig, retentions: &[Retention]) -> Finding {
     );
     finding
         .why(format!(
-            "this one deletes objects {days} days after they were stored, which is not before keep and the retention of \
-             the destinations. The command replaces all rules of the bucket"
+            "this one deletes objects {days} days after they were stored, which is not before keep and the retention \
+             of the destinations. The command replaces all rules of the bucket"
         ))
         .shell(command)
 }
