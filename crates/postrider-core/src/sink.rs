@@ -318,6 +318,12 @@ pub trait SinkConfig: Any + fmt::Debug + Send + Sync {
         Vec::new()
     }
 
+    /// How long destinations keep records, for `postrider check`. Destinations of which that is not known are left
+    /// out.
+    fn retentions(&self, _needs: &Needs, _destinations: &[String]) -> Vec<Retention> {
+        Vec::new()
+    }
+
     /// The identifier of the cluster that the configured brokers belong to; `None` if no broker answers, and for a sink
     /// without clusters.
     fn cluster(&self, _needs: &Needs) -> Option<String> {
@@ -370,6 +376,15 @@ pub struct RecordHeaders {
     pub standard: bool,
     /// Names and templates of further headers. Parked events keep them.
     pub templates: Vec<(String, String)>,
+}
+
+/// How long a destination keeps records.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Retention {
+    /// The destination, for messages: a fragment such as `topic "orders"`.
+    pub destination: String,
+    /// After this time the broker deletes a record; `None` if it does not delete records by their age.
+    pub keeps: Option<Duration>,
 }
 
 /// How the attributes of a CloudEvent are carried in headers: the binding of CloudEvents to the broker's protocol.

@@ -44,8 +44,8 @@ pub mod worker_thread;
 pub use discard::DiscardConfig;
 pub use postrider_core::sink::{
     Capabilities, CloudEventsBinding, FirstFile, FirstFileTable, KeyValue, Keys, Mailbox, NameRule,
-    Needs, NotTaken, Order, Post, Purpose, RecordHeaders, Shown, ShownValue, Sink, SinkCall,
-    SinkConfig, SinkError, SinkKind, SinkProgress, TransactionLimits, Transactional,
+    Needs, NotTaken, Order, Post, Purpose, RecordHeaders, Retention, Shown, ShownValue, Sink,
+    SinkCall, SinkConfig, SinkError, SinkKind, SinkProgress, TransactionLimits, Transactional,
 };
 pub use stdout::StdoutConfig;
 

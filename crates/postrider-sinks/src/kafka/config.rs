@@ -7,8 +7,8 @@ use postrider_core::finding::Finding;
 use postrider_core::record::{Excess, Refusal, RefusalKind};
 use postrider_core::secret_file::SecretFile;
 use postrider_core::sink::{
-    Capabilities, GENERAL_HINT, KeyValue, Keys, Mailbox, NameRule, Needs, Order, Purpose, Shown,
-    ShownValue, Sink, SinkConfig, SinkError,
+    Capabilities, GENERAL_HINT, KeyValue, Keys, Mailbox, NameRule, Needs, Order, Purpose,
+    Retention, Shown, ShownValue, Sink, SinkConfig, SinkError,
 };
 use std::collections::BTreeMap;
 use std::fmt;
@@ -192,6 +192,10 @@ impl SinkConfig for KafkaConfig {
 
     fn preflight(&self, needs: &Needs, destinations: &[String], keyed: bool) -> Vec<Finding> {
         preflight::check(&self.spec(needs), destinations, keyed)
+    }
+
+    fn retentions(&self, needs: &Needs, destinations: &[String]) -> Vec<Retention> {
+        preflight::retentions(&self.spec(needs), destinations)
     }
 
     fn cluster(&self, needs: &Needs) -> Option<String> {

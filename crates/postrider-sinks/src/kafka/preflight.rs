@@ -13,7 +13,7 @@ use super::{native, properties, topics as facts};
 use crate::topic::is_topic_name;
 use postrider_core::error::Chain;
 use postrider_core::finding::Finding;
-use postrider_core::sink::Mailbox;
+use postrider_core::sink::{Mailbox, Retention};
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::metadata::MetadataTopic;
 use rdkafka::producer::Producer as _;
@@ -97,6 +97,31 @@ pub(super) fn check(spec: &KafkaSpec, topics: &[String], keyed: bool) -> Vec<Fin
         ask.look(&mut found);
     }
     found
+}
+
+/// How long the topics keep records, where their configuration can be read.
+pub(super) fn retentions(spec: &KafkaSpec, topics: &[String]) -> Vec<Retention> {
+    let shared = Arc::new(Shared::new(Mailbox::default()));
+    let Ok(producer) = producer(spec, &shared) else { return Vec::new() };
+    let answers = producer.client().fetch_cluster_id(FIRST_ANSWER_MAX).is_some();
+    let topics = topics.iter().filter(|topic| answers && is_topic_name(topic.as_bytes()));
+    let retention = |topic: &String| {
+        let name = CString::new(topic.as_str()).ok()?;
+        let entries = native::topic_config(&producer, &name, ANSWER_MAX).ok()?;
+        Some(Retention {
+            destination: format!("topic \"{topic}\""),
+            keeps: keeps(&entries.into_iter().collect()),
+        })
+    };
+    topics.filter_map(retention).collect()
+}
+
+/// After which time a topic with this configuration deletes a record; `None` if age alone deletes none.
+fn keeps(entries: &BTreeMap<String, String>) -> Option<Duration> {
+    let deletes = entries.get("cleanup.policy").is_none_or(|policy| policy.contains("delete"));
+    let millis: i64 = entries.get("retention.ms").filter(|_| deletes)?.parse().ok()?;
+    // -1 is for ever.
+    u64::try_from(millis).ok().map(Duration::from_millis)
 }
 
 /// The cluster's identifier, where a broker answers.

@@ -12,7 +12,7 @@ use postrider_core::record::{Refusal, RefusalKind};
 use postrider_core::secret_file::SecretFile;
 use postrider_core::sink::{
     Capabilities, CloudEventsBinding, GENERAL_HINT, Keys, Mailbox, NameRule, Needs, Order, Purpose,
-    RecordHeaders, Shown, ShownValue, Sink, SinkConfig, SinkError,
+    RecordHeaders, Retention, Shown, ShownValue, Sink, SinkConfig, SinkError,
 };
 use std::any::Any;
 use std::path::PathBuf;
@@ -368,6 +368,10 @@ impl SinkConfig for NatsConfig {
             Ok(spec) => preflight::check(&spec, destinations),
             Err(error) => vec![Finding::error("nats_server", error.to_string()).why(error.hint())],
         }
+    }
+
+    fn retentions(&self, needs: &Needs, _destinations: &[String]) -> Vec<Retention> {
+        self.spec(needs).map_or_else(|_error| Vec::new(), |spec| preflight::retentions(&spec))
     }
 
     fn record_headers(&self) -> RecordHeaders {

@@ -8,6 +8,8 @@ use super::spec::{ChainMode, NatsSpec};
 use super::subject::encoded;
 use crate::worker_thread;
 use postrider_core::finding::{Finding, shell_word};
+use postrider_core::sink::Retention;
+use std::time::Duration;
 
 /// The findings about the server, the stream, and the subjects that are known before the first event.
 pub(super) fn check(spec: &NatsSpec, topics: &[String]) -> Vec<Finding> {
@@ -17,6 +19,19 @@ pub(super) fn check(spec: &NatsSpec, topics: &[String]) -> Vec<Finding> {
 /// Creates the stream if it does not exist.
 pub(super) fn create(spec: &NatsSpec) -> Vec<Finding> {
     answered(spec, || created(spec))
+}
+
+/// How long the stream keeps messages, if that can be read.
+pub(super) fn retentions(spec: &NatsSpec) -> Vec<Retention> {
+    let asked = worker_thread::ask(|| async {
+        let link = connect(spec).await.ok()?;
+        let stream = link.stream(spec).await.ok()?.ok()?;
+        Some(u64::try_from(stream.config.max_age).unwrap_or_default())
+    });
+    let Ok(Some(nanos)) = asked else { return Vec::new() };
+    // 0 is for ever.
+    let keeps = (nanos > 0).then(|| Duration::from_nanos(nanos));
+    vec![Retention { destination: format!("stream {}", spec.stream), keeps }]
 }
 
 fn answered<A: Future<Output = Result<Vec<Finding>, NatsProblem>>>(
