@@ -77,9 +77,11 @@ fn one(name: &str, section: Section<'_>) -> PipelineConfig {
     let source = source(name, section.section("source"));
     let outbox = read_outbox(section.section("outbox"));
     let route = route(section.section("route"));
-    let payload = payload(section.section("payload"));
+    let payload_table = section.section("payload");
+    let claim_check = keys(payload_table.section("claim_check"));
+    let payload = payload(payload_table);
     let (sink, other_sinks) = read_sink(section.section("sink"));
-    let format = FormatConfig::read(&keys(section.section("format")));
+    let format = FormatConfig::read(&keys(section.section("format")), &claim_check);
     let sink = format.wrap(sink);
     let config = PipelineConfig {
         name: name.to_owned(),

@@ -553,6 +553,9 @@ fn may_hold_a_secret(path: &str) -> bool {
         || path.ends_with(".sink.rabbitmq.url")
         || path.ends_with(".sink.rabbitmq.password_file")
         || path.ends_with(".sink.rabbitmq.key_file")
+        || path.ends_with(".claim_check.access_key_file")
+        || path.ends_with(".claim_check.secret_key_file")
+        || path.ends_with(".claim_check.session_token_file")
 }
 
 /// Reports a value of the wrong type, without the value.

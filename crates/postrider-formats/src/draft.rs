@@ -55,7 +55,9 @@ impl Draft {
 
     /// Replaces the payload.
     pub(crate) fn set_value(&mut self, value: Vec<u8>) {
-        if let Some(before) = self.value.replace(value) {
+        if let Some(before) = self.value.replace(value)
+            && before.capacity() <= SPARE_BYTES_MAX
+        {
             self.spare = before;
         }
     }

@@ -1,5 +1,8 @@
 //! The keys of `[pipelines.NAME.format]` and `[pipelines.NAME.payload.claim_check]`.
 
+#[cfg(feature = "claim-check")]
+use crate::claim_check::{ClaimCheck, check_storage};
+use crate::claim_check::{ClaimCheckConfig, ClaimCheckKeys};
 use crate::cloud_events::{CloudEvents, CloudEventsMode};
 use crate::formatted_config::FormattedConfig;
 use crate::step::Step;
@@ -21,6 +24,8 @@ const SUBJECT: &str = "{aggregate_id}";
 #[derive(Clone, Debug, Default)]
 pub struct FormatConfig {
     cloud_events: Option<CloudEventsConfig>,
+    claim_check: Option<ClaimCheckConfig>,
+    claim_check_keys: ClaimCheckKeys,
 }
 
 /// The keys of `kind = "cloudevents"`.
@@ -35,7 +40,7 @@ struct CloudEventsConfig {
 
 impl FormatConfig {
     /// Reads the keys. `claim_check` is table `payload.claim_check`.
-    pub fn read(format: &dyn Keys) -> Self {
+    pub fn read(format: &dyn Keys, claim_check: &dyn Keys) -> Self {
         let is_cloud_events = format.word("kind", &["raw", "cloudevents"], &[]) == 1;
         let mode = match format.word("mode", &["binary", "structured"], &[]) {
             1 => CloudEventsMode::Structured,
@@ -59,12 +64,14 @@ impl FormatConfig {
             format.error("content_type", message.to_owned());
         }
         format.finish();
-        Self { cloud_events: is_cloud_events.then_some(cloud_events) }
+        let (claim_check, claim_check_keys) = ClaimCheckConfig::read(claim_check);
+        let cloud_events = is_cloud_events.then_some(cloud_events);
+        Self { cloud_events, claim_check, claim_check_keys }
     }
 
     /// Whether events are published as the application wrote them, and nothing has to be done.
     pub fn is_raw(&self) -> bool {
-        self.cloud_events.is_none()
+        self.cloud_events.is_none() && self.claim_check.is_none()
     }
 
     /// The sink that publishes in this format to `sink`.
@@ -72,7 +79,7 @@ impl FormatConfig {
         if self.is_raw() { sink } else { Arc::new(FormattedConfig::new(self.clone(), sink)) }
     }
 
-    /// The keys with the values in effect: of table `format`.
+    /// The keys with the values in effect: of tables `format` and `payload.claim_check`.
     pub fn values(&self) -> Vec<Shown> {
         let text = |key: &str, value: &str| Shown {
             table: "format",
@@ -88,14 +95,16 @@ impl FormatConfig {
         let of = |value: fn(&CloudEventsConfig) -> &str, default| {
             cloud_events.map_or(default, value).to_owned()
         };
-        vec![
+        let mut rows = vec![
             text("kind", if cloud_events.is_some() { "cloudevents" } else { "raw" }),
             text("mode", mode),
             text("source", &of(|config| &config.source, "")),
             text("type", &of(|config| &config.event_type, EVENT_TYPE)),
             text("subject", &of(|config| &config.subject, SUBJECT)),
             text("content_type", &of(|config| &config.content_type, CONTENT_TYPE)),
-        ]
+        ];
+        rows.extend(self.claim_check_keys.values());
+        rows
     }
 
     /// The mistakes that show only together with the sink: each with its key, below the pipeline.
@@ -110,6 +119,17 @@ impl FormatConfig {
                 sink.kind()
             );
             found.push(("format.mode", message));
+        }
+        if self.claim_check.is_some() && !sink.capabilities().headers {
+            let message = format!(
+                "a reference is in headers, and a sink of kind \"{}\" has none; remove the table",
+                sink.kind()
+            );
+            found.push(("payload.claim_check", message));
+        }
+        if self.claim_check.is_some() && cfg!(not(feature = "claim-check")) {
+            let message = "this program was built without feature \"formats\"";
+            found.push(("payload.claim_check", message.to_owned()));
         }
         found
     }
@@ -134,8 +154,18 @@ impl FormatConfig {
         headers
     }
 
-    /// Findings of `postrider check` about servers that the steps need.
-    pub(crate) fn preflight(&self, _needs: &Needs, _destinations: &[String]) -> Vec<Finding> {
+    /// Findings of `postrider check` about servers that the steps need. `sink`: the settings of the other sink.
+    pub(crate) fn preflight(
+        &self,
+        sink: &dyn SinkConfig,
+        needs: &Needs,
+        destinations: &[String],
+    ) -> Vec<Finding> {
+        #[cfg(feature = "claim-check")]
+        if let Some(config) = &self.claim_check {
+            let retentions = sink.retentions(needs, destinations);
+            return check_storage(config, &needs.pipeline, &retentions);
+        }
         Vec::new()
     }
 
@@ -147,9 +177,17 @@ impl FormatConfig {
         &self,
         _needs: &Needs,
         binding: CloudEventsBinding,
-        _mailbox: &Mailbox,
+        mailbox: &Mailbox,
     ) -> Result<Vec<Box<dyn Step>>, SinkError> {
         let mut steps: Vec<Box<dyn Step>> = Vec::new();
+        #[cfg(feature = "claim-check")]
+        if let Some(config) = &self.claim_check {
+            let prefix = self.cloud_events.as_ref().map(|config| match config.mode {
+                CloudEventsMode::Binary => binding.prefix,
+                CloudEventsMode::Structured => "",
+            });
+            steps.push(Box::new(ClaimCheck::open(config, prefix, mailbox)?));
+        }
         if let Some(config) = &self.cloud_events {
             let step = CloudEvents::new(config.mode, &config.content_type, binding);
             steps.push(Box::new(step));

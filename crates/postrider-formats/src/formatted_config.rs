@@ -5,8 +5,8 @@ use crate::formatted_sink::FormattedSink;
 use postrider_core::finding::Finding;
 use postrider_core::record::Refusal;
 use postrider_sinks::{
-    Capabilities, CloudEventsBinding, Mailbox, NameRule, Needs, RecordHeaders, Shown, Sink,
-    SinkConfig, SinkError,
+    Capabilities, CloudEventsBinding, Mailbox, NameRule, Needs, RecordHeaders, Retention, Shown,
+    Sink, SinkConfig, SinkError,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -64,8 +64,12 @@ impl SinkConfig for FormattedConfig {
 
     fn preflight(&self, needs: &Needs, destinations: &[String], keyed: bool) -> Vec<Finding> {
         let mut findings = self.inner.preflight(needs, destinations, keyed);
-        findings.extend(self.format.preflight(needs, destinations));
+        findings.extend(self.format.preflight(&*self.inner, needs, destinations));
         findings
+    }
+
+    fn retentions(&self, needs: &Needs, destinations: &[String]) -> Vec<Retention> {
+        self.inner.retentions(needs, destinations)
     }
 
     fn cluster(&self, needs: &Needs) -> Option<String> {

@@ -12,6 +12,7 @@
 //!
 //! [`SinkConfig`]: postrider_sinks::SinkConfig
 
+mod claim_check;
 mod cloud_events;
 mod draft;
 mod format_config;

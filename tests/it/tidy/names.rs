@@ -162,8 +162,9 @@ fn reference_keys(reference: &str) -> BTreeMap<String, usize> {
 
 #[test]
 fn every_key_of_the_reference_configuration_is_one_that_the_code_reads() {
-    let folders = ["src/config", "crates/postrider-sinks/src", "crates/postrider-inbox/src"];
-    let sources = folders.into_iter().flat_map(rust_files);
+    let crates = ["formats", "inbox", "sinks"].map(|name| format!("crates/postrider-{name}/src"));
+    let folders = crates.iter().map(String::as_str).chain(["src/config"]);
+    let sources = folders.flat_map(rust_files);
     let code: String = sources.map(|(_, source)| source).collect();
     if code.is_empty() {
         return;
