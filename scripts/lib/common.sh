@@ -119,14 +119,17 @@ need_pgbouncer() {
   PATH="$PATH:/usr/sbin" command -v pgbouncer >/dev/null || RUNLEVEL=1 install_packages pgbouncer
 }
 
-# The tools that compile and run the programs of docs/consumers-without-toolkit.md, docs/sql/consumers.md and
-# docs/sql/inbox-programs.md, and the drivers for PostgreSQL of the latter two. Drivers for Rust and Go are in
-# Cargo.lock and in each go.sum below tests/consumers.
+# The tools that compile and run the programs of docs/consumers-without-toolkit.md, docs/sql/consumers.md,
+# docs/sql/inbox-programs.md and docs/formats/claim-check.md, the drivers for PostgreSQL of the middle two, and the
+# clients of S3 of the last. Those for Rust and Go are in Cargo.lock and in each go.sum below tests/consumers.
 TYPESCRIPT_VERSION=5.9.3
 NODE_TYPES_VERSION=20.19.43
 NODE_PG_VERSION=8.23.1
 PSYCOPG_VERSION=3.3.9
 JDBC_VERSION=42.7.14
+NODE_S3_VERSION=3.980.0
+BOTO_VERSION=1.40.0
+JAVA_S3_VERSION=2.31.78
 need_languages() {
   local missing=() tools="$ROOT/target/tools"
   command -v python3 >/dev/null || missing+=(python3)
@@ -139,14 +142,16 @@ need_languages() {
   mkdir -p "$tools"
   need_node_packages "$tools"
   need_psycopg "$tools"
+  need_boto "$tools"
   need_jdbc "$tools"
+  need_java_s3 "$tools"
   need_go_modules
 }
 
 # All in one call: npm removes what is installed and not named.
 need_node_packages() {
   local packages=("typescript@$TYPESCRIPT_VERSION" "@types/node@$NODE_TYPES_VERSION" "pg@$NODE_PG_VERSION"
-    "@types/pg@$NODE_PG_VERSION") marker="$1/node_modules/.postrider"
+    "@types/pg@$NODE_PG_VERSION" "@aws-sdk/client-s3@$NODE_S3_VERSION") marker="$1/node_modules/.postrider"
   [ "$(cat "$marker" 2>/dev/null)" = "${packages[*]}" ] && return 0
   say "fetching ${packages[*]}"
   npm install --silent --no-audit --no-fund --no-save --prefix "$1" "${packages[@]}" >&2 ||
@@ -162,6 +167,13 @@ need_psycopg() {
     >&2 || die "pip could not fetch: $package"
 }
 
+need_boto() {
+  local package="boto3==$BOTO_VERSION" python="$1/python/bin/python3"
+  "$python" -c "import boto3; assert boto3.__version__ == '$BOTO_VERSION'" 2>/dev/null && return 0
+  say "fetching $package"
+  "$python" -m pip install --quiet --disable-pip-version-check "$package" >&2 || die "pip could not fetch: $package"
+}
+
 need_jdbc() {
   local artifact="org.postgresql:postgresql:$JDBC_VERSION"
   [ -e "$1/java/postgresql.jar" ] && [ "$(cat "$1/java/version" 2>/dev/null)" = "$JDBC_VERSION" ] && return 0
@@ -171,9 +183,20 @@ need_jdbc() {
   echo "$JDBC_VERSION" >"$1/java/version"
 }
 
+# The client with all that it needs.
+need_java_s3() {
+  local dir="$1/java-s3"
+  [ "$(cat "$dir/version" 2>/dev/null)" = "$JAVA_S3_VERSION" ] && return 0
+  say "fetching software.amazon.awssdk:s3:$JAVA_S3_VERSION"
+  rm -rf "$dir"
+  mvn -q -B -f "$ROOT/scripts/lib/s3-pom.xml" dependency:copy-dependencies "-Ds3.version=$JAVA_S3_VERSION" \
+    -DincludeScope=runtime "-DoutputDirectory=$dir" >&2 || die "Maven could not fetch: software.amazon.awssdk:s3"
+  echo "$JAVA_S3_VERSION" >"$dir/version"
+}
+
 need_go_modules() {
   local folder
-  for folder in groups inbox; do
+  for folder in claims groups inbox; do
     (cd "$ROOT/tests/consumers/$folder/go" && go mod download) >&2 ||
       die "go could not fetch the modules of tests/consumers/$folder/go/go.mod"
   done

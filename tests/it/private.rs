@@ -10,6 +10,7 @@ mod postgres;
 mod program;
 mod rabbitmq;
 mod redis;
+mod seaweed;
 mod tls;
 
 pub(crate) use copies::topic_that_lacks_a_copy;
@@ -20,6 +21,7 @@ pub(crate) use postgres::PrivatePostgres;
 pub(crate) use program::executable;
 pub(crate) use rabbitmq::PrivateRabbitMq;
 pub(crate) use redis::{Flavor, PrivateRedis, PrivateSentinel};
+pub(crate) use seaweed::{PrivateSeaweed, sha256};
 pub(crate) use tls::tls;
 
 use crate::await_that::await_that;

@@ -1,5 +1,5 @@
-//! The programs that the pages show in five languages, those of docs/sql/consumers.md and of
-//! docs/sql/inbox-programs.md: how each is compiled and started, and what it has written.
+//! The programs that the pages show in five languages, those of docs/sql/consumers.md, docs/sql/inbox-programs.md and
+//! docs/formats/claim-check.md: how each is compiled and started, and what it has written.
 
 use crate::await_that::{SOON, await_or_dump};
 use crate::private::{Signal, exit_of, signal};
@@ -47,8 +47,12 @@ impl Language {
 pub(crate) struct Programs {
     /// Its folder in `tests/consumers`.
     folder: &'static str,
-    /// Classes in Java.
+    /// Its file, without the ending.
+    name: &'static str,
+    /// Classes in Java; the first one is the program.
     classes: &'static [&'static str],
+    /// What they need, below the directory of the tools.
+    jars: &'static str,
     /// The example of the package that is the program in Rust.
     example: &'static str,
     /// Languages whose programs are compiled, once in this process.
@@ -58,7 +62,9 @@ pub(crate) struct Programs {
 /// The programs of docs/sql/consumers.md: they poll, work and commit.
 pub(crate) static GROUPS: Programs = Programs {
     folder: "groups",
+    name: "consumer",
     classes: &["Consumer", "LongWork"],
+    jars: "java/postgresql.jar",
     example: "group_consumer",
     built: [const { OnceLock::new() }; 5],
 };
@@ -66,8 +72,20 @@ pub(crate) static GROUPS: Programs = Programs {
 /// The programs of docs/sql/inbox-programs.md.
 pub(crate) static INBOX: Programs = Programs {
     folder: "inbox",
+    name: "consumer",
     classes: &["Consumer"],
+    jars: "java/postgresql.jar",
     example: "inbox_consumer",
+    built: [const { OnceLock::new() }; 5],
+};
+
+/// The programs of docs/formats/claim-check.md.
+pub(crate) static CLAIMS: Programs = Programs {
+    folder: "claims",
+    name: "reader",
+    classes: &["Reader"],
+    jars: "java-s3/*",
+    example: "claim_reader",
     built: [const { OnceLock::new() }; 5],
 };
 
@@ -97,7 +115,7 @@ impl Programs {
         match language {
             Language::Python => {}
             Language::Java => {
-                let driver = text(&tools().join("java/postgresql.jar"));
+                let driver = text(&tools().join(self.jars));
                 let file = |class: &&str| text(&self.sources().join(format!("{class}.java")));
                 run(Command::new("javac")
                     .args(["-Xlint:all", "-Werror", "-cp", &driver, "-d"])
@@ -106,13 +124,15 @@ impl Programs {
             }
             Language::TypeScript => {
                 fs::create_dir_all(self.typescript()).expect("a directory");
-                let source = self.typescript().join("consumer.ts");
-                fs::copy(self.sources().join("consumer.ts"), &source).expect("a copy");
+                let source = self.typescript().join(format!("{}.ts", self.name));
+                fs::copy(self.sources().join(format!("{}.ts", self.name)), &source)
+                    .expect("a copy");
                 let compiler = tools().join("node_modules/typescript/bin/tsc");
                 run(Command::new("node")
                     .arg(compiler)
                     .args(["--strict", "--noUncheckedIndexedAccess", "--target", "ES2022"])
-                    .args(["--module", "nodenext", "--skipLibCheck"])
+                    .args(["--module", "nodenext", "--skipLibCheck", "--typeRoots"])
+                    .arg(tools().join("node_modules/@types"))
                     .arg(source));
             }
             Language::Go => {
@@ -137,11 +157,11 @@ impl Programs {
     /// What runs the program, which is compiled.
     pub(crate) fn consumer(&self, language: Language) -> Command {
         match language {
-            Language::Python => self.python("consumer.py"),
-            Language::Java => self.java("Consumer"),
+            Language::Python => self.python(&format!("{}.py", self.name)),
+            Language::Java => self.java(self.classes.first().expect("a class")),
             Language::TypeScript => {
                 let mut command = Command::new("node");
-                command.arg(self.typescript().join("consumer.js"));
+                command.arg(self.typescript().join(format!("{}.js", self.name)));
                 command
             }
             Language::Go => Command::new(self.built("go")),
@@ -158,7 +178,7 @@ impl Programs {
 
     /// A program in Java, by the name of its class; leases of `LongWork` are short.
     pub(crate) fn java(&self, class: &str) -> Command {
-        let driver = text(&tools().join("java/postgresql.jar"));
+        let driver = text(&tools().join(self.jars));
         let classes = text(&self.built("java"));
         let mut command = Command::new("java");
         command.args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dvisibility=2", "-cp"]);

@@ -406,6 +406,29 @@ pub(super) const LIST: &[Group] = &[
         )],
     },
     Group {
+        name: "Object storage",
+        page: "object-storage",
+        about: "[Claim check](../formats/claim-check.md): large payloads go to object storage. Events wait while it refuses \
+                them, and none is parked.",
+        inputs: &[
+            "payload.claim_check.url is not s3://bucket",
+            "payload.claim_check.endpoint with a path",
+            "payload.claim_check with an endpoint and without url",
+            "payload.claim_check.access_key_file without secret_key_file",
+            "payload.claim_check.keep of an hour",
+            "payload.claim_check without a login",
+            "an object storage that does not answer",
+            "an object storage with a certificate of another name",
+            "an object storage that does not know the login",
+            "an object storage that the login may not write to",
+            "a bucket that does not exist",
+        ],
+        left_out: &[(
+            "an object that the storage refuses for its size",
+            "the limit of S3 is 5 GiB, and PostgreSQL has no value so large: unit tests of the answer",
+        )],
+    },
+    Group {
         name: "Event logs",
         page: "event-logs",
         about: "The sink `postgres`. A log that has lost events was changed by somebody else: what its consumers have not \

@@ -1,4 +1,5 @@
-//! A server process that `scripts/servers brokers` fetched: what NATS, Redis, Valkey and RabbitMQ have in common.
+//! A server process that `scripts/servers brokers` fetched: what NATS, Redis, Valkey, RabbitMQ and SeaweedFS have
+//! in common.
 
 use super::{Dir, END_DEADLINE, START_DEADLINE, Signal, exit_of, signal};
 use crate::await_that::await_or_dump;

@@ -12,7 +12,7 @@ use receiver::{BASE, Receiver};
 /// `concurrency`, by default.
 const CONCURRENCY: usize = 64;
 
-struct HttpServer(Receiver);
+pub(super) struct HttpServer(Receiver);
 
 impl SinkServer for HttpServer {
     const KIND: &'static str = "http";

@@ -3,6 +3,7 @@
 //! [`server`] is what a sink's server has to do for the test, [`scenarios`] are the tests, [`kills`] is the long one.
 //! Each sink has a file with its server and with the tests that only it has. `conformance!` makes the tests of a sink.
 
+mod claims;
 mod http;
 mod kafka;
 mod kills;
