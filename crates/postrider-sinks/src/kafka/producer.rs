@@ -205,7 +205,8 @@ impl Drop for Producers {
 pub(super) const TRANSACTIONAL_ID: &str = "transactional.id";
 
 /// Why a producer is replaced that brokers have fenced off.
-pub(super) const FENCED: &str = "another producer has the transactional id now, or the transaction took longer than its time-out";
+pub(super) const FENCED: &str =
+    "another producer has the transactional id now, or the transaction took too long";
 
 /// The ticket of the record with the progress, which is none of the pipeline's.
 pub(super) const PROGRESS: Ticket = Ticket(u64::MAX);
