@@ -123,6 +123,27 @@ fn a_scrape_shows_everything() {
         postrider_publish_latency_seconds_bucket{le="30.0",pipeline="orders",shard="0"} 3
         postrider_publish_latency_seconds_bucket{le="60.0",pipeline="orders",shard="0"} 3
         postrider_publish_latency_seconds_bucket{le="+Inf",pipeline="orders",shard="0"} 4
+        # HELP postrider_sink_commit_seconds Commits of the sink's transactions, from the call to the answer
+        # TYPE postrider_sink_commit_seconds histogram
+        postrider_sink_commit_seconds_sum{pipeline="orders",shard="0"} 0.004
+        postrider_sink_commit_seconds_count{pipeline="orders",shard="0"} 1
+        postrider_sink_commit_seconds_bucket{le="0.0005",pipeline="orders",shard="0"} 0
+        postrider_sink_commit_seconds_bucket{le="0.001",pipeline="orders",shard="0"} 0
+        postrider_sink_commit_seconds_bucket{le="0.002",pipeline="orders",shard="0"} 0
+        postrider_sink_commit_seconds_bucket{le="0.005",pipeline="orders",shard="0"} 1
+        postrider_sink_commit_seconds_bucket{le="0.01",pipeline="orders",shard="0"} 1
+        postrider_sink_commit_seconds_bucket{le="0.02",pipeline="orders",shard="0"} 1
+        postrider_sink_commit_seconds_bucket{le="0.05",pipeline="orders",shard="0"} 1
+        postrider_sink_commit_seconds_bucket{le="0.1",pipeline="orders",shard="0"} 1
+        postrider_sink_commit_seconds_bucket{le="0.25",pipeline="orders",shard="0"} 1
+        postrider_sink_commit_seconds_bucket{le="0.5",pipeline="orders",shard="0"} 1
+        postrider_sink_commit_seconds_bucket{le="1.0",pipeline="orders",shard="0"} 1
+        postrider_sink_commit_seconds_bucket{le="2.5",pipeline="orders",shard="0"} 1
+        postrider_sink_commit_seconds_bucket{le="5.0",pipeline="orders",shard="0"} 1
+        postrider_sink_commit_seconds_bucket{le="10.0",pipeline="orders",shard="0"} 1
+        postrider_sink_commit_seconds_bucket{le="30.0",pipeline="orders",shard="0"} 1
+        postrider_sink_commit_seconds_bucket{le="60.0",pipeline="orders",shard="0"} 1
+        postrider_sink_commit_seconds_bucket{le="+Inf",pipeline="orders",shard="0"} 1
         # HELP postrider_lag_seconds Age of the oldest commit that is not published or parked
         # TYPE postrider_lag_seconds gauge
         postrider_lag_seconds{pipeline="orders",shard="0"} 0.25

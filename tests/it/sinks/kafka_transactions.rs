@@ -61,9 +61,14 @@ impl TransactionCaller {
     async fn recover(&mut self) -> Option<SinkProgress> {
         let number = self.call();
         self.sink.transactional().expect("transactions").recover(number);
-        self.until("recovery", |post| match post {
-            Post::Recovered { call, progress } if *call == number => Some(progress.clone()),
-            _ => None,
+        self.until("recovery", |post| {
+            if let Post::Recovered { call, progress } = post
+                && *call == number
+            {
+                Some(progress.clone())
+            } else {
+                None
+            }
         })
         .await
     }
@@ -81,11 +86,14 @@ impl TransactionCaller {
                 Err(why) => panic!("{why:?}"),
             }
         }
-        self.until("report", |post| match post {
-            Post::Report { ticket: reported, outcome: Outcome::Acked } if *reported == ticket => {
+        self.until("report", |post| {
+            if let Post::Report { ticket: reported, outcome: Outcome::Acked } = post
+                && *reported == ticket
+            {
                 Some(())
+            } else {
+                None
             }
-            _ => None,
         })
         .await;
     }
@@ -98,17 +106,21 @@ impl TransactionCaller {
     }
 
     async fn committed(&mut self, number: SinkCall) {
-        self.until("commit", |post| match post {
-            Post::Committed { call } if *call == number => Some(()),
-            _ => None,
+        self.until("commit", |post| {
+            if let Post::Committed { call } = post
+                && *call == number
+            {
+                Some(())
+            } else {
+                None
+            }
         })
         .await;
     }
 
     async fn broken(&mut self) -> String {
-        self.until("end of the producer", |post| match post {
-            Post::Broken { reason } => Some(reason.clone()),
-            _ => None,
+        self.until("end of the producer", |post| {
+            if let Post::Broken { reason } = post { Some(reason.clone()) } else { None }
         })
         .await
     }
@@ -234,16 +246,14 @@ async fn open_transaction_of_another_pipeline_is_waited_for() {
     let mut next = TransactionCaller::open(&spec);
     let number = next.call();
     next.sink.transactional().expect("transactions").recover(number);
-    let said = |post: &Post| match post {
-        Post::Down { reason, .. } => Some(reason.clone()),
-        _ => None,
+    let said = |post: &Post| {
+        if let Post::Down { reason, .. } = post { Some(reason.clone()) } else { None }
     };
     let reason = next.until("reason", said).await;
     assert!(reason.contains("can't be read to its end"), "{reason}");
     other.commit_transaction(SOON).expect("its end");
-    let progress = next.until("recovery", |post| match post {
-        Post::Recovered { progress, .. } => Some(progress.clone()),
-        _ => None,
+    let progress = next.until("recovery", |post| {
+        if let Post::Recovered { progress, .. } = post { Some(progress.clone()) } else { None }
     });
     assert_eq!(progress.await, Some(FIRST.parse().unwrap()));
 }

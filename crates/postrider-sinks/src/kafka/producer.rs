@@ -204,8 +204,9 @@ impl Drop for Producers {
 /// librdkafka's name of the id by which brokers know the producers of a pipeline, one after the other.
 pub(super) const TRANSACTIONAL_ID: &str = "transactional.id";
 
-/// Why a producer is replaced that another one has fenced off.
-pub(super) const FENCED: &str = "another producer has the transactional id now";
+/// Why a producer is replaced that brokers have fenced off.
+pub(super) const FENCED: &str =
+    "another producer has the transactional id now, or the transaction took too long";
 
 /// The ticket of the record with the progress, which is none of the pipeline's.
 pub(super) const PROGRESS: Ticket = Ticket(u64::MAX);
