@@ -52,6 +52,10 @@ struct AvroWriter<'w> {
     out: &'w mut Vec<u8>,
 }
 
+fn too_many_ways() -> Misfit {
+    Misfit::new("the document fits branches of unions in too many ways")
+}
+
 fn expected(of: &AvroType, found: &Json<'_>) -> Misfit {
     Misfit::expected(&of.words(), found.type_name())
 }
@@ -63,10 +67,7 @@ impl<'w> AvroWriter<'w> {
         if depth > DEPTH_MAX {
             return Err(Misfit::new(format!("types are nested deeper than {DEPTH_MAX} levels")));
         }
-        self.attempts = self
-            .attempts
-            .checked_sub(1)
-            .ok_or_else(|| Misfit::new("the document fits branches of unions in too many ways"))?;
+        self.attempts = self.attempts.checked_sub(1).ok_or_else(too_many_ways)?;
         match (of, json) {
             (AvroType::Null, Json::Null) => Ok(()),
             (AvroType::Boolean, Json::Bool(value)) => {
@@ -316,7 +317,7 @@ impl<'w> AvroWriter<'w> {
                 Err(misfit) => {
                     self.out.truncate(begin);
                     if self.attempts == 0 {
-                        return Err(misfit);
+                        return Err(too_many_ways());
                     }
                     let is_deeper = |known: &Misfit| misfit.depth() > known.depth();
                     if deepest.as_ref().is_none_or(is_deeper) {
