@@ -1,5 +1,6 @@
 //! A client for HTTP and HTTPS: requests to schema registries and to object storage. HTTP/1.1, with connections that
-//! are kept for a few seconds. Files of TLS are read for each connection, because they are renewed while the process runs.
+//! are kept for a few seconds. Files of TLS are read for each connection, because they are renewed while the process
+//! runs.
 //!
 //! Everything is bounded: the time to connect, the time of a request with its answer, and the bytes of an answer.
 //! Redirects are not followed. Errors have no header, no body and no part of a URL but its host's addresses.

@@ -28,6 +28,7 @@ fn of_inbox(key: &str, has: impl Fn(&str) -> bool) -> String {
 fn the_reference_file_has_every_key() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("pg-password"), "hush").unwrap();
+    std::fs::write(directory.path().join("orders.avsc"), "\"long\"").unwrap();
     let (_, found) = read("f", directory.path(), &uncommented(), &none).unwrap();
     assert_eq!(found.errors, []);
     // The kinds of sinks that the file does not use have a reference of their own.
@@ -63,6 +64,7 @@ fn the_reference_file_has_every_key() {
 fn every_key_is_shown_with_where_it_comes_from() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("pg-password"), "hush").unwrap();
+    std::fs::write(directory.path().join("orders.avsc"), "\"long\"").unwrap();
     let (_, found) = read("f", directory.path(), &uncommented(), &none).unwrap();
     let config = parse("f", directory.path(), &uncommented(), &none).unwrap();
     let rows = show::show(&config);

@@ -140,8 +140,8 @@ fn every_layout_ships_its_sql() {
     assert_eq!(shipped, LAYOUTS.map(|name| format!("{name}.sql")));
 }
 
-/// Tables of the configuration whose keys the user chooses: columns, headers, librdkafka's properties.
-const OPEN_TABLES: [&str; 4] = ["columns", "extra", "headers", "properties"];
+/// Tables of the configuration whose keys the user chooses: columns, headers, librdkafka's properties, subjects.
+const OPEN_TABLES: [&str; 5] = ["columns", "extra", "headers", "properties", "schemas"];
 
 /// Every key of the reference configuration, keys in comments too, with its line.
 fn reference_keys(reference: &str) -> BTreeMap<String, usize> {

@@ -4,7 +4,7 @@ use super::desk::{SubjectAnswer, SubjectDesk};
 use super::encoder::{Encoding, SubjectSchema};
 use super::framing::IdPlace;
 use super::misfit::Misfit;
-use super::subject::SubjectRule;
+use super::subject::{SubjectRule, header_text};
 use crate::draft::Draft;
 use crate::step::{NotReady, Step};
 use crate::words;
@@ -158,12 +158,6 @@ impl Drop for SchemaStep {
     fn drop(&mut self) {
         self.desk.close();
     }
-}
-
-/// The text of a header of the record.
-pub(super) fn header_text<'a>(record: &Record<'a>, name: &str) -> Option<&'a str> {
-    let header = record.headers.iter().find(|header| header.name == name)?;
-    std::str::from_utf8(header.value?).ok()
 }
 
 /// Whether it is the copy of a dead event: it goes to another topic as the application wrote it, because it often fits

@@ -1,6 +1,5 @@
 //! Which subject of the registry the schema of an event has.
 
-use super::schema_step::header_text;
 use crate::words;
 use postrider_core::record::{Record, Refusal};
 
@@ -116,6 +115,12 @@ impl SubjectRule {
         }
         Ok(())
     }
+}
+
+/// The text of a header of the record.
+pub(super) fn header_text<'a>(record: &Record<'a>, name: &str) -> Option<&'a str> {
+    let header = record.headers.iter().find(|header| header.name == name)?;
+    std::str::from_utf8(header.value?).ok()
 }
 
 #[cfg(test)]

@@ -53,7 +53,8 @@ impl AvroSchema {
     /// # Errors
     /// The document does not fit.
     pub(crate) fn write(&self, document: &[u8], out: &mut Vec<u8>) -> Result<(), Misfit> {
-        avro_writer::write_document(self, &Json::parse(document)?, document.len(), out)
+        let json = Json::parse(document)?;
+        avro_writer::write_document((&self.types, self.root), &json, document.len(), out)
     }
 
     /// The defaults in the binary form.
@@ -66,10 +67,12 @@ impl AvroSchema {
                 let Some(text) = &field.default_text else { continue };
                 let mut out = Vec::new();
                 let json = Json::parse_text(text)?;
-                avro_writer::write_default(self, field.of, &json, &mut out).map_err(|misfit| {
-                    let (record, field) = (shown_name(name), shown_name(&field.name));
-                    Misfit::new(format!("default of {record}.{field}: {misfit}"))
-                })?;
+                avro_writer::write_default(&self.types, field.of, &json, &mut out).map_err(
+                    |misfit| {
+                        let (record, field) = (shown_name(name), shown_name(&field.name));
+                        Misfit::new(format!("default of {record}.{field}: {misfit}"))
+                    },
+                )?;
                 bytes += out.len();
                 if bytes > DEFAULT_BYTES_MAX {
                     let words = format!("defaults have more than {DEFAULT_BYTES_MAX} bytes");

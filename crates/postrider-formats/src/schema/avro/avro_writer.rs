@@ -1,6 +1,5 @@
 //! Writes a document in the binary form, guided by the schema.
 
-use super::avro_schema::AvroSchema;
 use super::avro_type::{AvroField, AvroType, TypeIndex};
 use crate::schema::decimal::{Decimal, sign_extended};
 use crate::schema::framing::uuid_bytes;
@@ -24,33 +23,37 @@ const BRANCHES_SHOWN: usize = 8;
 
 /// Adds a document.
 pub(super) fn write_document(
-    schema: &AvroSchema,
+    (types, root): (&[AvroType], TypeIndex),
     json: &Json<'_>,
     bytes: usize,
     out: &mut Vec<u8>,
 ) -> Result<(), Misfit> {
     let attempts = bytes.saturating_mul(ATTEMPTS_FOR_BYTE).max(ATTEMPTS_AT_LEAST);
-    AvroWriter { schema, of_schema: false, attempts, out }.write(schema.root, json, 0)
+    AvroWriter { types, of_schema: false, attempts, out }.write(root, json, 0)
 }
 
 /// Adds the default of a field.
 pub(super) fn write_default(
-    schema: &AvroSchema,
+    types: &[AvroType],
     of: TypeIndex,
     json: &Json<'_>,
     out: &mut Vec<u8>,
 ) -> Result<(), Misfit> {
     let attempts = ATTEMPTS_AT_LEAST;
-    AvroWriter { schema, of_schema: true, attempts, out }.write(of, json, 0)
+    AvroWriter { types, of_schema: true, attempts, out }.write(of, json, 0)
 }
 
 struct AvroWriter<'w> {
-    schema: &'w AvroSchema,
+    types: &'w [AvroType],
     /// It is a default of the schema: a logical type is written as the type below it, by the specification.
     of_schema: bool,
     /// Values that may still be written.
     attempts: usize,
     out: &'w mut Vec<u8>,
+}
+
+fn too_many_ways() -> Misfit {
+    Misfit::new("the document fits branches of unions in too many ways")
 }
 
 fn expected(of: &AvroType, found: &Json<'_>) -> Misfit {
@@ -59,15 +62,12 @@ fn expected(of: &AvroType, found: &Json<'_>) -> Misfit {
 
 impl<'w> AvroWriter<'w> {
     fn write(&mut self, index: TypeIndex, json: &Json<'_>, depth: usize) -> Result<(), Misfit> {
-        let schema: &'w AvroSchema = self.schema;
-        let Some(of) = schema.types.get(index) else { return Ok(()) };
+        let types: &'w [AvroType] = self.types;
+        let Some(of) = types.get(index) else { return Ok(()) };
         if depth > DEPTH_MAX {
             return Err(Misfit::new(format!("types are nested deeper than {DEPTH_MAX} levels")));
         }
-        self.attempts = self
-            .attempts
-            .checked_sub(1)
-            .ok_or_else(|| Misfit::new("the document fits branches of unions in too many ways"))?;
+        self.attempts = self.attempts.checked_sub(1).ok_or_else(too_many_ways)?;
         match (of, json) {
             (AvroType::Null, Json::Null) => Ok(()),
             (AvroType::Boolean, Json::Bool(value)) => {
@@ -283,7 +283,7 @@ impl<'w> AvroWriter<'w> {
         json: &Json<'_>,
         depth: usize,
     ) -> Result<(), Misfit> {
-        let types = &self.schema.types;
+        let types = self.types;
         let candidates = |fits: &dyn Fn(&AvroType) -> bool| -> Vec<(usize, TypeIndex)> {
             let all = branches.iter().copied().enumerate();
             all.filter(|(_, branch)| types.get(*branch).is_some_and(fits)).collect()
@@ -317,7 +317,7 @@ impl<'w> AvroWriter<'w> {
                 Err(misfit) => {
                     self.out.truncate(begin);
                     if self.attempts == 0 {
-                        return Err(misfit);
+                        return Err(too_many_ways());
                     }
                     let is_deeper = |known: &Misfit| misfit.depth() > known.depth();
                     if deepest.as_ref().is_none_or(is_deeper) {
@@ -332,10 +332,8 @@ impl<'w> AvroWriter<'w> {
 
     fn no_branch(&self, branches: &[TypeIndex], json: &Json<'_>) -> Misfit {
         let shown = branches.iter().take(BRANCHES_SHOWN);
-        let mut words: Vec<String> = shown
-            .filter_map(|branch| self.schema.types.get(*branch))
-            .map(AvroType::words)
-            .collect();
+        let mut words: Vec<String> =
+            shown.filter_map(|branch| self.types.get(*branch)).map(AvroType::words).collect();
         if branches.len() > BRANCHES_SHOWN {
             words.push("…".to_owned());
         }

@@ -3,6 +3,7 @@
 
 mod message_writer;
 mod protobuf_schema;
+mod scalar;
 mod well_known;
 mod wire;
 

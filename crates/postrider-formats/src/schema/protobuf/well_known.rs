@@ -1,6 +1,6 @@
 //! Google's own types, which have a form of their own in JSON.
 
-use super::message_writer::{scalar, text};
+use super::scalar::{self, text};
 use super::wire::{Wire, push_delimited, push_tag, push_varint};
 use crate::schema::decimal::Decimal;
 use crate::schema::json::Json;
@@ -114,7 +114,7 @@ fn wrapper(message: &MessageDescriptor, json: &Json<'_>, out: &mut Vec<u8>) -> R
     let Some(field) = message.get_field(1) else { return Ok(()) };
     let kind = field.kind();
     let mut bytes = Vec::new();
-    scalar(&kind, json, &mut bytes)?;
+    scalar::write(&kind, json, &mut bytes)?;
     if bytes.iter().any(|byte| *byte != 0) {
         let wire = match kind.wire_type() {
             prost_reflect::prost::encoding::WireType::ThirtyTwoBit => Wire::Fixed32,
