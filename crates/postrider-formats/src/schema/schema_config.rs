@@ -136,9 +136,6 @@ impl SchemaConfig {
         let row = |table, key: &str, value| Shown { table, key: key.to_owned(), value };
         let text = |key: &str, value: &str| row(REGISTRY, key, ShownValue::Text(value.to_owned()));
         let registry = &self.registry;
-        let file = |file: &Option<(String, SecretFile)>| {
-            file.as_ref().map_or_else(String::new, |(name, _)| name.clone())
-        };
         let rule = registry.rule.as_ref().map_or(SubjectRule::DEFAULT, SubjectRule::text);
         let place = if self.prefix { "prefix" } else { "header" };
         let mut rows = vec![
@@ -148,14 +145,21 @@ impl SchemaConfig {
             text("subject", rule),
             row(REGISTRY, "register", ShownValue::Boolean(registry.register)),
             text("username", &registry.username),
-            text("password_file", &file(&registry.password)),
-            text("token_file", &file(&registry.token)),
             text("ca_file", &registry.ca),
             text("cert_file", &registry.cert),
-            text("key_file", &file(&registry.key)),
             text("timeout", &shown_duration(registry.timeout, TIMEOUT)),
             text("refresh", &shown_duration(registry.refresh, REFRESH)),
         ];
+        // A file that is not given has no default that could be shown.
+        let secrets = [
+            ("password_file", &registry.password),
+            ("token_file", &registry.token),
+            ("key_file", &registry.key),
+        ];
+        rows.extend(secrets.into_iter().filter_map(|(key, file)| {
+            let (name, _) = file.as_ref()?;
+            Some(text(key, name))
+        }));
         rows.extend(
             self.files
                 .iter()
