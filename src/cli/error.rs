@@ -297,9 +297,7 @@ impl CliError {
             Self::NoToolkit(_) => hint(NO_TOOLKIT),
             Self::NoGroupRight(_) => hint(NO_GROUP_RIGHT),
             Self::Inbox(error) => of_inbox(error),
-            Self::NotJson { .. } => hint(
-                "correct the file: consumers of this topic expect JSON. To publish it nevertheless: --not-json",
-            ),
+            Self::NotJson { .. } => hint(NOT_JSON),
             Self::OtherConfiguration { .. } => hint(OTHER_CONFIGURATION),
             Self::Stranger(_) => hint("give admin.listen a port of its own"),
             Self::Thread(_) => hint("raise the limit of threads (ulimit -u, pids.max)"),
@@ -398,6 +396,9 @@ const OCCUPIED: &str = "if it runs the same pipelines, stop that process first, 
 const OTHER_CONFIGURATION: &str = "if this is another Postrider, give admin.listen a port of its own, or name the \
     configuration of the running process with -c. If the configuration was changed since the start, restart the \
     process";
+
+const NOT_JSON: &str = "correct the file: consumers of this topic expect JSON. To \
+    publish it nevertheless: --not-json";
 
 const CHECK_EVENTS: &str = "check which events are affected (above, or with --dry-run), and run it again with \
     --yes";

@@ -10,7 +10,7 @@ use crate::health::grouped;
 use crate::pipeline::PipelineSpec;
 use crate::postgres::control::Control;
 use crate::postgres::retention::{
-    ChildState, Guard, Hold, PartitionedRoot, PassEvent, PassReport, Ready, RetentionAction,
+    Guard, Hold, PartitionState, PartitionedRoot, PassEvent, PassReport, Ready, RetentionAction,
     RetentionRule, RetentionTable, Survey, limit, pass, survey,
 };
 use crate::postgres::{SourceError, SqlState, error_policy};
@@ -39,7 +39,7 @@ pub(super) async fn run(config: &Config, args: &RetainArgs) -> Result<Exit, CliE
     let mut exit = Exit::Done;
     let mut any = false;
     for spec in &config.specs {
-        let Some(rule) = &spec.retention else { continue };
+        let Some(rule) = &spec.maintenance.retention else { continue };
         any = true;
         let control = session(spec, APPLICATION_NAME).await?;
         let ended = if args.dry_run {
@@ -218,7 +218,7 @@ async fn dry_run(
                 for child in &root.children {
                     if child.is_default {
                         found.holds.push(Hold::DefaultPartition(child.name.to_string()));
-                    } else if child.is_past || child.state != ChildState::Attached {
+                    } else if child.is_past || child.state != PartitionState::Attached {
                         let ready = table.ready(client, &child.name).await?;
                         due.push(DuePartition {
                             name: child.name.to_string(),

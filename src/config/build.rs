@@ -99,10 +99,9 @@ pub(super) fn spec(
         only_repair: false,
         from_table: false,
         poll,
-        bookmarks_retain_max: pipeline.bookmarks.retain_max,
+        bookmarks_retain_max: pipeline.kept.bookmarks.retain_max,
         confirm_interval: pipeline.flow.confirm_interval,
-        maintenance: maintenance.clone(),
-        retention,
+        maintenance: MaintenanceSettings { retention, ..maintenance.clone() },
     })
 }
 

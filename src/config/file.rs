@@ -201,6 +201,7 @@ fn maintenance(section: Section<'_>) -> MaintenanceSettings {
             Duration::from_secs(1)..=Duration::from_hours(24),
         ),
         inboxes: inboxes(&section),
+        retention: None,
     };
     section.finish();
     settings

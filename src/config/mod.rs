@@ -25,8 +25,9 @@ pub use inboxes::InboxConfig;
 pub use pipeline::table_name;
 pub use section::{Excerpt, FilePosition, Places, quoted as key_as_toml};
 pub use types::{
-    AdminConfig, BackoffConfig, BookmarksConfig, Config, FlowConfig, Mark, Ordering, OutboxConfig,
-    ParkingConfig, PayloadConfig, PipelineConfig, PollConfig, RouteConfig, SizeMax, SourceConfig,
+    AdminConfig, BackoffConfig, BookmarksConfig, Config, FlowConfig, KeptConfig, Mark, Ordering,
+    OutboxConfig, ParkingConfig, PayloadConfig, PipelineConfig, PollConfig, RouteConfig, SizeMax,
+    SourceConfig,
 };
 
 /// Reads a duration in the format of the file: `"250ms"`, `"10s"`, `"5m"`, `"2h"`, `"1d"`.

@@ -4,8 +4,8 @@ use super::file::Url;
 use super::retention;
 use super::section::{Entry, Kind, Section, SinkKeys, nearest, quoted, wrong_kind};
 use super::types::{
-    BackoffConfig, BookmarksConfig, FlowConfig, Mark, Ordering, OutboxConfig, ParkingConfig,
-    PayloadConfig, PipelineConfig, PollConfig, RouteConfig, SizeMax, SourceConfig,
+    BackoffConfig, BookmarksConfig, FlowConfig, KeptConfig, Mark, Ordering, OutboxConfig,
+    ParkingConfig, PayloadConfig, PipelineConfig, PollConfig, RouteConfig, SizeMax, SourceConfig,
 };
 use crate::formats::{FormatConfig, FormattedConfig};
 use crate::outbox::{
@@ -91,8 +91,10 @@ fn one(name: &str, section: Section<'_>) -> PipelineConfig {
         flow: flow(section.section("flow")),
         parking: parking(section.section("parking"), sink.names()),
         poll: poll(section.section("poll")),
-        bookmarks: bookmarks(section.section("bookmarks")),
-        retention: retention::read(section.section("retention")),
+        kept: KeptConfig {
+            bookmarks: bookmarks(section.section("bookmarks")),
+            retention: retention::read(section.section("retention"), table_name),
+        },
         sink,
         other_sinks,
     };

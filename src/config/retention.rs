@@ -1,9 +1,8 @@
 //! `[pipelines.NAME.retention]`: how long published rows are kept, and what becomes of them then.
 
-use super::pipeline::table_name;
 use super::section::{Context, Section};
 use super::types::PipelineConfig;
-use crate::outbox::{OutboxSpec, Role};
+use crate::outbox::{self, OutboxSpec, Role};
 use crate::pipeline::PollSettings;
 use crate::postgres::names::TableName;
 use crate::postgres::retention::{
@@ -14,8 +13,11 @@ use std::time::Duration;
 /// The longest times: a hundred years.
 const LONGEST: Duration = Duration::from_hours(100 * 365 * 24);
 
-/// Reads the table.
-pub(super) fn read(section: Section<'_>) -> RetentionSettings {
+/// Reads the name of a table, as SQL writes it.
+type ReadName = fn(&str) -> Option<outbox::TableName>;
+
+/// Reads the section.
+pub(super) fn read(section: Section<'_>, read_name: ReadName) -> RetentionSettings {
     let default = RetentionSettings::default();
     let times = [
         ("published", KeepFrom::Published),
@@ -32,7 +34,7 @@ pub(super) fn read(section: Section<'_>) -> RetentionSettings {
         keep: section.duration_or_never("keep", Duration::from_secs(1)..=LONGEST),
         keep_from: section.one_of("keep_from", &times, &[], default.keep_from),
         action: section.one_of("action", &actions, &[], default.action),
-        archive: table(&section, "archive"),
+        archive: table(&section, "archive", read_name),
         archive_keep: section.duration_or_never("archive_keep", Duration::from_secs(1)..=LONGEST),
         width: width(&partitions),
         ahead: partitions.small("ahead", default.ahead, 0..=50),
@@ -42,7 +44,7 @@ pub(super) fn read(section: Section<'_>) -> RetentionSettings {
             Duration::from_secs(1)..=Duration::from_hours(24),
         ),
         rate: section.small("rate", default.rate, 1..=1_000_000),
-        processed_events: table(&section, "processed_events"),
+        processed_events: table(&section, "processed_events", read_name),
     };
     partitions.finish();
     match (settings.action, &settings.archive) {
@@ -64,9 +66,9 @@ pub(super) fn read(section: Section<'_>) -> RetentionSettings {
     settings
 }
 
-fn table(section: &Section<'_>, key: &'static str) -> Option<TableName> {
+fn table(section: &Section<'_>, key: &'static str, read_name: ReadName) -> Option<TableName> {
     let text = section.optional(key)?;
-    let name = table_name(&text);
+    let name = read_name(&text);
     if name.is_none() {
         section.error(key, "expected a table's name, such as \"public.outbox_archive\"");
     }
@@ -96,7 +98,7 @@ pub(super) fn rule(
     (outbox, poll): (&OutboxSpec, &PollSettings),
     marked: bool,
 ) -> Option<RetentionRule> {
-    let settings = &pipeline.retention;
+    let settings = &pipeline.kept.retention;
     if settings.keep.is_none() && settings.processed_events.is_none() {
         return None;
     }

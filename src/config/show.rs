@@ -326,9 +326,9 @@ impl Rows<'_> {
         };
         self.add(&table, "mark", json!(mark));
         self.add(&table, "mark_streamed", json!(poll.mark_streamed));
-        let retain_max = ShowSize(pipeline.bookmarks.retain_max).to_string();
+        let retain_max = ShowSize(pipeline.kept.bookmarks.retain_max).to_string();
         self.add(&of("bookmarks"), "retain_max", json!(retain_max));
-        self.retention(&pipeline.retention, &of("retention"));
+        self.retention(&pipeline.kept.retention, &of("retention"));
     }
 
     fn retention(&mut self, settings: &RetentionSettings, table: &str) {

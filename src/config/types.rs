@@ -76,9 +76,16 @@ pub struct PipelineConfig {
     pub parking: ParkingConfig,
     /// How the table is polled.
     pub poll: PollConfig,
+    /// What is kept of published events: WAL and rows.
+    pub kept: KeptConfig,
+}
+
+/// What is kept of published events.
+#[derive(Clone, PartialEq, Debug)]
+pub struct KeptConfig {
     /// How much WAL saved positions may retain.
     pub bookmarks: BookmarksConfig,
-    /// How long published rows are kept.
+    /// How long rows are kept.
     pub retention: RetentionSettings,
 }
 

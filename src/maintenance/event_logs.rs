@@ -4,6 +4,7 @@ use super::event_logs_report::EventLogsReport;
 use super::inboxes::InboxSettings;
 use super::report::RunError;
 use crate::postgres::control::Control;
+use crate::postgres::retention::RetentionRule;
 use crate::postgres::store::log_maintenance::{self, LogFacts};
 use crate::postgres::{Conninfo, SourceError, SourceErrorKind, SqlState, error_policy};
 use crate::status::{EventLogSummary, GroupSummary};
@@ -44,6 +45,8 @@ pub struct MaintenanceSettings {
     pub log_retain_interval: Duration,
     /// The maintenance of inboxes.
     pub inboxes: InboxSettings,
+    /// Of a pipeline: which rows of its outbox are kept; `None`: nothing is removed.
+    pub retention: Option<RetentionRule>,
 }
 
 impl Default for MaintenanceSettings {
@@ -57,6 +60,7 @@ impl Default for MaintenanceSettings {
             log_evict: false,
             log_retain_interval: Duration::from_mins(1),
             inboxes: InboxSettings::default(),
+            retention: None,
         }
     }
 }

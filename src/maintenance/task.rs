@@ -39,8 +39,8 @@ pub(crate) struct Maintenance {
 
 impl Maintenance {
     /// Starts the tasks on the runtime of the pipeline's thread. They work while `owner` has an epoch. `event_logs`:
-    /// the sink writes event logs. `inboxes`: the databases whose inboxes are maintained. `retention`: old rows of the outbox
-    /// table are removed.
+    /// the sink writes event logs. `inboxes`: the databases whose inboxes are maintained. `retention`: old rows of the
+    /// outbox table are removed.
     pub(crate) fn start(
         spec: MaintenanceSpec,
         event_logs: Option<EventLogsSpec>,

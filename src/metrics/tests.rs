@@ -10,6 +10,17 @@ use crate::status::{
 use expect_test::expect;
 use std::time::{Duration, Instant};
 
+fn retention(at: Instant) -> RetentionSummary {
+    RetentionSummary {
+        removed_rows_total: 5_000,
+        partitions_created_total: 3,
+        partitions_removed_total: 1,
+        held_rows: vec![HeldByReason { reason: "unresolved", rows: 17 }],
+        blocked: vec![BlockedRetention { reason: "replay", ..BlockedRetention::default() }],
+        runs: RunsSummary { failures_total: 4, ran_at: Some(at), ..RunsSummary::default() },
+    }
+}
+
 fn metrics() -> Metrics {
     let metrics = Metrics::default();
     let status_handle = StatusHandle::new("orders");
@@ -33,14 +44,7 @@ fn metrics() -> Metrics {
         snapshot.maintenance.bookmarks_dropped_total = 1;
         snapshot.maintenance.runs.failures_total = 2;
         snapshot.maintenance.runs.ran_at = Some(at);
-        snapshot.maintenance.retention = Some(RetentionSummary {
-            removed_rows_total: 5_000,
-            partitions_created_total: 3,
-            partitions_removed_total: 1,
-            held_rows: vec![HeldByReason { reason: "unresolved", rows: 17 }],
-            blocked: vec![BlockedRetention { reason: "replay", ..BlockedRetention::default() }],
-            runs: RunsSummary { failures_total: 4, ran_at: Some(at), ..RunsSummary::default() },
-        });
+        snapshot.maintenance.retention = Some(retention(at));
         snapshot.maintenance.event_logs = Some(EventLogsSummary {
             logs: vec![EventLogSummary {
                 log: "shop".to_owned(),

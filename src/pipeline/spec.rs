@@ -10,7 +10,6 @@ use crate::outbox::{
 use crate::postgres::catalog::{ColumnFacts, TableFacts};
 use crate::postgres::control::FactsQuery;
 use crate::postgres::poll::{Backoff, PollSpec};
-use crate::postgres::retention::RetentionRule;
 use crate::postgres::schema_owner::SessionRights;
 use crate::postgres::start::Identity;
 use crate::postgres::{Conninfo, Encoding, EventObjects, Names, TableName};
@@ -74,8 +73,6 @@ pub struct PipelineSpec {
     pub confirm_interval: Duration,
     /// The maintenance of event logs, if the sink writes them, and of inboxes.
     pub maintenance: MaintenanceSettings,
-    /// How long published rows are kept; `None`: nothing is removed.
-    pub retention: Option<RetentionRule>,
 }
 
 /// What a pipeline is configured with, whatever it reads from.

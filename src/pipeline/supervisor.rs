@@ -147,7 +147,7 @@ impl Supervisor {
             conninfo,
             settings: spec.maintenance.clone(),
         });
-        let retention = spec.retention.clone();
+        let retention = spec.maintenance.retention.clone();
         let retention =
             retention.map(|rule| RetentionSpec { conninfo: spec.conninfo.clone(), rule });
         let owner = ownership.announced();

@@ -24,7 +24,7 @@ const ROWS_FOR_PARTITIONS: f32 = 50_000_000.0;
 
 /// Checks the retention of a pipeline with its own login, whose rights are in question.
 pub(super) async fn check(spec: &PipelineSpec, findings: &mut Vec<Finding>) {
-    let Some(rule) = &spec.retention else { return };
+    let Some(rule) = &spec.maintenance.retention else { return };
     // The reason why a session cannot be opened is a finding already.
     let Ok(control) = Control::connect(&spec.conninfo, APPLICATION_NAME).await else { return };
     match found(rule, control.client()).await {
@@ -101,7 +101,8 @@ async fn of_size(rule: &RetentionRule, client: &Client) -> Result<Vec<Finding>, 
         findings.push(
             Finding::warning("retention_vacuum", format!("{table} has the default of autovacuum"))
                 .why(
-                    "autovacuum begins when a fifth of the rows is deleted: until then the table grows by the rows that \
+                    "autovacuum begins when a fifth of the rows is deleted: until then the table grows by the rows \
+                     that \
                      are inserted meanwhile",
                 )
                 .sql(format!("ALTER TABLE {table} SET (autovacuum_vacuum_scale_factor = 0.02);")),

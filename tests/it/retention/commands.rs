@@ -70,8 +70,10 @@ async fn running_relay_removes_what_it_has_published() {
 async fn rows_from_before_the_slot_stay_until_a_person_decides() {
     let mut pipeline = Pipeline::shared(Version::Pg17, "retention_before").await;
     retains(&mut pipeline, "keep = \"7d\"\ninterval = \"1s\"");
-    // As if the slot had been created after them.
+    // As if the slot had been created after them. At its first start a relay begins a history.
     insert(&pipeline, 20, 30).await;
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
     pipeline
         .sql
         .batch(
@@ -79,7 +81,6 @@ async fn rows_from_before_the_slot_stay_until_a_person_decides() {
                histories = array[floor(extract(epoch from now() - interval '31 days'))::bigint]",
         )
         .await;
-    let relay = pipeline.run();
     insert(&pipeline, 5, 30).await;
     await_rows(&pipeline, &relay, "public.outbox", "20").await;
     let held = |status: &Value| {
@@ -223,7 +224,7 @@ async fn relay_that_is_killed_while_a_partition_is_detached_is_continued() {
     }
 }
 
-/// The role of the relay has no right to delete: the reason and the GRANT are in log and status, and publishing goes on.
+/// The role of the relay has no right to delete: the reason is printed with the GRANT.
 #[tokio::test]
 async fn missing_rights_are_named_with_the_statement_that_grants_them() {
     let mut pipeline = Pipeline::shared(Version::Pg17, "retention_rights").await;
@@ -239,7 +240,8 @@ async fn missing_rights_are_named_with_the_statement_that_grants_them() {
     insert(&pipeline, 5, 30).await;
     let sql = format!(
         "update postrider.cursor set of_mode = 'wal', of_marks = false, of_layout = 'postrider', \
-           of_table_oid = 'public.outbox'::regclass::oid, before_slot = '3:3:', resolved_snapshot = '{0}:{0}:' where pipeline = '{1}'",
+           of_table_oid = 'public.outbox'::regclass::oid, before_slot = '3:3:', \
+           resolved_snapshot = '{0}:{0}:' where pipeline = '{1}'",
         u32::MAX,
         pipeline.name
     );

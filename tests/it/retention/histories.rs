@@ -251,7 +251,8 @@ impl History {
             row.parked = true;
             format!(
                 "insert into postrider.parked (pipeline, commit_lsn, ordinal, commit_time, blocks, topic, state, \
-                   event_id) values ('{pipeline}', '0/0'::pg_lsn + {id}, 0, now(), false, 'events', 'waiting', '{id}') on conflict (pipeline, shard, commit_lsn, ordinal) \
+                   event_id) values ('{pipeline}', '0/0'::pg_lsn + {id}, 0, now(), false, 'events', 'waiting', '{id}') \
+                 on conflict (pipeline, shard, commit_lsn, ordinal) \
                    do update set state = 'waiting', resolved_at = null"
             )
         } else {

@@ -31,7 +31,8 @@ async fn by_days(version: Version, test: &str, action: RetentionAction) -> Fixtu
              create table public.outbox (like public.plain including defaults) partition by range (created_at); \
              alter table public.outbox alter id add generated always as identity; \
              create table public.wide partition of public.outbox for values \
-               from (date_trunc('day', now()) - interval '40 days') to (date_trunc('day', now()) - interval '30 days'); \
+               from (date_trunc('day', now()) - interval '40 days') \
+               to (date_trunc('day', now()) - interval '30 days'); \
              create table public.d4 partition of public.outbox for values \
                from (date_trunc('day', now()) - interval '4 days') to (date_trunc('day', now()) - interval '3 days'); \
              create table public.d3 partition of public.outbox for values \

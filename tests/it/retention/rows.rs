@@ -131,7 +131,8 @@ async fn removal_and_the_begin_of_a_replay_exclude_each_other() {
         session
             .batch(&format!(
                 "begin; select from postrider.cursor where pipeline = '{name}' for update; \
-                 insert into postrider.replay (pipeline, name, request, source) values ('{name}', 'r', '{{}}', 'table'); \
+                 insert into postrider.replay (pipeline, name, request, source) \
+                   values ('{name}', 'r', '{{}}', 'table'); \
                  commit"
             ))
             .await;
@@ -231,7 +232,8 @@ async fn layout_commerce_moves_rows_to_a_monthly_archive() {
         let sql = &fixture.pipeline.sql;
         sql.batch(
             "create table public.outbox_messages_archive \
-               (like public.outbox_messages including defaults including constraints) partition by range (occurred_at); \
+               (like public.outbox_messages including defaults including constraints) \
+               partition by range (occurred_at); \
              insert into public.outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, \
                occurred_at) select 1, 'Order', i, 'e', to_jsonb(i), now() - i * interval '1 day' \
              from generate_series(0, 199) i",

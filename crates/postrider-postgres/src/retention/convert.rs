@@ -1,8 +1,8 @@
 //! Turns a plain outbox into a partitioned one while applications write to it: the statements, one after the other.
 //!
 //! No row is copied. The table becomes the first partition of a new table with its name; a validated CHECK proves its
-//! bound, so the exchange reads no rows, and holds its lock for some milliseconds. Every step before the exchange can be
-//! undone.
+//! bound, so the exchange reads no rows, and holds its lock for some milliseconds. Every step before the exchange can
+//! be undone.
 
 use super::root::Width;
 use crate::names::{NAME_BYTES_MAX, TableName, ident, literal};
@@ -82,9 +82,8 @@ struct Shape {
     indexes: Vec<Index>,
     publications: Vec<String>,
     grants: Vec<String>,
-    /// The first bound, as an SQL literal, and the one after it.
-    cut: String,
-    next: String,
+    /// The first bound, and the one after it.
+    bounds: (String, String),
 }
 
 /// Makes the plan.
@@ -100,8 +99,10 @@ pub async fn plan_conversion(
     let Some(key) = key else {
         return Ok(Err(Refused {
             why: format!("{} has no time column", request.table),
-            hint: "name it: [pipelines.NAME.outbox.columns] time = \"created_at\"; or partition by numbers: --by 1000000"
-                .to_owned(),
+            hint:
+                "name it: [pipelines.NAME.outbox.columns] time = \"created_at\"; or partition by \
+                   numbers: --by 1000000"
+                    .to_owned(),
         }));
     };
     if let Some(refused) = obstacle(client, request).await? {
@@ -226,7 +227,7 @@ LEFT JOIN pg_constraint AS p ON p.conrelid = c.oid AND p.contype = 'p' WHERE c.o
         let row = row.map_err(failed)?.ok_or_else(|| missing(table))?;
         let primary: Option<String> = row.try_get(6).map_err(failed)?;
         let oid = row.try_get(0).map_err(failed)?;
-        let (cut, next) = Self::bounds(client, request, key).await?;
+        let bounds = Self::bounds(client, request, key).await?;
         Ok(Self {
             oid,
             owner: row.try_get(1).map_err(failed)?,
@@ -239,8 +240,7 @@ LEFT JOIN pg_constraint AS p ON p.conrelid = c.oid AND p.contype = 'p' WHERE c.o
             publications: row.try_get(8).map_err(failed)?,
             grants: row.try_get(9).map_err(failed)?,
             indexes: Self::indexes(client, table, oid, key).await?,
-            cut,
-            next,
+            bounds,
         })
     }
 
@@ -292,7 +292,8 @@ LEFT JOIN pg_constraint AS p ON p.conrelid = c.oid AND p.contype = 'p' WHERE c.o
                 let cut = set.map_or_else(
                     || {
                         format!(
-                            "(SELECT (floor((coalesce(max({key}), 0) + {NUMBERS_AHEAD})::numeric / {numbers}) + 1) * {numbers} \
+                            "(SELECT (floor((coalesce(max({key}), 0) + {NUMBERS_AHEAD})::numeric / {numbers}) + 1) \
+                             * {numbers} \
                              FROM {table})",
                             key = ident(key)
                         )
@@ -349,14 +350,14 @@ LEFT JOIN pg_constraint AS p ON p.conrelid = c.oid AND p.contype = 'p' WHERE c.o
         let sql = "SELECT convalidated FROM pg_constraint WHERE conrelid = $1 AND conname = $2";
         let row = client.query_opt(sql, &[&self.oid, &check]).await.map_err(failed)?;
         let validated: Option<bool> = row.map(|row| row.try_get(0)).transpose().map_err(failed)?;
-        let (key, cut) = (ident(&self.key), literal(&self.cut));
+        let (key, cut) = (ident(&self.key), literal(&self.bounds.0));
         let constraint = ident(&check);
         let drop_check = format!("ALTER TABLE {table} DROP CONSTRAINT {constraint};");
         let mut steps = vec![
             ConversionStep {
                 what: format!(
                     "Sets the bound of the old table: rows from {} on are refused until the exchange",
-                    self.cut
+                    self.bounds.0
                 ),
                 sql: format!(
                     "ALTER TABLE {table} ADD CONSTRAINT {constraint} CHECK ({key} < {cut}) NOT VALID;"
@@ -405,7 +406,7 @@ LEFT JOIN pg_constraint AS p ON p.conrelid = c.oid AND p.contype = 'p' WHERE c.o
         let (id, key) = (ident(&request.id), ident(&self.key));
         let mut changes = vec![format!(
             "until the exchange, rows with {key} from {} on are refused (23514)",
-            self.cut
+            self.bounds.0
         )];
         if by_time {
             changes.push(format!(
@@ -436,7 +437,8 @@ LEFT JOIN pg_constraint AS p ON p.conrelid = c.oid AND p.contype = 'p' WHERE c.o
             // The numbers that open transactions had taken are below the sequence's last value.
             let sequence = self.sequence.as_deref().unwrap_or_default();
             line(&format!(
-                "SELECT set_config('postrider.first', greatest(({highest}), (SELECT last_value + 1 FROM {sequence}))::text, \
+                "SELECT set_config('postrider.first', greatest(({highest}), (SELECT last_value + 1 FROM \
+                 {sequence}))::text, \
                  true);"
             ));
             line(&format!("ALTER TABLE {table} ALTER COLUMN {id} DROP IDENTITY;"));
@@ -479,7 +481,7 @@ LEFT JOIN pg_constraint AS p ON p.conrelid = c.oid AND p.contype = 'p' WHERE c.o
             line(&format!("ALTER INDEX {}.{name} RENAME TO {renamed};", ident(&table.schema)));
             line(&format!("CREATE UNIQUE INDEX {name} ON {table} ({id}, {key});"));
         }
-        let (cut, next) = (literal(&self.cut), literal(&self.next));
+        let (cut, next) = (literal(&self.bounds.0), literal(&self.bounds.1));
         line(&format!(
             "ALTER TABLE {table} ATTACH PARTITION {old} FOR VALUES FROM (MINVALUE) TO ({cut});"
         ));

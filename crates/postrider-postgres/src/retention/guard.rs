@@ -1,10 +1,5 @@
 //! The conditions on one row, as SQL: all of them must hold before it is removed.
 
-use super::horizon::{Horizon, Reader};
-use super::{RetentionTable, interval};
-use crate::names::literal;
-use crate::repair::XID;
-
 /// Why a row is kept. In this order, the first that applies is reported.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Guard {
@@ -70,67 +65,6 @@ pub struct RowGuard {
     pub guard: Guard,
     /// Whether the guard allows the removal of a row (`o`): true or false, never NULL.
     pub allows: String,
-}
-
-impl RetentionTable {
-    /// The guards of this table's rows, in order. Empty if the table has no time column: then nothing may be removed.
-    pub fn guards(&self, horizon: &Horizon) -> Vec<RowGuard> {
-        let Some(age) = self.age() else { return Vec::new() };
-        let mut guards = Vec::new();
-        let mut add = |guard: Guard, conditions: Vec<String>| {
-            if !conditions.is_empty() {
-                let allows = format!("coalesce(({}), false)", conditions.join(" AND "));
-                guards.push(RowGuard { guard, allows });
-            }
-        };
-        let keep = interval(self.keep());
-        add(Guard::Age, vec![format!("{age} < statement_timestamp() - {keep}")]);
-        let below = horizon.below.map(|below| format!("{XID} < {below}"));
-        add(Guard::Unresolved, below.into_iter().collect());
-        // A mark proves that a row is published, whenever it was committed.
-        let before = horizon.before_slot.as_ref().filter(|_| !self.rule().marked);
-        let before = before.zip(self.time()).map(|(before, time)| {
-            format!(
-                "NOT pg_visible_in_snapshot({XID}::text::xid8, {snapshot}::pg_snapshot) \
-                 AND {time} > timestamptz 'epoch' + {until} * interval '1 second'",
-                snapshot = literal(&before.snapshot),
-                until = before.until.saturating_add(1),
-            )
-        });
-        add(Guard::BeforeSlot, before.into_iter().collect());
-        let unmarked = self.rule().marked.then(|| format!("NOT ({})", self.table().unmarked()));
-        add(Guard::Unmarked, unmarked.into_iter().collect());
-        add(Guard::Parked, vec![self.not_parked(&horizon.readers)]);
-        let bookmark = horizon.bookmark_micros.zip(self.time()).map(|(micros, time)| {
-            format!("{time} < timestamptz 'epoch' + {micros} * interval '1 microsecond'")
-        });
-        add(Guard::Bookmark, bookmark.into_iter().collect());
-        let groups = horizon.logs.iter().map(|log| {
-            format!(
-                "NOT EXISTS (SELECT FROM {table} AS e WHERE e.seq > {passed} AND e.event_id = {id})",
-                table = log.table,
-                passed = log.passed,
-                id = self.table().id(),
-            )
-        });
-        add(Guard::Group, groups.collect());
-        guards
-    }
-
-    /// Rows (`o`) whose events no pipeline has parked. A row with the id of a parked event may be another event, and is
-    /// kept too.
-    fn not_parked(&self, readers: &[Reader]) -> String {
-        let of = readers.iter().map(|reader| {
-            format!("(p.pipeline = {} AND p.shard = {})", literal(&reader.pipeline), reader.shard)
-        });
-        let of: Vec<String> = of.collect();
-        let id = self.table().id();
-        format!(
-            "{id} <> '' AND NOT EXISTS (SELECT FROM postrider.parked AS p WHERE ({of}) \
-             AND p.state NOT IN ('done', 'skipped') AND p.event_id = {id})",
-            of = if of.is_empty() { "true".to_owned() } else { of.join(" OR ") },
-        )
-    }
 }
 
 /// The condition that all of the guards allow the removal of a row (`o`).

@@ -1,9 +1,12 @@
 //! What blocks the removal of all rows of a table.
 
-use super::horizon::BEHIND_MAX;
 use crate::names::literal;
 use crate::store::cursor::NOTHING_BEFORE;
 use std::fmt;
+
+/// Events of a log with references that a group may be behind: with more of them, no row is compared with them, and
+/// nothing is removed.
+pub(super) const BEHIND_MAX: i64 = 200_000;
 
 /// Why nothing of a table may be removed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -85,13 +88,14 @@ impl Hold {
             Self::OtherCluster(_) | Self::OtherSettings(_) => {
                 "start postrider run of this pipeline: it compares the settings, and prints what is possible".to_owned()
             }
-            Self::NeverRan(pipeline) => {
-                format!("start postrider run of pipeline {pipeline}; or, if it is not used, remove it: postrider setup --undo -p {pipeline}, which prints what is lost")
-            }
+            Self::NeverRan(pipeline) => format!(
+                "start postrider run of pipeline {pipeline}; or, if it is not used, remove it: postrider setup --undo \
+                 -p {pipeline}, which prints what is lost"
+            ),
             Self::BeforeSlotUnknown(pipeline) => format!(
-                "if every row from before the slot was published, or is not needed (postrider retain --dry-run counts the rows \
-                 that are removed then): UPDATE postrider.cursor SET \
-                 before_slot = {NOTHING_BEFORE} WHERE pipeline = {};",
+                "if every row from before the slot was published, or is not needed (postrider retain --dry-run counts \
+                 the rows that are removed then): UPDATE postrider.cursor SET before_slot = {NOTHING_BEFORE} WHERE \
+                 pipeline = {};",
                 literal(pipeline)
             ),
             Self::Replay(pipeline, name) => format!(

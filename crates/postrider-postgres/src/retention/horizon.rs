@@ -1,16 +1,11 @@
 //! What the pipelines, repairs, replays, bookmarks and consumer groups of the database still need: read together, for
 //! all rows of a table.
 
-use super::RetentionTable;
-use super::hold::Hold;
-use crate::catalog::SYSTEM_IDENTIFIER_SQL;
-use crate::names::{ident, literal};
-use pg_replication::error::SourceError;
-use tokio_postgres::{Client, Row};
-
-/// Events of a log with references that a group may be behind: with more of them, no row is compared with them, and
-/// nothing is removed.
-pub(crate) const BEHIND_MAX: i64 = 200_000;
+use super::RetentionRule;
+use super::hold::{BEHIND_MAX, Hold};
+use crate::names::ident;
+use postrider_core::store::PipelineKey;
+use tokio_postgres::Row;
 
 /// The snapshot of a pipeline whose stream has published everything from before its slot.
 const NOTHING: &str = "3:3:";
@@ -35,8 +30,8 @@ pub struct ReferenceLog {
 
 /// What the rows that may be from before the slot are known by. Each of the two is enough.
 ///
-/// An update gives a row the number of its own transaction, so that the snapshot does not see the row any more; then its
-/// time is from before the slot nevertheless.
+/// An update gives a row the number of its own transaction, so that the snapshot does not see the row any more; then
+/// its time is from before the slot nevertheless.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BeforeSlot {
     /// A `pg_snapshot` that sees them.
@@ -64,116 +59,8 @@ pub struct Horizon {
     pub logs: Vec<ReferenceLog>,
 }
 
-impl RetentionTable {
-    /// The rows of `postrider.cursor` (`c`) of the pipelines that read the table, or may.
-    fn readers_sql(&self) -> String {
-        let key = &self.rule().table.key;
-        format!(
-            "((c.pipeline = {pipeline} AND c.shard = {shard}) OR c.of_table_oid = {oid} OR c.of_mode IS NULL)",
-            pipeline = literal(&key.pipeline),
-            shard = key.shard,
-            oid = self.oid(),
-        )
-    }
-
-    /// Locks the cursor rows of these pipelines until the end of the transaction: no repair and no replay from the
-    /// table begins meanwhile.
-    ///
-    /// # Errors
-    /// An error of the server or of the connection; 55P03 if a lock is not granted in time.
-    pub async fn lock_readers(&self, client: &Client) -> Result<(), SourceError> {
-        let failed =
-            |e| SourceError::control("lock the positions of the pipelines of the outbox", e);
-        let sql = format!(
-            "SELECT FROM postrider.cursor AS c WHERE {} ORDER BY c.pipeline, c.shard FOR KEY SHARE",
-            self.readers_sql()
-        );
-        client.query(&sql, &[]).await.map(drop).map_err(failed)
-    }
-
-    /// Reads what is still needed. In a transaction: after [`Self::lock_readers`].
-    ///
-    /// # Errors
-    /// An error of the server or of the connection.
-    pub async fn horizon(&self, client: &Client) -> Result<Horizon, SourceError> {
-        let mut horizon = Horizon::default();
-        self.unfit_time(&mut horizon);
-        self.pipelines(client, &mut horizon).await?;
-        self.logs(client, &mut horizon).await?;
-        Ok(horizon)
-    }
-
-    fn unfit_time(&self, horizon: &mut Horizon) {
-        if self.age().is_none() {
-            horizon.holds.push(Hold::NoTime);
-        }
-        let columns = self.age_columns().into_iter().chain(self.rule().table.time.as_deref());
-        let unclear = columns
-            .filter(|column| self.rule().table.zone.is_none() && self.table().lacks_zone(column));
-        if let Some(column) = unclear.into_iter().next() {
-            horizon.holds.push(Hold::NoZone(column.to_owned()));
-        }
-    }
-
-    async fn pipelines(&self, client: &Client, horizon: &mut Horizon) -> Result<(), SourceError> {
-        let failed = |e| SourceError::control("read what is still needed of the outbox", e);
-        let sql = format!(
-            "SELECT c.pipeline, c.shard, c.slot <> '', c.system_identifier = {SYSTEM_IDENTIFIER_SQL}, c.of_mode, \
-               c.of_marks, c.of_layout, c.of_table_oid, \
-               pg_catalog.pg_snapshot_xmin(c.resolved_snapshot)::pg_catalog.text::pg_catalog.int8, \
-               c.before_slot::pg_catalog.text, \
-               (SELECT r.kind || ' (' || r.state || ')' FROM postrider.repair AS r \
-                WHERE r.pipeline = c.pipeline AND r.shard = c.shard AND r.state <> 'done'), \
-               ARRAY(SELECT y.name FROM postrider.replay AS y WHERE y.pipeline = c.pipeline AND y.shard = c.shard \
-                 AND y.source = 'table' AND y.finished_at IS NULL ORDER BY 1 LIMIT 20), \
-               b.name, c.histories[1], (pg_catalog.date_part('epoch', b.created_at) * 1000000)::pg_catalog.int8 \
-             FROM postrider.cursor AS c LEFT JOIN LATERAL ( \
-               SELECT k.name, k.created_at FROM postrider.bookmark AS k \
-               WHERE k.pipeline = c.pipeline AND k.shard = c.shard AND k.dropped_at IS NULL \
-               ORDER BY k.created_at LIMIT 1) AS b ON true \
-             WHERE {} ORDER BY c.pipeline, c.shard",
-            self.readers_sql()
-        );
-        let rows = client.query(&sql, &[]).await.map_err(failed)?;
-        let mut found = false;
-        for row in &rows {
-            let facts = ReaderFacts::read(row).map_err(failed)?;
-            found |= facts.is(self);
-            horizon.add(self, facts);
-        }
-        if !found {
-            horizon.holds.push(Hold::NoPosition);
-        }
-        Ok(())
-    }
-
-    /// The logs with references whose writers are the pipelines of the table.
-    async fn logs(&self, client: &Client, horizon: &mut Horizon) -> Result<(), SourceError> {
-        let failed = |e| SourceError::control("read the logs with references to the outbox", e);
-        let sql = "SELECT pg_catalog.to_regclass('postrider.event_log') IS NOT NULL \
-                     AND pg_catalog.to_regclass('postrider.consumer_group') IS NOT NULL";
-        let exists: bool =
-            client.query_one(sql, &[]).await.and_then(|row| row.try_get(0)).map_err(failed)?;
-        if !exists {
-            return Ok(());
-        }
-        let writers: Vec<&str> =
-            horizon.readers.iter().map(|reader| reader.pipeline.as_str()).collect();
-        let sql = "SELECT l.name, l.table_name::pg_catalog.text, h.last_seq, g.group_name, g.done_to \
-                   FROM postrider.event_log AS l CROSS JOIN LATERAL postrider.log_head(l.name) AS h \
-                   LEFT JOIN LATERAL (SELECT s.group_name, s.done_to FROM postrider.group_status(l.name, NULL) AS s \
-                     WHERE s.evicted_at IS NULL ORDER BY s.done_to LIMIT 1) AS g ON true \
-                   WHERE l.kind = 'reference' AND l.writer = ANY ($1) ORDER BY l.name";
-        let rows = client.query(sql, &[&writers]).await.map_err(failed)?;
-        for row in &rows {
-            horizon.add_log(row).map_err(failed)?;
-        }
-        Ok(())
-    }
-}
-
 /// What a cursor row says of its pipeline.
-struct ReaderFacts {
+pub(super) struct ReaderFacts {
     reader: Reader,
     streams: bool,
     same_cluster: bool,
@@ -190,7 +77,7 @@ struct ReaderFacts {
 }
 
 impl ReaderFacts {
-    fn read(row: &Row) -> Result<Self, tokio_postgres::Error> {
+    pub(super) fn read(row: &Row) -> Result<Self, tokio_postgres::Error> {
         let bookmark: Option<String> = row.try_get(12)?;
         Ok(Self {
             reader: Reader { pipeline: row.try_get(0)?, shard: row.try_get(1)? },
@@ -212,16 +99,33 @@ impl ReaderFacts {
     }
 
     /// Whether it is the pipeline whose retention this is.
-    fn is(&self, table: &RetentionTable) -> bool {
-        let key = &table.rule().table.key;
+    pub(super) fn is(&self, key: &PipelineKey) -> bool {
         self.reader.pipeline == key.pipeline && self.reader.shard == key.shard
     }
 }
 
 impl Horizon {
-    fn add(&mut self, table: &RetentionTable, facts: ReaderFacts) {
-        let rule = table.rule();
-        let (own, name) = (facts.is(table), facts.reader.pipeline.clone());
+    /// Whether everything that `before` allows to be removed may be removed by this one too, except for parked events:
+    /// resolved transactions stay resolved.
+    pub(super) fn allows_what(&self, before: &Self) -> bool {
+        let below = match (self.below, before.below) {
+            (Some(now), Some(before)) => now >= before,
+            (now, before) => now == before,
+        };
+        below
+            && self.before_slot == before.before_slot
+            && self.readers == before.readers
+            && self.bookmark_micros == before.bookmark_micros
+            && self.logs.iter().all(|log| {
+                before
+                    .logs
+                    .iter()
+                    .any(|other| other.table == log.table && other.passed <= log.passed)
+            })
+    }
+
+    pub(super) fn add(&mut self, rule: &RetentionRule, oid: u32, facts: ReaderFacts) {
+        let (own, name) = (facts.is(&rule.table.key), facts.reader.pipeline.clone());
         let polls = facts.mode.as_deref() != Some("wal");
         if !facts.same_cluster {
             self.holds.push(Hold::OtherCluster(name.clone()));
@@ -229,7 +133,7 @@ impl Horizon {
         if facts.mode.is_none() {
             self.holds.push(Hold::NeverRan(name.clone()));
         } else if own {
-            let same = facts.table == Some(table.oid())
+            let same = facts.table == Some(oid)
                 && facts.mode.as_deref() == Some(rule.mode)
                 && facts.layout.as_deref() == Some(rule.layout.as_str())
                 && facts.marks == Some(rule.marked);
@@ -278,7 +182,7 @@ impl Horizon {
         }
     }
 
-    fn add_log(&mut self, row: &Row) -> Result<(), tokio_postgres::Error> {
+    pub(super) fn add_log(&mut self, row: &Row) -> Result<(), tokio_postgres::Error> {
         let (log, table): (String, String) = (row.try_get(0)?, row.try_get(1)?);
         let last: Option<i64> = row.try_get(2)?;
         let (group, passed): (Option<String>, Option<i64>) = (row.try_get(3)?, row.try_get(4)?);

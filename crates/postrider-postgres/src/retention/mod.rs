@@ -27,6 +27,7 @@ mod rights;
 mod root;
 mod rows;
 mod survey;
+mod table;
 
 pub use archive::Archive;
 pub use convert::{ConversionPlan, ConversionRequest, ConversionStep, Refused, plan_conversion};
@@ -36,15 +37,14 @@ pub use horizon::{BeforeSlot, Horizon, Reader, ReferenceLog};
 pub use partition::{Ready, Taken};
 pub use pass::{PassEvent, PassFuture, PassReport, pass};
 pub use processed::remove_expired;
-pub use root::{Child, ChildState, PartitionedRoot, Width};
-pub use rows::{BlockRange, Chunk, HeldRows, leaves};
+pub use root::{Child, PartitionState, PartitionedRoot, Width};
+pub use rows::{BlockRange, Chunk, HeldRows};
 pub use survey::{Survey, survey};
+pub use table::RetentionTable;
 
 use crate::names::TableName;
 use crate::poll::PollSpec;
-use crate::poll::by_id::OutboxTable;
 use pg_replication::error::SourceError;
-use postrider_core::row_state::{Assignment, Done};
 use std::time::Duration;
 use tokio_postgres::Client;
 
@@ -143,95 +143,6 @@ pub struct RetentionRule {
     pub expiry: Option<String>,
     /// How long rows are kept, and what becomes of them.
     pub settings: RetentionSettings,
-}
-
-/// A [`RetentionRule`] with the table as the catalog describes it.
-#[derive(Clone, Debug)]
-pub struct RetentionTable {
-    rule: RetentionRule,
-    table: OutboxTable,
-}
-
-impl RetentionTable {
-    /// Reads the definition of the table.
-    ///
-    /// # Errors
-    /// An error of the server or of the connection; 42P01 or 42703 if the table or a column does not exist.
-    pub async fn read(client: &Client, rule: RetentionRule) -> Result<Self, SourceError> {
-        let spec = rule.table.clone();
-        // Without marks the table need not have their columns.
-        let spec = if rule.marked { spec } else { spec.without_status() };
-        let table = OutboxTable::read(client, spec).await?;
-        Ok(Self { rule, table })
-    }
-
-    /// The rule.
-    pub fn rule(&self) -> &RetentionRule {
-        &self.rule
-    }
-
-    /// The table's name.
-    pub fn name(&self) -> &TableName {
-        &self.rule.table.table
-    }
-
-    /// The table's OID.
-    pub(crate) fn oid(&self) -> u32 {
-        self.table.description().id.0
-    }
-
-    /// The table as a repair reads it.
-    pub(crate) fn table(&self) -> &OutboxTable {
-        &self.table
-    }
-
-    /// How long rows are kept. With the setting off: for ever.
-    pub(crate) fn keep(&self) -> Duration {
-        self.rule.settings.keep.unwrap_or(Duration::from_hours(24 * 365 * 1000))
-    }
-
-    /// The columns whose times decide, the first that is not NULL counts.
-    pub(crate) fn age_columns(&self) -> Vec<&str> {
-        let time = self.rule.table.time.as_deref();
-        let columns = match self.rule.settings.keep_from {
-            KeepFrom::Published => [self.published_column(), time],
-            KeepFrom::Time => [None, time],
-            KeepFrom::Expiry => [None, self.rule.expiry.as_deref()],
-        };
-        let has = |column: &&str| self.table.instant(column).is_some();
-        columns.into_iter().flatten().filter(has).collect()
-    }
-
-    /// The time from which on a row (`o`) is kept for `keep`, as SQL; `None` if the table has no such column.
-    pub(crate) fn age(&self) -> Option<String> {
-        let columns: Vec<String> = self
-            .age_columns()
-            .into_iter()
-            .filter_map(|column| self.table.instant(column))
-            .collect();
-        (!columns.is_empty()).then(|| format!("coalesce({})", columns.join(", ")))
-    }
-
-    /// The row's own time, as SQL.
-    pub(crate) fn time(&self) -> Option<String> {
-        self.table.instant(self.rule.table.time.as_deref()?)
-    }
-
-    /// The column to which the time of publication is written.
-    fn published_column(&self) -> Option<&str> {
-        let state = &self.rule.table.row_state;
-        let Done::Set(assignments) = state.state.done else { return None };
-        assignments.iter().find_map(|assignment| match assignment {
-            Assignment::SettleTime(column) => Some(state.name(*column)),
-            Assignment::Text(..)
-            | Assignment::TextByLimit { .. }
-            | Assignment::ClaimTime(_)
-            | Assignment::RetryTime(_)
-            | Assignment::Increment(_)
-            | Assignment::IncrementUpTo(..)
-            | Assignment::ErrorText(_) => None,
-        })
-    }
 }
 
 /// An interval, as SQL.

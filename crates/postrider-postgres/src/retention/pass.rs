@@ -4,8 +4,8 @@ use super::archive::Archive;
 use super::hold::Hold;
 use super::partition::{Ready, Taken, is_waiting};
 use super::processed::remove_expired;
-use super::root::{Child, ChildState, PartitionedRoot};
-use super::rows::{BlockRange, Chunk, HeldRows, leaves};
+use super::root::{Child, PartitionState, PartitionedRoot};
+use super::rows::{BlockRange, Chunk, HeldRows};
 use super::{RetentionAction, RetentionRule, RetentionTable, limit};
 use crate::names::{TableName, ident, literal};
 use pg_replication::error::SourceError;
@@ -201,7 +201,7 @@ impl Pass<'_> {
         table: &RetentionTable,
         archive: Option<&Archive>,
     ) -> Result<(), SourceError> {
-        for (leaf, blocks) in leaves(self.client, table).await? {
+        for (leaf, blocks) in table.leaves(self.client).await? {
             let (mut from, mut step) = (0, BLOCKS_FIRST);
             while from < blocks {
                 let range = BlockRange { from, to: blocks.min(from.saturating_add(step)) };
@@ -364,12 +364,12 @@ impl Pass<'_> {
 /// Partitions whose bound has passed, and what an earlier pass has not finished.
 fn due(root: &PartitionedRoot) -> Vec<&Child> {
     let children = root.children.iter().filter(|child| !child.is_default);
-    children.filter(|child| child.is_past || child.state != ChildState::Attached).collect()
+    children.filter(|child| child.is_past || child.state != PartitionState::Attached).collect()
 }
 
 /// What an earlier pass has not finished.
 fn unfinished(root: &PartitionedRoot) -> Vec<&Child> {
-    root.children.iter().filter(|child| child.state != ChildState::Attached).collect()
+    root.children.iter().filter(|child| child.state != PartitionState::Attached).collect()
 }
 
 /// Whether `pg_partman` manages the partitions of a table, or may: its list can't be read.

@@ -68,7 +68,7 @@ impl fmt::Display for Width {
 
 /// Whether a child is a part of its table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ChildState {
+pub enum PartitionState {
     /// It is a partition.
     Attached,
     /// Its `DETACH CONCURRENTLY` was interrupted: no query of the table finds it any more.
@@ -83,7 +83,7 @@ pub struct Child {
     /// Its name.
     pub name: TableName,
     /// Whether it is a partition.
-    pub state: ChildState,
+    pub state: PartitionState,
     /// `FOR VALUES FROM (…) TO (…)`.
     pub bound: String,
     /// The lower bound as an SQL literal; `None` without one.
@@ -117,8 +117,8 @@ pub struct PartitionedRoot {
     pub children: Vec<Child>,
 }
 
-/// The comment on a partition that is about to be detached, up to its bounds. It is how the next pass finds the table if
-/// this one ends in between.
+/// The comment on a partition that is about to be detached, up to its bounds. It is how the next pass finds the table
+/// if this one ends in between.
 pub(crate) fn mark(root: &TableName) -> String {
     format!("postrider retention of {root} detaches this partition: ")
 }
@@ -240,7 +240,7 @@ impl PartitionedRoot {
     ) -> Result<Result<Vec<TableName>, Hold>, SourceError> {
         let Some(units) = self.units(width) else { return Ok(Err(Hold::NotPartitioned)) };
         let unbounded = |child: &&Child| {
-            child.to.is_none() && !child.is_default && child.state != ChildState::Detached
+            child.to.is_none() && !child.is_default && child.state != PartitionState::Detached
         };
         if let Some(child) = self.children.iter().find(unbounded) {
             return Ok(Err(Hold::NoUpperBound(child.name.to_string())));
@@ -329,7 +329,7 @@ impl PartitionedRoot {
             bound.as_ref().map_or_else(|| "NULL".to_owned(), |text| crate::names::literal(text))
         };
         let bounds = self.children.iter().filter(|child| !child.is_default);
-        let bounds = bounds.filter(|child| child.state != ChildState::Detached).map(|child| {
+        let bounds = bounds.filter(|child| child.state != PartitionState::Detached).map(|child| {
             format!(
                 " UNION ALL SELECT {}::{key}, {}::{key}",
                 literal(&child.from),
@@ -404,9 +404,9 @@ fn child(row: &Row) -> Result<Child, tokio_postgres::Error> {
     Ok(Child {
         name: TableName::new(row.try_get::<_, String>(0)?, row.try_get::<_, String>(1)?),
         state: match state.as_str() {
-            "detaching" => ChildState::Detaching,
-            "detached" => ChildState::Detached,
-            _ => ChildState::Attached,
+            "detaching" => PartitionState::Detaching,
+            "detached" => PartitionState::Detached,
+            _ => PartitionState::Attached,
         },
         is_default: bound == "DEFAULT",
         bound,
