@@ -43,20 +43,7 @@ pub(super) fn spec(
             context.error_at(&format!("{path}.{}", error.key()), Chain(&error));
         }
     }
-    // A value that was not read is not checked.
-    let is_read = !context.has_unread_under(&format!("{path}.sink"));
-    let found = if is_read { pipeline.sink.check(&needs(pipeline, &outbox)) } else { Vec::new() };
-    if let Some((key, why)) = without_stream(pipeline) {
-        context.error_at(&format!("{path}.{key}"), why);
-    }
-    for error in found {
-        let parts: Vec<_> = error.key().iter().map(|part| format!(".{}", quoted(part))).collect();
-        let key = format!("{path}.sink{}", parts.concat());
-        context.error_at(&key, format_args!("{}; {}", Chain(&error), error.hint()));
-    }
-    for (key, why) in pipeline.payload.format.check(&*pipeline.sink) {
-        context.error_at(&format!("{path}.{key}"), why);
-    }
+    check_sink(context, &path, pipeline, &outbox);
     let is_given = !pipeline.source.url.reveal().is_empty() && !is_broken("source.url");
     let conninfo = if is_given { conninfo(context, &path, pipeline) } else { None };
     let conninfo = conninfo.filter(|_| !context.has_error_under(&path))?;
@@ -103,6 +90,24 @@ pub(super) fn spec(
         confirm_interval: pipeline.flow.confirm_interval,
         maintenance: MaintenanceSettings { retention, ..maintenance.clone() },
     })
+}
+
+/// Reports the mistakes of the sink and of the format, and what does not go with them.
+fn check_sink(context: &Context<'_>, path: &str, pipeline: &PipelineConfig, outbox: &OutboxSpec) {
+    // A value that was not read is not checked.
+    let is_read = !context.has_unread_under(&format!("{path}.sink"));
+    let found = if is_read { pipeline.sink.check(&needs(pipeline, outbox)) } else { Vec::new() };
+    if let Some((key, why)) = without_stream(pipeline) {
+        context.error_at(&format!("{path}.{key}"), why);
+    }
+    for error in found {
+        let parts: Vec<_> = error.key().iter().map(|part| format!(".{}", quoted(part))).collect();
+        let key = format!("{path}.sink{}", parts.concat());
+        context.error_at(&key, format_args!("{}; {}", Chain(&error), error.hint()));
+    }
+    for (key, why) in pipeline.payload.format.check(&*pipeline.sink) {
+        context.error_at(&format!("{path}.{key}"), why);
+    }
 }
 
 /// The key that does not go with a sink that publishes in transactions, and why; `None` if all do.
@@ -330,7 +335,7 @@ impl Context<'_> {
         match std::fs::read_to_string(&path) {
             Ok(text) if text.len() <= bytes_max => return Some(text),
             Ok(_) => {
-                self.error_at(key, format_args!("\"{shown}\" has more than {bytes_max} bytes"))
+                self.error_at(key, format_args!("\"{shown}\" has more than {bytes_max} bytes"));
             }
             Err(error) => self.error_at(key, format_args!("could not read \"{shown}\": {error}")),
         }
