@@ -1,7 +1,6 @@
 //! `[pipelines.NAME]`: source, route, payload, flow, parking and poll.
 
 use super::file::Url;
-use super::retention;
 use super::section::{Entry, Kind, Section, SinkKeys, nearest, quoted, wrong_kind};
 use super::types::{
     BackoffConfig, BookmarksConfig, FlowConfig, KeptConfig, Mark, Ordering, OutboxConfig,
@@ -13,6 +12,8 @@ use crate::outbox::{
     TimestampSource,
 };
 use crate::pipeline::{Mode, OnSlotLost};
+use crate::postgres::names::TableName as PostgresTable;
+use crate::postgres::retention::{KeepFrom, RetentionAction, RetentionSettings, Width};
 use crate::relay::OnPoison;
 use crate::sink::{DEFAULT_KIND, DiscardConfig, NameRule, SinkConfig};
 use crate::zone::Zone;
@@ -93,7 +94,7 @@ fn one(name: &str, section: Section<'_>) -> PipelineConfig {
         poll: poll(section.section("poll")),
         kept: KeptConfig {
             bookmarks: bookmarks(section.section("bookmarks")),
-            retention: retention::read(section.section("retention"), table_name),
+            retention: retention(section.section("retention")),
         },
         sink,
         other_sinks,
@@ -342,6 +343,83 @@ fn bookmarks(section: Section<'_>) -> BookmarksConfig {
     let config = BookmarksConfig { retain_max: section.size("retain_max", 10 * GIB, &range) };
     section.finish();
     config
+}
+
+/// The longest times of retention: a hundred years.
+const LONGEST: Duration = Duration::from_hours(100 * 365 * 24);
+
+/// `[pipelines.NAME.retention]`
+fn retention(section: Section<'_>) -> RetentionSettings {
+    let default = RetentionSettings::default();
+    let times = [
+        ("published", KeepFrom::Published),
+        ("time", KeepFrom::Time),
+        ("expiry", KeepFrom::Expiry),
+    ];
+    let actions = [
+        ("delete", RetentionAction::Delete),
+        ("archive", RetentionAction::Archive),
+        ("drop", RetentionAction::Drop),
+    ];
+    let partitions = section.section("partitions");
+    let settings = RetentionSettings {
+        keep: section.duration_or_never("keep", Duration::from_secs(1)..=LONGEST),
+        keep_from: section.one_of("keep_from", &times, &[], default.keep_from),
+        action: section.one_of("action", &actions, &[], default.action),
+        archive: retained_table(&section, "archive"),
+        archive_keep: section.duration_or_never("archive_keep", Duration::from_secs(1)..=LONGEST),
+        width: width(&partitions),
+        ahead: partitions.small("ahead", default.ahead, 0..=50),
+        interval: section.duration(
+            "interval",
+            default.interval,
+            Duration::from_secs(1)..=Duration::from_hours(24),
+        ),
+        rate: section.small("rate", default.rate, 1..=1_000_000),
+        processed_events: retained_table(&section, "processed_events"),
+    };
+    partitions.finish();
+    match (settings.action, &settings.archive) {
+        (RetentionAction::Archive, None) if !section.has_failed("archive") => {
+            let why = "is missing; action = \"archive\" needs the table to which rows are moved, such as archive = \
+                       \"public.outbox_archive\"";
+            section.error("archive", why);
+        }
+        (RetentionAction::Delete | RetentionAction::Drop, Some(_)) => {
+            section.error("archive", "needs action = \"archive\"; set it, or remove the archive");
+        }
+        (RetentionAction::Archive, _) | (RetentionAction::Delete | RetentionAction::Drop, None) => {
+        }
+    }
+    if settings.archive_keep.is_some() && settings.archive.is_none() {
+        section.error("archive_keep", "needs an archive; set archive, or remove archive_keep");
+    }
+    section.finish();
+    settings
+}
+
+fn retained_table(section: &Section<'_>, key: &'static str) -> Option<PostgresTable> {
+    let text = section.optional(key)?;
+    let name = table_name(&text);
+    if name.is_none() {
+        section.error(key, "expected a table's name, such as \"public.outbox_archive\"");
+    }
+    name.map(|name| PostgresTable::new(name.schema, name.name))
+}
+
+fn width(partitions: &Section<'_>) -> Option<Width> {
+    let text = partitions.optional("by")?;
+    let width = Width::parse(&text);
+    if width.is_none() {
+        let units: Vec<String> =
+            Width::UNITS.iter().map(|(unit, _)| format!("\"{unit}\"")).collect();
+        let expected = format!(
+            "expected one of {}, or a number such as \"1000000\" for a key of numbers",
+            units.join(", ")
+        );
+        partitions.error("by", expected);
+    }
+    width
 }
 
 /// `[pipelines.NAME.outbox]`

@@ -54,7 +54,7 @@ impl Fixture {
             Layout::Commerce => "outbox_messages",
             Layout::Sqlgarden => "outbox_events",
             Layout::Debezium => "outboxevent",
-            _ => "outbox",
+            Layout::Postrider | Layout::Gcx | Layout::Adr30 => "outbox",
         };
         let table = postrider::outbox::TableName { schema: "public".into(), name: name.into() };
         outbox.table = Some(table);

@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 /// A session that inserts one event after the other until it is stopped. Returns how many, and the longest insert.
 fn writer(url: String, sql: &'static str) -> (oneshot::Sender<()>, JoinHandle<(usize, Duration)>) {
     let (stop, mut stopped) = oneshot::channel();
+    #[expect(clippy::disallowed_methods, reason = "the handle is kept, and awaited")]
     let task = tokio::spawn(async move {
         let session = Client::connect(&url).await.expect("a session");
         session.batch("set statement_timeout = '10s'").await;

@@ -438,13 +438,15 @@ async fn insert(session: &Client, days: u32) -> i64 {
     session.query_one(&sql, &[]).await.expect("an id").get(0)
 }
 
+/// Rows of transactions that the resolved snapshots see.
+const VISIBLE: &str = "(select bool_and(pg_visible_in_snapshot((pg_snapshot_xmax(pg_current_snapshot())::text::int8 \
+             - ((pg_snapshot_xmax(pg_current_snapshot())::text::int8 - o.xmin::text::int8) & 4294967295))::text::xid8, \
+               c.resolved_snapshot)) from postrider.cursor c)";
+
 /// Makes the guard of published rows one of visibility.
 fn visible(guards: &mut [RowGuard]) {
     for guard in guards.iter_mut().filter(|guard| guard.guard == Guard::Unresolved) {
-        guard.allows = "(select bool_and(pg_visible_in_snapshot((pg_snapshot_xmax(pg_current_snapshot())::text::int8 \
-             - ((pg_snapshot_xmax(pg_current_snapshot())::text::int8 - o.xmin::text::int8) & 4294967295))::text::xid8, \
-               c.resolved_snapshot)) from postrider.cursor c)"
-            .to_owned();
+        VISIBLE.clone_into(&mut guard.allows);
     }
 }
 

@@ -265,6 +265,7 @@ async fn writers_go_on_while_partitions_are_created_detached_and_archived() {
     let session = Client::connect(&fixture.pipeline.url).await.unwrap();
     session.batch("set statement_timeout = '5s'; set lock_timeout = '1s'").await;
     let (stop, mut stopped) = tokio::sync::oneshot::channel::<()>();
+    #[expect(clippy::disallowed_methods, reason = "the handle is kept, and awaited")]
     let writer = tokio::spawn(async move {
         let (mut longest, mut count) = (Duration::ZERO, 0_u32);
         while stopped.try_recv().is_err() {

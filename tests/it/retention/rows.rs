@@ -127,6 +127,7 @@ async fn removal_and_the_begin_of_a_replay_exclude_each_other() {
     let session = Client::connect(&fixture.pipeline.url).await.unwrap();
     session.batch("set application_name = 'a replay'").await;
     let name = fixture.pipeline.name.clone();
+    #[expect(clippy::disallowed_methods, reason = "the handle is kept, and awaited")]
     let begins = tokio::spawn(async move {
         session
             .batch(&format!(
