@@ -27,7 +27,8 @@ fn payload(
     if headers.get("claim-check-size") != Some(&content.len().to_string()) {
         return Err("the object has another size than the payload".into());
     }
-    let digest = Sha256::digest(&content).iter().map(|byte| format!("{byte:02x}")).collect();
+    let digest = Sha256::digest(&content);
+    let digest = digest.iter().fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"));
     if headers.get("claim-check-sha256") != Some(&digest) {
         return Err("the object has another digest than the payload".into());
     }

@@ -4,6 +4,7 @@ use super::claims::{ABOVE, Claims, payload, text};
 use crate::answers::{Answer, answer, answer_alone};
 use crate::await_that::SOON;
 use crate::polling::polls;
+use crate::private::PrivateSeaweed;
 use crate::relay::{postrider, postrider_ok};
 use crate::server::Version;
 use crate::sink_caller::alter;
@@ -195,7 +196,7 @@ async fn storage_that_refuses_is_waited_for_and_named() {
         }
     }
     let log = relay.stderr();
-    assert!(!log.contains(claims.store.secret()), "the secret is in the log");
+    assert!(!log.contains(PrivateSeaweed::SECRET), "the secret is in the log");
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
@@ -348,7 +349,7 @@ async fn missing_login_halts_at_the_start() {
     let halted = crate::halted::run_to_halt(&claims.pipeline.config).await;
     answer("payload.claim_check without a login", &claims.pipeline, &halted);
     // With the login of the environment.
-    let env = [("AWS_ACCESS_KEY_ID", "relay"), ("AWS_SECRET_ACCESS_KEY", claims.store.secret())];
+    let env = [("AWS_ACCESS_KEY_ID", "relay"), ("AWS_SECRET_ACCESS_KEY", PrivateSeaweed::SECRET)];
     let relay = crate::relay::Relay::spawn_with(&claims.pipeline.config, &[], &env);
     claims.insert("a", &text("large", 5000)).await;
     claims.await_payloads(1).await;

@@ -23,7 +23,7 @@ async fn with_url(url: &str, test: &str, format: &str, more: &str) -> Pipeline {
 /// Inserts an event.
 async fn insert(pipeline: &Pipeline, aggregate: &str, event_type: &str, payload: Option<&str>) {
     let quoted = |text: &str| format!("'{}'", text.replace('\'', "''"));
-    let payload = payload.map_or_else(|| "null".to_owned(), |payload| quoted(payload));
+    let payload = payload.map_or_else(|| "null".to_owned(), quoted);
     let sql = format!(
         "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload) \
          values ('order', {}, {}, {payload})",

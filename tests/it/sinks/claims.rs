@@ -15,13 +15,14 @@ const LARGE_BYTES: usize = 2_000_000;
 async fn references_resolve<S: SinkServer>() {
     let store = PrivateSeaweed::start().await;
     let mut pipeline = SinkPipeline::<S>::start("claims_sink").await;
-    pipeline.config.push_str(&format!(
+    let claim_check = format!(
         "\n[pipelines.{}.payload.claim_check]\nabove = \"100KiB\"\nurl = \"s3://shop/claims\"\n\
          endpoint = \"{}\"\n{}",
         pipeline.name,
         store.endpoint(),
         store.login_keys()
-    ));
+    );
+    pipeline.config.push_str(&claim_check);
     pipeline.insert_large("orders", "a", LARGE_BYTES).await;
     let wanted = pipeline.sql.text("select payload::text from outbox").await.expect("a payload");
     pipeline.insert("orders", "a", &[1]).await;
