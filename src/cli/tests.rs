@@ -42,6 +42,9 @@ fn help_is_short() {
           adopt        Continue from the stored position after mode, destination, table or layout was
                        changed
           bookmark     Manage saved positions to replay from: create, list, drop
+          retain       Remove rows of the outbox that are old, published and needed by nobody: one pass of
+                       retention
+          partition    Turn a plain outbox into a partitioned one while applications write to it
           groups       Manage the consumer groups of event logs: list, create, drop, seek, lag, evict
           inbox        Inboxes of a service: run what stores in them, create, watch, dead messages, replay,
                        skip, purge, seek, drop

@@ -200,6 +200,27 @@ fn a_scrape_shows_everything() {
         # HELP postrider_maintenance_last_run_seconds Time since the last run of maintenance that did all its work
         # TYPE postrider_maintenance_last_run_seconds gauge
         postrider_maintenance_last_run_seconds{pipeline="orders",shard="0"} 0.0
+        # HELP postrider_retention_removed_rows Rows of the outbox removed since the start
+        # TYPE postrider_retention_removed_rows counter
+        postrider_retention_removed_rows_total{pipeline="orders",shard="0"} 5000
+        # HELP postrider_retention_partitions_created Partitions created since the start
+        # TYPE postrider_retention_partitions_created counter
+        postrider_retention_partitions_created_total{pipeline="orders",shard="0"} 3
+        # HELP postrider_retention_partitions_removed Partitions dropped or archived since the start
+        # TYPE postrider_retention_partitions_removed counter
+        postrider_retention_partitions_removed_total{pipeline="orders",shard="0"} 1
+        # HELP postrider_retention_failures Failed passes of retention since the start
+        # TYPE postrider_retention_failures counter
+        postrider_retention_failures_total{pipeline="orders",shard="0"} 4
+        # HELP postrider_retention_held_rows Rows old enough that the last pass kept, by reason
+        # TYPE postrider_retention_held_rows gauge
+        postrider_retention_held_rows{pipeline="orders",shard="0",reason="unresolved"} 17.0
+        # HELP postrider_retention_blocked What blocked the removal of all rows in the last pass
+        # TYPE postrider_retention_blocked gauge
+        postrider_retention_blocked{pipeline="orders",shard="0",reason="replay"} 1
+        # HELP postrider_retention_last_run_seconds Time since the last pass of retention that did all its work
+        # TYPE postrider_retention_last_run_seconds gauge
+        postrider_retention_last_run_seconds{pipeline="orders",shard="0"} 0.0
         # HELP postrider_log_last_seq Number of the last event of an event log
         # TYPE postrider_log_last_seq gauge
         postrider_log_last_seq{pipeline="orders",shard="0",log="shop"} 300.0
