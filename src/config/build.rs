@@ -3,7 +3,6 @@
 //! This is the last step of reading a file, so that an invalid template or an unknown property of librdkafka is
 //! reported like any other mistake of the file, with its position.
 
-use super::retention;
 use super::section::{Context, quoted};
 use super::types::{Mark, Ordering, PipelineConfig, SizeMax};
 use crate::error::Chain;
@@ -14,6 +13,7 @@ use crate::pipeline::{
 use crate::postgres::Conninfo;
 use crate::postgres::names::{DecidingColumn, Names, TableName, Times};
 use crate::postgres::poll::{Backoff, PollSpec};
+use crate::postgres::retention::{KeepFrom, RetentionRule};
 use crate::relay::{Limits, OnPoison, ParkingRules};
 use crate::secret_file::SecretFile;
 use crate::sink::{Needs, Purpose};
@@ -55,7 +55,7 @@ pub(super) fn spec(
         context.error_at(&format!("{path}.outbox.on_update"), why);
     }
     let marked = (pipeline.mode != Mode::Wal || poll.mark_streamed) && poll.table.is_some();
-    let retention = retention::rule(context, &path, pipeline, (&outbox, &poll), marked);
+    let retention = self::retention(context, &path, pipeline, (&outbox, &poll), marked);
     (!context.has_error_under(&path)).then_some(PipelineSpec {
         names: Names {
             key: PipelineKey::first(&pipeline.name),
@@ -303,6 +303,56 @@ pub(super) fn across(context: &Context<'_>, pipelines: &[PipelineConfig]) {
             context.error_at(&format!("pipelines.{name}.source.slot"), message);
         }
     }
+}
+
+/// The rule of a pipeline, and the mistakes that need several of its keys. `None` if nothing is to be removed.
+fn retention(
+    context: &Context<'_>,
+    path: &str,
+    pipeline: &PipelineConfig,
+    (outbox, poll): (&OutboxSpec, &PollSettings),
+    marked: bool,
+) -> Option<RetentionRule> {
+    let settings = &pipeline.kept.retention;
+    if settings.keep.is_none() && settings.processed_events.is_none() {
+        return None;
+    }
+    let mistake = |key: &str, why: &str| {
+        context.error_at(&format!("{path}.retention.{key}"), why);
+    };
+    let Some(table) = &poll.table else {
+        mistake("keep", "needs outbox.table: logical messages leave no rows; remove it");
+        return None;
+    };
+    let expiry = outbox.column(Role::ExpiresAt).map(str::to_owned);
+    if settings.keep.is_some() {
+        if marked && table.deletes_published() {
+            mistake(
+                "keep",
+                "has no effect: published rows are deleted at once, as poll.mark and the layout say; remove it",
+            );
+        }
+        if table.time.is_none() {
+            mistake(
+                "keep",
+                "needs the time of a row: name its column with [outbox.columns] time = \"created_at\"",
+            );
+        }
+        if settings.keep_from == KeepFrom::Expiry && expiry.is_none() {
+            mistake(
+                "keep_from",
+                "\"expiry\" needs a layout with a time of expiry, such as gcx; use \"published\"",
+            );
+        }
+    }
+    Some(RetentionRule {
+        table: table.clone(),
+        mode: pipeline.mode.name(),
+        layout: outbox.layout.name().to_owned(),
+        marked,
+        expiry,
+        settings: settings.clone(),
+    })
 }
 
 impl Context<'_> {

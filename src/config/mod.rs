@@ -10,7 +10,6 @@ mod file;
 #[cfg(feature = "kafka")]
 mod inboxes;
 mod pipeline;
-mod retention;
 pub mod schema;
 mod section;
 pub mod show;
