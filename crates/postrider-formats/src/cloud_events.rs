@@ -3,7 +3,7 @@
 //! Kafka, HTTP, NATS and AMQP.
 
 use crate::draft::Draft;
-use crate::step::{NotReady, Step};
+use crate::step::{NotReady, Step, is_dead_letter};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use postrider_core::record::{Record, Refusal};
@@ -116,12 +116,6 @@ impl CloudEvents {
 
     /// The whole event as one document.
     fn structured(&self, record: &Record<'_>, draft: &mut Draft, id: &[u8]) -> Result<(), Refusal> {
-        // Readers take an event for a binary one if there is one header of these.
-        for (index, header) in record.headers.iter().enumerate() {
-            if self.names.are_of_template(header.name) {
-                draft.remove_header(index);
-            }
-        }
         let Some(value) = draft.value(record) else { return Ok(()) };
         let mut document = String::with_capacity(value.len() + 256);
         document.push_str("{\"specversion\":\"1.0\"");
@@ -155,6 +149,12 @@ impl CloudEvents {
             push_data(&mut document, &self.content_type, value)?;
         }
         document.push('}');
+        // Readers take an event for a binary one if there is one header of these.
+        for (index, header) in record.headers.iter().enumerate() {
+            if header.name.starts_with(self.binding.prefix) {
+                draft.remove_header(index);
+            }
+        }
         let mut buffer = draft.buffer();
         buffer.extend_from_slice(document.as_bytes());
         draft.set_value(buffer);
@@ -170,10 +170,19 @@ impl Step for CloudEvents {
         draft: &mut Draft,
         _since: Option<Instant>,
     ) -> Result<(), NotReady> {
+        match self.make(record, draft) {
+            // It may be dead for the same reason, and must be in its topic as the application wrote it.
+            Err(_) if is_dead_letter(record) => Ok(()),
+            made => made.map_err(NotReady::Refused),
+        }
+    }
+}
+
+impl CloudEvents {
+    /// Makes a CloudEvent of the record. The draft is not changed by a refusal.
+    fn make(&self, record: &Record<'_>, draft: &mut Draft) -> Result<(), Refusal> {
         let Some(id) = header(record, "id").filter(|id| !id.is_empty()) else {
-            return Err(NotReady::Refused(Refusal::content(
-                "the event has no id, which a CloudEvent must have",
-            )));
+            return Err(Refusal::content("the event has no id, which a CloudEvent must have"));
         };
         let required = [
             (
@@ -187,7 +196,7 @@ impl Step for CloudEvents {
         ];
         for (name, words) in required {
             if header(record, name).is_none_or(<[u8]>::is_empty) {
-                return Err(NotReady::Refused(Refusal::content(words)));
+                return Err(Refusal::content(words));
             }
         }
         match self.mode {
@@ -195,9 +204,7 @@ impl Step for CloudEvents {
                 self.binary(record, draft, id);
                 Ok(())
             }
-            CloudEventsMode::Structured => {
-                self.structured(record, draft, id).map_err(NotReady::Refused)
-            }
+            CloudEventsMode::Structured => self.structured(record, draft, id),
         }
     }
 }

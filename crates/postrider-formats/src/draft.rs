@@ -85,12 +85,20 @@ impl Draft {
         start..self.text.len()
     }
 
+    /// Whether a step has added a header of this name.
+    fn adds(&self, name: &str) -> bool {
+        self.added.iter().any(|(added, _)| added.eq_ignore_ascii_case(name))
+    }
+
     /// Lends the changed record out.
     pub(crate) fn lend<T>(&self, record: &Record<'_>, f: impl FnOnce(&Record<'_>) -> T) -> T {
         let text = |range: &Range<usize>| self.text.get(range.clone());
         let mut headers = Vec::with_capacity(record.headers.len() + self.added.len());
         for (index, header) in record.headers.iter().enumerate() {
             match self.replaced.iter().find(|(replaced, _)| *replaced == index) {
+                // The header of a format replaces one of the same name, which may be that of an event from which the
+                // application has copied its headers.
+                None if self.adds(header.name) => {}
                 None => headers.push(*header),
                 Some((_, None)) => {}
                 Some((_, Some(value))) => {

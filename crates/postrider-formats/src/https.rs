@@ -44,7 +44,7 @@ const AGENT: HeaderValue =
 pub(crate) struct HttpsClient(Client<HttpsConnector, RequestBody>);
 
 /// A request.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct HttpsRequest {
     pub(crate) method: Method,
     /// With scheme and host: see [`parse_url`].
@@ -56,6 +56,15 @@ pub(crate) struct HttpsRequest {
     pub(crate) timeout: Duration,
     /// The largest body of an answer. Unit: bytes.
     pub(crate) answer_bytes_max: usize,
+}
+
+impl std::fmt::Debug for HttpsRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HttpsRequest")
+            .field("method", &self.method)
+            .field("bytes", &self.body.len())
+            .finish_non_exhaustive()
+    }
 }
 
 /// An answer of any status.

@@ -36,3 +36,15 @@ pub(crate) enum NotReady {
     /// The record can't be published in this format.
     Refused(Refusal),
 }
+
+/// The headers that a dead letter has last, in this order: `parking.dead_topic`.
+pub(crate) const DEAD_LETTER: [&str; 5] =
+    ["dead_code", "dead_error", "dead_attempts", "dead_position", "dead_topic"];
+
+/// Whether it is the copy of a dead event: it goes to another topic as the application wrote it, because it often fits
+/// no schema.
+pub(crate) fn is_dead_letter(record: &Record<'_>) -> bool {
+    let before = record.headers.len().checked_sub(DEAD_LETTER.len());
+    let last = before.and_then(|before| record.headers.get(before..));
+    last.is_some_and(|last| last.iter().zip(DEAD_LETTER).all(|(header, name)| header.name == name))
+}

@@ -51,7 +51,14 @@ impl World {
         symlink(root().join("sql"), dir.path().join("sql")).expect("a link");
         let schema = r#"{"type": "record", "name": "Order", "fields": []}"#;
         fs::write(dir.path().join("orders.avsc"), schema).expect("a schema");
-        for name in ["pg-password", "kafka-password", "rabbitmq-password"] {
+        for name in [
+            "pg-password",
+            "kafka-password",
+            "rabbitmq-password",
+            "storage-access-key",
+            "storage-secret-key",
+            "minio-ca.pem",
+        ] {
             let mut file = fs::File::options();
             let file = file.create_new(true).write(true).mode(0o600).open(dir.path().join(name));
             std::io::Write::write_all(&mut file.expect("a file"), b"choose-one\n").expect("a file");

@@ -31,6 +31,16 @@ struct ClaimNames {
     data_ref: Option<Arc<str>>,
 }
 
+impl ClaimNames {
+    /// Whether a header of this name is that of a reference.
+    fn have(&self, name: &str) -> bool {
+        [&self.url, &self.size, &self.sha256]
+            .into_iter()
+            .chain(&self.data_ref)
+            .any(|known| known.eq_ignore_ascii_case(name))
+    }
+}
+
 impl ClaimCheck {
     /// `attribute_prefix`: the beginning of the headers that are attributes of CloudEvents, where records are such.
     ///
@@ -62,6 +72,12 @@ impl Step for ClaimCheck {
         draft: &mut Draft,
         since: Option<Instant>,
     ) -> Result<(), NotReady> {
+        // An application may have copied the headers of another event.
+        for (index, header) in record.headers.iter().enumerate() {
+            if self.names.have(header.name) {
+                draft.remove_header(index);
+            }
+        }
         let Some(payload) = draft.value(record).filter(|value| value.len() > self.config.above)
         else {
             return Ok(());

@@ -82,7 +82,8 @@ impl StorageProblem {
 
     /// Whether the store refuses the object because of its size.
     pub(super) fn is_too_large(&self) -> bool {
-        self.code() == "EntityTooLarge" || self.status() == Some(StatusCode::PAYLOAD_TOO_LARGE)
+        // A proxy before the store answers 413 too, and the store would take the object.
+        self.code() == "EntityTooLarge"
     }
 
     /// Whether the object of a conditional request exists, or somebody is storing it now.

@@ -117,7 +117,10 @@ impl SubjectDesk {
     pub(super) fn answered(&self, subject: &str, answer: SubjectAnswer) -> bool {
         let mut state = self.state();
         let Some(entry) = state.subjects.get_mut(subject) else { return false };
-        entry.answer = Some(answer);
+        // A schema that is known still encodes what fits it, whatever has become of the subject since.
+        let known = entry.answer.take().and_then(|before| before.schema.ok());
+        let schema = answer.schema.or_else(|words| known.ok_or(words));
+        entry.answer = Some(SubjectAnswer { at: answer.at, schema });
         entry.is_asked = false;
         std::mem::take(&mut entry.is_awaited)
     }

@@ -214,7 +214,7 @@ impl<'a> Reader<'a> {
             if !self.passes(b':') {
                 return Err(no_json());
             }
-            let value = self.value(depth + 1).map_err(|misfit| misfit.in_member(&name))?;
+            let value = self.value(depth + 1).map_err(Misfit::in_entry)?;
             members.push((name, value));
             if self.passes(b'}') {
                 break;
@@ -224,7 +224,8 @@ impl<'a> Reader<'a> {
             }
         }
         match repeated(&members) {
-            Some(name) => Err(Misfit::new("the member occurs twice").in_member(name)),
+            // The schema is not known here: the name may be the key of a map.
+            Some(_) => Err(Misfit::new("a member occurs twice").in_entry()),
             None => Ok(Json::Object(members)),
         }
     }
@@ -373,13 +374,10 @@ mod tests {
 
     #[test]
     fn a_member_that_occurs_twice_is_refused_with_its_path() {
-        assert_eq!(
-            error(r#"{"a": [{"b": 1, "c": 2, "b": 1}]}"#),
-            "$.a[].b: the member occurs twice"
-        );
+        assert_eq!(error(r#"{"a": [{"b": 1, "c": 2, "b": 1}]}"#), "${}[]{}: a member occurs twice");
         let many: Vec<String> = (0..40).map(|n| format!("\"m{n}\": {n}")).collect();
         let text = format!("{{{}, \"m7\": 1}}", many.join(","));
-        assert_eq!(error(&text), "$.m7: the member occurs twice");
+        assert_eq!(error(&text), "${}: a member occurs twice");
         assert!(Json::parse(format!("{{{}}}", many.join(",")).as_bytes()).is_ok());
     }
 

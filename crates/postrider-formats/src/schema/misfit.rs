@@ -82,7 +82,7 @@ impl fmt::Display for Misfit {
 
 /// The name of a member, if it looks like one. Anything else may be data, and is not shown.
 pub(super) fn shown_name(name: &str) -> &str {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.$@:".contains(&byte);
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     let begins = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphabetic() || byte == b'_');
     if begins && name.len() <= NAME_BYTES_MAX && name.bytes().all(is_plain) { name } else { "?" }
 }

@@ -173,7 +173,14 @@ impl Registry {
         let path = format!("/subjects/{}/versions", escaped(subject));
         self.ask(Method::POST, &path, Some(&body(kind, text))).await?;
         // Answers of registries differ in what they have beside the id.
-        self.look_up(subject, kind, text).await
+        match self.look_up(subject, kind, text).await {
+            // Another node of the registry, which has not read it yet.
+            Err(RegistryProblem::Refused(words)) => {
+                let reason = format!("it does not have the schema that it has registered: {words}");
+                Err(self.away(reason, SERVER_HINT))
+            }
+            found => found,
+        }
     }
 
     /// Whether the registry answers and accepts the login.
@@ -359,13 +366,14 @@ impl Registry {
             (StatusCode::UNPROCESSABLE_ENTITY, Some(42205)) => {
                 self.away(format!("it accepts no schemas: {shown}"), MODE_HINT)
             }
-            (
-                StatusCode::NOT_FOUND
-                | StatusCode::CONFLICT
-                | StatusCode::UNPROCESSABLE_ENTITY
-                | StatusCode::BAD_REQUEST,
-                Some(_),
-            ) => RegistryProblem::Refused(shown),
+            // Registries answer a path that they do not have with code 404, and a subject or version that they do not
+            // have with a code of five digits.
+            (StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST, Some(10_000..)) => {
+                RegistryProblem::Refused(shown)
+            }
+            (StatusCode::CONFLICT | StatusCode::UNPROCESSABLE_ENTITY, Some(_)) => {
+                RegistryProblem::Refused(shown)
+            }
             (status, _) if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
                 self.away(format!("it fails: {shown}"), SERVER_HINT)
             }

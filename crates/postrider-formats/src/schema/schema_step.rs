@@ -6,7 +6,7 @@ use super::framing::IdPlace;
 use super::misfit::Misfit;
 use super::subject::{SubjectRule, header_text};
 use crate::draft::Draft;
-use crate::step::{NotReady, Step};
+use crate::step::{NotReady, Step, is_dead_letter};
 use crate::words;
 use postrider_core::record::{Record, Refusal};
 use std::sync::Arc;
@@ -15,10 +15,6 @@ use std::time::{Duration, Instant};
 /// Where an event does not fit, the registry is asked for a newer schema, at most so often for each subject. A subject
 /// that the registry has refused is asked for again as often.
 const ASKED_AGAIN: Duration = Duration::from_secs(10);
-
-/// The headers that a dead letter has last, in this order: `parking.dead_topic`.
-const DEAD_LETTER: [&str; 5] =
-    ["dead_code", "dead_error", "dead_attempts", "dead_position", "dead_topic"];
 
 /// What is refused if the words of a misfit can't be kept.
 const GENERAL: &str = "the payload does not fit its schema";
@@ -158,14 +154,6 @@ impl Drop for SchemaStep {
     fn drop(&mut self) {
         self.desk.close();
     }
-}
-
-/// Whether it is the copy of a dead event: it goes to another topic as the application wrote it, because it often fits
-/// no schema.
-fn is_dead_letter(record: &Record<'_>) -> bool {
-    let before = record.headers.len().checked_sub(DEAD_LETTER.len());
-    let last = before.and_then(|before| record.headers.get(before..));
-    last.is_some_and(|last| last.iter().zip(DEAD_LETTER).all(|(header, name)| header.name == name))
 }
 
 #[cfg(test)]

@@ -248,7 +248,8 @@ impl<'a> ProgressReader<'a> {
         key: &str,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Option<Vec<u8>>, Option<ProgressProblem>> {
-        let Some(consumer) = &self.consumer else { return Ok(None) };
+        let Some(consumer) = self.consumer.as_ref().filter(|_| from < to) else { return Ok(None) };
+        self.await_stable(to, is_wanted)?;
         let failed = |error: KafkaError| Some(self.unread(&error.to_string()));
         let mut list = TopicPartitionList::new();
         list.add_partition_offset(self.topic, 0, Offset::Offset(from)).map_err(failed)?;
@@ -259,10 +260,8 @@ impl<'a> ProgressReader<'a> {
             if !is_wanted() {
                 return Err(None);
             }
+            // Not the end of the reading: just after the assignment it may be that of the part before.
             let position = position(consumer, self.topic).unwrap_or(from);
-            if position >= to {
-                return Ok(found);
-            }
             if position > reached {
                 (reached, moved_at) = (position, Instant::now());
             }
@@ -277,17 +276,35 @@ impl<'a> ProgressReader<'a> {
                     found = record.payload().map(<[u8]>::to_vec);
                 }
                 // The end may have no record that could be read: records of transactions that were aborted, or that
-                // were compacted.
-                Some(Err(KafkaError::PartitionEOF(_))) => {
-                    let stable = PartitionEnd::Stable;
-                    let end = native::partition_end(self.producer, self.name, stable, ANSWER_MAX);
-                    if end.is_ok_and(|end| end >= to) {
-                        return Ok(found);
-                    }
-                }
+                // were compacted. This end is not before `to`, because the stable end was not when the reading began.
+                Some(Err(KafkaError::PartitionEOF(_))) => return Ok(found),
                 Some(Err(error)) => last_error = Some(error.to_string()),
                 Some(Ok(_)) | None => {}
             }
+        }
+    }
+
+    /// Waits until committed records can be read up to this offset. Before the reading: the end that a consumer reports
+    /// is that of its last answer, and a transaction of another pipeline may have ended since.
+    fn await_stable(
+        &self,
+        to: i64,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<(), Option<ProgressProblem>> {
+        let began = Instant::now();
+        let stable = PartitionEnd::Stable;
+        loop {
+            let end = native::partition_end(self.producer, self.name, stable, ANSWER_MAX);
+            if end.is_ok_and(|end| end >= to) {
+                return Ok(());
+            }
+            if !is_wanted() {
+                return Err(None);
+            }
+            if began.elapsed() >= STALL {
+                return Err(Some(self.unread(HELD)));
+            }
+            std::thread::sleep(POLL);
         }
     }
 

@@ -99,7 +99,7 @@ fn records_have_their_fields_in_the_order_of_the_schema_with_defaults_for_missin
     assert_eq!(error(ORDER, r#"{"id": 1, "lines": [{"price": 0.001}]}"#), places);
     assert_eq!(error(ORDER, "[]"), "$: expected record shop.Order, found array");
     let twice = r#"{"id": 1, "id": 1}"#;
-    assert_eq!(error(ORDER, twice), "$.id: the member occurs twice");
+    assert_eq!(error(ORDER, twice), "${}: a member occurs twice");
 }
 
 /// Nothing of a document is in an error, whatever does not fit.

@@ -2,6 +2,7 @@ use super::*;
 use crate::schema::desk::SubjectAnswer;
 use crate::schema::framing::SchemaId;
 use crate::schema::registry::{RegisteredSchema, SchemaKind};
+use crate::step::DEAD_LETTER;
 use postrider_core::record::{Header, OwnedRecord};
 
 const SCHEMA: &str =
