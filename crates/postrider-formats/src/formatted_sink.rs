@@ -53,14 +53,11 @@ impl FormattedSink {
         enqueue: impl FnOnce(&mut dyn Sink, &Record<'_>) -> Result<(), NotTaken>,
     ) -> Result<(), NotTaken> {
         let hash = hash_of(record);
-        let before = self.drafted.take();
-        let mut drafted = match before.filter(|it| (it.ticket, it.hash) == (ticket, hash)) {
-            Some(drafted) => drafted,
-            None => {
-                self.draft.begin();
-                Drafted { ticket, hash, done: 0 }
-            }
-        };
+        let before = self.drafted.take().filter(|it| (it.ticket, it.hash) == (ticket, hash));
+        if before.is_none() {
+            self.draft.begin();
+        }
+        let mut drafted = before.unwrap_or(Drafted { ticket, hash, done: 0 });
         for step in self.steps.iter_mut().skip(drafted.done) {
             match step.apply(record, &mut self.draft, since) {
                 Ok(()) => drafted.done += 1,

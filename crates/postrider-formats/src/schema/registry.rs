@@ -368,10 +368,8 @@ impl Registry {
             }
             // Registries answer a path that they do not have with code 404, and a subject or version that they do not
             // have with a code of five digits.
-            (StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST, Some(10_000..)) => {
-                RegistryProblem::Refused(shown)
-            }
-            (StatusCode::CONFLICT | StatusCode::UNPROCESSABLE_ENTITY, Some(_)) => {
+            (StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST, Some(10_000..))
+            | (StatusCode::CONFLICT | StatusCode::UNPROCESSABLE_ENTITY, Some(_)) => {
                 RegistryProblem::Refused(shown)
             }
             (status, _) if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
