@@ -5,7 +5,7 @@
 
 pub use postrider_core::{
     backoff, error, event, finding, intake_status, offset, outbox_rows, parked, record, row,
-    row_buffer, source, status, store, timestamp, zone,
+    row_buffer, source, status, store, timestamp, units, zone,
 };
 pub use postrider_formats as formats;
 pub use postrider_inbox as inbox;

@@ -34,7 +34,7 @@ pub use types::{
 /// # Errors
 /// The expected format.
 pub fn duration(text: &str) -> Result<std::time::Duration, String> {
-    pipeline::duration(text).map_err(|error| error.to_string())
+    crate::units::duration(text).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -18,7 +18,6 @@ use crate::relay::OnPoison;
 use crate::sink::{DEFAULT_KIND, DiscardConfig, NameRule, SinkConfig};
 use crate::zone::Zone;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -574,20 +573,17 @@ fn quoted_identifier(text: &str) -> Option<(String, &str)> {
 
 // `[pipelines.NAME.sink]`: the broker and its settings.
 
-/// Kinds of sinks of versions to come.
-const LATER: [&str; 3] = ["nats", "redis", "rabbitmq"];
-
-/// The sink of the pipeline, and what the keys of the other kinds say that the table has beside its own.
 /// The keys of a table that is read by the crate which it belongs to.
 fn keys(section: Section<'_>) -> SinkKeys<'_> {
     SinkKeys { section, is_chosen: true, taken: Vec::new() }
 }
 
+/// The sink of the pipeline, and what the keys of the other kinds say that the table has beside its own.
 fn read_sink(section: Section<'_>) -> (Arc<dyn SinkConfig>, Vec<Arc<dyn SinkConfig>>) {
     let kinds = section.context.kinds;
     let words: Vec<_> = kinds.iter().zip(0..).map(|(kind, index)| (kind.name(), index)).collect();
     let default = kinds.iter().position(|kind| kind.name() == DEFAULT_KIND);
-    let index = section.one_of("kind", &words, &LATER, default.unwrap_or(0));
+    let index = section.one_of("kind", &words, &[], default.unwrap_or(0));
     if default.is_none() && !section.has("kind") && section.is_whole() {
         let all: Vec<_> = words.iter().map(|(word, _)| format!("\"{word}\"")).collect();
         section.error("kind", format_args!("is missing; there is {}", all.join(", ")));
@@ -600,74 +596,6 @@ fn read_sink(section: Section<'_>) -> (Arc<dyn SinkConfig>, Vec<Arc<dyn SinkConf
     let others = others.map(|(kind, _)| kind.read(&keys)).collect();
     keys.section.finish();
     (chosen.unwrap_or_else(|| Arc::new(DiscardConfig::default())), others)
-}
-
-/// Why a text is not a duration or a size with its unit. `Display` has the expected format, and never repeats the text,
-/// which may be a secret.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub(super) enum UnitError {
-    #[error("expected a duration with its unit, such as \"250ms\", \"10s\" or \"5m\"")]
-    Duration,
-    #[error("expected a size with its unit, such as \"64MiB\", \"32KiB\" or \"1MB\"")]
-    Size,
-}
-
-const DURATIONS: [(&str, u64); 5] =
-    [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
-
-const SIZES: [(&str, u64); 7] = [
-    ("B", 1),
-    ("KiB", 1 << 10),
-    ("MiB", 1 << 20),
-    ("GiB", 1 << 30),
-    ("kB", 1000),
-    ("MB", 1_000_000),
-    ("GB", 1_000_000_000),
-];
-
-/// Reads `"250ms"`, `"10s"`, `"5m"`, `"2h"`, `"1d"`; a space before the unit is allowed.
-pub(super) fn duration(text: &str) -> Result<Duration, UnitError> {
-    quantity(text, &DURATIONS).map(Duration::from_millis).ok_or(UnitError::Duration)
-}
-
-/// Reads `"64MiB"`, `"32 KiB"`, `"1MB"` into bytes.
-pub(super) fn size(text: &str) -> Result<u64, UnitError> {
-    let text =
-        text.strip_suffix("KB").map_or_else(|| text.to_owned(), |number| format!("{number}kB"));
-    quantity(&text, &SIZES).ok_or(UnitError::Size)
-}
-
-fn quantity(text: &str, units: &[(&str, u64)]) -> Option<u64> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at_checked(digits)?;
-    let unit = unit.trim_start_matches(' ');
-    let factor = units.iter().find(|(name, _)| *name == unit)?.1;
-    number.parse::<u64>().ok()?.checked_mul(factor)
-}
-
-/// Prints a duration in the format of the file.
-pub(super) struct ShowDuration(pub(super) Duration);
-
-impl fmt::Display for ShowDuration {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let millis = u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX);
-        show(f, millis, &DURATIONS)
-    }
-}
-
-/// Prints a size in the format of the file.
-pub(super) struct ShowSize(pub(super) u64);
-
-impl fmt::Display for ShowSize {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        show(f, self.0, &SIZES[..4])
-    }
-}
-
-fn show(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)]) -> fmt::Result {
-    let fits = |(_, factor): &&(&str, u64)| value.is_multiple_of(*factor) && value >= *factor;
-    let (unit, factor) = units.iter().rev().find(fits).unwrap_or(&units[0]);
-    write!(f, "{}{unit}", value / factor)
 }
 
 #[cfg(test)]
@@ -686,45 +614,6 @@ mod tests {
         assert_eq!(read("\"App\".\"a.\"\"b\""), pair("App", "a.\"b"));
         for text in ["", ".", "a.", ".a", "a.b.c", "a b", "\"a", "1a", "a.\"\"", "a-b"] {
             assert_eq!(read(text), None, "{text:?}");
-        }
-    }
-}
-
-#[cfg(test)]
-mod units_tests {
-    use super::*;
-
-    #[test]
-    fn durations_carry_their_unit() {
-        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
-        assert_eq!(duration("10 s"), Ok(Duration::from_secs(10)));
-        assert_eq!(duration("5m"), Ok(Duration::from_mins(5)));
-        assert_eq!(duration("2h"), Ok(Duration::from_hours(2)));
-        for text in ["", "10", "s", "-1s", "1.5s", "10S", "1s ", "99999999999999999999s", "1us"] {
-            assert_eq!(duration(text), Err(UnitError::Duration), "{text:?}");
-        }
-        assert_eq!(duration("18446744073709551615d"), Err(UnitError::Duration));
-    }
-
-    #[test]
-    fn sizes_carry_their_unit() {
-        assert_eq!(size("64MiB"), Ok(64 << 20));
-        assert_eq!(size("32 KiB"), Ok(32 << 10));
-        assert_eq!(size("1MB"), Ok(1_000_000));
-        assert_eq!(size("1KB"), Ok(1000));
-        assert_eq!(size("7B"), Ok(7));
-        for text in ["", "64", "MiB", "64mib", "64 Mi", "0x10B", "99999999999GiB"] {
-            assert_eq!(size(text), Err(UnitError::Size), "{text:?}");
-        }
-    }
-
-    #[test]
-    fn quantities_are_printed_in_the_format_of_the_file() {
-        for text in ["250ms", "10s", "5m", "2h", "1500ms", "1d"] {
-            assert_eq!(ShowDuration(duration(text).unwrap()).to_string(), text);
-        }
-        for text in ["64MiB", "3KiB", "1GiB", "1000B"] {
-            assert_eq!(ShowSize(size(text).unwrap()).to_string(), text);
         }
     }
 }

@@ -4,9 +4,9 @@
 //! were not read. So each key is named only in the code that reads it.
 
 use super::file::{Env, Finding, InterpolateError, interpolate, variables};
-use super::pipeline::{self, ShowDuration, ShowSize};
 use crate::secret_file::SecretFile;
 use crate::sink::{KeyValue, Keys, SinkKind};
+use crate::units::{self, ShowDuration, ShowSize};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -339,7 +339,7 @@ impl<'a> Section<'a> {
         text: &str,
         range: &RangeInclusive<Duration>,
     ) -> Option<Duration> {
-        match pipeline::duration(text) {
+        match units::duration(text) {
             Ok(value) if range.contains(&value) => Some(value),
             Ok(_) => {
                 let (min, max) = (ShowDuration(*range.start()), ShowDuration(*range.end()));
@@ -367,7 +367,7 @@ impl<'a> Section<'a> {
         text: &str,
         range: &RangeInclusive<u64>,
     ) -> Option<u64> {
-        match pipeline::size(text) {
+        match units::size(text) {
             Ok(value) if range.contains(&value) => Some(value),
             Ok(_) => {
                 let (min, max) = (ShowSize(*range.start()), ShowSize(*range.end()));

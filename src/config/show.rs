@@ -3,7 +3,6 @@
 //! Secrets are masked in this module, so its results may be printed.
 
 use super::file::MASK;
-use super::pipeline::{ShowDuration, ShowSize};
 use super::section::{FilePosition, quoted};
 use super::types::{Config, Mark, Ordering, PipelineConfig, SizeMax};
 use crate::outbox::{NullPayload, OnUpdate, OutboxSpec, Placement, TimestampSource};
@@ -13,6 +12,7 @@ use crate::postgres::retention::{KeepFrom, RetentionAction, RetentionSettings};
 use crate::postgres::store::inbox_maintenance::InboxKeep;
 use crate::relay::OnPoison;
 use crate::sink::{self, ShownValue};
+use crate::units::{ShowDuration, ShowSize};
 use serde_json::{Value, json};
 use std::time::Duration;
 

@@ -48,6 +48,46 @@ impl OwnerEpoch {
     }
 }
 
+/// Work that is done while this process owns the pipeline.
+pub(super) trait OwnersWork: Send {
+    /// What the pipeline has announced.
+    fn duty(&mut self) -> &mut watch::Receiver<Duty>;
+
+    /// This process does not own the pipeline.
+    fn rests(&mut self);
+
+    /// This process owns the pipeline under another epoch than before.
+    fn begins(&mut self);
+
+    /// Waits until there is something to do, and does it. Returns early if this process loses the epoch.
+    fn wait_and_run(&mut self, epoch: i64) -> impl Future<Output = ()> + Send;
+}
+
+/// Works while this process owns the pipeline, until the pipeline ends.
+pub(super) async fn serve(mut work: impl OwnersWork) {
+    let mut owned = None;
+    // An error means that the pipeline is gone.
+    while work.duty().has_changed().is_ok() {
+        let duty = *work.duty().borrow_and_update();
+        match duty {
+            Duty::End => return work.rests(),
+            Duty::Idle => {
+                owned = None;
+                work.rests();
+                if work.duty().changed().await.is_err() {
+                    return;
+                }
+            }
+            Duty::Owner(epoch) => {
+                if owned.replace(epoch) != Some(epoch) {
+                    work.begins();
+                }
+                work.wait_and_run(epoch).await;
+            }
+        }
+    }
+}
+
 /// Waits until this process no longer owns the pipeline under this epoch. Cancel-safe.
 pub(super) async fn ownership_ends(duty: &mut watch::Receiver<Duty>, epoch: i64) {
     // An error means that the pipeline is gone.

@@ -1,6 +1,6 @@
 //! The task for event logs: it works while this process owns the pipeline, on a session that is kept.
 
-use super::duty::{Duty, OwnerEpoch, ownership_ends};
+use super::duty::{Duty, OwnerEpoch, OwnersWork, ownership_ends};
 use super::event_logs::{EventLogsSpec, STEPS, Step};
 use super::event_logs_report::EventLogsReport;
 use super::pace::{FIRST_PAUSE, Schedule, cancel};
@@ -23,45 +23,9 @@ pub(super) struct EventLogsTask {
     session: Option<Control>,
 }
 
-impl EventLogsTask {
-    pub(super) fn new(
-        spec: EventLogsSpec,
-        owner: &OwnerEpoch,
-        status_handle: StatusHandle,
-    ) -> Self {
-        let report = EventLogsReport::new(spec.pipeline.clone(), status_handle);
-        Self {
-            spec,
-            duty: owner.subscribe(),
-            report,
-            schedule: Schedule::new(STEPS, Instant::now()),
-            session: None,
-        }
-    }
-
-    pub(super) async fn serve(mut self) {
-        let mut owned = None;
-        // An error means that the pipeline is gone.
-        while self.duty.has_changed().is_ok() {
-            let duty = *self.duty.borrow_and_update();
-            match duty {
-                Duty::End => return self.rests(),
-                Duty::Idle => {
-                    owned = None;
-                    self.rests();
-                    if self.duty.changed().await.is_err() {
-                        return;
-                    }
-                }
-                Duty::Owner(epoch) => {
-                    if owned.replace(epoch) != Some(epoch) {
-                        self.schedule.postpone(Instant::now() + FIRST_PAUSE);
-                        self.report.begins();
-                    }
-                    self.wait_and_run(epoch).await;
-                }
-            }
-        }
+impl OwnersWork for EventLogsTask {
+    fn duty(&mut self) -> &mut watch::Receiver<Duty> {
+        &mut self.duty
     }
 
     fn rests(&mut self) {
@@ -69,7 +33,11 @@ impl EventLogsTask {
         self.report.rests();
     }
 
-    /// Waits until a step is due, and runs all that are. Returns early if this process loses the epoch.
+    fn begins(&mut self) {
+        self.schedule.postpone(Instant::now() + FIRST_PAUSE);
+        self.report.begins();
+    }
+
     async fn wait_and_run(&mut self, epoch: i64) {
         tokio::select! {
             biased;
@@ -87,6 +55,23 @@ impl EventLogsTask {
             // The session may be the reason.
             self.session = None;
             self.report.failed(error);
+        }
+    }
+}
+
+impl EventLogsTask {
+    pub(super) fn new(
+        spec: EventLogsSpec,
+        owner: &OwnerEpoch,
+        status_handle: StatusHandle,
+    ) -> Self {
+        let report = EventLogsReport::new(spec.pipeline.clone(), status_handle);
+        Self {
+            spec,
+            duty: owner.subscribe(),
+            report,
+            schedule: Schedule::new(STEPS, Instant::now()),
+            session: None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! The task for inboxes: it works while this process owns the pipeline, on a session that is kept as long as there are
 //! inboxes.
 
-use super::duty::{Duty, OwnerEpoch, ownership_ends};
+use super::duty::{self, Duty, OwnerEpoch, OwnersWork, ownership_ends};
 use super::inboxes::{INBOX_STEPS, InboxStep, InboxWork, InboxesSpec};
 use super::inboxes_report::InboxesReport;
 use super::pace::{FAILURE_BACKOFF, FIRST_PAUSE, Schedule, cancel};
@@ -38,7 +38,7 @@ impl InboxMaintenance {
     ) -> Self {
         let task = InboxesTask::new(spec, owner, status_handle);
         #[expect(clippy::disallowed_methods, reason = "the handle is kept, and aborted on drop")]
-        let task = tokio::spawn(task.serve());
+        let task = tokio::spawn(duty::serve(task));
         Self { task }
     }
 
@@ -71,42 +71,9 @@ struct InboxesTask {
     denied: Backoff,
 }
 
-impl InboxesTask {
-    fn new(spec: InboxesSpec, owner: &OwnerEpoch, status_handle: StatusHandle) -> Self {
-        let report = InboxesReport::new(spec.owner.clone(), spec.database, status_handle);
-        Self {
-            spec,
-            duty: owner.subscribe(),
-            report,
-            schedule: Schedule::new(INBOX_STEPS, Instant::now()),
-            work: InboxWork::default(),
-            session: None,
-            denied: FAILURE_BACKOFF,
-        }
-    }
-
-    async fn serve(mut self) {
-        let mut owned = None;
-        // An error means that the pipeline is gone.
-        while self.duty.has_changed().is_ok() {
-            let duty = *self.duty.borrow_and_update();
-            match duty {
-                Duty::End => return self.rests(),
-                Duty::Idle => {
-                    owned = None;
-                    self.rests();
-                    if self.duty.changed().await.is_err() {
-                        return;
-                    }
-                }
-                Duty::Owner(epoch) => {
-                    if owned.replace(epoch) != Some(epoch) {
-                        self.schedule.postpone(Instant::now() + FIRST_PAUSE + LATER);
-                    }
-                    self.wait_and_run(epoch).await;
-                }
-            }
-        }
+impl OwnersWork for InboxesTask {
+    fn duty(&mut self) -> &mut watch::Receiver<Duty> {
+        &mut self.duty
     }
 
     fn rests(&mut self) {
@@ -115,7 +82,10 @@ impl InboxesTask {
         self.report.rests();
     }
 
-    /// Waits until a step is due, and runs all that are. Returns early if this process loses the epoch.
+    fn begins(&mut self) {
+        self.schedule.postpone(Instant::now() + FIRST_PAUSE + LATER);
+    }
+
     async fn wait_and_run(&mut self, epoch: i64) {
         tokio::select! {
             biased;
@@ -134,6 +104,21 @@ impl InboxesTask {
                     self.session = None;
                 }
             }
+        }
+    }
+}
+
+impl InboxesTask {
+    fn new(spec: InboxesSpec, owner: &OwnerEpoch, status_handle: StatusHandle) -> Self {
+        let report = InboxesReport::new(spec.owner.clone(), spec.database, status_handle);
+        Self {
+            spec,
+            duty: owner.subscribe(),
+            report,
+            schedule: Schedule::new(INBOX_STEPS, Instant::now()),
+            work: InboxWork::default(),
+            session: None,
+            denied: FAILURE_BACKOFF,
         }
     }
 

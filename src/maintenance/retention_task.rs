@@ -1,7 +1,7 @@
 //! The task for the outbox table: it removes what is old, published and needed by nobody, while this process owns the
 //! pipeline. A pass has a session of its own, which ends with it.
 
-use super::duty::{Duty, OwnerEpoch, ownership_ends};
+use super::duty::{self, Duty, OwnerEpoch, OwnersWork, ownership_ends};
 use super::pace::{FAILURE_BACKOFF, FIRST_PAUSE, cancel};
 use super::report::RunError;
 use super::retention_report::RetentionReport;
@@ -47,7 +47,7 @@ impl Retention {
     ) -> Self {
         let task = RetentionTask::new(spec, owner, status_handle);
         #[expect(clippy::disallowed_methods, reason = "the handle is kept, and aborted on drop")]
-        let task = tokio::spawn(task.serve());
+        let task = tokio::spawn(duty::serve(task));
         Self { task }
     }
 
@@ -76,38 +76,19 @@ struct RetentionTask {
     backoff: Backoff,
 }
 
-impl RetentionTask {
-    fn new(spec: RetentionSpec, owner: &OwnerEpoch, status_handle: StatusHandle) -> Self {
-        let report = RetentionReport::new(spec.rule.table.key.pipeline.clone(), status_handle);
-        let next_at = Instant::now();
-        Self { spec, duty: owner.subscribe(), report, next_at, backoff: FAILURE_BACKOFF }
+impl OwnersWork for RetentionTask {
+    fn duty(&mut self) -> &mut watch::Receiver<Duty> {
+        &mut self.duty
     }
 
-    async fn serve(mut self) {
-        let mut owned = None;
-        // An error means that the pipeline is gone.
-        while self.duty.has_changed().is_ok() {
-            let duty = *self.duty.borrow_and_update();
-            match duty {
-                Duty::End => return self.report.rests(),
-                Duty::Idle => {
-                    owned = None;
-                    self.report.rests();
-                    if self.duty.changed().await.is_err() {
-                        return;
-                    }
-                }
-                Duty::Owner(epoch) => {
-                    if owned.replace(epoch) != Some(epoch) {
-                        self.next_at = self.next_at.max(Instant::now() + FIRST_PAUSE);
-                    }
-                    self.wait_and_run(epoch).await;
-                }
-            }
-        }
+    fn rests(&mut self) {
+        self.report.rests();
     }
 
-    /// Waits for the next pass, and runs it. Returns early if this process loses the epoch.
+    fn begins(&mut self) {
+        self.next_at = self.next_at.max(Instant::now() + FIRST_PAUSE);
+    }
+
     async fn wait_and_run(&mut self, epoch: i64) {
         tokio::select! {
             biased;
@@ -128,6 +109,14 @@ impl RetentionTask {
             }
         };
         self.next_at = Instant::now() + pause;
+    }
+}
+
+impl RetentionTask {
+    fn new(spec: RetentionSpec, owner: &OwnerEpoch, status_handle: StatusHandle) -> Self {
+        let report = RetentionReport::new(spec.rule.table.key.pipeline.clone(), status_handle);
+        let next_at = Instant::now();
+        Self { spec, duty: owner.subscribe(), report, next_at, backoff: FAILURE_BACKOFF }
     }
 
     /// One pass on a session of its own; `None` if the epoch was lost meanwhile.

@@ -1,6 +1,6 @@
 //! The task: when a run begins, what follows a failure, and how a run is cancelled.
 
-use super::duty::{Duty, OwnerEpoch, ownership_ends};
+use super::duty::{self, Duty, OwnerEpoch, OwnersWork, ownership_ends};
 use super::event_logs::EventLogsSpec;
 use super::event_logs_task::EventLogsTask;
 use super::inboxes::InboxesSpec;
@@ -55,7 +55,7 @@ impl Maintenance {
                 clippy::disallowed_methods,
                 reason = "the handle is kept, and aborted on drop"
             )]
-            tokio::spawn(task.serve())
+            tokio::spawn(duty::serve(task))
         });
         let inboxes = inboxes
             .into_iter()
@@ -71,7 +71,7 @@ impl Maintenance {
             backoff: FAILURE_BACKOFF,
         };
         #[expect(clippy::disallowed_methods, reason = "the handle is kept, and aborted on drop")]
-        let task = tokio::spawn(task.serve());
+        let task = tokio::spawn(duty::serve(task));
         Self { owner: owner.clone(), task, event_logs, inboxes, retention }
     }
 
@@ -118,32 +118,19 @@ struct MaintenanceTask {
     backoff: Backoff,
 }
 
-impl MaintenanceTask {
-    async fn serve(mut self) {
-        let mut owned = None;
-        // An error means that the pipeline is gone.
-        while self.duty.has_changed().is_ok() {
-            let duty = *self.duty.borrow_and_update();
-            match duty {
-                Duty::End => return self.report.rests(),
-                Duty::Idle => {
-                    owned = None;
-                    self.report.rests();
-                    if self.duty.changed().await.is_err() {
-                        return;
-                    }
-                }
-                Duty::Owner(epoch) => {
-                    if owned.replace(epoch) != Some(epoch) {
-                        self.next_at = self.next_at.max(Instant::now() + FIRST_PAUSE);
-                    }
-                    self.wait_and_run(epoch).await;
-                }
-            }
-        }
+impl OwnersWork for MaintenanceTask {
+    fn duty(&mut self) -> &mut watch::Receiver<Duty> {
+        &mut self.duty
     }
 
-    /// Waits for the next run, and runs it. Returns early if this process loses the epoch.
+    fn rests(&mut self) {
+        self.report.rests();
+    }
+
+    fn begins(&mut self) {
+        self.next_at = self.next_at.max(Instant::now() + FIRST_PAUSE);
+    }
+
     async fn wait_and_run(&mut self, epoch: i64) {
         tokio::select! {
             biased;
@@ -168,7 +155,9 @@ impl MaintenanceTask {
         };
         self.next_at = Instant::now() + pause;
     }
+}
 
+impl MaintenanceTask {
     /// One run on a session of its own; `None` if the epoch was lost meanwhile.
     async fn run(&mut self, epoch: i64) -> Option<Result<RunOutcome, RunError>> {
         let Self { spec, duty, report, .. } = self;

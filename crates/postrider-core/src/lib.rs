@@ -19,6 +19,7 @@ pub mod source;
 pub mod status;
 pub mod store;
 pub mod timestamp;
+pub mod units;
 pub mod zone;
 
 pub use secret_file;

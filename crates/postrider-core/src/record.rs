@@ -70,8 +70,9 @@ impl Header<'_> {
 
 /// Names one event that was handed to a sink, for the report that comes back.
 ///
-/// Tickets rise by one for each change of the stream and are never handed to a sink twice, so a report of an earlier
-/// session is known by its number.
+/// Tickets rise by one for each change of the stream, and a sink accepts each at most once, so a report of an earlier
+/// session is known by its number. A ticket with which a sink did not accept a record may come again, with the same
+/// record or, after another process has owned the pipeline, with another one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ticket(pub u64);
 

@@ -150,7 +150,7 @@ mod tests {
     use postrider_core::record::Refusal;
     use std::sync::{Arc, Mutex};
 
-    /// Publishes into a list, and is full while it is told so.
+    /// Publishes into a list, or is full.
     struct ListSink {
         is_full: Arc<Mutex<bool>>,
         values: Arc<Mutex<Vec<Vec<u8>>>>,

@@ -43,6 +43,30 @@ async fn payload_above_the_bound_is_a_reference_that_resolves() {
     }
 }
 
+/// A service that copies the headers of the event it has read: they would lead a reader to that event's payload.
+#[tokio::test]
+async fn reference_that_was_copied_from_another_event_is_removed_or_replaced() {
+    let claims = Claims::start(Version::Pg16, "claims_copied").await;
+    let relay = claims.run();
+    for size in [10, 5_000] {
+        let sql = format!(
+            "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload, headers) \
+             values ('order', '7', 'Written', {}, '{{\"claim-check-url\": \"s3://shop/claims/other\", \
+                     \"claim-check-size\": \"1\", \"claim-check-sha256\": \"00\", \"tenant\": \"a\"}}')",
+            text("own", size)
+        );
+        claims.pipeline.sql.batch(&sql).await;
+    }
+    let found = claims.await_payloads(2).await;
+    for ((record, content), size) in found.iter().zip([10, 5_000]) {
+        assert_eq!(content.len(), size);
+        let of_claim = record.headers.iter().filter(|(name, _)| name.starts_with("claim-check-"));
+        assert_eq!(of_claim.count(), if size == 10 { 0 } else { 3 });
+        assert_eq!(record.header("tenant"), Some("a"));
+    }
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
 /// The same payload twice is one object, a replay refers to it too, and puts it back if somebody has deleted it.
 #[tokio::test]
 async fn same_payload_is_one_object_which_a_replay_puts_back() {

@@ -53,7 +53,7 @@ const MODULES: &[(&str, &str)] = &[
 ];
 
 /// What `CORE` stands for in [`MODULES`].
-const CORE: [&str; 16] = [
+const CORE: [&str; 17] = [
     "backoff",
     "error",
     "event",
@@ -69,6 +69,7 @@ const CORE: [&str; 16] = [
     "status",
     "store",
     "timestamp",
+    "units",
     "zone",
 ];
 

@@ -1,6 +1,7 @@
 //! The keys of `[pipelines.NAME.payload.claim_check]`.
 
 use postrider_core::secret_file::SecretFile;
+use postrider_core::units::{ShowDuration, ShowSize};
 use postrider_sinks::{Keys, Shown, ShownValue, SinkError};
 use std::fmt;
 use std::path::PathBuf;
@@ -209,10 +210,10 @@ impl ClaimCheckKeys {
             key: key.to_owned(),
             value: ShownValue::Text(value),
         };
-        let mut rows = vec![text("above", shown_bytes(self.above))];
+        let mut rows = vec![text("above", ShowSize(self.above).to_string())];
         rows.extend(self.texts.iter().map(|(key, value)| text(key, value.clone())));
-        rows.push(text("timeout", shown_duration(self.timeout)));
-        rows.push(text("keep", shown_duration(self.keep)));
+        rows.push(text("timeout", ShowDuration(self.timeout).to_string()));
+        rows.push(text("keep", ShowDuration(self.keep).to_string()));
         rows
     }
 }
@@ -343,26 +344,6 @@ fn check_endpoint(endpoint: &str) -> Result<(), &'static str> {
         );
     }
     Ok(())
-}
-
-/// A size as the configuration has it.
-fn shown_bytes(bytes: u64) -> String {
-    match bytes {
-        _ if bytes.is_multiple_of(1 << 20) => format!("{}MiB", bytes >> 20),
-        _ if bytes.is_multiple_of(1 << 10) => format!("{}KiB", bytes >> 10),
-        _ => format!("{bytes}B"),
-    }
-}
-
-/// A duration as the configuration has it.
-fn shown_duration(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    match seconds {
-        _ if seconds.is_multiple_of(86_400) && seconds > 0 => format!("{}d", seconds / 86_400),
-        _ if seconds.is_multiple_of(60) && seconds > 0 => format!("{}m", seconds / 60),
-        _ if duration.subsec_millis() == 0 => format!("{seconds}s"),
-        _ => format!("{}ms", duration.as_millis()),
-    }
 }
 
 #[cfg(test)]

@@ -107,3 +107,33 @@ fn event_without_a_required_attribute_is_refused() {
         assert!(matches!(made, Err(NotReady::Refused(_))), "{lacking}");
     }
 }
+
+/// An application may copy the headers of the event that it has read.
+#[test]
+fn headers_that_were_copied_from_another_event_are_replaced() {
+    let copied = [("ce_id", "other"), ("ce_specversion", "0.3"), ("content-type", "text/plain")];
+    let headers: Vec<_> = HEADERS.into_iter().chain(copied).collect();
+    let made = |mode| made(mode, JSON, KAFKA, (Some(b"{}"), &headers)).unwrap();
+    let (_, binary) = made(CloudEventsMode::Binary);
+    let of = |lines: &[String], name: &str| -> Vec<String> {
+        lines.iter().filter(|line| line.starts_with(name)).cloned().collect()
+    };
+    assert_eq!(of(&binary, "ce_id"), ["ce_id: a-1"]);
+    assert_eq!(of(&binary, "ce_specversion"), ["ce_specversion: 1.0"]);
+    let (_, structured) = made(CloudEventsMode::Structured);
+    assert_eq!(of(&structured, "ce_"), Vec::<String>::new());
+    assert_eq!(of(&structured, "content-type"), [format!("content-type: {STRUCTURED}")]);
+}
+
+#[test]
+fn dead_letter_of_which_no_event_can_be_made_passes_as_it_is() {
+    let dead = crate::step::DEAD_LETTER.map(|name| (name, "x"));
+    let headers: Vec<_> = HEADERS.into_iter().chain(dead).collect();
+    let made = |payload: &[u8]| {
+        made(CloudEventsMode::Structured, JSON, KAFKA, (Some(payload), &headers)).unwrap()
+    };
+    let (value, lines) = made(b"no JSON");
+    assert_eq!(value.as_deref(), Some(&b"no JSON"[..]));
+    assert_eq!(lines.len(), headers.len());
+    assert!(made(b"{}").0.unwrap().starts_with(b"{\"specversion\""));
+}

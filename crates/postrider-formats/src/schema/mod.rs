@@ -2,12 +2,11 @@
 //! JSON Schema. The schemas are those of a registry with Confluent's interface.
 //!
 //! The [step](schema_step) runs on the pipeline's thread and never waits. What it does not know it asks of a
-//! [thread](registry_worker) by a [desk](desk). A schema that is known is used for ever, or until a newer version of
+//! [thread](registry_worker) by a [cache](subject_cache). A schema that is known is used for ever, or until a newer version of
 //! its subject is there, whether the registry answers or not.
 
 mod avro;
 mod decimal;
-mod desk;
 mod encoder;
 mod framing;
 #[cfg(test)]
@@ -24,6 +23,7 @@ mod registry_worker;
 mod schema_config;
 mod schema_step;
 mod subject;
+mod subject_cache;
 
 pub use payload_encoder::{PayloadEncoder, SchemaLanguage};
 pub(crate) use schema_config::SchemaConfig;

@@ -1,8 +1,8 @@
 //! The thread that asks the registry: one request after another, repeated while the registry does not answer.
 
-use super::desk::{SubjectAnswer, SubjectDesk};
 use super::encoder::{Encoding, SubjectSchema};
 use super::registry::{RegisteredSchema, Registry, RegistryProblem, SchemaKind};
+use super::subject_cache::{Answered, SubjectAnswer, SubjectCache};
 use crate::words;
 use postrider_sinks::{Mailbox, Post};
 use std::collections::HashMap;
@@ -35,7 +35,7 @@ pub(super) struct FileSchema {
 
 /// The worker.
 pub(super) struct RegistryWorker {
-    desk: Arc<SubjectDesk>,
+    cache: Arc<SubjectCache>,
     registry: Registry,
     source: SchemaSource,
     mailbox: Mailbox,
@@ -46,23 +46,23 @@ pub(super) struct RegistryWorker {
 
 impl RegistryWorker {
     pub(super) fn new(
-        desk: Arc<SubjectDesk>,
+        cache: Arc<SubjectCache>,
         registry: Registry,
         source: SchemaSource,
         mailbox: Mailbox,
     ) -> Self {
-        Self { desk, registry, source, mailbox, is_down: false, pause: PAUSE_MIN }
+        Self { cache, registry, source, mailbox, is_down: false, pause: PAUSE_MIN }
     }
 
     /// Runs until the step is gone.
     pub(super) async fn run(mut self) {
-        while !self.desk.is_closed() {
-            if self.is_down && !self.desk.is_awaited() {
+        while !self.cache.is_closed() {
+            if self.is_down && !self.cache.is_awaited() {
                 // The pipeline has given up the records that waited. The next one reports it again.
                 self.up();
             }
-            let Some((subject, known)) = self.desk.next() else {
-                self.desk.worked().await;
+            let Some((subject, known)) = self.cache.next() else {
+                self.cache.worked().await;
                 continue;
             };
             let at = Instant::now();
@@ -77,7 +77,7 @@ impl RegistryWorker {
                     self.answered(&subject, SubjectAnswer { at, schema });
                 }
                 Err(RegistryProblem::Away { reason, hint }) => {
-                    self.desk.again(subject);
+                    self.cache.again(subject);
                     self.down(reason, hint).await;
                 }
             }
@@ -102,11 +102,19 @@ impl RegistryWorker {
 
     fn answered(&mut self, subject: &str, answer: SubjectAnswer) {
         self.pause = PAUSE_MIN;
-        let was_awaited = self.desk.answered(subject, answer);
+        let Answered { is_awaited, kept } = self.cache.answered(subject, answer);
+        if let Some(reason) = kept {
+            tracing::warn!(
+                reason,
+                hint = "correct the subject in the registry before the pipeline is started again: then its schema is \
+                        not known any more",
+                "the schema that is known is used: {reason}"
+            );
+        }
         if self.is_down {
             self.up();
         }
-        if was_awaited {
+        if is_awaited {
             self.mailbox.post(Post::Retry);
         }
     }
@@ -118,7 +126,7 @@ impl RegistryWorker {
 
     /// Reports the problem if a record waits, and waits until the next attempt.
     async fn down(&mut self, reason: String, hint: &'static str) {
-        if self.desk.is_awaited() {
+        if self.cache.is_awaited() {
             self.is_down = true;
             let hint = Some(hint.to_owned());
             self.mailbox.post(Post::Down { reason, hint, topic: None, missing: false });
@@ -127,10 +135,10 @@ impl RegistryWorker {
         self.pause = (self.pause * 2).min(PAUSE_MAX);
         let pause = tokio::time::sleep_until(until.into());
         tokio::pin!(pause);
-        while !self.desk.is_closed() {
+        while !self.cache.is_closed() {
             tokio::select! {
                 () = &mut pause => return,
-                () = self.desk.worked() => {}
+                () = self.cache.worked() => {}
             }
         }
     }

@@ -1,6 +1,5 @@
 //! The keys of schemas: `encode` and `schema_id` of `[pipelines.NAME.format]`, and its tables `registry` and `schemas`.
 
-use super::desk::SubjectDesk;
 use super::encoder::Encoding;
 use super::framing::IdPlace;
 use super::registry::{Registry, RegistryLogin, RegistrySettings, SchemaKind};
@@ -8,10 +7,12 @@ use super::registry_check;
 use super::registry_worker::{FileSchema, RegistryWorker, SchemaSource};
 use super::schema_step::{SchemaStep, SchemaStepSettings};
 use super::subject::SubjectRule;
+use super::subject_cache::SubjectCache;
 use crate::https;
 use crate::step::Step;
 use postrider_core::finding::Finding;
 use postrider_core::secret_file::SecretFile;
+use postrider_core::units::ShowDuration;
 use postrider_sinks::tls::TlsFiles;
 use postrider_sinks::{Keys, Mailbox, Shown, ShownValue, SinkConfig, SinkError, worker_thread};
 use std::ops::RangeInclusive;
@@ -135,6 +136,10 @@ impl SchemaConfig {
     pub(crate) fn values(&self) -> Vec<Shown> {
         let row = |table, key: &str, value| Shown { table, key: key.to_owned(), value };
         let text = |key: &str, value: &str| row(REGISTRY, key, ShownValue::Text(value.to_owned()));
+        // Without the table the keys are not read.
+        let shown = |time: Duration, default| {
+            ShowDuration(if time.is_zero() { default } else { time }).to_string()
+        };
         let registry = &self.registry;
         let rule = registry.rule.as_ref().map_or(SubjectRule::DEFAULT, SubjectRule::text);
         let place = if self.prefix { "prefix" } else { "header" };
@@ -147,8 +152,8 @@ impl SchemaConfig {
             text("username", &registry.username),
             text("ca_file", &registry.ca),
             text("cert_file", &registry.cert),
-            text("timeout", &shown_duration(registry.timeout, TIMEOUT)),
-            text("refresh", &shown_duration(registry.refresh, REFRESH)),
+            text("timeout", &shown(registry.timeout, TIMEOUT)),
+            text("refresh", &shown(registry.refresh, REFRESH)),
         ];
         // A file that is not given has no default that could be shown.
         let secrets = [
@@ -193,14 +198,14 @@ impl SchemaConfig {
         } else {
             IdPlace::Header { binary: self.binary_headers }
         };
-        let desk = Arc::new(SubjectDesk::default());
+        let cache = Arc::new(SubjectCache::default());
         let source = SchemaSource {
             files: self.files.iter().map(|file| file.of(self.encoding)).collect(),
             register: self.registry.register,
             encoding: self.encoding,
         };
         let settings = self.registry.settings();
-        let (of_worker, posts) = (Arc::clone(&desk), mailbox.clone());
+        let (of_worker, posts) = (Arc::clone(&cache), mailbox.clone());
         worker_thread::start("schemas", mailbox.clone(), move || {
             RegistryWorker::new(of_worker, Registry::new(settings), source, posts).run()
         })?;
@@ -211,7 +216,7 @@ impl SchemaConfig {
             refresh: self.registry.refresh,
             pinned: self.files.iter().map(|file| file.subject.clone()).collect(),
         };
-        Ok(Some(Box::new(SchemaStep::new(settings, desk))))
+        Ok(Some(Box::new(SchemaStep::new(settings, cache))))
     }
 }
 
@@ -322,18 +327,4 @@ fn read_files(table: &dyn Keys) -> Vec<SchemaFile> {
         files.push(SchemaFile { subject: entry.name, file: entry.value, text });
     }
     files
-}
-
-/// A duration as the file has it. `default`: where the keys were not read.
-fn shown_duration(duration: Duration, default: Duration) -> String {
-    let duration = if duration.is_zero() { default } else { duration };
-    let (milliseconds, seconds) = (duration.as_millis(), duration.as_secs());
-    if milliseconds % 1000 != 0 {
-        return format!("{milliseconds}ms");
-    }
-    match seconds {
-        _ if seconds % 3600 == 0 => format!("{}h", seconds / 3600),
-        _ if seconds % 60 == 0 => format!("{}m", seconds / 60),
-        _ => format!("{seconds}s"),
-    }
 }

@@ -1,10 +1,10 @@
 //! The step that gives each record the id of its schema, and encodes it.
 
-use super::desk::{SubjectAnswer, SubjectDesk};
 use super::encoder::{Encoding, SubjectSchema};
 use super::framing::IdPlace;
 use super::misfit::Misfit;
 use super::subject::{SubjectRule, header_text};
+use super::subject_cache::{SubjectAnswer, SubjectCache};
 use crate::draft::Draft;
 use crate::step::{NotReady, Step, is_dead_letter};
 use crate::words;
@@ -34,7 +34,7 @@ pub(super) struct SchemaStepSettings {
 /// The step.
 pub(super) struct SchemaStep {
     settings: SchemaStepSettings,
-    desk: Arc<SubjectDesk>,
+    cache: Arc<SubjectCache>,
     header: Option<Arc<str>>,
     /// Used again for each record.
     subject: String,
@@ -43,21 +43,21 @@ pub(super) struct SchemaStep {
 }
 
 impl SchemaStep {
-    pub(super) fn new(settings: SchemaStepSettings, desk: Arc<SubjectDesk>) -> Self {
+    pub(super) fn new(settings: SchemaStepSettings, cache: Arc<SubjectCache>) -> Self {
         let header = settings.place.header().map(Arc::from);
         let (subject, encoded, frame) = (String::new(), Vec::new(), Vec::new());
-        Self { settings, desk, header, subject, encoded, frame }
+        Self { settings, cache, header, subject, encoded, frame }
     }
 
     /// Asks for the subject; the record waits.
     fn wait(&self) -> NotReady {
-        self.desk.want(&self.subject, true);
+        self.cache.want(&self.subject, true);
         NotReady::Waits
     }
 
     /// The answer about the subject that counts for this record.
     fn answer(&self, since: Option<Instant>, now: Instant) -> Result<SubjectAnswer, NotReady> {
-        let Some(answer) = self.desk.known(&self.subject) else { return Err(self.wait()) };
+        let Some(answer) = self.cache.known(&self.subject) else { return Err(self.wait()) };
         let age = now.saturating_duration_since(answer.at);
         let is_before = since.is_some_and(|since| answer.at < since);
         if answer.schema.is_err() && (is_before || age >= ASKED_AGAIN) {
@@ -65,7 +65,7 @@ impl SchemaStep {
         }
         if answer.schema.is_ok() && age >= self.settings.refresh && !self.is_pinned() {
             // The schema that is known is as valid as a newer one: no record waits for that.
-            self.desk.want(&self.subject, false);
+            self.cache.want(&self.subject, false);
         }
         Ok(answer)
     }
@@ -146,13 +146,13 @@ impl Step for SchemaStep {
     }
 
     fn reset(&mut self) {
-        self.desk.reset();
+        self.cache.reset();
     }
 }
 
 impl Drop for SchemaStep {
     fn drop(&mut self) {
-        self.desk.close();
+        self.cache.close();
     }
 }
 

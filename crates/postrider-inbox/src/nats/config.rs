@@ -2,6 +2,7 @@
 
 use crate::message::SOURCE_BYTES_MAX;
 use postrider_core::sink::{Keys, Shown};
+use postrider_core::units::ShowDuration;
 use postrider_sinks::nats::{ConsumerWanted, NatsConfig, NatsStart};
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -66,14 +67,7 @@ impl NatsSourceConfig {
         rows.push(text("consumer", &consumer.name));
         rows.push(text("subjects", &consumer.subjects.join(", ")));
         rows.push(text("start", consumer.start.name()));
-        rows.push(text("ack_wait", &shown_duration(consumer.ack_wait)));
+        rows.push(text("ack_wait", &ShowDuration(consumer.ack_wait).to_string()));
         rows
-    }
-}
-
-fn shown_duration(duration: Duration) -> String {
-    match duration.as_millis() {
-        millis if millis % 1_000 != 0 => format!("{millis}ms"),
-        _ => format!("{}s", duration.as_secs()),
     }
 }

@@ -4,6 +4,7 @@ use super::scheme::{Encoding, Scheme};
 use super::secrets::Secrets;
 use postrider_core::secret_file::SecretFile;
 use postrider_core::sink::{Keys, Shown, ShownValue};
+use postrider_core::units::ShowSize;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -105,7 +106,7 @@ impl WebhookConfig {
         rows.push(Shown::text("tolerance", &format!("{}s", self.tolerance.as_secs())));
         let file = self.secret_file.path().display().to_string();
         rows.push(Shown::text("secret_file", &file));
-        rows.push(Shown::text("body_max", &shown_bytes(self.body_max)));
+        rows.push(Shown::text("body_max", &ShowSize(self.body_max as u64).to_string()));
         rows.push(number("connections_max", self.connections_max));
         rows
     }
@@ -173,16 +174,6 @@ fn read_secrets(keys: &dyn Keys, scheme: &Scheme, name: &str) -> SecretFile {
 fn is_path(path: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'?' | b'#');
     path.starts_with('/') && path.len() <= TEXT_BYTES_MAX && path.bytes().all(is_plain)
-}
-
-/// A size with the largest unit that has no fraction.
-fn shown_bytes(bytes: usize) -> String {
-    for (unit, size) in [("MiB", 1 << 20), ("KiB", 1 << 10)] {
-        if bytes > 0 && bytes.is_multiple_of(size) {
-            return format!("{}{unit}", bytes / size);
-        }
-    }
-    format!("{bytes}B")
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use postrider_core::sink::{
     Capabilities, CloudEventsBinding, Keys, Mailbox, NameRule, Needs, Order, RecordHeaders, Shown,
     ShownValue, Sink, SinkConfig, SinkError,
 };
+use postrider_core::units::{ShowDuration, ShowSize};
 use std::any::Any;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -348,10 +349,10 @@ impl SinkConfig for HttpConfig {
             text("id_prefix", &self.id_prefix),
             number("concurrency", limits.concurrency),
             number("batch", limits.batch),
-            text("batch_bytes", &shown_bytes(limits.batch_bytes)),
-            text("timeout", &shown_duration(limits.timeout)),
-            text("connect_timeout", &shown_duration(limits.connect_timeout)),
-            text("retry_after_max", &shown_duration(limits.retry_after_max)),
+            text("batch_bytes", &ShowSize(limits.batch_bytes as u64).to_string()),
+            text("timeout", &ShowDuration(limits.timeout).to_string()),
+            text("connect_timeout", &ShowDuration(limits.connect_timeout).to_string()),
+            text("retry_after_max", &ShowDuration(limits.retry_after_max).to_string()),
             text("version", self.version.name()),
             text("secret_file", &file(&files.secrets)),
             text("token_file", &file(&files.token)),
@@ -435,25 +436,6 @@ impl SinkConfig for HttpConfig {
     }
 }
 
-/// A size as the configuration has it.
-fn shown_bytes(bytes: usize) -> String {
-    match bytes {
-        _ if bytes.is_multiple_of(1 << 20) => format!("{}MiB", bytes >> 20),
-        _ if bytes.is_multiple_of(1 << 10) => format!("{}KiB", bytes >> 10),
-        _ => format!("{bytes}B"),
-    }
-}
-
-/// A duration as the configuration has it.
-fn shown_duration(duration: Duration) -> String {
-    let millis = duration.as_millis();
-    match millis {
-        _ if millis.is_multiple_of(60_000) => format!("{}m", millis / 60_000),
-        _ if millis.is_multiple_of(1_000) => format!("{}s", millis / 1_000),
-        _ => format!("{millis}ms"),
-    }
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
@@ -492,11 +474,11 @@ pub(super) mod tests {
 
     #[test]
     fn durations_and_sizes_are_shown_with_their_units() {
-        assert_eq!(shown_duration(Duration::from_millis(1_500)), "1500ms");
-        assert_eq!(shown_duration(TIMEOUT), "30s");
-        assert_eq!(shown_duration(RETRY_AFTER_MAX), "10m");
+        assert_eq!(ShowDuration(Duration::from_millis(1_500)).to_string(), "1500ms");
+        assert_eq!(ShowDuration(TIMEOUT).to_string(), "30s");
+        assert_eq!(ShowDuration(RETRY_AFTER_MAX).to_string(), "10m");
         assert_eq!(
-            (shown_bytes(1 << 20), shown_bytes(1_024), shown_bytes(7)),
+            (ShowSize(1 << 20).to_string(), ShowSize(1_024).to_string(), ShowSize(7).to_string()),
             ("1MiB".to_owned(), "1KiB".to_owned(), "7B".to_owned())
         );
     }

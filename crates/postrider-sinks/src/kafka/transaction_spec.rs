@@ -2,6 +2,7 @@
 
 use crate::topic::is_topic_name;
 use postrider_core::sink::{Keys, Shown, ShownValue, SinkError, TransactionLimits};
+use postrider_core::units::{ShowDuration, ShowSize};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -130,10 +131,10 @@ impl TransactionKeys {
         let text = |key: &str, value: &str| Shown { table: TABLE, ..Shown::text(key, value) };
         let events = ShownValue::Number(self.limits.records_max as u64);
         vec![
-            text("commit_interval", &shown_duration(self.limits.interval)),
+            text("commit_interval", &ShowDuration(self.limits.interval).to_string()),
             Shown { table: TABLE, key: "events_max".to_owned(), value: events },
-            text("bytes_max", &shown_bytes(self.limits.bytes_max)),
-            text("timeout", &shown_duration(self.timeout)),
+            text("bytes_max", &ShowSize(self.limits.bytes_max).to_string()),
+            text("timeout", &ShowDuration(self.timeout).to_string()),
             text("progress_topic", &self.progress_topic),
             text("id", &self.id),
         ]
@@ -177,25 +178,6 @@ impl TransactionKeys {
             );
         }
         errors
-    }
-}
-
-/// A duration as the configuration has it.
-fn shown_duration(duration: Duration) -> String {
-    let millis = duration.as_millis();
-    if millis.is_multiple_of(1_000) {
-        format!("{}s", millis / 1_000)
-    } else {
-        format!("{millis}ms")
-    }
-}
-
-/// A size as the configuration has it.
-fn shown_bytes(bytes: u64) -> String {
-    match bytes {
-        _ if bytes.is_multiple_of(1 << 20) => format!("{}MiB", bytes >> 20),
-        _ if bytes.is_multiple_of(1 << 10) => format!("{}KiB", bytes >> 10),
-        _ => format!("{bytes}B"),
     }
 }
 

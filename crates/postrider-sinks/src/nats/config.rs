@@ -14,6 +14,7 @@ use postrider_core::sink::{
     Capabilities, CloudEventsBinding, GENERAL_HINT, Keys, Mailbox, NameRule, Needs, Order, Purpose,
     RecordHeaders, Retention, Shown, ShownValue, Sink, SinkConfig, SinkError,
 };
+use postrider_core::units::ShowDuration;
 use std::any::Any;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -316,7 +317,7 @@ impl SinkConfig for NatsConfig {
             text("cert_file", &self.files.certificate),
             text("key_file", &self.files.key),
             text("inbox_prefix", &self.inbox_prefix),
-            text("ack_timeout", &shown_duration(self.ack_timeout)),
+            text("ack_timeout", &ShowDuration(self.ack_timeout).to_string()),
         ];
         if let Some(create) = &self.create {
             let inner = |shown: Shown| Shown { table: "nats.create", ..shown };
@@ -327,8 +328,8 @@ impl SinkConfig for NatsConfig {
                 value: ShownValue::Number(create.replicas.into()),
             }));
             rows.push(inner(Shown::text("storage", create.storage)));
-            rows.push(inner(Shown::text("max_age", &shown_duration(create.max_age))));
-            let window = shown_duration(create.duplicate_window);
+            rows.push(inner(Shown::text("max_age", &ShowDuration(create.max_age).to_string())));
+            let window = ShowDuration(create.duplicate_window).to_string();
             rows.push(inner(Shown::text("duplicate_window", &window)));
         } else {
             let value = ShownValue::Boolean(false);
@@ -429,13 +430,5 @@ impl SinkConfig for NatsConfig {
             "topic_missing" => Some(format!("nats stream edit {stream}")),
             _ => None,
         }
-    }
-}
-
-/// A duration as the configuration has it.
-fn shown_duration(duration: Duration) -> String {
-    match duration.as_millis() {
-        millis if millis % 1_000 != 0 => format!("{millis}ms"),
-        _ => format!("{}s", duration.as_secs()),
     }
 }

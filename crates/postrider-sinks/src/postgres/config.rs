@@ -12,6 +12,7 @@ use postrider_core::sink::{
     Capabilities, GENERAL_HINT, Keys, Mailbox, NameRule, Needs, Order, RecordHeaders, Shown,
     ShownValue, Sink, SinkConfig, SinkError, TransactionLimits,
 };
+use postrider_core::units::ShowSize;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -194,7 +195,7 @@ impl SinkConfig for PostgresConfig {
             text("password_file", &self.shown_file),
             text("commit_interval", &format!("{interval}ms")),
             number(NAME, "events_max", self.limits.records_max as u64),
-            text("bytes_max", &shown_bytes(self.limits.bytes_max)),
+            text("bytes_max", &ShowSize(self.limits.bytes_max).to_string()),
         ];
         if let Some(create) = &self.create {
             let table = "postgres.create";
@@ -279,14 +280,5 @@ impl SinkConfig for PostgresConfig {
     fn command(&self, code: &str, log: &str, _size: usize) -> Option<String> {
         let conninfo = self.database.as_ref()?.as_ref().ok()?;
         (code == "topic_missing").then(|| preflight::create_log(conninfo, log))
-    }
-}
-
-/// A size as the configuration has it.
-fn shown_bytes(bytes: u64) -> String {
-    match bytes {
-        _ if bytes.is_multiple_of(1 << 20) => format!("{}MiB", bytes >> 20),
-        _ if bytes.is_multiple_of(1 << 10) => format!("{}KiB", bytes >> 10),
-        _ => format!("{bytes}B"),
     }
 }

@@ -17,6 +17,7 @@ use postrider_core::sink::{
     Capabilities, CloudEventsBinding, GENERAL_HINT, Keys, Mailbox, NameRule, Needs, Order, Purpose,
     RecordHeaders, Shown, ShownValue, Sink, SinkConfig, SinkError,
 };
+use postrider_core::units::ShowSize;
 use std::any::Any;
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -384,7 +385,7 @@ impl SinkConfig for RabbitConfig {
             text("key_file", &keys.key_file),
             text("exchange", &self.rules.exchange),
             text("content_type", &self.rules.content_type),
-            text("message_bytes_max", &shown_bytes(bytes)),
+            text("message_bytes_max", &ShowSize(bytes).to_string()),
             Shown { table: NAME, key: "window".to_owned(), value: number },
             text("heartbeat", &format!("{}s", self.heartbeat.as_secs())),
             text("lock_queue", &keys.lock_queue),
@@ -519,15 +520,6 @@ impl RabbitConfig {
             }
             Some(Err(_)) | None => false,
         }
-    }
-}
-
-/// A size as the configuration has it.
-fn shown_bytes(bytes: u64) -> String {
-    match bytes {
-        _ if bytes.is_multiple_of(1 << 20) => format!("{}MiB", bytes >> 20),
-        _ if bytes.is_multiple_of(1 << 10) => format!("{}KiB", bytes >> 10),
-        _ => format!("{bytes}B"),
     }
 }
 

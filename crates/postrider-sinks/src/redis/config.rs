@@ -15,6 +15,7 @@ use postrider_core::sink::{
     Capabilities, GENERAL_HINT, Keys, Mailbox, NameRule, Needs, Order, Purpose, Shown, ShownValue,
     Sink, SinkConfig, SinkError, TransactionLimits,
 };
+use postrider_core::units::{ShowDuration, ShowSize};
 use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -345,15 +346,15 @@ impl SinkConfig for RedisConfig {
             text("password_file", &self.login.shown_file),
             text("missing_streams", if storing.creates { MISSING[0] } else { MISSING[1] }),
             number("trim_length", length.into()),
-            text("trim_age", &shown_duration(age)),
+            text("trim_age", &ShowDuration(age).to_string()),
             number("replicas", storing.replicas.into()),
-            text("replica_timeout", &shown_duration(storing.replica_timeout)),
-            text("event_bytes_max", &shown_bytes(self.event_bytes_max)),
-            text("timeout", &shown_duration(self.timeout)),
+            text("replica_timeout", &ShowDuration(storing.replica_timeout).to_string()),
+            text("event_bytes_max", &ShowSize(self.event_bytes_max).to_string()),
+            text("timeout", &ShowDuration(self.timeout).to_string()),
             text("state_key", &self.state_key),
-            text("commit_interval", &shown_duration(self.delivery.limits.interval)),
+            text("commit_interval", &ShowDuration(self.delivery.limits.interval).to_string()),
             number("events_max", self.delivery.limits.records_max as u64),
-            text("bytes_max", &shown_bytes(self.delivery.limits.bytes_max)),
+            text("bytes_max", &ShowSize(self.delivery.limits.bytes_max).to_string()),
         ];
         match &self.rest.tls {
             None => {
@@ -454,25 +455,6 @@ impl SinkConfig for RedisConfig {
 
     fn command(&self, code: &str, stream: &str, _size: usize) -> Option<String> {
         (code == "topic_missing").then(|| looks::create_command(stream))
-    }
-}
-
-/// A duration as the configuration has it.
-fn shown_duration(duration: Duration) -> String {
-    let millis = duration.as_millis();
-    if millis.is_multiple_of(1_000) {
-        format!("{}s", millis / 1_000)
-    } else {
-        format!("{millis}ms")
-    }
-}
-
-/// A size as the configuration has it.
-fn shown_bytes(bytes: u64) -> String {
-    match bytes {
-        _ if bytes.is_multiple_of(1 << 20) => format!("{}MiB", bytes >> 20),
-        _ if bytes.is_multiple_of(1 << 10) => format!("{}KiB", bytes >> 10),
-        _ => format!("{bytes}B"),
     }
 }
 

@@ -102,6 +102,17 @@ async fn a_schema_is_registered_and_looked_up_with_its_type() {
     assert!(canned.seen()[2].ends_with(r#"{"schema":"\"int\""}"#), "{}", canned.seen()[2]);
 }
 
+/// Another node, which has not read it yet.
+#[tokio::test]
+async fn a_schema_that_was_registered_and_is_not_found_is_waited_for() {
+    let canned = Canned::new(&[
+        ("POST /path/subjects/s/versions ", 200, r#"{"id": 5}"#),
+        ("POST /path/subjects/s ", 404, r#"{"error_code": 40403, "message": "Schema not found"}"#),
+    ]);
+    let problem = canned.registry().register("s", SchemaKind::Avro, "\"int\"").await.unwrap_err();
+    assert!(matches!(problem, RegistryProblem::Away { .. }), "{problem:?}");
+}
+
 /// Which answers are about the subject, and which about the registry.
 #[tokio::test]
 async fn answers_are_judged_by_status_and_code() {
@@ -112,6 +123,9 @@ async fn answers_are_judged_by_status_and_code() {
         (422, r#"{"error_code": 42201, "message": "no schema"}"#, true),
         (422, r#"{"error_code": 42205, "message": "Subject s is in read-only mode"}"#, false),
         (404, "<html>", false),
+        // A path that the program does not have: `url` is wrong.
+        (404, r#"{"error_code": 404, "message": "HTTP 404 Not Found"}"#, false),
+        (400, r#"{"error_code": 400, "message": "HTTP 400 Bad Request"}"#, false),
         (401, r#"{"error_code": 401, "message": "Unauthorized"}"#, false),
         (403, r#"{"error_code": 40301, "message": "Denied"}"#, false),
         (429, r#"{"error_code": 42901, "message": "slow down"}"#, false),

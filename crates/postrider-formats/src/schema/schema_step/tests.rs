@@ -1,7 +1,7 @@
 use super::*;
-use crate::schema::desk::SubjectAnswer;
 use crate::schema::framing::SchemaId;
 use crate::schema::registry::{RegisteredSchema, SchemaKind};
+use crate::schema::subject_cache::SubjectAnswer;
 use crate::step::DEAD_LETTER;
 use postrider_core::record::{Header, OwnedRecord};
 
@@ -10,7 +10,7 @@ const SCHEMA: &str =
 
 struct Bench {
     step: SchemaStep,
-    desk: Arc<SubjectDesk>,
+    cache: Arc<SubjectCache>,
     draft: Draft,
 }
 
@@ -23,8 +23,8 @@ impl Bench {
             refresh: Duration::from_mins(1),
             pinned: pinned.iter().map(|&subject| subject.to_owned()).collect(),
         };
-        let desk = Arc::new(SubjectDesk::default());
-        Self { step: SchemaStep::new(settings, Arc::clone(&desk)), desk, draft: Draft::default() }
+        let cache = Arc::new(SubjectCache::default());
+        Self { step: SchemaStep::new(settings, Arc::clone(&cache)), cache, draft: Draft::default() }
     }
 
     /// The record behind the step, or why there is none.
@@ -58,15 +58,15 @@ impl Bench {
             let registered = RegisteredSchema { id, kind: SchemaKind::Avro, text, references };
             Arc::new(SubjectSchema::compile(registered, Encoding::Avro).unwrap())
         });
-        self.desk.want("R", false);
-        self.desk.next();
+        self.cache.want("R", false);
+        self.cache.next();
         let at = Instant::now().checked_sub(ago).unwrap();
-        self.desk.answered("R", SubjectAnswer { at, schema });
+        self.cache.answered("R", SubjectAnswer { at, schema });
     }
 
     /// The subjects that were asked for.
     fn wanted(&self) -> usize {
-        std::iter::from_fn(|| self.desk.next()).count()
+        std::iter::from_fn(|| self.cache.next()).count()
     }
 }
 
@@ -80,7 +80,7 @@ fn a_record_waits_until_its_schema_is_known_and_is_encoded_then() {
     assert_eq!(bench.apply(Some("{\"n\": 1}"), None), Err(NotReady::Waits));
     assert_eq!(bench.apply(Some("{\"n\": 1}"), None), Err(NotReady::Waits));
     assert_eq!(bench.wanted(), 1);
-    assert!(bench.desk.is_awaited());
+    assert!(bench.cache.is_awaited());
     bench.answered(Ok(SCHEMA), JUST_NOW);
     let record = bench.apply(Some("{\"n\": 1}"), None).unwrap();
     assert_eq!(record.value.as_deref(), Some(&[2][..]));
@@ -117,6 +117,21 @@ fn tombstones_and_dead_letters_pass_as_they_are() {
         bench.apply_with(Some("{}"), &[Header { name: "type", value: Some(b"R") }, dead[0]], None),
         Err(NotReady::Waits)
     );
+}
+
+/// The subject was deleted, or its newest version can't be used.
+#[test]
+fn a_schema_that_is_known_is_used_whatever_becomes_of_its_subject() {
+    let mut bench = Bench::new(HEADER, &[]);
+    bench.answered(Ok(SCHEMA), LONG_AGO);
+    bench.answered(Err("no such subject"), JUST_NOW);
+    let record = bench.apply(Some("{\"n\": 1}"), None).unwrap();
+    assert_eq!(record.value.as_deref(), Some(&[2][..]));
+    // Without one the answer counts.
+    let mut bench = Bench::new(HEADER, &[]);
+    bench.answered(Err("no such subject"), JUST_NOW);
+    let refused = NotReady::Refused(Refusal::content("no such subject"));
+    assert_eq!(bench.apply(Some("{\"n\": 1}"), None), Err(refused));
 }
 
 #[test]
@@ -160,9 +175,9 @@ fn an_old_schema_is_used_while_a_newer_one_is_asked_for() {
     assert!(bench.apply(Some("{\"n\": 1}"), None).is_ok());
     assert!(bench.apply(Some("{\"n\": 1}"), Some(Instant::now())).is_ok());
     assert_eq!(bench.wanted(), 1);
-    assert!(!bench.desk.is_awaited());
+    assert!(!bench.cache.is_awaited());
     bench.step.reset();
-    assert!(!bench.desk.is_closed());
+    assert!(!bench.cache.is_closed());
     drop(bench.step);
-    assert!(bench.desk.is_closed());
+    assert!(bench.cache.is_closed());
 }

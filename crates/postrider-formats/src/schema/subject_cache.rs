@@ -18,15 +18,24 @@ pub(super) struct SubjectAnswer {
     pub(super) schema: Result<Arc<SubjectSchema>, &'static str>,
 }
 
+/// What became of an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Answered {
+    /// A record waited for it.
+    pub(super) is_awaited: bool,
+    /// The schema that is known is kept, and the answer has this in its place.
+    pub(super) kept: Option<&'static str>,
+}
+
 /// The shared state.
 #[derive(Default)]
-pub(super) struct SubjectDesk {
-    state: Mutex<DeskState>,
+pub(super) struct SubjectCache {
+    state: Mutex<CacheState>,
     work: Notify,
 }
 
 #[derive(Default)]
-struct DeskState {
+struct CacheState {
     subjects: HashMap<Box<str>, SubjectEntry>,
     /// Subjects to ask for, each once.
     wanted: VecDeque<Box<str>>,
@@ -42,8 +51,8 @@ struct SubjectEntry {
     is_awaited: bool,
 }
 
-impl SubjectDesk {
-    fn state(&self) -> MutexGuard<'_, DeskState> {
+impl SubjectCache {
+    fn state(&self) -> MutexGuard<'_, CacheState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -113,15 +122,16 @@ impl SubjectDesk {
         self.state().wanted.push_back(subject);
     }
 
-    /// The answer about a subject. Returns whether a record waited for it.
-    pub(super) fn answered(&self, subject: &str, answer: SubjectAnswer) -> bool {
+    /// The answer about a subject. A schema that is known still encodes what fits it, whatever has become of the subject
+    /// since: it is kept if the answer has none.
+    pub(super) fn answered(&self, subject: &str, answer: SubjectAnswer) -> Answered {
         let mut state = self.state();
-        let Some(entry) = state.subjects.get_mut(subject) else { return false };
-        // A schema that is known still encodes what fits it, whatever has become of the subject since.
+        let Some(entry) = state.subjects.get_mut(subject) else { return Answered::default() };
         let known = entry.answer.take().and_then(|before| before.schema.ok());
+        let kept = answer.schema.as_ref().err().copied().filter(|_| known.is_some());
         let schema = answer.schema.or_else(|words| known.ok_or(words));
         entry.answer = Some(SubjectAnswer { at: answer.at, schema });
         entry.is_asked = false;
-        std::mem::take(&mut entry.is_awaited)
+        Answered { is_awaited: std::mem::take(&mut entry.is_awaited), kept }
     }
 }
