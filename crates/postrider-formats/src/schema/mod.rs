@@ -2,8 +2,8 @@
 //! JSON Schema. The schemas are those of a registry with Confluent's interface.
 //!
 //! The [step](schema_step) runs on the pipeline's thread and never waits. What it does not know it asks of a
-//! [thread](registry_worker) by a [cache](subject_cache). A schema that is known is used for ever, or until a newer version of
-//! its subject is there, whether the registry answers or not.
+//! [thread](registry_worker) by a [cache](subject_cache). A schema that is known is used for ever, or until a newer
+//! version of its subject is there, whether the registry answers or not.
 
 mod avro;
 mod decimal;

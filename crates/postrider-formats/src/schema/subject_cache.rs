@@ -122,8 +122,8 @@ impl SubjectCache {
         self.state().wanted.push_back(subject);
     }
 
-    /// The answer about a subject. A schema that is known still encodes what fits it, whatever has become of the subject
-    /// since: it is kept if the answer has none.
+    /// The answer about a subject. A schema that is known still encodes what fits it, whatever has become of the
+    /// subject since: it is kept if the answer has none.
     pub(super) fn answered(&self, subject: &str, answer: SubjectAnswer) -> Answered {
         let mut state = self.state();
         let Some(entry) = state.subjects.get_mut(subject) else { return Answered::default() };
