@@ -6,7 +6,8 @@
 //! Redirects are not followed. Errors have no header, no body and no part of a URL but its host's addresses.
 
 use bytes::Bytes;
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
 use hyper::header::{HeaderMap, HeaderValue, USER_AGENT};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper::{Method, Request, StatusCode, Uri};
@@ -15,12 +16,10 @@ use hyper_util::client::legacy::{Client, Error as ClientError};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use postrider_core::error::Chain;
 use postrider_sinks::tls::{self, TlsFiles, TlsFilesError};
-use std::convert::Infallible;
 use std::error::Error;
-use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -41,7 +40,7 @@ const AGENT: HeaderValue =
 
 /// Sends requests. Clones share its connections. Used within a tokio runtime.
 #[derive(Clone, Debug)]
-pub(crate) struct HttpsClient(Client<HttpsConnector, RequestBody>);
+pub(crate) struct HttpsClient(Client<HttpsConnector, Full<Bytes>>);
 
 /// A request.
 #[derive(Clone)]
@@ -72,7 +71,7 @@ impl std::fmt::Debug for HttpsRequest {
 pub(crate) struct HttpsAnswer {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
-    pub(crate) body: Vec<u8>,
+    pub(crate) body: Bytes,
 }
 
 /// Why there is no answer. The server may have performed the request, except after [`HttpsError::Connect`].
@@ -167,7 +166,7 @@ impl HttpsClient {
 
     async fn send_slowly(&self, request: HttpsRequest) -> Result<HttpsAnswer, HttpsError> {
         let max = request.answer_bytes_max;
-        let mut outgoing = Request::new(RequestBody::new(request.body));
+        let mut outgoing = Request::new(Full::new(request.body));
         *outgoing.method_mut() = request.method;
         *outgoing.uri_mut() = request.url;
         *outgoing.headers_mut() = request.headers;
@@ -192,47 +191,11 @@ fn of_client(error: &ClientError) -> HttpsError {
 }
 
 /// Reads the body of an answer. The rest of a larger one is not read, and its connection not used again.
-async fn read_body(body: Incoming, max: usize) -> Result<Vec<u8>, HttpsError> {
-    let (mut body, mut bytes) = (pin!(body), Vec::new());
-    while let Some(frame) = poll_fn(|context| body.as_mut().poll_frame(context)).await {
-        let frame = frame.map_err(|error| HttpsError::Lost(Chain(&error).to_string()))?;
-        // Trailers are of no use.
-        let Ok(data) = frame.into_data() else { continue };
-        if bytes.len().saturating_add(data.len()) > max {
-            return Err(HttpsError::TooLarge { max });
-        }
-        bytes.extend_from_slice(&data);
-    }
-    Ok(bytes)
-}
-
-/// The body of a request, sent as one frame.
-#[derive(Debug)]
-struct RequestBody(Option<Bytes>);
-
-impl RequestBody {
-    fn new(bytes: Bytes) -> Self {
-        Self(Some(bytes).filter(|bytes| !bytes.is_empty()))
-    }
-}
-
-impl Body for RequestBody {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        _context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Poll::Ready(self.get_mut().0.take().map(|bytes| Ok(Frame::data(bytes))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.0.is_none()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.0.as_ref().map_or(0, |bytes| bytes.len() as u64))
+async fn read_body(body: Incoming, max: usize) -> Result<Bytes, HttpsError> {
+    match Limited::new(body, max).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(HttpsError::TooLarge { max }),
+        Err(error) => Err(HttpsError::Lost(Chain(&*error).to_string())),
     }
 }
 

@@ -116,7 +116,7 @@ impl Storage {
     ///
     /// # Errors
     /// The store does not say them; with the code `NoSuchLifecycleConfiguration` there are none.
-    pub(super) async fn lifecycle(&self) -> Result<Vec<u8>, StorageProblem> {
+    pub(super) async fn lifecycle(&self) -> Result<Bytes, StorageProblem> {
         let call = Call::without_body(Method::GET, "", "lifecycle=");
         Ok(self.call(call).await?.body)
     }

@@ -1,12 +1,13 @@
 //! The login of requests: a bearer token, basic authentication, or OAuth2 client credentials. Files are read again
 //! every few seconds, and at once after a 401.
 
-use super::client::{BODY_BYTES_MAX, HttpClient, Payload, read_body};
+use super::client::{BODY_BYTES_MAX, HttpClient, read_body};
 use super::sign::Reread;
 use super::spec::{HttpLogin, OAuth};
 use super::target;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use http_body_util::Full;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use postrider_core::error::Chain;
@@ -137,7 +138,7 @@ async fn request_token(client: &HttpClient, oauth: &OAuth) -> Result<Token, Stri
         .header(AUTHORIZATION, login)
         .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
         .header("accept", "application/json")
-        .body(Payload::new(body.into()))
+        .body(Full::new(body.into()))
         .map_err(|error| format!("the token endpoint's URL: {error}"))?;
     let answer = client.request(request).await;
     let answer = answer.map_err(|error| format!("the token endpoint: {}", Chain(&error)))?;

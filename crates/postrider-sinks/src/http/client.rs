@@ -3,14 +3,11 @@
 use super::connect::{ConnectError, Connector};
 use super::spec::{HttpSpec, HttpVersion};
 use bytes::Bytes;
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
 use hyper_util::client::legacy::{Client, Error as ClientError};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use std::convert::Infallible;
 use std::error::Error;
-use std::future::poll_fn;
-use std::pin::{Pin, pin};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 /// Bytes of an answer's body that are read, so that its connection can be used again. More closes the connection.
@@ -23,36 +20,7 @@ const IDLE_MAX: Duration = Duration::from_secs(4);
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
-pub(super) type HttpClient = Client<Connector, Payload>;
-
-/// The body of a request.
-pub(super) struct Payload(Option<Bytes>);
-
-impl Payload {
-    pub(super) fn new(bytes: Bytes) -> Self {
-        Self(Some(bytes).filter(|bytes| !bytes.is_empty()))
-    }
-}
-
-impl Body for Payload {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        _context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Poll::Ready(self.get_mut().0.take().map(|bytes| Ok(Frame::data(bytes))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.0.is_none()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.0.as_ref().map_or(0, |bytes| bytes.len() as u64))
-    }
-}
+pub(super) type HttpClient = Client<Connector, Full<Bytes>>;
 
 /// A client of these connections.
 pub(super) fn client(connector: Connector, spec: &HttpSpec, version: HttpVersion) -> HttpClient {
@@ -81,15 +49,6 @@ pub(super) fn connect_error(error: &ClientError) -> Option<&ConnectError> {
 }
 
 /// The body, unless it is larger than `max` or breaks off. The rest of a larger one is not read.
-pub(super) async fn read_body(body: Incoming, max: usize) -> Option<Vec<u8>> {
-    let (mut body, mut bytes) = (pin!(body), Vec::new());
-    while let Some(frame) = poll_fn(|context| body.as_mut().poll_frame(context)).await {
-        // Trailers are of no use.
-        let Ok(data) = frame.ok()?.into_data() else { continue };
-        if bytes.len() + data.len() > max {
-            return None;
-        }
-        bytes.extend_from_slice(&data);
-    }
-    Some(bytes)
+pub(super) async fn read_body(body: Incoming, max: usize) -> Option<Bytes> {
+    Some(Limited::new(body, max).collect().await.ok()?.to_bytes())
 }

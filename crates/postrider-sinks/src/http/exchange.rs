@@ -2,13 +2,14 @@
 
 use super::answer::{HostState, Meaning, WebhookAnswer};
 use super::auth::Authorizer;
-use super::client::{BODY_BYTES_MAX, HttpClient, Payload, client, connect_error, read_body};
+use super::client::{BODY_BYTES_MAX, HttpClient, client, connect_error, read_body};
 use super::connect::Connector;
 use super::sign::{Reread, SigningKeys};
 use super::spec::{HttpSpec, HttpVersion};
 use super::target::{Target, TopicUse};
 use crate::fence::Fence;
 use bytes::Bytes;
+use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{
     ALLOW, AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, USER_AGENT,
@@ -142,8 +143,8 @@ impl Exchanger {
         &self,
         outgoing: &OutgoingRequest,
         login: Option<HeaderValue>,
-    ) -> Result<Request<Payload>, String> {
-        let mut request = Request::new(Payload::new(outgoing.body.clone()));
+    ) -> Result<Request<Full<Bytes>>, String> {
+        let mut request = Request::new(Full::new(outgoing.body.clone()));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = outgoing.target.uri.clone();
         let mut headers = outgoing.headers.clone();
@@ -211,7 +212,7 @@ impl Exchanger {
                 return Probe::Unreachable(WebhookAnswer::not_sent(reason, hint));
             }
         };
-        let mut request = Request::new(Payload::new(Bytes::new()));
+        let mut request = Request::new(Full::new(Bytes::new()));
         *request.method_mut() = Method::OPTIONS;
         *request.uri_mut() = target.uri.clone();
         request.headers_mut().insert(USER_AGENT, AGENT);
