@@ -133,6 +133,11 @@ impl Running {
         status(self.port, "published_total")
     }
 
+    /// The text of Postrider's `/metrics`; empty without an answer.
+    pub(crate) fn metrics(&self) -> String {
+        get(self.port, "/metrics")
+    }
+
     /// A clean end; Debezium, which takes seconds for it, is killed.
     pub(crate) fn end(mut self) {
         match self.kind {
@@ -257,13 +262,20 @@ fn run_setup(file: &Path) {
 
 /// A number from `/status`; 0 without an answer.
 fn status(port: u16, field: &str) -> usize {
-    let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { return 0 };
-    let mut answer = String::new();
-    let request = b"GET /status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-    if stream.write_all(request).and_then(|()| stream.read_to_string(&mut answer)).is_err() {
-        return 0;
-    }
+    let answer = get(port, "/status");
     let (_, after) = answer.split_once(&format!("\"{field}\":")).unwrap_or(("", "0"));
     let digits = after.trim_start().chars().take_while(char::is_ascii_digit);
     digits.collect::<String>().parse().unwrap_or(0)
+}
+
+/// An answer of the admin endpoint; empty without one.
+fn get(port: u16, path: &str) -> String {
+    let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { return String::new() };
+    let mut answer = String::new();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    let sent = stream.write_all(request.as_bytes());
+    if sent.and_then(|()| stream.read_to_string(&mut answer)).is_err() {
+        return String::new();
+    }
+    answer
 }

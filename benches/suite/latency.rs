@@ -49,6 +49,8 @@ pub(crate) struct Session {
     pub(crate) idle_mib: f64,
     /// The first event after the idle time, in milliseconds.
     pub(crate) after_idle: f64,
+    /// Postrider's `/metrics` at the end.
+    pub(crate) metrics: String,
 }
 
 pub(crate) struct Plan {
@@ -121,7 +123,7 @@ pub(crate) fn measure(
         parts.push(writer.rate(per_second, plan.seconds, &reader));
         assert!(!running.ended());
     }
-    let samples = watch.end();
+    let (samples, metrics) = (watch.end(), running.metrics());
     running.end();
     reader.end();
     let cores = |who, from: f64, until: f64| samples.cpu(who, from, until) / (until - from);
@@ -130,6 +132,7 @@ pub(crate) fn measure(
         idle_cores: cores(Who::Relay, idle_from, idle_until),
         idle_mib: samples.rss_mib(idle_from, idle_until),
         after_idle,
+        metrics,
     }
 }
 

@@ -14,6 +14,7 @@
 
 mod args;
 mod brokers;
+mod commits;
 #[path = "../../src/demo/consumers/mod.rs"]
 #[expect(unused_imports, reason = "its unit tests, which run with the crate")]
 mod consumers;
@@ -21,6 +22,7 @@ mod contender;
 mod crash;
 mod debezium;
 mod drain;
+mod exactly_once;
 mod latency;
 mod page;
 mod phases;

@@ -4,6 +4,7 @@ use crate::args::Args;
 use crate::contender::{Contender, Kind};
 use crate::debezium;
 use crate::drain::{self, Run};
+use crate::exactly_once;
 use crate::page::{Page, Table};
 use crate::plot;
 use crate::poll;
@@ -51,6 +52,9 @@ pub(crate) fn all(args: &Args, servers: &Servers, page: &mut Page) {
     }
     if args.does("sinks") && (!args.quick || args.is_partial()) {
         sinks::sinks(args, servers, page);
+    }
+    if args.does("exactly-once") && (!args.quick || args.is_partial()) {
+        exactly_once::exactly_once(args, servers, page);
     }
     if args.does("crash") && !args.quick {
         trials::crash(args, servers, page);

@@ -190,6 +190,7 @@ impl<'b> Place<'b> {
                     number,
                     aggregate,
                     appended: 0.0,
+                    came: 0.0,
                 });
                 Content { seen: seen.collect() }
             }
@@ -228,5 +229,10 @@ impl<'b> Place<'b> {
 }
 
 fn seen_in(message: &ConsumedMessage) -> Seen {
-    Seen { number: number(&message.value), aggregate: ascii(&message.key), appended: 0.0 }
+    Seen {
+        number: number(&message.value),
+        aggregate: ascii(&message.key),
+        appended: 0.0,
+        came: 0.0,
+    }
 }

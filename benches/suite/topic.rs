@@ -1,14 +1,22 @@
 //! Topics: created, counted while they fill, and read back to check that all records are there and in order.
 
+use crate::process;
 use crate::servers::{Servers, wait_for};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::{ClientConfig, Message, Offset, TopicPartitionList};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Deadline of a request to the broker.
 const REQUEST: Duration = Duration::from_secs(20);
+/// How long a reader waits for a record before it looks whether it is still wanted.
+const POLL: Duration = Duration::from_millis(50);
+/// After so long without a record there are no more.
+const SILENCE: Duration = Duration::from_secs(3);
 
 pub(crate) struct Topic {
     brokers: String,
@@ -24,6 +32,8 @@ pub(crate) struct Seen {
     pub(crate) aggregate: u32,
     /// Seconds since 1970, by the broker.
     pub(crate) appended: f64,
+    /// When a reader had it, in seconds since 1970; 0 where no reader waits for it.
+    pub(crate) came: f64,
 }
 
 /// All records of a topic.
@@ -98,14 +108,64 @@ impl Topic {
         let mut seen = Vec::with_capacity(expected);
         while seen.len() < expected {
             let message = consumer.poll(REQUEST).expect("a record").expect("a record");
-            let millis = message.timestamp().to_millis().unwrap_or(0) as f64;
-            seen.push(Seen {
-                number: number(message.payload().unwrap_or_default()),
-                aggregate: ascii(message.key().unwrap_or_default()),
-                appended: millis / 1e3,
-            });
+            seen.push(seen_in(&message, 0.0));
         }
         Content { seen }
+    }
+}
+
+/// The records that a consumer can see, read on a thread of their own while they come.
+pub(crate) struct Arrivals {
+    content: Arc<Mutex<Content>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Arrivals {
+    pub(crate) fn start(consumer: BaseConsumer) -> Self {
+        let (content, stop) = (Arc::<Mutex<Content>>::default(), Arc::<AtomicBool>::default());
+        let (to, end) = (Arc::clone(&content), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || {
+            while !end.load(Ordering::Relaxed) {
+                let Some(message) = consumer.poll(POLL) else { continue };
+                let seen = seen_in(&message.expect("a record"), process::now());
+                to.lock().expect("no panic").seen.push(seen);
+            }
+        });
+        Self { content, stop, thread: Some(thread) }
+    }
+
+    /// Records so far.
+    pub(crate) fn count(&self) -> usize {
+        self.content.lock().expect("no panic").seen.len()
+    }
+
+    /// Everything, when at least `rows` records are there and no other one has come for a while. An event that comes
+    /// twice may take the place of one that does not come: [`Content::check`] finds both.
+    pub(crate) fn all(mut self, rows: usize) -> Content {
+        let (mut count, mut since) = (0, Instant::now());
+        wait_for("all records", POLL, || {
+            let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+            assert!(!ended, "the reader has failed");
+            let now = self.count();
+            if now != count {
+                (count, since) = (now, Instant::now());
+            }
+            (count >= rows && since.elapsed() >= SILENCE).then_some(())
+        });
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().expect("one end").join().expect("no panic");
+        std::mem::take(&mut *self.content.lock().expect("no panic"))
+    }
+}
+
+fn seen_in(message: &impl Message, came: f64) -> Seen {
+    let millis = message.timestamp().to_millis().unwrap_or(0) as f64;
+    Seen {
+        number: number(message.payload().unwrap_or_default()),
+        aggregate: ascii(message.key().unwrap_or_default()),
+        appended: millis / 1e3,
+        came,
     }
 }
 
@@ -149,6 +209,7 @@ fn consumer(brokers: &str) -> BaseConsumer {
         .set("bootstrap.servers", brokers)
         .set("group.id", "postrider-bench")
         .set("enable.auto.commit", "false")
+        .set("isolation.level", "read_committed")
         .set("fetch.min.bytes", "1")
         .set("fetch.wait.max.ms", "500")
         .set("fetch.queue.backoff.ms", "1")
