@@ -273,8 +273,9 @@ fn outbox(pipeline: &PipelineConfig) -> OutboxSpec {
         envelope: pipeline.payload.envelope.clone(),
         ..layout
     };
+    let event_type = spec.column(Role::EventType).is_some();
+    spec.standard_headers.event_type |= event_type && needed.event_type;
     if needed.standard {
-        let event_type = spec.column(Role::EventType).is_some();
         spec.standard_headers = StandardHeaders { event_type, position: true, source: false };
     }
     spec

@@ -381,6 +381,8 @@ pub struct RecordHeaders {
     /// All standard headers, whatever the layout and `route.standard_headers` say: `type`, if the outbox has a column
     /// for it, and `position`.
     pub standard: bool,
+    /// Header `type`, if the outbox has a column for it; the others as configured.
+    pub event_type: bool,
     /// Names and templates of further headers. Parked events keep them.
     pub templates: Vec<(String, String)>,
 }

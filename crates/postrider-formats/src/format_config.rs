@@ -203,7 +203,7 @@ impl FormatConfig {
         }
         #[cfg(feature = "schemas")]
         if self.schemas.needs_type() {
-            headers.standard = true;
+            headers.event_type = true;
         }
         headers
     }

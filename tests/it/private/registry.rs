@@ -24,18 +24,21 @@ impl PrivateRegistry {
     pub(crate) async fn start() -> Self {
         let mut registry = Self { port: free_port(), program: Program::new("registry") };
         make_certificates(&registry.program.dir.0);
-        let (port, mut command) = (registry.port, registry.program.command());
+        registry.restart().await;
+        registry
+    }
+
+    /// Starts it on the port that it had, without the schemas that it had. It must not be running.
+    pub(crate) async fn restart(&mut self) {
+        let (port, mut command) = (self.port, self.program.command());
         command.args([
             format!("-Dquarkus.http.port={port}"),
             format!("-Dquarkus.management.port={}", free_port()),
         ]);
         let answers = || async move { request(port, "GET", "/subjects", None).await.map(drop) };
-        registry.program.start(command, answers).await;
-        registry
-            .ask("PUT", "/config", &json!({"compatibility": "BACKWARD"}))
-            .await
-            .expect("its mode");
-        registry
+        self.program.start(command, answers).await;
+        let backward = json!({"compatibility": "BACKWARD"});
+        self.ask("PUT", "/config", &backward).await.expect("its mode");
     }
 
     /// Where it listens, without TLS and without a login.

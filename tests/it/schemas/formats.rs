@@ -2,7 +2,7 @@
 
 use super::{hex, insert, pipeline};
 use crate::answers::answer;
-use crate::await_that::SOON;
+use crate::await_that::{SOON, await_that};
 use crate::bad::told_of_parked;
 use crate::pipeline::Pipeline;
 use crate::private::{PrivateRegistry, schema_python};
@@ -141,6 +141,43 @@ async fn schema_id_alone_leaves_the_payload_as_it_is() {
     assert_eq!(header(&records["a"]), Some(&frame[..]));
     // A tombstone has no schema.
     assert_eq!((&records["b"].value, header(&records["b"])), (&None, None));
+}
+
+/// The indexes of the message follow the id, and header `type` names the message; the other headers are as configured.
+#[tokio::test]
+async fn schema_id_alone_has_the_message_that_the_event_s_type_names() {
+    let registry = PrivateRegistry::start().await;
+    let mut pipeline = pipeline(&registry, "schema_message", "schema_id = \"prefix\"", "").await;
+    let route = format!("[pipelines.{}.route]\n", pipeline.name);
+    let headers = format!("{route}standard_headers = [\"source\"]\n");
+    pipeline.config = pipeline.config.replacen(&route, &headers, 1);
+    let subject = format!("{}-value", pipeline.topic.name);
+    let schema =
+        "syntax = \"proto3\"; message First { int64 id = 1; } message Second { int64 id = 1; }";
+    let id = registry.register(&subject, "PROTOBUF", schema).await;
+    let document = "{\"id\": 1}";
+    insert(&pipeline, "first", "First", Some(document)).await;
+    insert(&pipeline, "second", "Second", Some(document)).await;
+    insert(&pipeline, "third", "Third", Some(document)).await;
+    let _relay = pipeline.run();
+    let records = read(&pipeline, 2).await;
+    // One index is 0 where it is the first, and else their number and the index, as zigzag numbers.
+    for (key, index) in [("first", &[0][..]), ("second", &[2, 2])] {
+        let value = [&[0][..], &id.to_be_bytes(), index, document.as_bytes()].concat();
+        assert_eq!(records[key].value.as_deref(), Some(&value[..]), "{key}");
+        assert_eq!(records[key].header("source"), Some(pipeline.name.as_str()));
+        assert_eq!(records[key].header("position"), None);
+    }
+    await_that("the third event to be parked", SOON, || async {
+        let error = pipeline.sql.text("select error from postrider.parked").await;
+        let words = "the event's type names none of them: Third";
+        if error.as_deref().is_some_and(|error| error.contains(words)) {
+            Ok(())
+        } else {
+            Err(error)
+        }
+    })
+    .await;
 }
 
 #[tokio::test]

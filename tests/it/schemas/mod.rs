@@ -2,6 +2,7 @@
 //! away, refuses schemas, asks for a login or has TLS.
 
 mod formats;
+mod paths;
 mod proxy;
 mod registry;
 

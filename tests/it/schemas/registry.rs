@@ -7,13 +7,14 @@ use crate::bad::told_of_parked;
 use crate::pipeline::Pipeline;
 use crate::private::PrivateRegistry;
 use crate::relay::{Relay, postrider_ok};
+use crate::topic::ReadRecord;
 use std::time::{Duration, Instant};
 
 const SCHEMA: &str =
     r#"{"type": "record", "name": "Order", "fields": [{"name": "n", "type": "long"}]}"#;
 
 /// How long the registry does not answer while events are written.
-const AWAY: Duration = Duration::from_secs(8);
+const AWAY: Duration = Duration::from_mins(1);
 
 async fn parked(pipeline: &Pipeline) -> usize {
     let count = pipeline.sql.text("select count(*)::text from postrider.parked").await;
@@ -27,6 +28,31 @@ fn number(value: &[u8]) -> i64 {
         number |= u64::from(byte & 0x7f) << (7 * index);
     }
     (number >> 1).cast_signed() ^ -(number & 1).cast_signed()
+}
+
+/// Inserts events of three aggregates, from number 100, of types `New` and `Known` in turns. Returns how many.
+async fn insert_for(pipeline: &Pipeline, duration: Duration) -> usize {
+    let begin = Instant::now();
+    let mut count = 0;
+    while begin.elapsed() < duration {
+        for aggregate in ["0", "1", "2"] {
+            let document = format!("{{\"n\": {}}}", 100 + count);
+            let event_type = if count % 2 == 0 { "New" } else { "Known" };
+            insert(pipeline, aggregate, event_type, Some(&document)).await;
+            count += 1;
+        }
+        // A few hundred events a second.
+        pipeline.sql.batch("select pg_sleep(0.01)").await;
+    }
+    count
+}
+
+fn assert_in_order(records: &[ReadRecord]) {
+    for aggregate in ["0", "1", "2"] {
+        let of = records.iter().filter(|record| record.key_text() == Some(aggregate));
+        let numbers: Vec<i64> = of.map(|record| number(record.value.as_deref().unwrap())).collect();
+        assert!(numbers.is_sorted(), "{aggregate}: {numbers:?}");
+    }
 }
 
 /// The registry is stopped under load: a new subject waits and says so, a known one goes on. Then all are there, each
@@ -47,16 +73,7 @@ async fn nothing_is_parked_while_the_registry_is_away_and_all_is_delivered_in_or
         insert(&pipeline, "0", "Known", Some(&format!("{{\"n\": {number}}}"))).await;
     }
     pipeline.topic.await_records(51, SOON).await;
-    let begin = Instant::now();
-    let mut count = 0;
-    while begin.elapsed() < AWAY {
-        for aggregate in ["0", "1", "2"] {
-            let document = format!("{{\"n\": {}}}", 100 + count);
-            let event_type = if count % 2 == 0 { "New" } else { "Known" };
-            insert(&pipeline, aggregate, event_type, Some(&document)).await;
-        }
-        count += 1;
-    }
+    let count = insert_for(&pipeline, AWAY).await;
     let log = || async {
         let log = relay.stderr();
         if log.contains("schema registry http") && log.contains("no answer within 1s") {
@@ -68,13 +85,39 @@ async fn nothing_is_parked_while_the_registry_is_away_and_all_is_delivered_in_or
     await_that("the registry to be reported", SOON, log).await;
     assert_eq!(parked(&pipeline).await, 0);
     registry.thaw();
-    let records = pipeline.topic.await_records(51 + 3 * count, SOON).await;
-    for aggregate in ["0", "1", "2"] {
-        let of = records.iter().filter(|record| record.key_text() == Some(aggregate));
-        let numbers: Vec<i64> = of.map(|record| number(record.value.as_deref().unwrap())).collect();
-        assert!(numbers.is_sorted(), "{aggregate}: {numbers:?}");
-    }
+    let records = pipeline.topic.await_records(51 + count, SOON).await;
+    assert_in_order(&records);
+    assert_eq!(records.len(), 51 + count);
     assert_eq!(parked(&pipeline).await, 0);
+}
+
+/// The registry is killed under load, and another process takes its place, which has none of its schemas.
+#[tokio::test]
+async fn nothing_is_parked_while_the_registry_is_dead_and_what_it_lacks_is_registered_again() {
+    let mut registry = PrivateRegistry::start().await;
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("order.avsc");
+    std::fs::write(&file, SCHEMA).unwrap();
+    let keys = format!(
+        "timeout = \"1s\"\nsubject = \"record_name\"\nregister = true\n[.format.schemas]\n\
+         Known = \"{0}\"\nNew = \"{0}\"",
+        file.display()
+    );
+    let pipeline = pipeline(&registry, "registry_dead", "encode = \"avro\"", &keys).await;
+    let relay = pipeline.run();
+    insert(&pipeline, "0", "Known", Some("{\"n\": 0}")).await;
+    pipeline.topic.await_records(1, SOON).await;
+    registry.kill().await;
+    let count = insert_for(&pipeline, Duration::from_secs(10)).await;
+    relay.await_log("schema registry http", SOON).await;
+    assert_eq!(parked(&pipeline).await, 0);
+    registry.restart().await;
+    let records = pipeline.topic.await_records(1 + count, SOON).await;
+    assert_in_order(&records);
+    assert_eq!(records.len(), 1 + count);
+    assert_eq!(parked(&pipeline).await, 0);
+    let subjects = registry.ask("GET", "/subjects", &serde_json::Value::Null).await.unwrap();
+    assert!(subjects.to_string().contains("New"), "{subjects}");
 }
 
 /// Events whose schema is incompatible are parked with the registry's words, and others are published. A retry asks the

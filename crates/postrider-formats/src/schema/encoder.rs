@@ -61,6 +61,8 @@ pub(super) struct SubjectSchema {
 enum CompiledSchema {
     /// Payloads are not looked at.
     Opaque,
+    /// Payloads are not looked at, and are messages of this schema.
+    OpaqueProtobuf(ProtobufSchema),
     Avro(AvroSchema),
     JsonSchema(JsonSchema),
     Protobuf(ProtobufSchema),
@@ -87,6 +89,10 @@ impl SubjectSchema {
         }
         let (references, text) = (&registered.references, &registered.text);
         let compiled = match encoding {
+            // The id of such a schema is followed by the indexes of the message.
+            Encoding::None if kind == SchemaKind::Protobuf => {
+                ProtobufSchema::parse(references, text).map(CompiledSchema::OpaqueProtobuf)
+            }
             Encoding::None => Ok(CompiledSchema::Opaque),
             Encoding::Avro => AvroSchema::parse(references, text).map(CompiledSchema::Avro),
             Encoding::JsonSchema => {
@@ -113,11 +119,8 @@ impl SubjectSchema {
         out: &mut Vec<u8>,
     ) -> Result<Option<Vec<u32>>, Misfit> {
         match &self.compiled {
-            // Which message it is, only the payload's writer knows.
-            CompiledSchema::Opaque if self.registered.kind == SchemaKind::Protobuf => {
-                Ok(Some(vec![0]))
-            }
             CompiledSchema::Opaque => Ok(None),
+            CompiledSchema::OpaqueProtobuf(schema) => schema.index(event_type).map(Some),
             CompiledSchema::Avro(schema) => schema.write(payload, out).map(|()| None),
             CompiledSchema::JsonSchema(schema) => schema.validate(payload).map(|()| None),
             CompiledSchema::Protobuf(schema) => schema.write(payload, event_type, out).map(Some),

@@ -85,7 +85,7 @@ impl SchemaConfig {
         let registry = RegistryKeys::read(&*table);
         let files = read_files(&*format.table("schemas"));
         let has_registry = !registry.urls.is_empty();
-        if !has_registry && (encoding != Encoding::None || registry.register) {
+        if !has_registry && (encoding != Encoding::None || registry.register || !files.is_empty()) {
             let message = "is missing: schemas have their ids from a registry; for example url = \
                            \"https://registry:8081\"";
             table.error("url", message.to_owned());
@@ -112,7 +112,9 @@ impl SchemaConfig {
     /// Whether header `type` is needed: it names subjects, or messages of Protobuf.
     pub(crate) fn needs_type(&self) -> bool {
         let in_subject = self.registry.rule.as_ref().is_some_and(SubjectRule::has_type);
-        self.is_active() && (in_subject || self.encoding == Encoding::Protobuf)
+        // Without an encoding a schema may be of Protobuf too.
+        let of_message = matches!(self.encoding, Encoding::Protobuf | Encoding::None);
+        self.is_active() && (in_subject || of_message)
     }
 
     /// Whether the payload is not JSON any more.

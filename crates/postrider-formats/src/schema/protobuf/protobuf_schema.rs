@@ -61,6 +61,14 @@ impl ProtobufSchema {
         Ok(vec![index])
     }
 
+    /// The indexes of the event's message.
+    ///
+    /// # Errors
+    /// It is not known which message it is.
+    pub(crate) fn index(&self, event_type: Option<&str>) -> Result<Vec<u32>, Misfit> {
+        self.message(event_type).map(|(index, _)| vec![index])
+    }
+
     /// The message that has the event's type as its name, or the only one.
     fn message(&self, event_type: Option<&str>) -> Result<(u32, MessageDescriptor), Misfit> {
         let mut all = self.file.messages();

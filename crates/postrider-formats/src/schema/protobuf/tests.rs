@@ -117,6 +117,7 @@ fn the_event_s_type_names_the_message() {
     let only = "syntax = \"proto3\"; message Only { int64 id = 1; }";
     let only = ProtobufSchema::parse(&[], only).unwrap();
     assert_eq!(only.write(b"{}", Some("Anything"), &mut Vec::new()).unwrap(), [0]);
+    assert_eq!(only.index(Some("Anything")).unwrap(), [0]);
 }
 
 #[test]
