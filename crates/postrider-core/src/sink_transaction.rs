@@ -90,7 +90,8 @@ pub struct TransactionLimits {
     pub records_max: usize,
     /// Bytes of keys, values and headers of the records of the stream. The last record may exceed it.
     pub bytes_max: u64,
-    /// Time since the first record was reported. Publication is late by up to this time and the time of a commit.
+    /// Time between the closes of two transactions; after a transaction of a quarter of `records_max` or more, time since
+    /// the first record was reported. Publication is late by up to this time and the time of a commit.
     pub interval: Duration,
 }
 

@@ -86,6 +86,9 @@ fn check_transactions(script: &str, expected: &Expect) {
     run_transactions(OnPoison::BlockKey, script, expected);
 }
 
+const TRANSACTIONS: TransactionLimits =
+    TransactionLimits { records_max: 3, bytes_max: 500, interval: Duration::from_millis(20) };
+
 /// As [`check_transactions`], and poison halts.
 fn check_stopping_transactions(script: &str, expected: &Expect) {
     run_transactions(OnPoison::Stop, script, expected);
@@ -96,9 +99,7 @@ fn run_transactions(on_poison: OnPoison, script: &str, expected: &Expect) {
 }
 
 fn transcript_of_transactions(on_poison: OnPoison, script: &str) -> String {
-    let transactions =
-        TransactionLimits { records_max: 3, bytes_max: 500, interval: Duration::from_millis(20) };
-    Script::new(rules(on_poison), Some(transactions)).play(script)
+    Script::new(rules(on_poison), Some(TRANSACTIONS)).play(script)
 }
 
 fn run(rules: ParkingRules, script: &str, expected: &Expect) {

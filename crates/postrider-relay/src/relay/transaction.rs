@@ -109,6 +109,8 @@ pub(super) struct SinkTransaction {
     bytes: u64,
     /// When the first event of the transaction was reported.
     began: Option<Duration>,
+    /// When the transaction before was closed, unless it was large.
+    closed: Option<Duration>,
     /// Requests of operators that wait for the recovery.
     requests: Vec<(Position, Request)>,
 }
@@ -125,6 +127,7 @@ impl SinkTransaction {
             attempts: Vec::new(),
             bytes: 0,
             began: None,
+            closed: None,
             requests: Vec::new(),
         }
     }
@@ -307,6 +310,7 @@ impl SinkTransaction {
         let due = at_once || self.due_at().is_some_and(|due| due <= now);
         if self.stage == TransactionStage::Open && (!self.is_empty() && due || anyway) {
             self.stage = TransactionStage::Closing;
+            self.closed = Some(now);
         }
     }
 
@@ -331,6 +335,7 @@ impl SinkTransaction {
         let events = std::mem::take(&mut self.events);
         let attempts = std::mem::take(&mut self.attempts);
         (self.stage, self.bytes, self.began) = (TransactionStage::Open, 0, None);
+        self.closed = self.closed.filter(|_| !self.is_large(events.len()));
         self.stored = Some(progress);
         self.committed = Some(progress);
         Some(Committed { events, attempts })
@@ -342,8 +347,19 @@ impl SinkTransaction {
         self.due_at().filter(|_| self.stage == TransactionStage::Open)
     }
 
+    /// An event that has come during the commit before has waited for it already, so the interval counts from the close
+    /// before that commit: an event waits no longer than the interval and its own commit. After a large transaction,
+    /// which shows that more events come than can be published in time, the interval counts from the first event, so
+    /// that the commit takes no part of it.
     fn due_at(&self) -> Option<Duration> {
-        Some(self.began?.saturating_add(self.limits?.interval))
+        let (began, interval) = (self.began?, self.limits?.interval);
+        let due = self.closed.unwrap_or(began).saturating_add(interval);
+        Some(due.max(began))
+    }
+
+    /// Whether a transaction of so many events is a quarter of the bound or more.
+    fn is_large(&self, events: usize) -> bool {
+        self.limits.is_some_and(|limits| events >= limits.records_max.div_ceil(4))
     }
 
     fn next_call(&mut self) -> SinkCall {

@@ -1,9 +1,11 @@
 //! A sink that publishes in transactions: what its commit resolves, and what a start recovers.
 
 use super::{
-    OnPoison, check_stopping_transactions, check_transactions, transcript_of_transactions,
+    OnPoison, Script, TRANSACTIONS, check_stopping_transactions, check_transactions, rules,
+    transcript_of_transactions,
 };
 use expect_test::expect;
+use postrider_core::sink::TransactionLimits;
 
 /// Neither the report nor the time resolves an event.
 #[test]
@@ -733,4 +735,89 @@ fn published_event_is_listed_until_its_row_has_the_status() {
             wait 20           │ commit sink 0/60 (closed)
         "#]],
     );
+}
+
+/// An event that comes while a commit is made waits no longer than the interval since the close before it, and the first
+/// one after a pause waits for nothing.
+#[test]
+fn interval_counts_from_the_close_before() {
+    let limits = TransactionLimits { records_max: 9, ..TRANSACTIONS };
+    let script = "start 16
+         recovered
+         written
+         begin 32
+         event a
+         wait 30
+         acked 0
+         wait 19
+         wait 1
+         wait 15
+         committed
+         event b
+         acked 1
+         wait 4
+         wait 1
+         committed
+         wait 100
+         event c
+         acked 2
+         wait 0";
+    let transcript = Script::new(rules(OnPoison::BlockKey), Some(limits)).play(script);
+    expect![[r#"
+        start 16          │ recover sink, confirm 0/10 (closed)
+        recovered         │ write cursor 0/10 (closed)
+        written           │ 
+        begin 32          │ 
+        event a           │ publish #0
+        wait 30           │ 
+        acked 0           │ 
+        wait 19           │ 
+        wait 1            │ commit sink 0/10+0/20:1 (closed)
+        wait 15           │  (closed)
+        committed         │ published
+        event b           │ publish #1
+        acked 1           │ 
+        wait 4            │ 
+        wait 1            │ commit sink 0/10+0/20:2 (closed)
+        committed         │ published
+        wait 100          │ write cursor 0/10+0/20:2
+        event c           │ publish #2
+        acked 2           │ commit sink 0/10+0/20:3 (closed)
+        wait 0            │  (closed)
+    "#]].assert_eq(&transcript);
+}
+
+/// A large transaction shows that a backlog is published: the commit takes no part of the interval.
+#[test]
+fn interval_counts_from_the_first_event_after_a_large_transaction() {
+    let limits = TransactionLimits { records_max: 4, ..TRANSACTIONS };
+    let script = "start 16
+         recovered
+         written
+         begin 32
+         event a
+         acked 0
+         wait 20
+         wait 15
+         committed
+         event b
+         acked 1
+         wait 19
+         wait 1";
+    let transcript = Script::new(rules(OnPoison::BlockKey), Some(limits)).play(script);
+    expect![[r#"
+        start 16          │ recover sink, confirm 0/10 (closed)
+        recovered         │ write cursor 0/10 (closed)
+        written           │ 
+        begin 32          │ 
+        event a           │ publish #0
+        acked 0           │ 
+        wait 20           │ commit sink 0/10+0/20:1 (closed)
+        wait 15           │  (closed)
+        committed         │ published
+        event b           │ publish #1
+        acked 1           │ 
+        wait 19           │ 
+        wait 1            │ commit sink 0/10+0/20:2 (closed)
+    "#]].assert_eq(&transcript);
 }
