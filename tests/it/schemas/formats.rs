@@ -174,7 +174,7 @@ async fn schema_id_alone_has_the_message_that_the_event_s_type_names() {
         if error.as_deref().is_some_and(|error| error.contains(words)) {
             Ok(())
         } else {
-            Err(error)
+            Err(error.unwrap_or_default())
         }
     })
     .await;

@@ -36,17 +36,15 @@ async fn polled_events_and_their_retries_have_the_schema() {
     let (mut pipeline, frame) = framed(&registry, "schema_polled", "").await;
     polls(&mut pipeline).await;
     insert(&pipeline, "a", "Order", Some(r#"{"note": "first"}"#)).await;
-    insert(&pipeline, "b", "Order", Some(r#"{"note": 7}"#)).await;
+    insert(&pipeline, "b", "Late", Some(r#"{"note": "third"}"#)).await;
     insert(&pipeline, "a", "Order", Some(r#"{"note": "second"}"#)).await;
     let relay = pipeline.run();
     let records = pipeline.topic.await_records(2, SOON).await;
     let notes: Vec<String> = records.iter().map(|record| note(record, &frame)).collect();
     assert_eq!(notes, ["first", "second"]);
-    relay.await_log("event parked", SOON).await;
-    pipeline
-        .sql
-        .batch("update outbox set payload = '{\"note\": \"third\"}' where aggregate_id = 'b'")
-        .await;
+    relay.await_log("parked event is dead", SOON).await;
+    registry.register("Late", "AVRO", SCHEMA).await;
+    postrider_ok(&pipeline.config, &["parked", "retry", "--all", "--state", "dead", "--yes"]);
     let records = pipeline.topic.await_records(3, SOON).await;
     let third = records.iter().find(|record| record.key_text() == Some("b")).expect("the retry");
     assert_eq!(note(third, &frame), "third");

@@ -234,6 +234,7 @@ impl SinkConfig for PostgresConfig {
             templates: [(AGGREGATE_TYPE, "{aggregate_type}"), (AGGREGATE_ID, "{aggregate_id}")]
                 .map(|(name, template)| (name.to_owned(), template.to_owned()))
                 .into(),
+            ..RecordHeaders::default()
         }
     }
 

@@ -784,7 +784,8 @@ fn interval_counts_from_the_close_before() {
         event c           │ publish #2
         acked 2           │ commit sink 0/10+0/20:3 (closed)
         wait 0            │  (closed)
-    "#]].assert_eq(&transcript);
+    "#]]
+    .assert_eq(&transcript);
 }
 
 /// A large transaction shows that a backlog is published: the commit takes no part of the interval.
@@ -819,5 +820,6 @@ fn interval_counts_from_the_first_event_after_a_large_transaction() {
         acked 1           │ 
         wait 19           │ 
         wait 1            │ commit sink 0/10+0/20:2 (closed)
-    "#]].assert_eq(&transcript);
+    "#]]
+    .assert_eq(&transcript);
 }
