@@ -60,6 +60,10 @@ pub(super) enum CliError {
     #[error("--create-table cannot be used: pipeline \"{pipeline}\" {why}")]
     CreateTable { pipeline: String, why: &'static str },
     #[error(
+        "pipeline \"{pipeline}\" is set up in the database, but not at the broker: see \"not done\" above"
+    )]
+    SinkNotPrepared { pipeline: String },
+    #[error(
         "--undo asks for confirmation, but standard input is not a terminal: nothing was changed"
     )]
     NotAgreed,
@@ -222,7 +226,8 @@ impl CliError {
             | Self::Repair { .. }
             | Self::Adopt { .. }
             | Self::Toolkit(ToolkitError::Untrusted(_)) => Exit::Halted,
-            Self::Runtime(_)
+            Self::SinkNotPrepared { .. }
+            | Self::Runtime(_)
             | Self::Ask { .. }
             | Self::Stranger(_)
             | Self::OtherConfiguration { .. }
@@ -291,6 +296,9 @@ impl CliError {
             Self::Ask { .. } => hint(NO_ANSWER),
             Self::Toolkit(error) => of_toolkit(error),
             Self::NotAgreed | Self::UninstallNotAgreed => hint(CONFIRM),
+            Self::SinkNotPrepared { .. } => hint(
+                "correct the reason, then run postrider setup again: nothing is published before",
+            ),
             Self::NeedsYes { .. } => hint(CHECK_EVENTS),
             Self::GroupNeedsYes { .. } => hint(CONFIRM_GROUP),
             Self::NoGroup { .. } => hint("create it: postrider groups create NAME --event-log LOG"),

@@ -255,7 +255,8 @@ async fn create(
     }
     lines.extend(left.map(|rows| notice(spec.name(), &rows)));
     lines.extend(create_topics(spec, topics).await);
-    lines.extend(prepare_sink(spec, args.adopt_cursor).await);
+    let prepared = prepare_sink(spec, args.adopt_cursor).await;
+    lines.extend(prepared.iter().map(line_of));
     let created = done.steps.iter().any(|step| step.kind == StepKind::Table);
     if let Some(table) = spec.names.table.as_ref().filter(|_| created) {
         lines.push(
@@ -265,8 +266,12 @@ async fn create(
         let grants = setup::insert_grants(control, table).await?;
         lines.extend(grants.into_iter().map(|sql| format!("sql  {sql}")));
     }
-    let start = how_to_start(listen, spec).await;
-    lines.push(format!("{} is set up; {start}", spec.name()));
+    let name = spec.name();
+    if prepared.iter().any(|finding| finding.severity == Severity::Error) {
+        out.line(&lines.join("\n")).map_err(CliError::Output)?;
+        return Err(CliError::SinkNotPrepared { pipeline: name.to_owned() });
+    }
+    lines.push(format!("{name} is set up; {}", how_to_start(listen, spec).await));
     out.line(&lines.join("\n")).map_err(CliError::Output)
 }
 
@@ -287,13 +292,13 @@ async fn create_topics(spec: &PipelineSpec, topics: Vec<String>) -> Vec<String> 
     created.unwrap_or_default().iter().map(line_of).collect()
 }
 
-/// Creates what the sink itself needs at the broker, and returns a line for each part of it. A failure does not end
-/// `setup`: the running process reports what is missing.
-async fn prepare_sink(spec: &PipelineSpec, adopt_cursor: bool) -> Vec<String> {
+/// Creates what the sink itself needs at the broker. The running process does not create it, so a failure fails
+/// `setup`.
+async fn prepare_sink(spec: &PipelineSpec, adopt_cursor: bool) -> Vec<Finding> {
     let (sink, needs) = (Arc::clone(&spec.common.sink), spec.needs(Purpose::Live));
     let prepared = tokio::task::spawn_blocking(move || sink.prepare(&needs, adopt_cursor)).await;
     // The task does not panic and is not aborted.
-    prepared.unwrap_or_default().iter().map(line_of).collect()
+    prepared.unwrap_or_default()
 }
 
 fn line_of(finding: &Finding) -> String {

@@ -5,6 +5,7 @@ use super::pipeline::{SinkPipeline, state};
 use super::server::SinkServer;
 use crate::await_that::{SOON, await_that};
 use crate::halted::run_to_halt;
+use crate::private::free_port;
 use crate::relay::{postrider, postrider_ok};
 use crate::server::{brokers, unique};
 use crate::sink_caller::{self, record};
@@ -373,4 +374,24 @@ async fn check_looks_at_the_topic_of_the_progress() {
         }
     })
     .await;
+}
+
+/// Without the first record of the progress nothing is published, so `postrider setup` fails if it is not written.
+#[tokio::test]
+async fn setup_that_could_not_begin_the_progress_fails() {
+    let pipeline = pipeline("unprepared").await;
+    let nowhere = pipeline.server.kafka.brokers();
+    let config = pipeline.config.replace(&nowhere, &format!("127.0.0.1:{}", free_port()));
+    let output = postrider(&config, &["setup"]);
+    let (said, error) = (
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+    );
+    assert_eq!(output.status.code(), Some(1), "{said}{error}");
+    assert!(
+        said.contains("not done       progress in topic \"postrider.progress\": no answer"),
+        "{said}"
+    );
+    assert!(error.contains("is set up in the database, but not at the broker"), "{error}");
+    postrider_ok(&pipeline.config, &["setup"]);
 }

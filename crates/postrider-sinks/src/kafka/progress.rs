@@ -465,9 +465,11 @@ fn create(
             });
         }
     }
-    // Not every broker has heard of it yet.
+    // Not every broker has heard of it yet, and its leader may not lead it yet.
     let began = Instant::now();
-    while topics::look_up(producer, topic, patience).is_err() && began.elapsed() < ANSWER_MAX {
+    while native::partition_end(producer, &name, PartitionEnd::Last, ANSWER_MAX).is_err()
+        && began.elapsed() < SETUP_MAX
+    {
         std::thread::sleep(POLL);
     }
     Ok(())
