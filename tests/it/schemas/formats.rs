@@ -69,7 +69,7 @@ async fn round_trip(format: &str, kind: &str, place: &str) {
         insert(&pipeline, &index.to_string(), &case.event_type, Some(&case.document)).await;
     }
     let relay = pipeline.run();
-    let records = pipeline.topic.await_records(DOCUMENTS, 4 * SOON).await;
+    let records = pipeline.topic.await_records(DOCUMENTS, SOON).await;
     drop(relay);
     let mut lines = String::new();
     for record in &records {

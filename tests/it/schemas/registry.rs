@@ -72,7 +72,7 @@ async fn nothing_is_parked_while_the_registry_is_away_and_all_is_delivered_in_or
     for number in 1..=50 {
         insert(&pipeline, "0", "Known", Some(&format!("{{\"n\": {number}}}"))).await;
     }
-    pipeline.topic.await_records(51, 2 * SOON).await;
+    pipeline.topic.await_records(51, SOON).await;
     let count = insert_for(&pipeline, AWAY).await;
     let log = || async {
         let log = relay.stderr();
@@ -85,7 +85,7 @@ async fn nothing_is_parked_while_the_registry_is_away_and_all_is_delivered_in_or
     await_that("the registry to be reported", SOON, log).await;
     assert_eq!(parked(&pipeline).await, 0);
     registry.thaw();
-    let records = pipeline.topic.await_records(51 + count, 4 * SOON).await;
+    let records = pipeline.topic.await_records(51 + count, SOON).await;
     assert_in_order(&records);
     assert_eq!(records.len(), 51 + count);
     assert_eq!(parked(&pipeline).await, 0);
@@ -112,7 +112,7 @@ async fn nothing_is_parked_while_the_registry_is_dead_and_what_it_lacks_is_regis
     relay.await_log("schema registry http", SOON).await;
     assert_eq!(parked(&pipeline).await, 0);
     registry.restart().await;
-    let records = pipeline.topic.await_records(1 + count, 4 * SOON).await;
+    let records = pipeline.topic.await_records(1 + count, SOON).await;
     assert_in_order(&records);
     assert_eq!(records.len(), 1 + count);
     assert_eq!(parked(&pipeline).await, 0);
