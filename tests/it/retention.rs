@@ -2,10 +2,14 @@
 
 /// What an archive costs.
 mod alone;
+/// What readers and writers wait meanwhile.
+mod beside;
 /// `postrider retain`, and what a running relay does.
 mod commands;
 /// `postrider partition`.
 mod conversion;
+/// What partitions cost beside rows: `scripts/bench --retention`.
+mod costs;
 /// Random histories against a real server, and rules with a condition taken out.
 mod histories;
 /// Partitions: created, detached, dropped, archived, and found again after a crash at any step.

@@ -1,6 +1,7 @@
 //! Partitions of the outbox and of the archive: created ahead, taken out when all of their rows may go, and found
 //! again whatever step a process ended at.
 
+use super::beside::{Beside, Waits};
 use super::{DAY, Fixture};
 use crate::await_that::{SOON, await_that};
 use crate::server::{Client, Version};
@@ -255,39 +256,26 @@ async fn partitions_by_numbers_are_created_and_dropped_by_their_rows() {
     }
 }
 
-/// Creating partitions and detaching them stops no writer: an insert waits no longer than a lock of some milliseconds.
+/// Creating partitions and detaching them stops nobody: a statement waits no longer than for a lock of some milliseconds.
 #[tokio::test]
-async fn writers_go_on_while_partitions_are_created_detached_and_archived() {
+async fn readers_and_writers_go_on_while_partitions_are_created_detached_and_archived() {
     let fixture = by_days(Version::Pg18, "retention_writers", RetentionAction::Archive).await;
     fixture.insert(1000, 35).await;
     fixture.pass().await;
     fixture.published().await;
-    let session = Client::connect(&fixture.pipeline.url).await.unwrap();
-    session.batch("set statement_timeout = '5s'; set lock_timeout = '1s'").await;
-    let (stop, mut stopped) = tokio::sync::oneshot::channel::<()>();
-    #[expect(clippy::disallowed_methods, reason = "the handle is kept, and awaited")]
-    let writer = tokio::spawn(async move {
-        let (mut longest, mut count) = (Duration::ZERO, 0_u32);
-        while stopped.try_recv().is_err() {
-            let started = std::time::Instant::now();
-            session
-                .batch(
-                    "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload) \
-                     values ('o', '1', 'e', '1')",
-                )
-                .await;
-            (longest, count) = (longest.max(started.elapsed()), count + 1);
-        }
-        (longest, count)
-    });
+    let insert = "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload) \
+                  values ('o', '1', 'e', '1')";
+    let writer = Beside::start(&fixture.pipeline.url, insert);
+    let reader = Beside::start(&fixture.pipeline.url, "select from public.outbox limit 1");
     await_that("the partitions to be archived", SOON, || async {
         let report = fixture.try_pass().await;
         let left = partitions(&fixture, "public.outbox").await;
         if left == "d3" { Ok(()) } else { Err(format!("{left}: {report:?}")) }
     })
     .await;
-    stop.send(()).unwrap();
-    let (longest, count) = writer.await.unwrap();
-    crate::pipeline::show(&format!("{count} inserts, the longest {longest:?}"));
-    assert!(longest < Duration::from_secs(1), "{longest:?}");
+    for (who, beside) in [("inserts", writer), ("selects", reader)] {
+        let Waits { count, longest } = beside.stop();
+        crate::pipeline::show(&format!("{count} {who}, the longest {longest:?}"));
+        assert!(count > 0 && longest < Duration::from_secs(1), "{who}: {count}, {longest:?}");
+    }
 }
