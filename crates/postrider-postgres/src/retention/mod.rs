@@ -33,7 +33,7 @@ pub use archive::Archive;
 pub use convert::{ConversionPlan, ConversionRequest, ConversionStep, Refused, plan_conversion};
 pub use guard::{Guard, RowGuard};
 pub use hold::Hold;
-pub use horizon::{BeforeSlot, Horizon, Reader, ReferenceLog};
+pub use horizon::{Horizon, Reader, ReferenceLog};
 pub use partition::{Ready, Taken};
 pub use pass::{PassEvent, PassFuture, PassReport, pass};
 pub use processed::remove_expired;

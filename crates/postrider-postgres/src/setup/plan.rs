@@ -11,7 +11,7 @@ use crate::repair::{self, NewRepair, RepairProgress, RepairReader, RepairRow, Ve
 use crate::schema::{MIGRATION_TABLE, SchemaState, VERSION};
 use crate::schema_owner::{self, UntrustedSchema};
 use crate::start::{self, Facts};
-use crate::store::cursor::OVER_POLLING;
+use crate::store::cursor::{NOTHING_BEFORE, OVER_POLLING};
 use pg_replication::error::SourceError;
 use postrider_core::error::{Halt, HaltReason};
 use std::fmt;
@@ -325,6 +325,18 @@ const BEFORE: &str = "SELECT pg_catalog.set_config('postrider.before', \
                       pg_catalog.pg_current_snapshot()::pg_catalog.text, true)";
 const BEFORE_VALUE: &str = "pg_catalog.current_setting('postrider.before')::pg_catalog.pg_snapshot";
 
+/// The value of `before_slot`, read after the slot was created: a table without a block has no row from before.
+fn before_slot(table: Option<&TableName>) -> String {
+    let Some(table) = table else { return "pg_catalog.pg_current_snapshot()".to_owned() };
+    let table = format!("pg_catalog.to_regclass({})", literal(&table.to_string()));
+    format!(
+        "CASE WHEN pg_catalog.pg_relation_size({table})\n      \
+         + coalesce((SELECT pg_catalog.sum(pg_catalog.pg_relation_size(t.relid))\n                  \
+         FROM pg_catalog.pg_partition_tree({table}) AS t), 0) = 0\n      \
+         THEN {NOTHING_BEFORE} ELSE pg_catalog.pg_current_snapshot() END"
+    )
+}
+
 fn insert_cursor(facts: &Facts, lsn: &str, resolved: &str, source: &str) -> String {
     let (pipeline, shard) = (literal(&facts.names.key.pipeline), facts.names.key.shard);
     let publication = literal(&facts.names.publication);
@@ -334,7 +346,8 @@ fn insert_cursor(facts: &Facts, lsn: &str, resolved: &str, source: &str) -> Stri
          publication, messages, watermark, flush_limit, resolved_snapshot, before_slot)\n\
          SELECT {pipeline}, {shard}, {SYSTEM_IDENTIFIER_SQL},\n    {TIMELINE_SQL},\n    \
          s.slot_name, {lsn}, {publication}, {messages}, {lsn}, {lsn},\n    \
-         {resolved}, pg_catalog.pg_current_snapshot()\nFROM {source}\n{OVER_POLLING}"
+         {resolved},\n    {before}\nFROM {source}\n{OVER_POLLING}",
+        before = before_slot(facts.names.table.as_ref()),
     )
 }
 
