@@ -2,7 +2,6 @@
 
 use super::bookmark::{session, size};
 use super::error::{CliError, Exit, printable};
-use super::retention_error::RetentionError;
 use super::{Output, folded};
 use crate::config::Config;
 use crate::error::Chain;
@@ -52,7 +51,7 @@ pub(super) async fn run(config: &Config, args: &RetainArgs) -> Result<Exit, CliE
         }
     }
     if !any {
-        return Err(RetentionError::Off { file: config.file.clone() }.into());
+        return Err(CliError::NoRetention { file: config.file.clone() });
     }
     Ok(exit)
 }

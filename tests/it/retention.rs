@@ -4,6 +4,8 @@
 mod alone;
 /// What readers and writers wait meanwhile.
 mod beside;
+/// Repairs, replays, parked events and changes of the table that begin meanwhile.
+mod changes;
 /// `postrider retain`, and what a running relay does.
 mod commands;
 /// `postrider partition`.
@@ -14,8 +16,12 @@ mod costs;
 mod histories;
 /// Partitions: created, detached, dropped, archived, and found again after a crash at any step.
 mod partitions;
+/// What the relay's role is given, and what is taken from it.
+mod rights;
 /// Rows that are deleted, or moved to an archive.
 mod rows;
+/// The rules of the layouts' own relays.
+mod seeds;
 
 use crate::pipeline::Pipeline;
 use crate::server::Version;

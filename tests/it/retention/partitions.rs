@@ -66,10 +66,10 @@ fn taken(report: &PassReport) -> (u64, u64, bool) {
     (report.taken, report.held.total(), report.errors.is_empty())
 }
 
-/// A session with a transaction that has read the outbox: a detach waits for it.
-async fn reader(fixture: &Fixture) -> Client {
+/// A session with a transaction that has read a table: a detach waits for it.
+async fn reader(fixture: &Fixture, table: &str) -> Client {
     let session = Client::connect(&fixture.pipeline.url).await.expect("a session");
-    session.batch("begin isolation level repeatable read; select from public.outbox").await;
+    session.batch(&format!("begin isolation level repeatable read; select from public.{table}")).await;
     session
 }
 
@@ -123,40 +123,90 @@ async fn partitions_are_attached_to_the_archive_and_dropped_there() {
     }
 }
 
-/// The states that a process leaves which ends between two steps, one after the other.
+/// How far a process had come that has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    /// The partition has its comment.
+    Marked,
+    /// `DETACH CONCURRENTLY` waits for a transaction, and was interrupted.
+    Detaching,
+    /// It is a table of its own.
+    Detached,
+}
+
+/// Leaves partition `wide` of a table as a process leaves it that ends at this step.
+async fn ended_at(step: Step, fixture: &Fixture, root: &str) {
+    let sql = &fixture.pipeline.sql;
+    let bound = "select pg_get_expr(relpartbound, oid) from pg_class where relname = 'wide'";
+    let bound = sql.text(bound).await.expect("a bound").replace('\'', "''");
+    sql.batch(&format!(
+        "comment on table public.wide is 'postrider retention of \"public\".\"{root}\" detaches this partition: {bound}'"
+    ))
+    .await;
+    let detach = format!("alter table public.{root} detach partition public.wide concurrently");
+    match step {
+        Step::Marked => {}
+        Step::Detached => sql.batch(&detach).await,
+        Step::Detaching => {
+            let waiting = reader(fixture, root).await;
+            sql.batch("set lock_timeout = '300ms'; set statement_timeout = '1s'").await;
+            sql.batch_execute(&detach).await.unwrap_err();
+            sql.batch("reset lock_timeout; reset statement_timeout").await;
+            assert_eq!(fixture.count("pg_inherits where inhdetachpending").await, 1);
+            waiting.batch("commit").await;
+        }
+    }
+}
+
+/// The states that a process leaves which ends between two steps: of the outbox, and of the archive.
 #[tokio::test]
 async fn whatever_step_a_process_ended_at_the_next_pass_continues() {
     for version in Version::ALL {
-        for action in [RetentionAction::Drop, RetentionAction::Archive] {
-            let fixture = by_days(version, "retention_steps", action).await;
-            let sql = &fixture.pipeline.sql;
-            fixture.insert(10, 35).await;
-            fixture.published().await;
-            let mark = "comment on table public.wide is 'postrider retention of \"public\".\"outbox\" detaches this \
-                        partition: BOUND'";
-            let bound =
-                "select pg_get_expr(relpartbound, oid) from pg_class where relname = 'wide'";
-            let bound = sql.text(bound).await.unwrap().replace('\'', "''");
-            // Marked only.
-            sql.batch(&mark.replace("BOUND", &bound)).await;
-            // Interrupted: a transaction reads the table for longer than the detach may wait.
-            let waiting = reader(&fixture).await;
-            let detach = "set lock_timeout = '300ms'; set statement_timeout = '1s'";
-            sql.batch(detach).await;
-            let detach = "alter table public.outbox detach partition public.wide concurrently";
-            sql.batch_execute(detach).await.unwrap_err();
-            sql.batch("reset lock_timeout; reset statement_timeout").await;
-            assert_eq!(fixture.count("pg_inherits where inhdetachpending").await, 1, "{version:?}");
-            waiting.batch("commit").await;
-            let report = fixture.pass().await;
-            assert_eq!(taken(&report), (2, 0, true), "{version:?} {report:?}");
-            assert_eq!(partitions(&fixture, "public.outbox").await, "d3");
-            let archived = if action == RetentionAction::Archive { 10 } else { 0 };
-            if action == RetentionAction::Archive {
-                assert_eq!(fixture.count("public.old").await, archived);
+        for step in [Step::Marked, Step::Detaching, Step::Detached] {
+            for action in [RetentionAction::Drop, RetentionAction::Archive] {
+                let what = format!("{version:?} {step:?} {action:?}");
+                let mut fixture = by_days(version, "retention_steps", action).await;
+                fixture.insert(10, 35).await;
+                fixture.published().await;
+                ended_at(step, &fixture, "outbox").await;
+                let report = fixture.pass().await;
+                assert_eq!(taken(&report), (2, 0, true), "{what} {report:?}");
+                assert_eq!(partitions(&fixture, "public.outbox").await, "d3");
+                if action != RetentionAction::Archive {
+                    assert_eq!(fixture.count("pg_class where relname = 'wide'").await, 0, "{what}");
+                    continue;
+                }
+                assert_eq!(fixture.count("public.old").await, 10, "{what}");
+                ended_at(step, &fixture, "old").await;
+                fixture.rule.settings.archive_keep = Some(10 * DAY);
+                let report = fixture.pass().await;
+                assert_eq!((report.archive_dropped, report.errors.len()), (1, 0), "{what} {report:?}");
+                assert_eq!(fixture.count("pg_class where relname = 'wide'").await, 0, "{what}");
             }
         }
     }
+}
+
+/// A transaction that reads the table blocks a detach: the pass reports it with the query that finds it, writers go on,
+/// and the next pass continues.
+#[tokio::test]
+async fn partition_that_a_reader_holds_is_reported_and_taken_by_a_later_pass() {
+    let fixture = by_days(Version::Pg18, "retention_reader", RetentionAction::Drop).await;
+    fixture.insert(10, 35).await;
+    fixture.published().await;
+    let holder = reader(&fixture, "outbox").await;
+    let insert = "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload, created_at) \
+                  values ('o', '1', 'e', '1', now() - interval '1 day')";
+    let writer = Beside::start(&fixture.pipeline.url, insert);
+    let report = fixture.try_pass().await;
+    let Waits { count, longest } = writer.stop();
+    assert!(count > 0 && longest < Duration::from_secs(1), "{count}, {longest:?}");
+    assert_eq!(report.taken, 0, "{report:?}");
+    let hint = fixture.rule.hint(&report.errors[0], &[]).unwrap_or_default();
+    assert!(hint.contains("FROM pg_stat_activity WHERE backend_xmin IS NOT NULL"), "{hint}");
+    holder.batch("commit").await;
+    let report = fixture.pass().await;
+    assert_eq!((report.taken, report.errors.len()), (2, 0), "{report:?}");
 }
 
 /// Detached, and the process ended. A row was added after the first look: the partition is attached again with it.

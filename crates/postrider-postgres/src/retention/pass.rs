@@ -1,11 +1,9 @@
 //! One pass of retention: partitions that are missing, partitions or rows that may go, old partitions of the archive.
 
-use super::archive::Archive;
 use super::hold::Hold;
 use super::partition::{Ready, Taken, is_waiting};
-use super::processed::remove_expired;
 use super::root::{Child, PartitionState, PartitionedRoot};
-use super::rows::{BlockRange, Chunk, HeldRows};
+use super::rows::{Archive, BlockRange, Chunk, HeldRows};
 use super::{RetentionAction, RetentionRule, RetentionTable, limit};
 use crate::names::{TableName, ident, literal};
 use pg_replication::error::SourceError;
@@ -370,6 +368,22 @@ fn due(root: &PartitionedRoot) -> Vec<&Child> {
 /// What an earlier pass has not finished.
 fn unfinished(root: &PartitionedRoot) -> Vec<&Child> {
     root.children.iter().filter(|child| child.state != PartitionState::Attached).collect()
+}
+
+/// Deletes rows of `table` whose `expires_at` has passed, at most `max`, and returns their number. Rows that another
+/// session has locked are skipped. It is a table in which consumers record the events that they have processed, and has
+/// nothing to do with what is published.
+async fn remove_expired(
+    client: &Client,
+    table: &TableName,
+    max: u32,
+) -> Result<u64, SourceError> {
+    let failed = |e| SourceError::control(format!("delete expired rows of {table}"), e);
+    let sql = format!(
+        "DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT o.ctid FROM {table} AS o \
+           WHERE o.expires_at < now() LIMIT {max} FOR UPDATE SKIP LOCKED)) AND expires_at < now()"
+    );
+    client.execute(&sql, &[]).await.map_err(failed)
 }
 
 /// Whether `pg_partman` manages the partitions of a table, or may: its list can't be read.

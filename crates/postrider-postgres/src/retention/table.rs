@@ -1,13 +1,12 @@
 //! The outbox as retention sees it: what is still needed of it, the guards of its rows, and the statements that remove
 //! rows and partitions.
 
-use super::archive::Archive;
 use super::guard::{Guard, RowGuard, all, counts};
 use super::hold::Hold;
 use super::horizon::{Horizon, Reader, ReaderFacts};
 use super::partition::{READ_LIMITS, Ready, Taken, attach_again, detach, finalize};
 use super::root::{Child, PartitionState, PartitionedRoot};
-use super::rows::{BlockRange, Chunk, HeldRows};
+use super::rows::{Archive, BlockRange, Chunk, HeldRows};
 use super::{KeepFrom, RetentionRule, interval, limit};
 use crate::catalog::SYSTEM_IDENTIFIER_SQL;
 use crate::names::{TableName, ident, literal};
@@ -18,6 +17,7 @@ use pg_replication::error::SourceError;
 use postrider_core::row_state::{Assignment, Done};
 use std::time::Duration;
 use tokio_postgres::{Client, Row};
+
 /// A [`RetentionRule`] with the table as the catalog describes it.
 #[derive(Clone, Debug)]
 pub struct RetentionTable {

@@ -360,8 +360,8 @@ fn rights(facts: &Facts, role: &str, options: &Options<'_>, plan: &mut SetupPlan
         (!sql.is_empty()).then(|| sql.join("\n"))
     };
     let (ours, table) = (lacking(StepKind::Rights), lacking(StepKind::TableRights));
-    let replication = lacking(StepKind::Replication);
-    if ours.is_none() && table.is_none() && replication.is_none() {
+    let (retention, replication) = (lacking(StepKind::Retention), lacking(StepKind::Replication));
+    if [&ours, &table, &retention, &replication].iter().all(|lacking| lacking.is_none()) {
         plan.adopted.push(format!("the rights of role {role:?}"));
     }
     if let Some(granted) = ours {
@@ -381,6 +381,14 @@ fn rights(facts: &Facts, role: &str, options: &Options<'_>, plan: &mut SetupPlan
             } else {
                 "Streaming needs none; repair, replay from the table and check read it."
             },
+            sql: transaction(&sql),
+        });
+    }
+    if let Some(sql) = retention {
+        plan.steps.push(Step {
+            kind: StepKind::Retention,
+            title: format!("give role {role:?} the rights that retention needs"),
+            why: "It removes published rows, and as a member of the owner it creates, detaches and drops partitions.",
             sql: transaction(&sql),
         });
     }
