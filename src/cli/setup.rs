@@ -15,8 +15,8 @@ use crate::postgres::repair::{self, RepairKind, RepairProgress, Selection};
 use crate::postgres::schema::{self, SchemaState};
 use crate::postgres::schema_owner::SessionRights;
 use crate::postgres::setup::{
-    self, Backfilled, Options, PartialSetup, RightsFacts, ServerKind, SetupCommand, SetupError, SetupPlan,
-    SetupProgress, Step, StepKind, UndoPlan, check_backfill, undo,
+    self, Backfilled, Options, PartialSetup, RightsFacts, ServerKind, SetupCommand, SetupError,
+    SetupPlan, SetupProgress, Step, StepKind, UndoPlan, check_backfill, undo,
 };
 use crate::postgres::{Conninfo, SqlState, catalog};
 use crate::sink::Purpose;

@@ -97,12 +97,16 @@ async fn rows_from_before_the_slot_stay_until_a_person_decides() {
     .await;
     let all = &status["pipelines"][0]["maintenance"]["retention"]["blocked"];
     let hint = all[0]["hint"].as_str().expect("a hint");
-    let (replay, rest) = hint.split_once("postrider replay ").expect("a command").1.split_once(';').unwrap();
+    let (replay, rest) =
+        hint.split_once("postrider replay ").expect("a command").1.split_once(';').unwrap();
     let args: Vec<&str> = ["replay"].into_iter().chain(replay.split(' ')).collect();
     postrider_ok(&pipeline.config, &args);
     pipeline.topic.await_records(30, SOON).await;
     let statement = rest.split_once("removed then): ").expect("a statement").1;
-    assert_eq!(pipeline.sql.text("select count(*) from public.outbox").await.as_deref(), Some("25"));
+    assert_eq!(
+        pipeline.sql.text("select count(*) from public.outbox").await.as_deref(),
+        Some("25")
+    );
     pipeline.sql.batch(statement).await;
     await_rows(&pipeline, &relay, "public.outbox", "0").await;
 }
@@ -123,7 +127,8 @@ async fn rows_that_are_published_late_stay_until_then() {
         let row = "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload, created_at) \
                    values ('order', '1', 'Written', '1', now() - interval '30 days')";
         let open = Client::connect(&pipeline.url).await.unwrap();
-        open.batch(&format!("begin; {row}; savepoint a; {row}; release a; savepoint b; {row}")).await;
+        open.batch(&format!("begin; {row}; savepoint a; {row}; release a; savepoint b; {row}"))
+            .await;
         let name = &pipeline.name;
         let prepares = format!("begin; {row}; savepoint a; {row}; prepare transaction '{name}'");
         Client::connect(&pipeline.url).await.unwrap().batch(&prepares).await;
@@ -132,7 +137,10 @@ async fn rows_that_are_published_late_stay_until_then() {
         pipeline.sql.batch(&format!("commit prepared '{name}'")).await;
         let printed = postrider_ok(&pipeline.config, &["retain"]);
         assert!(printed.contains("removed 0 rows"), "{printed}");
-        assert!(printed.contains("kept 14 rows that are old enough: their transactions"), "{printed}");
+        assert!(
+            printed.contains("kept 14 rows that are old enough: their transactions"),
+            "{printed}"
+        );
 
         let relay = pipeline.run();
         pipeline.topic.await_records(24, SOON).await;

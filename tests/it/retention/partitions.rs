@@ -69,7 +69,9 @@ fn taken(report: &PassReport) -> (u64, u64, bool) {
 /// A session with a transaction that has read a table: a detach waits for it.
 async fn reader(fixture: &Fixture, table: &str) -> Client {
     let session = Client::connect(&fixture.pipeline.url).await.expect("a session");
-    session.batch(&format!("begin isolation level repeatable read; select from public.{table}")).await;
+    session
+        .batch(&format!("begin isolation level repeatable read; select from public.{table}"))
+        .await;
     session
 }
 
@@ -180,7 +182,11 @@ async fn whatever_step_a_process_ended_at_the_next_pass_continues() {
                 ended_at(step, &fixture, "old").await;
                 fixture.rule.settings.archive_keep = Some(10 * DAY);
                 let report = fixture.pass().await;
-                assert_eq!((report.archive_dropped, report.errors.len()), (1, 0), "{what} {report:?}");
+                assert_eq!(
+                    (report.archive_dropped, report.errors.len()),
+                    (1, 0),
+                    "{what} {report:?}"
+                );
                 assert_eq!(fixture.count("pg_class where relname = 'wide'").await, 0, "{what}");
             }
         }

@@ -24,7 +24,9 @@ impl Roles {
         let makes = makes.replace("{owner}", &owner).replace("{relay}", &relay);
         pipeline
             .sql
-            .batch(&format!("create role {relay} login replication; create role {owner} nologin; {makes}"))
+            .batch(&format!(
+                "create role {relay} login replication; create role {owner} nologin; {makes}"
+            ))
             .await;
         let section = format!("[pipelines.{}.retention]\n{retention}\n", pipeline.name);
         pipeline.config.push_str(&section);
@@ -34,8 +36,10 @@ impl Roles {
     }
 
     fn setup(&self, more: &[&str]) -> String {
-        let args: Vec<&str> =
-            ["setup", "--url", &self.pipeline.url].into_iter().chain(more.iter().copied()).collect();
+        let args: Vec<&str> = ["setup", "--url", &self.pipeline.url]
+            .into_iter()
+            .chain(more.iter().copied())
+            .collect();
         postrider_ok(&self.config, &args)
     }
 
@@ -145,8 +149,14 @@ async fn setup_makes_the_relay_a_member_of_the_owner_and_undo_ends_that() {
         // The rows are older than archive_keep: their partition is archived, and dropped there.
         let printed = postrider_ok(&roles.config, &["retain"]);
         assert!(printed.contains("created partition \"public\".\"outbox_p"), "{printed}");
-        assert!(printed.contains("attached partition \"public\".\"past\" to the archive"), "{printed}");
-        assert!(printed.contains("dropped partition \"public\".\"past\" of the archive"), "{printed}");
+        assert!(
+            printed.contains("attached partition \"public\".\"past\" to the archive"),
+            "{printed}"
+        );
+        assert!(
+            printed.contains("dropped partition \"public\".\"past\" of the archive"),
+            "{printed}"
+        );
 
         let member = "select count(*) from pg_auth_members where member = '{relay}'::regrole";
         assert_eq!(roles.held(member).await, "1");
@@ -163,14 +173,18 @@ async fn setup_makes_the_relay_a_member_of_the_owner_and_undo_ends_that() {
 async fn membership_in_a_superuser_is_not_granted() {
     let retention = "keep = \"7d\"\naction = \"drop\"";
     for version in [Version::Pg15, Version::Pg18] {
-        let roles = Roles::new(version, retention, &PARTITIONED.replace("{owner}", "postgres")).await;
+        let roles =
+            Roles::new(version, retention, &PARTITIONED.replace("{owner}", "postgres")).await;
         let done = roles.setup(&[]);
         let sql = done.split_once("To give the table another owner: ").expect("a statement").1;
         let sql = sql.lines().next().unwrap_or_default().to_owned();
         let is_member = "select pg_has_role('{relay}', 'postgres', 'MEMBER')";
         assert_eq!(roles.held(is_member).await, "false", "{done}");
         let findings = roles.findings();
-        assert!(findings.len() == 1 && findings[0].contains("CREATE ROLE outbox_owner"), "{findings:?}");
+        assert!(
+            findings.len() == 1 && findings[0].contains("CREATE ROLE outbox_owner"),
+            "{findings:?}"
+        );
         // A name that no other test's database has, because roles belong to the server.
         let owner = unique("outbox_owner");
         roles.pipeline.sql.batch(&sql.replace("outbox_owner", &owner)).await;
@@ -179,7 +193,11 @@ async fn membership_in_a_superuser_is_not_granted() {
         let printed = postrider_ok(&roles.config, &["retain"]);
         assert!(printed.contains("dropped partition \"public\".\"past\""), "{printed}");
         assert_eq!(roles.held(is_member).await, "false");
-        roles.pipeline.sql.batch(&format!("drop owned by {owner} cascade; drop role {owner}")).await;
+        roles
+            .pipeline
+            .sql
+            .batch(&format!("drop owned by {owner} cascade; drop role {owner}"))
+            .await;
         roles.end().await;
     }
 }

@@ -19,14 +19,8 @@ pub enum Guard {
 
 impl Guard {
     /// All of them, in order.
-    pub const ALL: [Self; 6] = [
-        Self::Age,
-        Self::Unresolved,
-        Self::Unmarked,
-        Self::Parked,
-        Self::Bookmark,
-        Self::Group,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::Age, Self::Unresolved, Self::Unmarked, Self::Parked, Self::Bookmark, Self::Group];
 
     /// The name, for metrics and JSON.
     pub const fn name(self) -> &'static str {

@@ -16,6 +16,7 @@
 //! check no owner's epoch.
 
 mod convert;
+mod exclusion;
 mod guard;
 mod hold;
 mod horizon;
@@ -28,6 +29,7 @@ mod survey;
 mod table;
 
 pub use convert::{ConversionPlan, ConversionRequest, ConversionStep, Refused, plan_conversion};
+pub use exclusion::DetachExclusion;
 pub use guard::{Guard, RowGuard};
 pub use hold::Hold;
 pub use horizon::{Horizon, Reader, ReferenceLog};

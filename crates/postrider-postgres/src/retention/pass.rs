@@ -1,5 +1,6 @@
 //! One pass of retention: partitions that are missing, partitions or rows that may go, old partitions of the archive.
 
+use super::exclusion::{clear_marks, enter, leave};
 use super::hold::Hold;
 use super::partition::{Ready, Taken, is_waiting};
 use super::root::{Child, PartitionState, PartitionedRoot};
@@ -173,6 +174,9 @@ impl Pass<'_> {
         root: Option<&PartitionedRoot>,
         archive: Option<&Archive>,
     ) -> Result<(), SourceError> {
+        if let Some(root) = root {
+            clear_marks(self.client, root).await?;
+        }
         match (table.rule().settings.action, root) {
             (RetentionAction::Delete, root) => {
                 // Left by a pass with another action.
@@ -343,12 +347,18 @@ impl Pass<'_> {
             self.report.holds.push(Hold::ArchiveNotPartitioned(archive.table.to_string()));
             return Ok(());
         };
+        clear_marks(self.client, &root).await?;
         for child in due(&root) {
             if let Some(default) = root.default_partition() {
                 self.report.holds.push(Hold::DefaultPartition(default.name.to_string()));
                 return Ok(());
             }
-            if !table.drop_archived(self.client, &root, child, keep).await? {
+            if !enter(self.client, &root.name).await? {
+                return Ok(());
+            }
+            let dropped = table.drop_archived(self.client, &root, child, keep).await;
+            leave(self.client, &root.name).await?;
+            if !dropped? {
                 // Later partitions have later rows.
                 return Ok(());
             }
@@ -373,11 +383,7 @@ fn unfinished(root: &PartitionedRoot) -> Vec<&Child> {
 /// Deletes rows of `table` whose `expires_at` has passed, at most `max`, and returns their number. Rows that another
 /// session has locked are skipped. It is a table in which consumers record the events that they have processed, and has
 /// nothing to do with what is published.
-async fn remove_expired(
-    client: &Client,
-    table: &TableName,
-    max: u32,
-) -> Result<u64, SourceError> {
+async fn remove_expired(client: &Client, table: &TableName, max: u32) -> Result<u64, SourceError> {
     let failed = |e| SourceError::control(format!("delete expired rows of {table}"), e);
     let sql = format!(
         "DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT o.ctid FROM {table} AS o \

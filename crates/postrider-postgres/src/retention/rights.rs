@@ -126,7 +126,8 @@ impl RetentionRule {
         };
         let settings = &self.settings;
         let creates = if settings.width.is_some() { "true" } else { "false" };
-        let owner = |table: &TableName| about(&OF_OWNER.replace("{creates}", creates), table, "true");
+        let owner =
+            |table: &TableName| about(&OF_OWNER.replace("{creates}", creates), table, "true");
         let mut queries = Vec::new();
         if let Some(events) = &settings.processed_events {
             queries.push(of(events, "ARRAY['SELECT', 'DELETE', 'UPDATE']", "ARRAY['']", "true"));

@@ -1,6 +1,7 @@
 //! The outbox as retention sees it: what is still needed of it, the guards of its rows, and the statements that remove
 //! rows and partitions.
 
+use super::exclusion::{enter, leave};
 use super::guard::{Guard, RowGuard, all, counts};
 use super::hold::Hold;
 use super::horizon::{Horizon, Reader, ReaderFacts};
@@ -499,11 +500,36 @@ impl RetentionTable {
         child: &Child,
         archive: Option<&Archive>,
     ) -> Result<Taken, SourceError> {
+        if child.state == PartitionState::Attached {
+            let ready = self.ready(client, &child.name).await?;
+            if ready != Ready::Yes {
+                return Ok(Taken::Kept(ready));
+            }
+        }
+        if !enter(client, &root.name).await? {
+            // A repair begins: what it has recorded by now is a hold.
+            let holds = self.horizon(client).await?.holds;
+            return Ok(Taken::Kept(Ready::Blocked(holds)));
+        }
+        let taken = self.take_within(client, root, child, archive).await;
+        leave(client, &root.name).await?;
+        taken
+    }
+
+    /// As [`Self::take`], while no repair begins.
+    async fn take_within(
+        &self,
+        client: &Client,
+        root: &PartitionedRoot,
+        child: &Child,
+        archive: Option<&Archive>,
+    ) -> Result<Taken, SourceError> {
         match child.state {
             PartitionState::Attached => {
-                let ready = self.ready(client, &child.name).await?;
-                if ready != Ready::Yes {
-                    return Ok(Taken::Kept(ready));
+                // A repair that has begun since the rows were read may be listing them.
+                let holds = self.horizon(client).await?.holds;
+                if !holds.is_empty() {
+                    return Ok(Taken::Kept(Ready::Blocked(holds)));
                 }
                 detach(client, root, child).await?;
             }

@@ -32,8 +32,8 @@ use super::control::Control;
 use super::error::SourceError;
 use super::names::ident;
 use super::poll::PollSpec;
-use super::retention::RetentionRule;
 use super::preflight::login_uri;
+use super::retention::RetentionRule;
 
 /// The steps of a setup, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -102,10 +102,7 @@ impl StepKind {
 
     /// A step whose success is read from the catalog; if it is refused, the other steps continue.
     const fn gives_rights(self) -> bool {
-        matches!(
-            self,
-            Self::Rights | Self::TableRights | Self::Retention | Self::Replication
-        )
+        matches!(self, Self::Rights | Self::TableRights | Self::Retention | Self::Replication)
     }
 }
 

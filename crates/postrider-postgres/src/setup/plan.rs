@@ -8,6 +8,7 @@ use crate::control::Control;
 use crate::names::{TableName, ident, literal};
 use crate::poll::{CHANNEL, PollSpec};
 use crate::repair::{self, NewRepair, RepairProgress, RepairReader, RepairRow, Verdict};
+use crate::retention::DetachExclusion;
 use crate::schema::{MIGRATION_TABLE, SchemaState, VERSION};
 use crate::schema_owner::{self, UntrustedSchema};
 use crate::start::{self, Facts};
@@ -517,6 +518,8 @@ pub async fn backfill(
     let listed =
         unfinished.is_some() && repair::assess(facts, unfinished, false) == Ok(Verdict::Unfinished);
     if !listed {
+        let table = &list.table().spec().table;
+        let _excluded = DetachExclusion::begin(ask.conninfo, ask.application_name, table).await?;
         let ask = NewRepair { before: unfinished, drop_slot: facts.slot.is_some(), ..ask };
         repair::begin(control, list.table(), &ask, told).await?;
     }
