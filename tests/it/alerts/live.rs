@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
-/// The rules with `for` in seconds where they have minutes or days, and the range of a rate cut from 15 minutes to 20 s. The
-/// rate itself, per second, is as it is shipped.
+/// The rules with `for` in seconds where they have minutes or days, and the range of a rate cut from 15 minutes to
+/// 20 s. The rate itself, per second, is as it is shipped.
 ///
 /// A range has to be longer than the pause between two reconnects (`RECONNECT_MAX`, 15 s), and as in the shipped rules
 /// it is shorter than the rule's `for`: one reconnect raises no alert.

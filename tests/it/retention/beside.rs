@@ -13,8 +13,8 @@ pub(super) struct Waits {
     pub(super) longest: Duration,
 }
 
-/// A session that repeats a statement until it is stopped, on a thread of its own: a test that waits for a command holds
-/// up its own runtime.
+/// A session that repeats a statement until it is stopped, on a thread of its own: a test that waits for a command
+/// holds up its own runtime.
 pub(super) struct Beside {
     stop: Arc<AtomicBool>,
     since: Arc<Mutex<Waits>>,

@@ -312,7 +312,8 @@ async fn partitions_by_numbers_are_created_and_dropped_by_their_rows() {
     }
 }
 
-/// Creating partitions and detaching them stops nobody: a statement waits no longer than for a lock of some milliseconds.
+/// Creating partitions and detaching them stops nobody: a statement waits no longer than for a lock of some
+/// milliseconds.
 #[tokio::test]
 async fn readers_and_writers_go_on_while_partitions_are_created_detached_and_archived() {
     let fixture = by_days(Version::Pg18, "retention_writers", RetentionAction::Archive).await;

@@ -22,12 +22,13 @@ pub struct RetentionRight {
     pub revoke: Option<String>,
     /// The role has it.
     pub held: bool,
-    /// It is membership in a superuser, which would make a superuser of the role: no program may grant it. `grant` gives
-    /// the table another owner.
+    /// It is membership in a superuser, which would make a superuser of the role: no program may grant it. `grant`
+    /// gives the table another owner.
     pub of_superuser: bool,
 }
 
-/// The role, the version of the server, and the relation that is named by a literal; with `{leaves}` also its partitions.
+/// The role, the version of the server, and the relation that is named by a literal; with `{leaves}` also its
+/// partitions.
 const ROLE: &str = "\
 WITH r AS (SELECT (SELECT p.oid FROM pg_roles AS p WHERE p.rolname = {role}) AS oid, {role}::text AS name, \
   current_setting('server_version_num')::int4 >= 160000 AS has_options), \
@@ -60,7 +61,8 @@ SELECT format('membership in role %I, which owns table %I.%I', o.rolname, n.nspn
       CASE WHEN {creates} THEN 'USAGE, CREATE' ELSE 'USAGE' END, n.nspname, o.rolname) END \
     || CASE WHEN o.rolsuper THEN format('CREATE ROLE %I NOLOGIN; GRANT USAGE, CREATE ON SCHEMA %I TO %1$I; ', \
         c.relname || '_owner', n.nspname) \
-      || (SELECT string_agg(format('ALTER TABLE %I.%I OWNER TO %I; ', s.nspname, p.relname, c.relname || '_owner'), '') \
+      || (SELECT string_agg( \
+            format('ALTER TABLE %I.%I OWNER TO %I; ', s.nspname, p.relname, c.relname || '_owner'), '') \
           FROM t JOIN pg_class AS p ON p.oid = t.relid JOIN pg_namespace AS s ON s.oid = p.relnamespace) ELSE '' END \
     || format('GRANT %I TO %I', CASE WHEN o.rolsuper THEN c.relname || '_owner' ELSE o.rolname END, r.name) \
     || CASE WHEN r.has_options THEN ' WITH INHERIT TRUE, SET TRUE;' ELSE ';' END, \

@@ -1,5 +1,6 @@
 //! Removes rows of a table, block range by block range: each in a transaction of its own, and at most as many rows as
-//! the blocks have. They are deleted, or moved to the archive, a table of the user's own with the columns of the outbox.
+//! the blocks have. They are deleted, or moved to the archive, a table of the user's own with the columns of the
+//! outbox.
 //!
 //! A table is read from its first block to its last, so a pass needs no index on the time column, sorts nothing, and
 //! costs the same however many rows are kept. A row that is changed meanwhile is compared again by the server with all
