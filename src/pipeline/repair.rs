@@ -211,7 +211,8 @@ async fn begin(
     let mut report = |step: RepairProgress<'_>| repair_step(spec, &step);
     let table = &list.table().spec().table;
     // Until the list exists: it must not lack the rows of a partition.
-    let excluded = DetachExclusion::begin(&spec.conninfo, application_name, table).await;
+    let excluded =
+        DetachExclusion::begin(control.client(), (&spec.conninfo, application_name), table).await;
     let _excluded = excluded.map_err(|error| Failure::Source(error, Phase::Control))?;
     let begun = repair::begin(control, list.table(), &ask, &mut report).await;
     begun.map(drop).map_err(|error| Failure::Source(error, Phase::Control))

@@ -3,7 +3,7 @@
 use super::{DAY, Fixture};
 use crate::await_that::{SOON, await_that};
 use crate::pipeline::Pipeline;
-use crate::relay::postrider_ok;
+use crate::relay::{Relay, postrider_ok};
 use crate::server::{Client, Version};
 use crate::toolkit::install_toolkit;
 use postrider::outbox::Layout;
@@ -142,6 +142,34 @@ async fn table_without_rows_at_setup_has_no_rows_from_before_its_slot() {
             create table public.part partition of public.outbox default";
         assert_eq!(again(partitioned).await, "t");
         assert_eq!(again(insert).await, "f");
+    }
+}
+
+/// That is known of the table that setup has seen. Another one that is configured before the first start has rows which
+/// no stream publishes.
+#[tokio::test]
+async fn table_that_is_configured_after_setup_may_have_rows_from_before_the_slot() {
+    let pipeline = Pipeline::shared(Version::Pg17, "retention_other").await;
+    pipeline
+        .sql
+        .batch(
+            "create table public.outbox2 (like public.outbox including all); \
+             insert into public.outbox2 (aggregate_type, aggregate_id, event_type) values ('o', '1', 'e')",
+        )
+        .await;
+    pipeline.sql("alter publication {publication} add table public.outbox2").await;
+    let whole = "select before_slot::text = '3:3:' from postrider.cursor";
+    assert_eq!(pipeline.sql.text(whole).await.as_deref(), Some("t"));
+    for (config, wanted) in [
+        (pipeline.config.clone(), "t"),
+        (pipeline.config.replace("public.outbox\"", "public.outbox2\""), "f"),
+    ] {
+        let relay = Relay::spawn(&config);
+        relay.await_state("streaming", SOON).await;
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+        assert_eq!(pipeline.sql.text(whole).await.as_deref(), Some(wanted));
+        // As if no relay had run.
+        pipeline.sql.batch("update postrider.cursor set of_mode = null").await;
     }
 }
 

@@ -22,21 +22,29 @@ const WAIT: &str = "BEGIN; SET LOCAL statement_timeout = '60s'; SET LOCAL lock_t
 
 /// While this exists, no partition of the table is detached by retention, and none is left detached.
 pub struct DetachExclusion {
-    /// The session that has the lock, until it ends.
-    _control: Control,
+    /// The session that has the lock, until it ends; `None` if the table has no partitions.
+    _control: Option<Control>,
 }
 
 impl DetachExclusion {
-    /// Waits for a detach that is in progress, and attaches again what was left detached.
+    /// Waits for a detach that is in progress, and attaches again what was left detached, on a session of its own.
+    /// `client`: a session that reads whether the table has partitions.
     ///
     /// # Errors
     /// An error of the server or of the connection; 55P03 or 57014: a transaction that reads the table is waited for.
     /// The caller tries again later.
     pub async fn begin(
-        conninfo: &Conninfo,
-        application_name: &str,
+        client: &Client,
+        (conninfo, application_name): (&Conninfo, &str),
         table: &TableName,
     ) -> Result<Self, SourceError> {
+        let failed = |e| SourceError::control(format!("read whether {table} is partitioned"), e);
+        let sql =
+            "SELECT EXISTS (SELECT FROM pg_class WHERE oid = to_regclass($1) AND relkind = 'p')";
+        let row = client.query_one(sql, &[&table.to_string()]).await.map_err(failed)?;
+        if !row.try_get::<_, bool>(0).map_err(failed)? {
+            return Ok(Self { _control: None });
+        }
         let control = Control::connect(conninfo, application_name).await?;
         let client = control.client();
         let failed =
@@ -56,7 +64,7 @@ impl DetachExclusion {
                 }
             }
         }
-        Ok(Self { _control: control })
+        Ok(Self { _control: Some(control) })
     }
 }
 
@@ -96,10 +104,11 @@ pub(super) async fn clear_marks(
     let clear = |child: &Child| {
         let comment = literal(&format!("COMMENT ON TABLE {} IS NULL", child.name));
         let of = literal(&child.name.to_string());
-        format!(
-            "DO $$ BEGIN IF EXISTS (SELECT FROM pg_inherits WHERE inhrelid = to_regclass({of}) \
-             AND NOT inhdetachpending) THEN EXECUTE {comment}; END IF; END $$;"
-        )
+        let body = format!(
+            "BEGIN IF EXISTS (SELECT FROM pg_inherits WHERE inhrelid = to_regclass({of}) \
+             AND NOT inhdetachpending) THEN EXECUTE {comment}; END IF; END"
+        );
+        format!("DO {};", literal(&body))
     };
     let sql: Vec<String> = stale.map(clear).collect();
     // Another process may be about to detach one.

@@ -174,8 +174,10 @@ impl Pass<'_> {
         root: Option<&PartitionedRoot>,
         archive: Option<&Archive>,
     ) -> Result<(), SourceError> {
-        if let Some(root) = root {
-            clear_marks(self.client, root).await?;
+        if let Some(root) = root
+            && let Err(error) = clear_marks(self.client, root).await
+        {
+            self.report.errors.push(error);
         }
         match (table.rule().settings.action, root) {
             (RetentionAction::Delete, root) => {

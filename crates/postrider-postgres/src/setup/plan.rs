@@ -326,15 +326,16 @@ const BEFORE: &str = "SELECT pg_catalog.set_config('postrider.before', \
                       pg_catalog.pg_current_snapshot()::pg_catalog.text, true)";
 const BEFORE_VALUE: &str = "pg_catalog.current_setting('postrider.before')::pg_catalog.pg_snapshot";
 
-/// The value of `before_slot`, read after the slot was created: a table without a block has no row from before.
+/// The values of `before_slot` and `of_table_oid`, read after the slot was created: a table without a block has no row
+/// from before. That is known of this table only ([`crate::store::cursor::write_settings`]).
 fn before_slot(table: Option<&TableName>) -> String {
-    let Some(table) = table else { return "pg_catalog.pg_current_snapshot()".to_owned() };
+    let Some(table) = table else { return "pg_catalog.pg_current_snapshot(), NULL".to_owned() };
     let table = format!("pg_catalog.to_regclass({})", literal(&table.to_string()));
     format!(
         "CASE WHEN pg_catalog.pg_relation_size({table})\n      \
          + coalesce((SELECT pg_catalog.sum(pg_catalog.pg_relation_size(t.relid))\n                  \
          FROM pg_catalog.pg_partition_tree({table}) AS t), 0) = 0\n      \
-         THEN {NOTHING_BEFORE} ELSE pg_catalog.pg_current_snapshot() END"
+         THEN {NOTHING_BEFORE} ELSE pg_catalog.pg_current_snapshot() END,\n    {table}::pg_catalog.oid"
     )
 }
 
@@ -344,7 +345,7 @@ fn insert_cursor(facts: &Facts, lsn: &str, resolved: &str, source: &str) -> Stri
     let messages = facts.messages;
     format!(
         "INSERT INTO postrider.cursor (pipeline, shard, system_identifier, timeline, slot, slot_created_lsn,\n    \
-         publication, messages, watermark, flush_limit, resolved_snapshot, before_slot)\n\
+         publication, messages, watermark, flush_limit, resolved_snapshot, before_slot, of_table_oid)\n\
          SELECT {pipeline}, {shard}, {SYSTEM_IDENTIFIER_SQL},\n    {TIMELINE_SQL},\n    \
          s.slot_name, {lsn}, {publication}, {messages}, {lsn}, {lsn},\n    \
          {resolved},\n    {before}\nFROM {source}\n{OVER_POLLING}",
@@ -519,7 +520,8 @@ pub async fn backfill(
         unfinished.is_some() && repair::assess(facts, unfinished, false) == Ok(Verdict::Unfinished);
     if !listed {
         let table = &list.table().spec().table;
-        let _excluded = DetachExclusion::begin(ask.conninfo, ask.application_name, table).await?;
+        let session = (ask.conninfo, ask.application_name);
+        let _excluded = DetachExclusion::begin(control.client(), session, table).await?;
         let ask = NewRepair { before: unfinished, drop_slot: facts.slot.is_some(), ..ask };
         repair::begin(control, list.table(), &ask, told).await?;
     }
