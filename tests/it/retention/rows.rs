@@ -9,7 +9,7 @@ use crate::toolkit::install_toolkit;
 use postrider::outbox::Layout;
 use postrider::postgres::names::TableName;
 use postrider::postgres::retention::{
-    BlockRange, Guard, Hold, KeepFrom, RetentionAction, RetentionSettings, Width, survey,
+    Guard, Hold, KeepFrom, RetentionAction, RetentionSettings, Width, survey,
 };
 use std::time::Duration;
 
@@ -44,14 +44,7 @@ async fn only_marked_rows_go_where_the_table_is_polled() {
         assert_eq!(fixture.count("public.outbox where published_at is null").await, 100);
         assert_eq!(fixture.count("public.outbox").await, 200);
 
-        let (table, client) = (fixture.table().await, fixture.control.client());
-        let mut guards = table.guards(&table.horizon(client).await.unwrap());
-        guards.retain(|guard| guard.guard != Guard::Unmarked);
-        let all = BlockRange { from: 0, to: 1_000_000 };
-        client.batch_execute("begin").await.unwrap();
-        client.execute(&table.remove_sql(table.name(), all, &guards, None), &[]).await.unwrap();
-        client.batch_execute("commit").await.unwrap();
-        assert_eq!(fixture.count("public.outbox where published_at is null").await, 0);
+        assert_eq!(fixture.removes_without(Guard::Unmarked).await, 100);
     }
 }
 
@@ -416,12 +409,17 @@ async fn rows_that_a_group_of_a_log_with_references_has_not_passed_stay() {
         fixture.published().await;
         let report = fixture.pass().await;
         assert_eq!((report.rows, report.held.of(Guard::Group)), (0, 10), "{report:?}");
+        assert_eq!(fixture.removes_without(Guard::Group).await, 10);
         let commit = "with polled as (select max(seq) as seq, max(lease) as lease \
                         from postrider.poll_outbox('readers', 'c', 4)) \
                       select postrider.commit_offset('readers', 'c', seq, lease) from polled";
         sql.batch(commit).await;
         assert_eq!(fixture.pass().await.rows, 4);
         assert_eq!(fixture.count("public.outbox where id <= 4").await, 0);
+        // A group that begins now needs the rows that are left.
+        sql.batch("select postrider.create_consumer_group('later', 'refs', 'earliest')").await;
+        let report = fixture.pass().await;
+        assert_eq!((report.rows, report.held.of(Guard::Group)), (0, 6), "{report:?}");
         sql.batch("update postrider.consumer_group set evicted_at = now()").await;
         assert_eq!(fixture.pass().await.rows, 6);
     }
