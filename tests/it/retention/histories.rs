@@ -1,7 +1,7 @@
 //! Random histories: transactions with savepoints that stay open, prepared transactions, rollbacks, updates, old time
-//! columns, positions that move now and then, parked events, repairs, replays, bookmarks, and another pipeline over the
-//! same table. After each removal a naive model says which rows somebody needs; all of them must be in the table. At the
-//! end of a history nobody needs an old row, and all are gone.
+//! columns, positions that move now and then, parked events, repairs, replays, bookmarks, and another pipeline over
+//! the same table. After each removal a naive model says which rows somebody needs; all of them must be in the table.
+//! At the end of a history nobody needs an old row, and all are gone.
 //!
 //! The same histories are run with rules that lack one condition each. Each of them must remove a row that is needed:
 //! otherwise the histories would prove nothing about that condition.

@@ -157,7 +157,7 @@ pub async fn read_rights(
     retention: Option<&RetentionRule>,
 ) -> Result<RightsFacts, SourceError> {
     let retention = match retention {
-        Some(rule) => rule.rights(control.client(), Some(role)).await?,
+        Some(of) => of.rights(control.client(), Some(role)).await?,
         None => Vec::new(),
     };
     let failed = |e| SourceError::control(format!("read the rights of role {role:?}"), e);
@@ -293,28 +293,7 @@ pub(super) fn wanted(facts: &Facts, role: &str, options: &Options<'_>) -> Vec<Ri
             });
         }
     }
-    if let (Some(rule), Some(table)) = (options.retention, &facts.names.table)
-        && rule.settings.keep.is_some()
-        && facts.table.is_none()
-    {
-        // The table is created by an earlier step, as a plain one.
-        rights.push(Right {
-            step: StepKind::Retention,
-            what: format!("DELETE on table {table}"),
-            sql: format!("GRANT DELETE ON TABLE {table} TO {to};"),
-            held: false,
-        });
-    }
-    // Membership in a superuser is granted by nobody.
-    let retention = have.map_or(&[][..], |have| &have.retention);
-    for right in retention.iter().filter(|right| !right.of_superuser) {
-        rights.push(Right {
-            step: StepKind::Retention,
-            what: right.what.clone(),
-            sql: right.grant.clone(),
-            held: right.held,
-        });
-    }
+    rights.extend(for_retention(facts, &to, options));
     if !options.polls {
         rights.push(Right {
             step: StepKind::Replication,
@@ -322,6 +301,29 @@ pub(super) fn wanted(facts: &Facts, role: &str, options: &Options<'_>) -> Vec<Ri
             sql: have.map_or_else(ServerKind::default, |have| have.kind).replicate(role),
             held: have.is_some_and(|have| have.replicates),
         });
+    }
+    rights
+}
+
+/// What retention needs, except membership in a superuser, which is granted by nobody.
+fn for_retention(facts: &Facts, to: &str, options: &Options<'_>) -> Vec<Right> {
+    let right = |what: String, sql: String, held: bool| Right {
+        step: StepKind::Retention,
+        what,
+        sql,
+        held,
+    };
+    let known = options.rights.map_or(&[][..], |have| &have.retention);
+    let granted = known.iter().filter(|of| !of.of_superuser);
+    let mut rights: Vec<Right> =
+        granted.map(|of| right(of.what.clone(), of.grant.clone(), of.held)).collect();
+    if let (Some(retention), Some(table)) = (options.retention, &facts.names.table)
+        && retention.settings.keep.is_some()
+        && facts.table.is_none()
+    {
+        // The table is created by an earlier step, as a plain one.
+        let what = format!("DELETE on table {table}");
+        rights.push(right(what, format!("GRANT DELETE ON TABLE {table} TO {to};"), false));
     }
     rights
 }

@@ -59,8 +59,8 @@ pub async fn read(
         return Err(start::schema_untrusted(&facts).into());
     }
     let mut holdings = holdings(control, &facts).await?;
-    if let Some((rule, role)) = retention {
-        let rights = rule.rights(control.client(), Some(role)).await?;
+    if let Some((of, role)) = retention {
+        let rights = of.rights(control.client(), Some(role)).await?;
         let revoked = rights.into_iter().filter_map(|right| Some((right.what, right.revoke?)));
         // The archive may have the owner of the outbox.
         holdings.retention = revoked.collect();
