@@ -1,7 +1,6 @@
 //! The errors of the commands, their hints, and the exit statuses of the process.
 
 use super::inbox::error::InboxCommandError;
-use super::retention_error::RetentionError;
 use crate::admin::AdminError;
 use crate::config::ConfigError;
 #[cfg(feature = "demo")]
@@ -171,11 +170,23 @@ pub(super) enum CliError {
     GroupNeedsYes { command: &'static str },
     #[error(transparent)]
     Inbox(#[from] InboxCommandError),
-    #[error(transparent)]
-    Retention(#[from] RetentionError),
+    #[error("no pipeline of the configuration {file} has retention")]
+    NoRetention { file: String },
+    #[error("the outbox is not partitioned: {why}")]
+    NotConverted { why: String, hint: String },
+    #[error(
+        "partition asks for confirmation, but standard input is not a terminal: nothing was changed"
+    )]
+    PartitionNeedsYes,
     #[error("could not write to standard output")]
     Output(#[source] io::Error),
 }
+
+/// What fixes [`CliError::NotATime`].
+const A_TIME: &str = "give a time such as 2026-03-01T04:00:00Z, or how long ago, such as 90m or 2d";
+
+/// What fixes [`CliError::NoRetention`].
+const NO_RETENTION: &str = "set how long rows are kept: [pipelines.NAME.retention] keep = \"7d\"";
 
 /// What fixes [`CliError::NewSchema`].
 const NEW_SCHEMA: &str =
@@ -194,7 +205,6 @@ impl CliError {
             Self::Init(error) if error.is_of_database() => Exit::Problems,
             Self::Replay(error) if error.is_usage() => Exit::Usage,
             Self::Inbox(error) if error.is_usage() => Exit::Usage,
-            Self::Retention(error) if error.is_usage() => Exit::Usage,
             Self::NotATime { .. }
             | Self::Bookmark(BookmarkError::Name { .. })
             | Self::Config(_)
@@ -209,6 +219,8 @@ impl CliError {
             | Self::UninstallNotAgreed
             | Self::NeedsYes { .. }
             | Self::GroupNeedsYes { .. }
+            | Self::NoRetention { .. }
+            | Self::PartitionNeedsYes
             | Self::NotJson { .. }
             | Self::WhichPipeline { .. }
             | Self::NoPipeline { .. }
@@ -241,7 +253,7 @@ impl CliError {
             | Self::ReplayEnded { .. }
             | Self::OldSchema { .. }
             | Self::NewSchema { .. }
-            | Self::Retention(_)
+            | Self::NotConverted { .. }
             | Self::NoParkedTable { .. }
             | Self::NoGroup { .. }
             | Self::NoToolkit(_)
@@ -309,9 +321,11 @@ impl CliError {
             Self::OtherConfiguration { .. } => hint(OTHER_CONFIGURATION),
             Self::Stranger(_) => hint("give admin.listen a port of its own"),
             Self::Thread(_) => hint("raise the limit of threads (ulimit -u, pids.max)"),
-            Self::Retention(error) => hint(error.hint()),
+            Self::NoRetention { .. } => hint(NO_RETENTION),
+            Self::PartitionNeedsYes => hint("read the steps above, and run it again with --yes"),
             Self::WhichPipeline { .. } => hint("select one with -p"),
             Self::NoPipeline { hint: text, .. } => hint(text),
+            Self::NotConverted { hint: text, .. } => hint(text),
             Self::NoInboxDatabase { .. } | Self::WhichInboxDatabase { .. } => hint(INBOX_DATABASE),
             Self::IntakeHasDatabase { .. } => hint(INTAKE_DATABASE),
             Self::Ambiguous { .. } => hint("give the position of the event in place of its id"),
@@ -322,9 +336,7 @@ impl CliError {
                 let resume = ("resume", format!("postrider replay --resume {name}"));
                 fix.into_iter().chain([resume]).collect()
             }
-            Self::NotATime { .. } => {
-                hint("give a time such as 2026-03-01T04:00:00Z, or how long ago, such as 90m or 2d")
-            }
+            Self::NotATime { .. } => hint(A_TIME),
             Self::Bookmark(error) => error.hint().map(|text| hint(&text)).unwrap_or_default(),
             Self::NewSchema { .. } => hint(NEW_SCHEMA),
             Self::NoParkedTable { pipeline } | Self::OldSchema { pipeline } => {

@@ -20,7 +20,6 @@ mod partition;
 mod repair;
 mod replay;
 mod retain;
-mod retention_error;
 mod run;
 mod setup;
 mod sql;

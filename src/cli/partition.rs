@@ -6,7 +6,6 @@
 use super::bookmark::the_one;
 use super::dialog::agreed;
 use super::error::{CliError, Exit};
-use super::retention_error::RetentionError;
 use super::{Output, folded};
 use crate::config::Config;
 use crate::config::Env;
@@ -64,11 +63,10 @@ pub(super) async fn run(
 ) -> Result<Exit, CliError> {
     let spec = the_one(config)?;
     let Some(table) = &spec.poll.table else {
-        return Err(RetentionError::Refused {
+        return Err(CliError::NotConverted {
             why: format!("pipeline {} has no outbox table", spec.name()),
             hint: "logical messages leave no rows".to_owned(),
-        }
-        .into());
+        });
     };
     let request = ConversionRequest {
         table: table.table.clone(),
@@ -81,7 +79,7 @@ pub(super) async fn run(
         Control::connect(login.as_ref().unwrap_or(&spec.conninfo), APPLICATION_NAME).await?;
     let plan = plan_conversion(control.client(), &request).await?;
     let plan =
-        plan.map_err(|refused| RetentionError::Refused { why: refused.why, hint: refused.hint })?;
+        plan.map_err(|refused| CliError::NotConverted { why: refused.why, hint: refused.hint })?;
     if args.undo {
         return undo(control.client(), &plan).await;
     }
@@ -91,7 +89,7 @@ pub(super) async fn run(
         return Ok(Exit::Done);
     }
     let question = "Carry these steps out?";
-    if !agreed(&printed, question, args.yes, || RetentionError::NeedsYes.into())? {
+    if !agreed(&printed, question, args.yes, || CliError::PartitionNeedsYes)? {
         return Ok(Exit::Done);
     }
     for step in plan.steps.iter().filter(|step| !step.is_done) {
@@ -143,11 +141,11 @@ async fn refuse_beside_a_relay(spec: &PipelineSpec, client: &Client) -> Result<(
         let pipeline: String = row.try_get(0).map_err(failed)?;
         let relays = repair::relays(client, &format!("postrider {pipeline}")).await?;
         if let Some(pid) = relays.first() {
-            return Err(RetentionError::Refused {
+            return Err(CliError::NotConverted {
                 why: format!("postrider run of pipeline {pipeline} is running (backend {pid})"),
                 hint: "stop it, and run this command again: it continues with the exchange; events wait in the WAL"
                     .to_owned(),
-            }.into());
+            });
         }
     }
     Ok(())

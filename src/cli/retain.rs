@@ -2,7 +2,6 @@
 
 use super::bookmark::{session, size};
 use super::error::{CliError, Exit, printable};
-use super::retention_error::RetentionError;
 use super::{Output, folded};
 use crate::config::Config;
 use crate::error::Chain;
@@ -52,7 +51,7 @@ pub(super) async fn run(config: &Config, args: &RetainArgs) -> Result<Exit, CliE
         }
     }
     if !any {
-        return Err(RetentionError::Off { file: config.file.clone() }.into());
+        return Err(CliError::NoRetention { file: config.file.clone() });
     }
     Ok(exit)
 }
@@ -244,7 +243,7 @@ async fn dry_run(
 }
 
 fn of_survey(pipeline: &str, rule: &RetentionRule, found: &Survey, due: &[DuePartition]) -> String {
-    let (whole, rows) = (grouped(found.rows), grouped(found.removable));
+    let (whole, rows) = (grouped(found.rows), grouped(found.removable()));
     let name = &rule.table.table;
     let what = match rule.settings.action {
         RetentionAction::Delete => "would be deleted",
@@ -260,6 +259,10 @@ fn of_survey(pipeline: &str, rule: &RetentionRule, found: &Survey, due: &[DuePar
                 folded(&format!("  partition {name} is kept: "), &why(ready))
             }
         });
+    }
+    if !found.holds.is_empty() {
+        let allowed = grouped(found.allowed);
+        text.push(format!("  {allowed} rows {what} if nothing blocked it"));
     }
     let young = found.held.of(Guard::Age);
     if young > 0 {
@@ -295,7 +298,8 @@ fn of_survey_json(pipeline: &str, found: &Survey, due: &[DuePartition]) -> Value
     json!({
         "pipeline": pipeline,
         "rows": found.rows,
-        "removable_rows": found.removable,
+        "removable_rows": found.removable(),
+        "removable_rows_if_released": found.allowed,
         "young_rows": found.held.of(Guard::Age),
         "rows_without_time": found.without_time,
         "held_rows": found.held.reasons().map(|(guard, rows)| (guard.name().to_owned(), json!(rows)))

@@ -15,8 +15,8 @@ use crate::postgres::repair::{self, RepairKind, RepairProgress, Selection};
 use crate::postgres::schema::{self, SchemaState};
 use crate::postgres::schema_owner::SessionRights;
 use crate::postgres::setup::{
-    self, Backfilled, Options, PartialSetup, ServerKind, SetupCommand, SetupError, SetupPlan,
-    SetupProgress, Step, StepKind, UndoPlan, check_backfill, undo,
+    self, Backfilled, Options, PartialSetup, RightsFacts, ServerKind, SetupCommand, SetupError,
+    SetupPlan, SetupProgress, Step, StepKind, UndoPlan, check_backfill, undo,
 };
 use crate::postgres::{Conninfo, SqlState, catalog};
 use crate::sink::Purpose;
@@ -51,7 +51,7 @@ async fn one(
     let columns = spec.columns();
     let ask = ask(spec, conninfo, args, &columns);
     if args.undo {
-        return undo_one(spec.name(), &control, &ask, args).await;
+        return undo_one(spec, &control, &ask, args).await;
     }
     let call = SetupCommand { command: command(spec.name(), args), login: Some(conninfo.clone()) };
     if !args.print_sql {
@@ -79,7 +79,8 @@ async fn one(
     let held = match role {
         Some(role) => {
             let table = spec.names.table.as_ref();
-            Some(setup::read_rights(&control, role, table, spec.marks()).await?)
+            let retention = spec.maintenance.retention.as_ref();
+            Some(setup::read_rights(&control, role, table, spec.marks(), retention).await?)
         }
         None => None,
     };
@@ -94,6 +95,7 @@ async fn one(
         marks: spec.marks(),
         call: Some(&call),
         rights: held.as_ref(),
+        retention: spec.maintenance.retention.as_ref(),
     };
     if args.print_sql {
         // The DBA can create the role first: the text begins with its SQL.
@@ -198,7 +200,13 @@ fn printed(
              creates the slot and lists these rows for publishing.\n"
         )
     });
-    format!("-- Pipeline {pipeline}\n{first}{left}{plan}")
+    let refused: String = options
+        .rights
+        .into_iter()
+        .flat_map(RightsFacts::not_granted)
+        .map(|right| format!("-- {}\n", not_granted(right)))
+        .collect();
+    format!("-- Pipeline {pipeline}\n{first}{left}{refused}{plan}")
 }
 
 /// Creates what is missing and prints what was done.
@@ -254,6 +262,7 @@ async fn create(
         lines.extend(created.map_err(|error| denied(error, spec.name(), selection, other))?);
     }
     lines.extend(left.map(|rows| notice(spec.name(), &rows)));
+    lines.extend(options.rights.into_iter().flat_map(RightsFacts::not_granted).map(not_granted));
     lines.extend(create_topics(spec, topics).await);
     let prepared = prepare_sink(spec, args.adopt_cursor).await;
     lines.extend(prepared.iter().map(line_of));
@@ -273,6 +282,14 @@ async fn create(
     }
     lines.push(format!("{name} is set up; {}", how_to_start(listen, spec).await));
     out.line(&lines.join("\n")).map_err(CliError::Output)
+}
+
+/// A right that setup does not grant.
+fn not_granted((what, sql): (&str, &str)) -> String {
+    format!(
+        "not granted    {what}: it is a superuser, and the relay's role would be one too. To give the table another \
+         owner: {sql}"
+    )
 }
 
 /// The topics that `sink.create_topics` creates and whose names do not depend on an event.
@@ -602,12 +619,15 @@ fn named_after(word: &str, from: &str, to: &str) -> Option<String> {
 
 /// `--undo`: prints what is lost, asks, and removes the pipeline from the database.
 async fn undo_one(
-    pipeline: &str,
+    spec: &PipelineSpec,
     control: &Control,
     ask: &FactsQuery<'_>,
     args: &SetupArgs,
 ) -> Result<(), CliError> {
-    let plan = undo::read(control, ask).await?;
+    let pipeline = spec.name();
+    let retention = spec.maintenance.retention.as_ref();
+    let retention = retention.map(|rule| (rule, spec.conninfo.user()));
+    let plan = undo::read(control, ask, retention).await?;
     let mut out = Output::stdout();
     if args.print_sql {
         let text = format!("-- Pipeline {pipeline}\n{plan}");

@@ -24,6 +24,7 @@ use crate::postgres::repair::{
     self, NewRepair, RepairKind, RepairOutcome, RepairProgress, RepairReader as List, RepairRow,
     RepairState, ResolvedBaseline, Selection, Verdict,
 };
+use crate::postgres::retention::DetachExclusion;
 use crate::postgres::start::Facts;
 use crate::postgres::store::cursor;
 use std::sync::Arc;
@@ -208,6 +209,11 @@ async fn begin(
         drop_slot: facts.slot.is_some(),
     };
     let mut report = |step: RepairProgress<'_>| repair_step(spec, &step);
+    let table = &list.table().spec().table;
+    // Until the list exists: it must not lack the rows of a partition.
+    let excluded =
+        DetachExclusion::begin(control.client(), (&spec.conninfo, application_name), table).await;
+    let _excluded = excluded.map_err(|error| Failure::Source(error, Phase::Control))?;
     let begun = repair::begin(control, list.table(), &ask, &mut report).await;
     begun.map(drop).map_err(|error| Failure::Source(error, Phase::Control))
 }

@@ -2,25 +2,35 @@
 
 /// What an archive costs.
 mod alone;
+/// What readers and writers wait meanwhile.
+mod beside;
+/// Repairs, replays, parked events and changes of the table that begin meanwhile.
+mod changes;
 /// `postrider retain`, and what a running relay does.
 mod commands;
 /// `postrider partition`.
 mod conversion;
+/// What partitions cost beside rows: `scripts/bench --retention`.
+mod costs;
 /// Random histories against a real server, and rules with a condition taken out.
 mod histories;
 /// Partitions: created, detached, dropped, archived, and found again after a crash at any step.
 mod partitions;
+/// What the relay's role is given, and what is taken from it.
+mod rights;
 /// Rows that are deleted, or moved to an archive.
 mod rows;
+/// The rules of the layouts' own relays.
+mod seeds;
 
-use crate::pipeline::Pipeline;
+use crate::pipeline::{Pipeline, show};
 use crate::server::Version;
 use postrider::outbox::{Layout, OutboxSpec, Role};
 use postrider::pipeline::poll_spec;
 use postrider::postgres::Conninfo;
 use postrider::postgres::control::Control;
 use postrider::postgres::retention::{
-    PassReport, RetentionRule, RetentionSettings, RetentionTable, pass,
+    BlockRange, Guard, PassReport, RetentionRule, RetentionSettings, RetentionTable, pass,
 };
 use std::time::Duration;
 
@@ -112,6 +122,22 @@ impl Fixture {
 
     async fn try_pass(&self) -> PassReport {
         pass(self.control.client(), &self.rule, &mut |_| ()).await
+    }
+
+    /// How many rows the rule removes that lacks a guard. Nothing is changed.
+    async fn removes_without(&self, guard: Guard) -> u64 {
+        let (table, client) = (self.table().await, self.control.client());
+        client.batch_execute("begin").await.expect("a transaction");
+        let horizon = table.horizon(client).await.expect("a horizon");
+        assert!(horizon.holds.is_empty(), "{horizon:?}");
+        let mut guards = table.guards(&horizon);
+        guards.retain(|of| of.guard != guard);
+        let all = BlockRange { from: 0, to: 1_000_000 };
+        let sql = table.remove_sql(table.name(), all, &guards, None);
+        let removed = client.execute(&sql, &[]).await.expect("a removal");
+        client.batch_execute("rollback").await.expect("a rollback");
+        show(&format!("Without({guard:?}): {removed} rows were removed that are needed"));
+        removed
     }
 
     /// A count, as the answer of a query.

@@ -230,6 +230,45 @@ fn refused(halt: &Halted) {
     halt.assert_says("PR010", &["has version 9", "versions up to 8"], &["newer postrider"]);
 }
 
+/// Rows that a relay of the older version has published, under retention of this one: that version did not record
+/// whether the table had rows from before its slot, so an operator decides; rows that are not published stay anyway.
+#[tokio::test]
+#[ignore = "needs the program of an older commit: scripts/test long"]
+async fn rows_of_the_older_version_stay_until_an_operator_decides() {
+    let older = Older::find();
+    for version in [Version::Pg15, Version::Pg18] {
+        let mut pipeline = set_up(&older, version, "upgrade_retention", "wal").await;
+        let insert = "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload, created_at) \
+                      select 'order', (i % 10)::text, 'Written', to_json(i), now() - interval '30 days' \
+                      from generate_series(1, 30) i";
+        pipeline.sql.batch(insert).await;
+        let old = older.run(&pipeline.config);
+        pipeline.topic.await_records(30, SOON).await;
+        assert_eq!(old.terminate(SOON).await.code, Some(0));
+        pipeline.sql.batch(insert).await;
+        postrider_ok(&pipeline.config, &["setup"]);
+        let section =
+            format!("[pipelines.{}.retention]\nkeep = \"7d\"\ninterval = \"1s\"\n", pipeline.name);
+        pipeline.config.push_str(&section);
+        let decides = "update postrider.cursor set before_slot = '3:3:'";
+        let blocked = |status: &serde_json::Value| {
+            let blocked = &status["pipelines"][0]["maintenance"]["retention"]["blocked"];
+            blocked.as_array().is_some_and(|all| all.iter().any(|of| of["reason"] == "before_slot"))
+        };
+        let new = Relay::spawn(&pipeline.config);
+        new.await_status("a blocked pass", SOON, blocked).await;
+        pipeline.topic.await_records(60, SOON).await;
+        assert_eq!(number(&pipeline, "select count(*)::text from public.outbox").await, 60);
+        pipeline.sql.batch(decides).await;
+        await_that("the rows of both versions to be removed", SOON, || async {
+            let left = number(&pipeline, "select count(*)::text from public.outbox").await;
+            if left == 0 { Ok(()) } else { Err(format!("{left} are left\n{}", new.stderr())) }
+        })
+        .await;
+        assert_eq!(new.terminate(SOON).await.code, Some(0));
+    }
+}
+
 #[tokio::test]
 #[ignore = "needs the program of an older commit: scripts/test long"]
 async fn streaming_relay_is_replaced_after_sigterm() {

@@ -18,13 +18,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
-/// The rules with `for` in seconds where they have minutes, and the range of a rate cut from 15 minutes to 20 s. The
-/// rate itself, per second, is as it is shipped.
+/// The rules with `for` in seconds where they have minutes or days, and the range of a rate cut from 15 minutes to
+/// 20 s. The rate itself, per second, is as it is shipped.
 ///
 /// A range has to be longer than the pause between two reconnects (`RECONNECT_MAX`, 15 s), and as in the shipped rules
 /// it is shorter than the rule's `for`: one reconnect raises no alert.
 fn shortened(rules: &str) -> String {
-    let spans = regex::Regex::new(r"(?m)^(\s+for: \d+)m$").expect("a pattern");
+    let spans = regex::Regex::new(r"(?m)^(\s+for: \d+)[md]$").expect("a pattern");
     assert!(spans.is_match(rules), "{rules}");
     assert_eq!(rules.matches("[15m]").count(), 1, "{rules}");
     spans.replace_all(rules, "${1}s").replace("[15m]", "[20s]")
@@ -322,6 +322,47 @@ async fn dead_messages_and_gaps_of_inboxes_fire_and_clear() {
     fixture.sql.batch("alter table postrider_inbox.mail_gone rename to mail").await;
     prometheus.await_alert("PostriderInboxMaintenance", name, false).await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// Retention that is blocked, and one whose passes fail. The second alert looks at an hour, so it does not clear here.
+#[tokio::test]
+async fn retention_that_is_blocked_or_fails_fires() {
+    let mut blocked = Pipeline::shared(Version::Pg17, "al_blocked").await;
+    let mut failing = Pipeline::shared(Version::Pg17, "al_failing").await;
+    for (pipeline, line) in
+        [(&mut blocked, "keep = \"7d\""), (&mut failing, "processed_events = \"public.none\"")]
+    {
+        let section =
+            format!("[pipelines.{}.retention]\n{line}\ninterval = \"1s\"\n", pipeline.name);
+        pipeline.config.push_str(&section);
+    }
+    let replay = format!(
+        "insert into postrider.replay (pipeline, name, request, source) values ('{}', 'r1', '{{}}', 'table')",
+        blocked.name
+    );
+    blocked.sql.batch(&replay).await;
+    let ports = [free_port(), free_port()];
+    let relays = [
+        Relay::spawn_at(&blocked.config, ports[0], &[]),
+        Relay::spawn_at(&failing.config, ports[1], &[]),
+    ];
+    for relay in &relays {
+        relay.await_state("streaming", SOON).await;
+    }
+    let prometheus = Prometheus::start(&ports);
+    prometheus.fires("PostriderRetentionBlocked", &blocked).await;
+    blocked.sql.batch("update postrider.replay set finished_at = now()").await;
+    prometheus.clears("PostriderRetentionBlocked", &blocked).await;
+    // The sixth failure comes about three minutes after the first one.
+    let failures = |status: &Value| {
+        let failures = &status["pipelines"][0]["maintenance"]["retention"]["failures_total"];
+        failures.as_u64() > Some(6)
+    };
+    relays[1].await_status("seven failures", 2 * SOON, failures).await;
+    prometheus.fires("PostriderRetention", &failing).await;
+    for relay in relays {
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
 }
 
 /// Bytes of a WAL segment, and segments that one statement fills.

@@ -2,7 +2,7 @@
 
 use crate::await_that::{SOON, await_that};
 use crate::pipeline::Pipeline;
-use crate::private::Signal;
+use crate::private::{PrivateKafka, Signal};
 use crate::relay::{Relay, postrider, postrider_ok};
 use crate::server::{Client, Version, unique};
 use serde_json::Value;
@@ -11,11 +11,6 @@ use serde_json::Value;
 fn retains(pipeline: &mut Pipeline, lines: &str) {
     let section = format!("[pipelines.{}.retention]\n{lines}\n", pipeline.name);
     pipeline.config.push_str(&section);
-}
-
-/// A person has declared that rows from before the slot are published: the times of these tests' rows are from before.
-async fn nothing_before(pipeline: &Pipeline) {
-    pipeline.sql.batch("update postrider.cursor set before_slot = '3:3:'").await;
 }
 
 /// Inserts events that are so many days old.
@@ -44,7 +39,6 @@ async fn running_relay_removes_what_it_has_published() {
     for version in Version::ALL {
         let mut pipeline = Pipeline::shared(version, "retention_run").await;
         retains(&mut pipeline, "keep = \"7d\"\ninterval = \"1s\"");
-        nothing_before(&pipeline).await;
         insert(&pipeline, 200, 8).await;
         let relay = pipeline.run();
         insert(&pipeline, 300, 8).await;
@@ -66,38 +60,106 @@ async fn running_relay_removes_what_it_has_published() {
     }
 }
 
+/// The hint is followed to its end: a replay publishes every row, and the statement lets all of them go.
 #[tokio::test]
 async fn rows_from_before_the_slot_stay_until_a_person_decides() {
     let mut pipeline = Pipeline::shared(Version::Pg17, "retention_before").await;
-    retains(&mut pipeline, "keep = \"7d\"\ninterval = \"1s\"");
-    // As if the slot had been created after them. At its first start a relay begins a history.
+    postrider_ok(&pipeline.config, &["setup", "--undo", "--yes"]);
     insert(&pipeline, 20, 30).await;
+    postrider_ok(&pipeline.config, &["setup"]);
+    retains(&mut pipeline, "keep = \"7d\"\ninterval = \"1s\"");
     let relay = pipeline.run();
-    relay.await_state("streaming", SOON).await;
-    pipeline
-        .sql
-        .batch(
-            "update postrider.cursor set before_slot = pg_current_snapshot(), \
-               histories = array[floor(extract(epoch from now() - interval '31 days'))::bigint]",
-        )
-        .await;
     insert(&pipeline, 5, 30).await;
-    await_rows(&pipeline, &relay, "public.outbox", "20").await;
-    let held = |status: &Value| {
-        let held = &status["pipelines"][0]["maintenance"]["retention"]["held_rows"];
-        held.as_array().is_some_and(|held| {
-            held.iter().any(|of| of["reason"] == "before_slot" && of["rows"] == 20)
-        })
+    // As new as the others by their transactions.
+    pipeline.sql.batch("update public.outbox set event_type = 'x' where id <= 10").await;
+    pipeline.topic.await_records(5, SOON).await;
+    let blocked = |status: &Value| {
+        let blocked = &status["pipelines"][0]["maintenance"]["retention"]["blocked"];
+        blocked.as_array().is_some_and(|all| all.iter().any(|of| of["reason"] == "before_slot"))
     };
-    relay.await_status("rows that are held", SOON, held).await;
+    let status = relay.await_status("a blocked pass", SOON, blocked).await;
     let (_, metrics) = relay.get("/metrics").await.expect("an answer");
     let line = format!(
-        "postrider_retention_held_rows{{pipeline=\"{}\",shard=\"0\",reason=\"before_slot\"}} 20",
+        "postrider_retention_blocked{{pipeline=\"{}\",shard=\"0\",reason=\"before_slot\"}} 1",
         pipeline.name
     );
     assert!(metrics.contains(&line), "{metrics}");
-    pipeline.sql.batch("update postrider.cursor set before_slot = '3:3:'").await;
+    await_that("all rows to be resolved", SOON, || async {
+        let printed = postrider(&pipeline.config, &["retain", "--dry-run"]);
+        let printed = String::from_utf8_lossy(&printed.stdout).into_owned();
+        let none = printed.contains(": 0 of 25 rows of");
+        if none && printed.contains("25 rows would be deleted if nothing blocked it") {
+            Ok(())
+        } else {
+            Err(printed)
+        }
+    })
+    .await;
+    let all = &status["pipelines"][0]["maintenance"]["retention"]["blocked"];
+    let hint = all[0]["hint"].as_str().expect("a hint");
+    let (replay, rest) =
+        hint.split_once("postrider replay ").expect("a command").1.split_once(';').unwrap();
+    let args: Vec<&str> = ["replay"].into_iter().chain(replay.split(' ')).collect();
+    postrider_ok(&pipeline.config, &args);
+    pipeline.topic.await_records(30, SOON).await;
+    let statement = rest.split_once("removed then): ").expect("a statement").1;
+    assert_eq!(
+        pipeline.sql.text("select count(*) from public.outbox").await.as_deref(),
+        Some("25")
+    );
+    pipeline.sql.batch(statement).await;
     await_rows(&pipeline, &relay, "public.outbox", "0").await;
+}
+
+/// Rows that are older than `keep` before their events are published: of transactions that were open, prepared or
+/// divided by savepoints while no relay ran, and of an outage of the broker.
+#[tokio::test]
+async fn rows_that_are_published_late_stay_until_then() {
+    let kafka = PrivateKafka::start("").await;
+    for version in Version::ALL {
+        let mut pipeline = Pipeline::to_broker(version, &kafka.brokers(), "retention_late").await;
+        retains(&mut pipeline, "keep = \"7d\"\ninterval = \"1s\"");
+        let relay = pipeline.run();
+        insert(&pipeline, 10, 30).await;
+        await_rows(&pipeline, &relay, "public.outbox", "0").await;
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+
+        let row = "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload, created_at) \
+                   values ('order', '1', 'Written', '1', now() - interval '30 days')";
+        let open = Client::connect(&pipeline.url).await.unwrap();
+        open.batch(&format!("begin; {row}; savepoint a; {row}; release a; savepoint b; {row}"))
+            .await;
+        let name = &pipeline.name;
+        let prepares = format!("begin; {row}; savepoint a; {row}; prepare transaction '{name}'");
+        Client::connect(&pipeline.url).await.unwrap().batch(&prepares).await;
+        insert(&pipeline, 10, 30).await;
+        open.batch("rollback to b; commit").await;
+        pipeline.sql.batch(&format!("commit prepared '{name}'")).await;
+        let printed = postrider_ok(&pipeline.config, &["retain"]);
+        assert!(printed.contains("removed 0 rows"), "{printed}");
+        assert!(
+            printed.contains("kept 14 rows that are old enough: their transactions"),
+            "{printed}"
+        );
+
+        let relay = pipeline.run();
+        pipeline.topic.await_records(24, SOON).await;
+        await_rows(&pipeline, &relay, "public.outbox", "0").await;
+
+        kafka.freeze();
+        insert(&pipeline, 15, 30).await;
+        let unresolved = |status: &Value| {
+            let held = &status["pipelines"][0]["maintenance"]["retention"]["held_rows"];
+            held.as_array().is_some_and(|held| {
+                held.iter().any(|of| of["reason"] == "unresolved" && of["rows"] == 15)
+            })
+        };
+        relay.await_status("a pass during the outage", SOON, unresolved).await;
+        kafka.thaw();
+        pipeline.topic.await_records(39, SOON).await;
+        await_rows(&pipeline, &relay, "public.outbox", "0").await;
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
 }
 
 /// What would be removed, what keeps the rest, and who.
@@ -110,7 +172,6 @@ async fn retain_prints_what_would_go_and_what_keeps_the_rest() {
     assert!(printed.contains("[pipelines.NAME.retention] keep = \"7d\""), "{printed}");
 
     retains(&mut pipeline, "keep = \"7d\"");
-    nothing_before(&pipeline).await;
     insert(&pipeline, 30, 8).await;
     let relay = pipeline.run();
     pipeline.topic.await_records(30, SOON).await;
@@ -198,7 +259,6 @@ async fn relay_that_is_killed_while_a_partition_is_detached_is_continued() {
             )
             .await;
         postrider_ok(&pipeline.config, &["setup"]);
-        nothing_before(&pipeline).await;
         let relay = pipeline.run();
         relay.await_state("streaming", SOON).await;
         insert(&pipeline, 100, 30).await;
@@ -240,8 +300,7 @@ async fn missing_rights_are_named_with_the_statement_that_grants_them() {
     insert(&pipeline, 5, 30).await;
     let sql = format!(
         "update postrider.cursor set of_mode = 'wal', of_marks = false, of_layout = 'postrider', \
-           of_table_oid = 'public.outbox'::regclass::oid, before_slot = '3:3:', \
-           resolved_snapshot = '{0}:{0}:' where pipeline = '{1}'",
+           of_table_oid = 'public.outbox'::regclass::oid, resolved_snapshot = '{0}:{0}:' where pipeline = '{1}'",
         u32::MAX,
         pipeline.name
     );

@@ -1,36 +1,27 @@
 //! `postrider partition`: a live outbox becomes a partitioned one, and no writer, and no consumer, misses an event.
 
-use crate::await_that::SOON;
+use super::beside::{Beside, Waits};
+use crate::await_that::{SOON, await_that};
 use crate::pipeline::{Pipeline, show};
 use crate::relay::{postrider, postrider_ok};
-use crate::server::{Client, Version};
+use crate::server::Version;
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
-use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
-
-/// A session that inserts one event after the other until it is stopped. Returns how many, and the longest insert.
-fn writer(url: String, sql: &'static str) -> (oneshot::Sender<()>, JoinHandle<(usize, Duration)>) {
-    let (stop, mut stopped) = oneshot::channel();
-    #[expect(clippy::disallowed_methods, reason = "the handle is kept, and awaited")]
-    let task = tokio::spawn(async move {
-        let session = Client::connect(&url).await.expect("a session");
-        session.batch("set statement_timeout = '10s'").await;
-        let (mut count, mut longest) = (0, Duration::ZERO);
-        while stopped.try_recv().is_err() {
-            let started = Instant::now();
-            session.batch(sql).await;
-            (count, longest) = (count + 1, longest.max(started.elapsed()));
-        }
-        (count, longest)
-    });
-    (stop, task)
-}
+use std::time::Duration;
 
 async fn ids(pipeline: &Pipeline, count: usize) -> BTreeSet<String> {
     let records = pipeline.topic.await_records(count, SOON).await;
     assert_eq!(records.len(), count);
     records.iter().filter_map(|record| record.header("id")).map(str::to_owned).collect()
+}
+
+/// A session that writes all the time, and has begun.
+async fn writing(url: &str, insert: &str) -> Beside {
+    let writer = Beside::start(url, insert);
+    await_that("a row of the writer", SOON, || async {
+        if writer.count() > 0 { Ok(()) } else { Err("none") }
+    })
+    .await;
+    writer
 }
 
 #[tokio::test]
@@ -44,7 +35,7 @@ async fn live_outbox_is_partitioned_by_numbers_without_an_error_of_a_writer() {
         pipeline.insert(1000).await;
         let insert = "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload) \
                       values ('order', '1', 'Written', '1')";
-        let (stop, task) = writer(pipeline.url.clone(), insert);
+        let writer = writing(&pipeline.url, insert).await;
         let relay = pipeline.run();
         relay.await_state("streaming", SOON).await;
         let beside = postrider(&pipeline.config, &["partition", "--by", "1000000", "--yes"]);
@@ -56,13 +47,14 @@ async fn live_outbox_is_partitioned_by_numbers_without_an_error_of_a_writer() {
         assert!(undone.contains("DROP CONSTRAINT"), "{undone}");
         let printed = postrider_ok(&pipeline.config, &["partition", "--by", "1000000", "--print"]);
         assert!(printed.contains("ATTACH PARTITION"), "{printed}");
+        writer.take();
         postrider_ok(&pipeline.config, &["partition", "--by", "1000000", "--yes"]);
+        assert!(writer.count() > 10, "it has not written meanwhile");
         let kind = "select relkind::text from pg_class where oid = 'public.outbox'::regclass";
         assert_eq!(pipeline.sql.text(kind).await.as_deref(), Some("p"));
         let relay = pipeline.run();
         relay.await_state("streaming", SOON).await;
-        stop.send(()).unwrap();
-        let (count, longest) = task.await.expect("no insert failed");
+        let Waits { count, longest } = writer.stop();
         show(&format!("{version:?}: {count} inserts, the longest {longest:?}"));
         assert!(longest < Duration::from_secs(3), "{longest:?}");
         let rows = pipeline.sql.text("select count(*) from public.outbox").await.unwrap();
@@ -80,14 +72,15 @@ async fn live_outbox_with_uuids_is_partitioned_by_time_without_an_error_of_a_wri
         let pipeline = Pipeline::in_layout(version, "partition_time", "adr30").await;
         let insert = "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload) \
                       values ('booking', gen_random_uuid(), 'Written', '1')";
-        let (stop, task) = writer(pipeline.url.clone(), insert);
+        let writer = writing(&pipeline.url, insert).await;
         let printed = postrider_ok(&pipeline.config, &["partition", "--by", "month", "--print"]);
         assert!(printed.contains("ON CONFLICT (\"id\") fails (42P10)"), "{printed}");
+        writer.take();
         postrider_ok(&pipeline.config, &["partition", "--by", "month", "--yes"]);
+        assert!(writer.count() > 10, "it has not written meanwhile");
         let relay = pipeline.run();
         relay.await_state("streaming", SOON).await;
-        stop.send(()).unwrap();
-        let (count, longest) = task.await.expect("no insert failed");
+        let Waits { count, longest } = writer.stop();
         show(&format!("{version:?}: {count} inserts, the longest {longest:?}"));
         assert!(longest < Duration::from_secs(3), "{longest:?}");
         assert_eq!(ids(&pipeline, count).await.len(), count);

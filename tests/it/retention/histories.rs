@@ -1,13 +1,14 @@
-//! Random histories: transactions with savepoints that stay open, rollbacks, updates, old time columns, positions that
-//! move now and then, parked events, repairs, replays, bookmarks, and another pipeline over the same table. After each
-//! removal a naive model says which rows somebody needs; all of them must be in the table. At the end of a history
-//! nobody needs an old row, and all are gone.
+//! Random histories: transactions with savepoints that stay open, prepared transactions, rollbacks, updates, old time
+//! columns, positions that move now and then, parked events, repairs, replays, bookmarks, and another pipeline over
+//! the same table. After each removal a naive model says which rows somebody needs; all of them must be in the table.
+//! At the end of a history nobody needs an old row, and all are gone.
 //!
 //! The same histories are run with rules that lack one condition each. Each of them must remove a row that is needed:
 //! otherwise the histories would prove nothing about that condition.
 
 use super::Fixture;
 use crate::await_that::{SOON, await_that};
+use crate::pipeline::show;
 use crate::server::{Client, Version};
 use postrider::offset::{Offset, Watermark};
 use postrider::postgres::retention::{BlockRange, Guard, Horizon, RowGuard};
@@ -65,11 +66,15 @@ struct History {
     fixture: Fixture,
     random: fastrand::Rng,
     writers: Vec<Writer>,
+    /// Rows of a prepared transaction.
+    prepared: Option<Vec<(i64, u32)>>,
     rows: BTreeMap<i64, RowModel>,
     /// What each pipeline has published: everything up to this position.
     published: [u64; 2],
     /// Positions that a pipeline may reach.
     positions: Vec<u64>,
+    /// The table may have rows from before the slot.
+    before_slot: bool,
     repair: bool,
     replay: bool,
     /// How many days ago a bookmark was created.
@@ -95,9 +100,11 @@ impl History {
             fixture,
             random: fastrand::Rng::with_seed(0),
             writers,
+            prepared: None,
             rows: BTreeMap::new(),
             published: [0; 2],
             positions: Vec::new(),
+            before_slot: false,
             repair: false,
             replay: false,
             bookmark: None,
@@ -125,17 +132,19 @@ impl History {
         self.rows.clear();
         self.log.clear();
         self.sql().batch("delete from public.outbox; delete from postrider.parked").await;
-        for _ in 0..2 {
-            let id = insert(self.sql(), 40).await;
-            self.rows.insert(id, RowModel { position: None, days: 40, parked: false });
-        }
-        // The slot was created 35 days ago, by the times of the rows.
-        self.sql()
-            .batch(
-                "update postrider.cursor set before_slot = pg_current_snapshot(), \
-                   histories = array[floor(extract(epoch from now() - interval '35 days'))::bigint]",
-            )
-            .await;
+        // In half of the histories the table has rows from before the slot, and in some of these an operator decides
+        // later that they are not needed.
+        self.before_slot = seed % 2 == 1;
+        let value = if self.before_slot {
+            for _ in 0..2 {
+                let id = insert(self.sql(), 40).await;
+                self.rows.insert(id, RowModel { position: None, days: 40, parked: false });
+            }
+            "pg_current_snapshot()"
+        } else {
+            "'3:3:'"
+        };
+        self.sql().batch(&format!("update postrider.cursor set before_slot = {value}")).await;
         let end = self.end_of_wal().await;
         self.positions = vec![end];
     }
@@ -170,6 +179,7 @@ impl History {
         match operation {
             0..30 => self.write().await,
             30..40 => self.end_transaction().await,
+            70..73 => self.end_prepared().await,
             40..55 => {
                 let of = self.random.usize(0..2);
                 let to = self.random.choice(&self.positions).copied().unwrap_or_default();
@@ -181,7 +191,8 @@ impl History {
             62..64 => self.toggle_repair().await,
             64..66 => self.toggle_replay().await,
             66..68 => self.toggle_bookmark().await,
-            68..69 => {
+            68..69 => self.decide().await,
+            69..70 => {
                 let pipeline = self.key(0).pipeline;
                 self.sql()
                     .batch(&format!(
@@ -224,7 +235,23 @@ impl History {
         let commits = self.random.u32(0..4) > 0;
         let writer = &mut self.writers[at];
         let Some(written) = writer.open.take() else { return };
+        if self.prepared.is_none() && self.random.bool() {
+            let name = &self.fixture.pipeline.name;
+            writer.session.batch(&format!("prepare transaction '{name}'")).await;
+            self.prepared = Some(written);
+            return;
+        }
         writer.session.batch(if commits { "commit" } else { "rollback" }).await;
+        if commits {
+            self.committed(written).await;
+        }
+    }
+
+    async fn end_prepared(&mut self) {
+        let Some(written) = self.prepared.take() else { return };
+        let commits = self.random.u32(0..4) > 0;
+        let end = if commits { "commit" } else { "rollback" };
+        self.sql().batch(&format!("{end} prepared '{}'", self.fixture.pipeline.name)).await;
         if commits {
             self.committed(written).await;
         }
@@ -289,6 +316,15 @@ impl History {
             "delete from postrider.replay".to_owned()
         };
         self.sql().batch(&sql).await;
+    }
+
+    /// An operator decides that rows from before the slot are not needed.
+    async fn decide(&mut self) {
+        self.before_slot = false;
+        for row in self.rows.values_mut() {
+            row.position = row.position.or(Some(0));
+        }
+        self.sql().batch("update postrider.cursor set before_slot = '3:3:'").await;
     }
 
     async fn toggle_bookmark(&mut self) {
@@ -382,6 +418,10 @@ impl History {
                 writer.session.batch("rollback").await;
             }
         }
+        if self.prepared.take().is_some() {
+            let name = &self.fixture.pipeline.name;
+            self.sql().batch(&format!("rollback prepared '{name}'")).await;
+        }
         (self.repair, self.replay, self.bookmark) = (false, false, None);
         for row in self.rows.values_mut() {
             row.parked = false;
@@ -409,10 +449,7 @@ impl History {
 
     /// Nobody needs an old row any more: all are gone as soon as that is known.
     async fn assert_old_rows_go(&mut self) {
-        self.sql().batch("update postrider.cursor set before_slot = '3:3:'").await;
-        for row in self.rows.values_mut() {
-            row.position = row.position.or(Some(0));
-        }
+        self.decide().await;
         let young = self.rows.values().filter(|row| row.days == 0).count();
         let history = tokio::sync::Mutex::new(self);
         await_that("the old rows to be removed", SOON, || async {
@@ -467,9 +504,9 @@ async fn each_condition_that_is_taken_out_removes_a_row_that_is_needed() {
     for mutant in [
         Mutant::Without(Guard::Age),
         Mutant::Without(Guard::Unresolved),
-        Mutant::Without(Guard::BeforeSlot),
         Mutant::Without(Guard::Parked),
         Mutant::Without(Guard::Bookmark),
+        Mutant::Unblocked("before_slot"),
         Mutant::Unblocked("repair"),
         Mutant::Unblocked("replay"),
         Mutant::Unblocked("nothing_resolved"),
@@ -484,6 +521,7 @@ async fn each_condition_that_is_taken_out_removes_a_row_that_is_needed() {
                 break;
             }
         }
-        assert!(found.is_some(), "{mutant:?} removed nothing that is needed");
+        let found = found.unwrap_or_else(|| panic!("{mutant:?} removed nothing that is needed"));
+        show(&format!("{mutant:?}: {}", found.split("; ").next().unwrap_or_default()));
     }
 }

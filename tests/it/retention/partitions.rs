@@ -1,6 +1,7 @@
 //! Partitions of the outbox and of the archive: created ahead, taken out when all of their rows may go, and found
 //! again whatever step a process ended at.
 
+use super::beside::{Beside, Waits};
 use super::{DAY, Fixture};
 use crate::await_that::{SOON, await_that};
 use crate::server::{Client, Version};
@@ -65,10 +66,12 @@ fn taken(report: &PassReport) -> (u64, u64, bool) {
     (report.taken, report.held.total(), report.errors.is_empty())
 }
 
-/// A session with a transaction that has read the outbox: a detach waits for it.
-async fn reader(fixture: &Fixture) -> Client {
+/// A session with a transaction that has read a table: a detach waits for it.
+async fn reader(fixture: &Fixture, table: &str) -> Client {
     let session = Client::connect(&fixture.pipeline.url).await.expect("a session");
-    session.batch("begin isolation level repeatable read; select from public.outbox").await;
+    session
+        .batch(&format!("begin isolation level repeatable read; select from public.{table}"))
+        .await;
     session
 }
 
@@ -122,40 +125,94 @@ async fn partitions_are_attached_to_the_archive_and_dropped_there() {
     }
 }
 
-/// The states that a process leaves which ends between two steps, one after the other.
+/// How far a process had come that has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    /// The partition has its comment.
+    Marked,
+    /// `DETACH CONCURRENTLY` waits for a transaction, and was interrupted.
+    Detaching,
+    /// It is a table of its own.
+    Detached,
+}
+
+/// Leaves partition `wide` of a table as a process leaves it that ends at this step.
+async fn ended_at(step: Step, fixture: &Fixture, root: &str) {
+    let sql = &fixture.pipeline.sql;
+    let bound = "select pg_get_expr(relpartbound, oid) from pg_class where relname = 'wide'";
+    let bound = sql.text(bound).await.expect("a bound").replace('\'', "''");
+    sql.batch(&format!(
+        "comment on table public.wide is 'postrider retention of \"public\".\"{root}\" detaches this partition: {bound}'"
+    ))
+    .await;
+    let detach = format!("alter table public.{root} detach partition public.wide concurrently");
+    match step {
+        Step::Marked => {}
+        Step::Detached => sql.batch(&detach).await,
+        Step::Detaching => {
+            let waiting = reader(fixture, root).await;
+            sql.batch("set lock_timeout = '300ms'; set statement_timeout = '1s'").await;
+            sql.batch_execute(&detach).await.unwrap_err();
+            sql.batch("reset lock_timeout; reset statement_timeout").await;
+            assert_eq!(fixture.count("pg_inherits where inhdetachpending").await, 1);
+            waiting.batch("commit").await;
+        }
+    }
+}
+
+/// The states that a process leaves which ends between two steps: of the outbox, and of the archive.
 #[tokio::test]
 async fn whatever_step_a_process_ended_at_the_next_pass_continues() {
     for version in Version::ALL {
-        for action in [RetentionAction::Drop, RetentionAction::Archive] {
-            let fixture = by_days(version, "retention_steps", action).await;
-            let sql = &fixture.pipeline.sql;
-            fixture.insert(10, 35).await;
-            fixture.published().await;
-            let mark = "comment on table public.wide is 'postrider retention of \"public\".\"outbox\" detaches this \
-                        partition: BOUND'";
-            let bound =
-                "select pg_get_expr(relpartbound, oid) from pg_class where relname = 'wide'";
-            let bound = sql.text(bound).await.unwrap().replace('\'', "''");
-            // Marked only.
-            sql.batch(&mark.replace("BOUND", &bound)).await;
-            // Interrupted: a transaction reads the table for longer than the detach may wait.
-            let waiting = reader(&fixture).await;
-            let detach = "set lock_timeout = '300ms'; set statement_timeout = '1s'";
-            sql.batch(detach).await;
-            let detach = "alter table public.outbox detach partition public.wide concurrently";
-            sql.batch_execute(detach).await.unwrap_err();
-            sql.batch("reset lock_timeout; reset statement_timeout").await;
-            assert_eq!(fixture.count("pg_inherits where inhdetachpending").await, 1, "{version:?}");
-            waiting.batch("commit").await;
-            let report = fixture.pass().await;
-            assert_eq!(taken(&report), (2, 0, true), "{version:?} {report:?}");
-            assert_eq!(partitions(&fixture, "public.outbox").await, "d3");
-            let archived = if action == RetentionAction::Archive { 10 } else { 0 };
-            if action == RetentionAction::Archive {
-                assert_eq!(fixture.count("public.old").await, archived);
+        for step in [Step::Marked, Step::Detaching, Step::Detached] {
+            for action in [RetentionAction::Drop, RetentionAction::Archive] {
+                let what = format!("{version:?} {step:?} {action:?}");
+                let mut fixture = by_days(version, "retention_steps", action).await;
+                fixture.insert(10, 35).await;
+                fixture.published().await;
+                ended_at(step, &fixture, "outbox").await;
+                let report = fixture.pass().await;
+                assert_eq!(taken(&report), (2, 0, true), "{what} {report:?}");
+                assert_eq!(partitions(&fixture, "public.outbox").await, "d3");
+                if action != RetentionAction::Archive {
+                    assert_eq!(fixture.count("pg_class where relname = 'wide'").await, 0, "{what}");
+                    continue;
+                }
+                assert_eq!(fixture.count("public.old").await, 10, "{what}");
+                ended_at(step, &fixture, "old").await;
+                fixture.rule.settings.archive_keep = Some(10 * DAY);
+                let report = fixture.pass().await;
+                assert_eq!(
+                    (report.archive_dropped, report.errors.len()),
+                    (1, 0),
+                    "{what} {report:?}"
+                );
+                assert_eq!(fixture.count("pg_class where relname = 'wide'").await, 0, "{what}");
             }
         }
     }
+}
+
+/// A transaction that reads the table blocks a detach: the pass reports it with the query that finds it, writers go on,
+/// and the next pass continues.
+#[tokio::test]
+async fn partition_that_a_reader_holds_is_reported_and_taken_by_a_later_pass() {
+    let fixture = by_days(Version::Pg18, "retention_reader", RetentionAction::Drop).await;
+    fixture.insert(10, 35).await;
+    fixture.published().await;
+    let holder = reader(&fixture, "outbox").await;
+    let insert = "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload, created_at) \
+                  values ('o', '1', 'e', '1', now() - interval '1 day')";
+    let writer = Beside::start(&fixture.pipeline.url, insert);
+    let report = fixture.try_pass().await;
+    let Waits { count, longest } = writer.stop();
+    assert!(count > 0 && longest < Duration::from_secs(1), "{count}, {longest:?}");
+    assert_eq!(report.taken, 0, "{report:?}");
+    let hint = fixture.rule.hint(&report.errors[0], &[]).unwrap_or_default();
+    assert!(hint.contains("FROM pg_stat_activity WHERE backend_xmin IS NOT NULL"), "{hint}");
+    holder.batch("commit").await;
+    let report = fixture.pass().await;
+    assert_eq!((report.taken, report.errors.len()), (2, 0), "{report:?}");
 }
 
 /// Detached, and the process ended. A row was added after the first look: the partition is attached again with it.
@@ -255,39 +312,27 @@ async fn partitions_by_numbers_are_created_and_dropped_by_their_rows() {
     }
 }
 
-/// Creating partitions and detaching them stops no writer: an insert waits no longer than a lock of some milliseconds.
+/// Creating partitions and detaching them stops nobody: a statement waits no longer than for a lock of some
+/// milliseconds.
 #[tokio::test]
-async fn writers_go_on_while_partitions_are_created_detached_and_archived() {
+async fn readers_and_writers_go_on_while_partitions_are_created_detached_and_archived() {
     let fixture = by_days(Version::Pg18, "retention_writers", RetentionAction::Archive).await;
     fixture.insert(1000, 35).await;
     fixture.pass().await;
     fixture.published().await;
-    let session = Client::connect(&fixture.pipeline.url).await.unwrap();
-    session.batch("set statement_timeout = '5s'; set lock_timeout = '1s'").await;
-    let (stop, mut stopped) = tokio::sync::oneshot::channel::<()>();
-    #[expect(clippy::disallowed_methods, reason = "the handle is kept, and awaited")]
-    let writer = tokio::spawn(async move {
-        let (mut longest, mut count) = (Duration::ZERO, 0_u32);
-        while stopped.try_recv().is_err() {
-            let started = std::time::Instant::now();
-            session
-                .batch(
-                    "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload) \
-                     values ('o', '1', 'e', '1')",
-                )
-                .await;
-            (longest, count) = (longest.max(started.elapsed()), count + 1);
-        }
-        (longest, count)
-    });
+    let insert = "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload) \
+                  values ('o', '1', 'e', '1')";
+    let writer = Beside::start(&fixture.pipeline.url, insert);
+    let reader = Beside::start(&fixture.pipeline.url, "select from public.outbox limit 1");
     await_that("the partitions to be archived", SOON, || async {
         let report = fixture.try_pass().await;
         let left = partitions(&fixture, "public.outbox").await;
         if left == "d3" { Ok(()) } else { Err(format!("{left}: {report:?}")) }
     })
     .await;
-    stop.send(()).unwrap();
-    let (longest, count) = writer.await.unwrap();
-    crate::pipeline::show(&format!("{count} inserts, the longest {longest:?}"));
-    assert!(longest < Duration::from_secs(1), "{longest:?}");
+    for (who, beside) in [("inserts", writer), ("selects", reader)] {
+        let Waits { count, longest } = beside.stop();
+        crate::pipeline::show(&format!("{count} {who}, the longest {longest:?}"));
+        assert!(count > 0 && longest < Duration::from_secs(1), "{who}: {count}, {longest:?}");
+    }
 }

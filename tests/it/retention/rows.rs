@@ -2,12 +2,14 @@
 
 use super::{DAY, Fixture};
 use crate::await_that::{SOON, await_that};
+use crate::pipeline::Pipeline;
+use crate::relay::{Relay, postrider_ok};
 use crate::server::{Client, Version};
 use crate::toolkit::install_toolkit;
 use postrider::outbox::Layout;
 use postrider::postgres::names::TableName;
 use postrider::postgres::retention::{
-    BlockRange, Guard, Hold, KeepFrom, RetentionAction, RetentionSettings, Width, survey,
+    Guard, Hold, KeepFrom, RetentionAction, RetentionSettings, Width, survey,
 };
 use std::time::Duration;
 
@@ -35,21 +37,14 @@ async fn only_marked_rows_go_where_the_table_is_polled() {
         )
         .await;
         let found = survey(fixture.control.client(), &fixture.table().await).await.unwrap();
-        assert_eq!((found.rows, found.removable), (300, 100), "{found:?}");
+        assert_eq!((found.rows, found.removable()), (300, 100), "{found:?}");
         assert_eq!(found.held.of(Guard::Unmarked), 100);
         let report = fixture.pass().await;
         assert_eq!((report.rows, report.held.of(Guard::Unmarked)), (100, 100));
         assert_eq!(fixture.count("public.outbox where published_at is null").await, 100);
         assert_eq!(fixture.count("public.outbox").await, 200);
 
-        let (table, client) = (fixture.table().await, fixture.control.client());
-        let mut guards = table.guards(&table.horizon(client).await.unwrap());
-        guards.retain(|guard| guard.guard != Guard::Unmarked);
-        let all = BlockRange { from: 0, to: 1_000_000 };
-        client.batch_execute("begin").await.unwrap();
-        client.execute(&table.remove_sql(table.name(), all, &guards, None), &[]).await.unwrap();
-        client.batch_execute("commit").await.unwrap();
-        assert_eq!(fixture.count("public.outbox where published_at is null").await, 0);
+        assert_eq!(fixture.removes_without(Guard::Unmarked).await, 100);
     }
 }
 
@@ -64,7 +59,7 @@ async fn keep_counts_from_publication_and_rows_without_a_time_stay() {
     fixture.insert(7, 0).await;
     fixture.published().await;
     let found = survey(fixture.control.client(), &fixture.table().await).await.unwrap();
-    assert_eq!((found.removable, found.without_time), (40, 10));
+    assert_eq!((found.removable(), found.without_time), (40, 10));
     assert_eq!(fixture.pass().await.rows, 40);
     assert_eq!(fixture.count("public.outbox where created_at is null").await, 10);
     assert_eq!(fixture.count("public.outbox").await, 17);
@@ -85,6 +80,92 @@ async fn old_rows_that_are_not_published_stay_and_are_counted() {
     assert_eq!(fixture.pass().await.rows, 30);
 }
 
+/// A row from before the slot that is updated, or rewritten with its table, has the number of a later transaction, and
+/// its time may be later than the first start of the relay: no condition on the row shows that no stream has it.
+#[tokio::test]
+async fn rows_from_before_the_slot_that_look_published_stay() {
+    for makes_new in [
+        "update public.outbox set event_type = 'x'",
+        "alter table public.outbox add column extra timestamptz default clock_timestamp()",
+    ] {
+        let fixture = Fixture::new(Version::Pg18, "retention_looks").await;
+        fixture.insert(3, 30).await;
+        let sql = &fixture.pipeline.sql;
+        // The pipeline has polled for two months, and then its slot was created.
+        sql.batch(
+            "update postrider.cursor set before_slot = pg_current_snapshot(), \
+               histories = array[floor(extract(epoch from now() - interval '60 days'))::bigint]",
+        )
+        .await;
+        sql.batch(makes_new).await;
+        fixture.published().await;
+        let seen = "public.outbox o, postrider.cursor c \
+                    where pg_visible_in_snapshot(o.xmin::text::xid8, c.before_slot)";
+        assert_eq!(fixture.count(seen).await, 0, "{makes_new}: they look as if they were new");
+        let found = survey(fixture.control.client(), &fixture.table().await).await.unwrap();
+        assert_eq!((found.removable(), found.allowed), (0, 3), "{makes_new}");
+        let report = fixture.pass().await;
+        let hold = Hold::BeforeSlot(fixture.pipeline.name.clone());
+        assert_eq!((report.rows, report.holds), (0, vec![hold]), "{makes_new}");
+        sql.batch("update postrider.cursor set before_slot = '3:3:'").await;
+        assert_eq!(fixture.pass().await.rows, 3, "{makes_new}");
+    }
+}
+
+/// `setup` knows that a table without a row has none from before the slot.
+#[tokio::test]
+async fn table_without_rows_at_setup_has_no_rows_from_before_its_slot() {
+    let whole = "select before_slot::text = '3:3:' from postrider.cursor";
+    for version in [Version::Pg15, Version::Pg18] {
+        let pipeline = Pipeline::shared(version, "retention_empty").await;
+        let again = async |makes: &str| {
+            postrider_ok(&pipeline.config, &["setup", "--undo", "--yes"]);
+            pipeline.sql.batch(makes).await;
+            postrider_ok(&pipeline.config, &["setup"]);
+            pipeline.sql.text(whole).await.unwrap_or_default()
+        };
+        assert_eq!(again("select").await, "t");
+        let insert = "insert into public.outbox (aggregate_type, aggregate_id, event_type) values ('o', '1', 'e')";
+        assert_eq!(again(insert).await, "f");
+        assert_eq!(again("truncate public.outbox").await, "t");
+        let partitioned = "drop table public.outbox; \
+            create table public.outbox (id bigint, aggregate_type text, aggregate_id text, event_type text, \
+              payload json, headers json, created_at timestamptz not null default now()) \
+              partition by range (created_at); \
+            create table public.part partition of public.outbox default";
+        assert_eq!(again(partitioned).await, "t");
+        assert_eq!(again(insert).await, "f");
+    }
+}
+
+/// That is known of the table that setup has seen. Another one that is configured before the first start has rows which
+/// no stream publishes.
+#[tokio::test]
+async fn table_that_is_configured_after_setup_may_have_rows_from_before_the_slot() {
+    let pipeline = Pipeline::shared(Version::Pg17, "retention_other").await;
+    pipeline
+        .sql
+        .batch(
+            "create table public.outbox2 (like public.outbox including all); \
+             insert into public.outbox2 (aggregate_type, aggregate_id, event_type) values ('o', '1', 'e')",
+        )
+        .await;
+    pipeline.sql("alter publication {publication} add table public.outbox2").await;
+    let whole = "select before_slot::text = '3:3:' from postrider.cursor";
+    assert_eq!(pipeline.sql.text(whole).await.as_deref(), Some("t"));
+    for (config, wanted) in [
+        (pipeline.config.clone(), "t"),
+        (pipeline.config.replace("public.outbox\"", "public.outbox2\""), "f"),
+    ] {
+        let relay = Relay::spawn(&config);
+        relay.await_state("streaming", SOON).await;
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+        assert_eq!(pipeline.sql.text(whole).await.as_deref(), Some(wanted));
+        // As if no relay had run.
+        pipeline.sql.batch("update postrider.cursor set of_mode = null").await;
+    }
+}
+
 /// The snapshot of another cluster, table, mode or layout says nothing about the rows.
 #[tokio::test]
 async fn position_of_another_cluster_table_or_mode_removes_nothing() {
@@ -99,7 +180,8 @@ async fn position_of_another_cluster_table_or_mode_removes_nothing() {
         ("of_layout = 'gcx'", Hold::OtherSettings(name.clone())),
         ("of_marks = true", Hold::OtherSettings(name.clone())),
         ("of_mode = null", Hold::NeverRan(name.clone())),
-        ("before_slot = null", Hold::BeforeSlotUnknown(name.clone())),
+        ("before_slot = null", Hold::BeforeSlot(name.clone())),
+        ("before_slot = pg_current_snapshot()", Hold::BeforeSlot(name.clone())),
         ("resolved_snapshot = null", Hold::NothingResolved(name.clone())),
     ] {
         let sql = &fixture.pipeline.sql;
@@ -327,12 +409,17 @@ async fn rows_that_a_group_of_a_log_with_references_has_not_passed_stay() {
         fixture.published().await;
         let report = fixture.pass().await;
         assert_eq!((report.rows, report.held.of(Guard::Group)), (0, 10), "{report:?}");
+        assert_eq!(fixture.removes_without(Guard::Group).await, 10);
         let commit = "with polled as (select max(seq) as seq, max(lease) as lease \
                         from postrider.poll_outbox('readers', 'c', 4)) \
                       select postrider.commit_offset('readers', 'c', seq, lease) from polled";
         sql.batch(commit).await;
         assert_eq!(fixture.pass().await.rows, 4);
         assert_eq!(fixture.count("public.outbox where id <= 4").await, 0);
+        // A group that begins now needs the rows that are left.
+        sql.batch("select postrider.create_consumer_group('later', 'refs', 'earliest')").await;
+        let report = fixture.pass().await;
+        assert_eq!((report.rows, report.held.of(Guard::Group)), (0, 6), "{report:?}");
         sql.batch("update postrider.consumer_group set evicted_at = now()").await;
         assert_eq!(fixture.pass().await.rows, 6);
     }

@@ -7,8 +7,6 @@ pub enum Guard {
     Age,
     /// Its transaction is not known to be resolved: its event may not have been published.
     Unresolved,
-    /// It may have been committed before the slot was created, so that no stream has published it.
-    BeforeSlot,
     /// It does not have its layout's mark of a published row.
     Unmarked,
     /// Its event is parked, or it has no id.
@@ -21,22 +19,14 @@ pub enum Guard {
 
 impl Guard {
     /// All of them, in order.
-    pub const ALL: [Self; 7] = [
-        Self::Age,
-        Self::Unresolved,
-        Self::BeforeSlot,
-        Self::Unmarked,
-        Self::Parked,
-        Self::Bookmark,
-        Self::Group,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::Age, Self::Unresolved, Self::Unmarked, Self::Parked, Self::Bookmark, Self::Group];
 
     /// The name, for metrics and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Age => "age",
             Self::Unresolved => "unresolved",
-            Self::BeforeSlot => "before_slot",
             Self::Unmarked => "unmarked",
             Self::Parked => "parked",
             Self::Bookmark => "bookmark",
@@ -49,7 +39,6 @@ impl Guard {
         match self {
             Self::Age => "not older than retention.keep",
             Self::Unresolved => "their transactions are not known to be resolved",
-            Self::BeforeSlot => "from before the slot was created: no stream has published them",
             Self::Unmarked => "without the layout's mark of published rows",
             Self::Parked => "their events are parked",
             Self::Bookmark => "newer than the oldest bookmark",

@@ -21,8 +21,10 @@ pub enum Hold {
     NeverRan(String),
     /// No transaction is known to be resolved by this pipeline.
     NothingResolved(String),
-    /// It is not known which rows are from before the slot of this pipeline.
-    BeforeSlotUnknown(String),
+    /// The table may have rows from before the slot of this pipeline, which no stream has published. Which rows these
+    /// are is not known: an update, or a rewrite of the table, gives a row the number of its own transaction, and
+    /// applications write the times.
+    BeforeSlot(String),
     /// A repair or a backfill of this pipeline is in progress: its kind and state.
     Repair(String, String),
     /// A replay of this pipeline from the table is not finished.
@@ -63,7 +65,7 @@ impl Hold {
             Self::OtherSettings(_) => "other_settings",
             Self::NeverRan(_) => "never_ran",
             Self::NothingResolved(_) => "nothing_resolved",
-            Self::BeforeSlotUnknown(_) => "before_slot_unknown",
+            Self::BeforeSlot(_) => "before_slot",
             Self::Repair(..) => "repair",
             Self::Replay(..) => "replay",
             Self::Polled(_) => "polled",
@@ -92,10 +94,11 @@ impl Hold {
                 "start postrider run of pipeline {pipeline}; or, if it is not used, remove it: postrider setup --undo \
                  -p {pipeline}, which prints what is lost"
             ),
-            Self::BeforeSlotUnknown(pipeline) => format!(
-                "if every row from before the slot was published, or is not needed (postrider retain --dry-run counts \
-                 the rows that are removed then): UPDATE postrider.cursor SET before_slot = {NOTHING_BEFORE} WHERE \
-                 pipeline = {};",
+            Self::BeforeSlot(pipeline) => format!(
+                "publish every row of the table, which repeats events: postrider replay -p {pipeline} --since \
+                 1970-01-02 --source table --include-parked; then, or if every row from before the slot was published \
+                 otherwise or is not needed (postrider retain --dry-run prints how many rows are removed then): UPDATE \
+                 postrider.cursor SET before_slot = {NOTHING_BEFORE} WHERE pipeline = {};",
                 literal(pipeline)
             ),
             Self::Replay(pipeline, name) => format!(
@@ -149,9 +152,10 @@ impl fmt::Display for Hold {
             Self::NothingResolved(of) => {
                 write!(f, "no transaction is known to be published by pipeline {of} yet")
             }
-            Self::BeforeSlotUnknown(of) => {
-                write!(f, "it is not known which rows are from before the slot of pipeline {of}")
-            }
+            Self::BeforeSlot(of) => write!(
+                f,
+                "the table may have rows from before the slot of pipeline {of}, which no stream has published"
+            ),
             Self::Repair(of, what) => write!(f, "a {what} of pipeline {of} is in progress"),
             Self::Replay(of, name) => {
                 write!(f, "replay {name} of pipeline {of} reads the table and is not finished")

@@ -7,9 +7,6 @@ use crate::names::ident;
 use postrider_core::store::PipelineKey;
 use tokio_postgres::Row;
 
-/// The snapshot of a pipeline whose stream has published everything from before its slot.
-const NOTHING: &str = "3:3:";
-
 /// A pipeline, or a shard of one, that reads the table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reader {
@@ -28,18 +25,6 @@ pub struct ReferenceLog {
     pub passed: i64,
 }
 
-/// What the rows that may be from before the slot are known by. Each of the two is enough.
-///
-/// An update gives a row the number of its own transaction, so that the snapshot does not see the row any more; then
-/// its time is from before the slot nevertheless.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct BeforeSlot {
-    /// A `pg_snapshot` that sees them.
-    pub snapshot: String,
-    /// Their time is not later. Unit: seconds since 1970.
-    pub until: i64,
-}
-
 /// What is still needed of a table.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Horizon {
@@ -47,8 +32,6 @@ pub struct Horizon {
     pub holds: Vec<Hold>,
     /// Transactions with lower numbers are resolved by every pipeline that streams the table; `None` if none streams.
     pub below: Option<i64>,
-    /// What the rows from before the pipeline's slot are known by; `None` if there are none, or all are published.
-    pub before_slot: Option<BeforeSlot>,
     /// The pipelines that read the table.
     pub readers: Vec<Reader>,
     /// When the oldest bookmark was created. Unit: microseconds since 1970.
@@ -69,8 +52,8 @@ pub(super) struct ReaderFacts {
     layout: Option<String>,
     table: Option<u32>,
     resolved: Option<i64>,
-    /// With the second at which the cursor row was created.
-    before_slot: Option<(String, i64)>,
+    /// Every row from before the slot is published, or there was none.
+    is_whole: bool,
     repair: Option<String>,
     replays: Vec<String>,
     bookmark: Option<(String, i64)>,
@@ -88,13 +71,10 @@ impl ReaderFacts {
             layout: row.try_get(6)?,
             table: row.try_get(7)?,
             resolved: row.try_get(8)?,
-            before_slot: row
-                .try_get::<_, Option<String>>(9)?
-                .map(|snapshot| Ok::<_, tokio_postgres::Error>((snapshot, row.try_get(13)?)))
-                .transpose()?,
+            is_whole: row.try_get(9)?,
             repair: row.try_get(10)?,
             replays: row.try_get(11)?,
-            bookmark: bookmark.zip(row.try_get::<_, Option<i64>>(14)?),
+            bookmark: bookmark.zip(row.try_get::<_, Option<i64>>(13)?),
         })
     }
 
@@ -113,7 +93,6 @@ impl Horizon {
             (now, before) => now == before,
         };
         below
-            && self.before_slot == before.before_slot
             && self.readers == before.readers
             && self.bookmark_micros == before.bookmark_micros
             && self.logs.iter().all(|log| {
@@ -151,8 +130,10 @@ impl Horizon {
                 }
                 None => self.holds.push(Hold::NothingResolved(name.clone())),
             }
-            if own {
-                self.add_before_slot(rule.marked, &name, facts.before_slot);
+            // What another pipeline was not asked to publish is not needed by it. A mark proves that a row is
+            // published, whenever it was committed.
+            if own && !rule.marked && !facts.is_whole {
+                self.holds.push(Hold::BeforeSlot(name.clone()));
             }
         } else if !polls {
             self.holds.push(Hold::NothingResolved(name.clone()));
@@ -166,20 +147,6 @@ impl Horizon {
             (self.bookmark, self.bookmark_micros) = (Some(bookmark), Some(micros));
         }
         self.readers.push(facts.reader);
-    }
-
-    /// Rows from before the slot of the pipeline itself, which it has not published. What another pipeline was not
-    /// asked to publish is not needed by it. A mark proves that a row is published, whenever it was committed.
-    fn add_before_slot(&mut self, marked: bool, name: &str, of: Option<(String, i64)>) {
-        match of {
-            Some((snapshot, _)) if snapshot == NOTHING => {}
-            // A row of an earlier version, which does not have the time.
-            Some((_, 0)) | None if !marked => {
-                self.holds.push(Hold::BeforeSlotUnknown(name.to_owned()));
-            }
-            Some((snapshot, until)) => self.before_slot = Some(BeforeSlot { snapshot, until }),
-            None => {}
-        }
     }
 
     pub(super) fn add_log(&mut self, row: &Row) -> Result<(), tokio_postgres::Error> {

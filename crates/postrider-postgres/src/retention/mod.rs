@@ -15,30 +15,29 @@
 //! The statements may be run by any number of processes at the same time, and repeated after a crash at any place. They
 //! check no owner's epoch.
 
-mod archive;
 mod convert;
+mod exclusion;
 mod guard;
 mod hold;
 mod horizon;
 mod partition;
 mod pass;
-mod processed;
 mod rights;
 mod root;
 mod rows;
 mod survey;
 mod table;
 
-pub use archive::Archive;
 pub use convert::{ConversionPlan, ConversionRequest, ConversionStep, Refused, plan_conversion};
+pub use exclusion::DetachExclusion;
 pub use guard::{Guard, RowGuard};
 pub use hold::Hold;
-pub use horizon::{BeforeSlot, Horizon, Reader, ReferenceLog};
+pub use horizon::{Horizon, Reader, ReferenceLog};
 pub use partition::{Ready, Taken};
 pub use pass::{PassEvent, PassFuture, PassReport, pass};
-pub use processed::remove_expired;
+pub use rights::RetentionRight;
 pub use root::{Child, PartitionState, PartitionedRoot, Width};
-pub use rows::{BlockRange, Chunk, HeldRows};
+pub use rows::{Archive, BlockRange, Chunk, HeldRows};
 pub use survey::{Survey, survey};
 pub use table::RetentionTable;
 

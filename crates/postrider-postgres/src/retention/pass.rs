@@ -1,11 +1,10 @@
 //! One pass of retention: partitions that are missing, partitions or rows that may go, old partitions of the archive.
 
-use super::archive::Archive;
+use super::exclusion::{clear_marks, enter, leave};
 use super::hold::Hold;
 use super::partition::{Ready, Taken, is_waiting};
-use super::processed::remove_expired;
 use super::root::{Child, PartitionState, PartitionedRoot};
-use super::rows::{BlockRange, Chunk, HeldRows};
+use super::rows::{Archive, BlockRange, Chunk, HeldRows};
 use super::{RetentionAction, RetentionRule, RetentionTable, limit};
 use crate::names::{TableName, ident, literal};
 use pg_replication::error::SourceError;
@@ -175,6 +174,11 @@ impl Pass<'_> {
         root: Option<&PartitionedRoot>,
         archive: Option<&Archive>,
     ) -> Result<(), SourceError> {
+        if let Some(root) = root
+            && let Err(error) = clear_marks(self.client, root).await
+        {
+            self.report.errors.push(error);
+        }
         match (table.rule().settings.action, root) {
             (RetentionAction::Delete, root) => {
                 // Left by a pass with another action.
@@ -345,12 +349,18 @@ impl Pass<'_> {
             self.report.holds.push(Hold::ArchiveNotPartitioned(archive.table.to_string()));
             return Ok(());
         };
+        clear_marks(self.client, &root).await?;
         for child in due(&root) {
             if let Some(default) = root.default_partition() {
                 self.report.holds.push(Hold::DefaultPartition(default.name.to_string()));
                 return Ok(());
             }
-            if !table.drop_archived(self.client, &root, child, keep).await? {
+            if !enter(self.client, &root.name).await? {
+                return Ok(());
+            }
+            let dropped = table.drop_archived(self.client, &root, child, keep).await;
+            leave(self.client, &root.name).await?;
+            if !dropped? {
                 // Later partitions have later rows.
                 return Ok(());
             }
@@ -370,6 +380,18 @@ fn due(root: &PartitionedRoot) -> Vec<&Child> {
 /// What an earlier pass has not finished.
 fn unfinished(root: &PartitionedRoot) -> Vec<&Child> {
     root.children.iter().filter(|child| child.state != PartitionState::Attached).collect()
+}
+
+/// Deletes rows of `table` whose `expires_at` has passed, at most `max`, and returns their number. Rows that another
+/// session has locked are skipped. It is a table in which consumers record the events that they have processed, and has
+/// nothing to do with what is published.
+async fn remove_expired(client: &Client, table: &TableName, max: u32) -> Result<u64, SourceError> {
+    let failed = |e| SourceError::control(format!("delete expired rows of {table}"), e);
+    let sql = format!(
+        "DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT o.ctid FROM {table} AS o \
+           WHERE o.expires_at < now() LIMIT {max} FOR UPDATE SKIP LOCKED)) AND expires_at < now()"
+    );
+    client.execute(&sql, &[]).await.map_err(failed)
 }
 
 /// Whether `pg_partman` manages the partitions of a table, or may: its list can't be read.

@@ -96,6 +96,8 @@ pub struct Child {
     pub bytes: u64,
     /// By its bounds every row may be old enough, and none can be added.
     pub is_past: bool,
+    /// It has the comment of a detach.
+    pub is_marked: bool,
 }
 
 /// A table that is partitioned by a range of one column of times or whole numbers.
@@ -190,7 +192,8 @@ impl PartitionedRoot {
                  nullif(btrim(substring(h.bound FROM '\\) TO \\((.*)\\)$'), ''''), 'MAXVALUE') AS hi \
                FROM children AS h) \
              SELECT n.nspname::text, c.relname::text, b.state, b.bound, b.lo, b.hi, pg_total_relation_size(c.oid), \
-               coalesce({past}, false) \
+               coalesce({past}, false), \
+               coalesce(starts_with(obj_description(c.oid, 'pg_class'), $2::text), false) \
              FROM bounds AS b JOIN pg_class AS c ON c.oid = b.oid JOIN pg_namespace AS n ON n.oid = c.relnamespace \
              ORDER BY b.lo::{key} NULLS FIRST, 2",
             past = self.past_sql("b.hi", keep),
@@ -414,5 +417,6 @@ fn child(row: &Row) -> Result<Child, tokio_postgres::Error> {
         to: row.try_get(5)?,
         bytes: row.try_get::<_, i64>(6)?.unsigned_abs(),
         is_past: row.try_get(7)?,
+        is_marked: row.try_get(8)?,
     })
 }

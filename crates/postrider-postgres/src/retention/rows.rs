@@ -1,5 +1,6 @@
 //! Removes rows of a table, block range by block range: each in a transaction of its own, and at most as many rows as
-//! the blocks have.
+//! the blocks have. They are deleted, or moved to the archive, a table of the user's own with the columns of the
+//! outbox.
 //!
 //! A table is read from its first block to its last, so a pass needs no index on the time column, sorts nothing, and
 //! costs the same however many rows are kept. A row that is changed meanwhile is compared again by the server with all
@@ -7,6 +8,8 @@
 
 use super::guard::Guard;
 use super::hold::Hold;
+use crate::names::{TableName, ident};
+use pg_replication::error::{SourceError, SqlState};
 use std::ops::AddAssign;
 use tokio_postgres::Row;
 
@@ -78,4 +81,42 @@ pub enum Chunk {
     Held(Vec<Hold>),
     /// The archive has no partition for some of the rows; they are kept.
     NoPartition,
+}
+
+/// The archive, as the catalog describes it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Archive {
+    /// Its name.
+    pub table: TableName,
+    /// The columns that are copied, in the order of the outbox.
+    columns: Vec<String>,
+}
+
+impl Archive {
+    pub(super) fn new(table: TableName, columns: Vec<String>) -> Self {
+        Self { table, columns }
+    }
+
+    /// The statement that inserts what `delete` deletes: one statement, so a row is in one of the two tables.
+    pub(crate) fn insert_sql(&self, delete: &str) -> String {
+        let list = |prefix: &str| {
+            let columns = self.columns.iter().map(|column| format!("{prefix}{}", ident(column)));
+            columns.collect::<Vec<_>>().join(", ")
+        };
+        // An archive that was created with the identity column of the outbox keeps the numbers of the rows.
+        format!(
+            "WITH gone AS ({delete}\n  RETURNING {returned})\n\
+             INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM gone",
+            returned = list("o."),
+            table = self.table,
+            columns = list(""),
+        )
+    }
+
+    /// Whether a statement failed because the archive has no partition for a row. The error has the SQLSTATE of a
+    /// violated check, and no constraint.
+    pub(crate) fn lacks_partition(error: &SourceError) -> bool {
+        error.sqlstate() == Some(SqlState::CHECK_VIOLATION)
+            && error.report().is_some_and(|report| report.constraint.is_none())
+    }
 }

@@ -18,8 +18,8 @@ pub struct Survey {
     pub holds: Vec<Hold>,
     /// All rows.
     pub rows: u64,
-    /// Rows that would be removed; none while there are holds.
-    pub removable: u64,
+    /// Rows that would be removed if there were no holds.
+    pub allowed: u64,
     /// Rows that are kept, by the first guard that keeps them.
     pub held: HeldRows,
     /// Rows without a time: they are never removed, and are among those that the age keeps.
@@ -30,6 +30,13 @@ pub struct Survey {
     pub bookmark: Option<String>,
     /// Ids of some of the parked events that keep rows.
     pub parked: Vec<String>,
+}
+
+impl Survey {
+    /// Rows that would be removed: none while there are holds.
+    pub fn removable(&self) -> u64 {
+        if self.holds.is_empty() { self.allowed } else { 0 }
+    }
 }
 
 /// Counts the rows of a table as a pass would find them, in one snapshot.
@@ -63,7 +70,7 @@ async fn counted(client: &Client, table: &RetentionTable) -> Result<Survey, Sour
     let Horizon { holds, below, bookmark, .. } = horizon;
     let mut survey = Survey {
         rows: count(0)?,
-        removable: if holds.is_empty() { count(1)? } else { 0 },
+        allowed: count(1)?,
         held,
         without_time: count(2)?,
         holds,

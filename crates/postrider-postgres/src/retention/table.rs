@@ -1,22 +1,24 @@
 //! The outbox as retention sees it: what is still needed of it, the guards of its rows, and the statements that remove
 //! rows and partitions.
 
-use super::archive::Archive;
+use super::exclusion::{enter, leave};
 use super::guard::{Guard, RowGuard, all, counts};
 use super::hold::Hold;
 use super::horizon::{Horizon, Reader, ReaderFacts};
 use super::partition::{READ_LIMITS, Ready, Taken, attach_again, detach, finalize};
 use super::root::{Child, PartitionState, PartitionedRoot};
-use super::rows::{BlockRange, Chunk, HeldRows};
+use super::rows::{Archive, BlockRange, Chunk, HeldRows};
 use super::{KeepFrom, RetentionRule, interval, limit};
 use crate::catalog::SYSTEM_IDENTIFIER_SQL;
 use crate::names::{TableName, ident, literal};
 use crate::poll::by_id::OutboxTable;
 use crate::repair::XID;
+use crate::store::cursor::NOTHING_BEFORE;
 use pg_replication::error::SourceError;
 use postrider_core::row_state::{Assignment, Done};
 use std::time::Duration;
 use tokio_postgres::{Client, Row};
+
 /// A [`RetentionRule`] with the table as the catalog describes it.
 #[derive(Clone, Debug)]
 pub struct RetentionTable {
@@ -161,12 +163,12 @@ impl RetentionTable {
             "SELECT c.pipeline, c.shard, c.slot <> '', c.system_identifier = {SYSTEM_IDENTIFIER_SQL}, c.of_mode, \
                c.of_marks, c.of_layout, c.of_table_oid, \
                pg_catalog.pg_snapshot_xmin(c.resolved_snapshot)::pg_catalog.text::pg_catalog.int8, \
-               c.before_slot::pg_catalog.text, \
+               c.before_slot IS NOT NULL AND c.before_slot::pg_catalog.text = {NOTHING_BEFORE}::pg_catalog.text, \
                (SELECT r.kind || ' (' || r.state || ')' FROM postrider.repair AS r \
                 WHERE r.pipeline = c.pipeline AND r.shard = c.shard AND r.state <> 'done'), \
                ARRAY(SELECT y.name FROM postrider.replay AS y WHERE y.pipeline = c.pipeline AND y.shard = c.shard \
                  AND y.source = 'table' AND y.finished_at IS NULL ORDER BY 1 LIMIT 20), \
-               b.name, c.histories[1], (pg_catalog.date_part('epoch', b.created_at) * 1000000)::pg_catalog.int8 \
+               b.name, (pg_catalog.date_part('epoch', b.created_at) * 1000000)::pg_catalog.int8 \
              FROM postrider.cursor AS c LEFT JOIN LATERAL ( \
                SELECT k.name, k.created_at FROM postrider.bookmark AS k \
                WHERE k.pipeline = c.pipeline AND k.shard = c.shard AND k.dropped_at IS NULL \
@@ -225,17 +227,6 @@ impl RetentionTable {
         add(Guard::Age, vec![format!("{age} < statement_timestamp() - {keep}")]);
         let below = horizon.below.map(|below| format!("{XID} < {below}"));
         add(Guard::Unresolved, below.into_iter().collect());
-        // A mark proves that a row is published, whenever it was committed.
-        let before = horizon.before_slot.as_ref().filter(|_| !self.rule().marked);
-        let before = before.zip(self.time()).map(|(before, time)| {
-            format!(
-                "NOT pg_visible_in_snapshot({XID}::text::xid8, {snapshot}::pg_snapshot) \
-                 AND {time} > timestamptz 'epoch' + {until} * interval '1 second'",
-                snapshot = literal(&before.snapshot),
-                until = before.until.saturating_add(1),
-            )
-        });
-        add(Guard::BeforeSlot, before.into_iter().collect());
         let unmarked = self.rule().marked.then(|| format!("NOT ({})", self.table().unmarked()));
         add(Guard::Unmarked, unmarked.into_iter().collect());
         add(Guard::Parked, vec![self.not_parked(&horizon.readers)]);
@@ -509,11 +500,36 @@ impl RetentionTable {
         child: &Child,
         archive: Option<&Archive>,
     ) -> Result<Taken, SourceError> {
+        if child.state == PartitionState::Attached {
+            let ready = self.ready(client, &child.name).await?;
+            if ready != Ready::Yes {
+                return Ok(Taken::Kept(ready));
+            }
+        }
+        if !enter(client, &root.name).await? {
+            // A repair begins: what it has recorded by now is a hold.
+            let holds = self.horizon(client).await?.holds;
+            return Ok(Taken::Kept(Ready::Blocked(holds)));
+        }
+        let taken = self.take_within(client, root, child, archive).await;
+        leave(client, &root.name).await?;
+        taken
+    }
+
+    /// As [`Self::take`], while no repair begins.
+    async fn take_within(
+        &self,
+        client: &Client,
+        root: &PartitionedRoot,
+        child: &Child,
+        archive: Option<&Archive>,
+    ) -> Result<Taken, SourceError> {
         match child.state {
             PartitionState::Attached => {
-                let ready = self.ready(client, &child.name).await?;
-                if ready != Ready::Yes {
-                    return Ok(Taken::Kept(ready));
+                // A repair that has begun since the rows were read may be listing them.
+                let holds = self.horizon(client).await?.holds;
+                if !holds.is_empty() {
+                    return Ok(Taken::Kept(Ready::Blocked(holds)));
                 }
                 detach(client, root, child).await?;
             }

@@ -166,6 +166,7 @@ pub async fn apply(
             | StepKind::Notify
             | StepKind::Rights
             | StepKind::TableRights
+            | StepKind::Retention
             | StepKind::Replication => run(control.client(), &step.sql).await,
         };
         if step.kind.gives_rights() {
@@ -226,7 +227,8 @@ async fn rights_of(
     options: &Options<'_>,
 ) -> Result<Option<RightsFacts>, SourceError> {
     let Some(role) = options.role else { return Ok(None) };
-    read_rights(control, role, ask.names.table.as_ref(), options.marks).await.map(Some)
+    let table = ask.names.table.as_ref();
+    read_rights(control, role, table, options.marks, options.retention).await.map(Some)
 }
 
 /// The result when no possible step is left. A step that grants rights counts as done if the role has them.

@@ -33,6 +33,7 @@ use super::error::SourceError;
 use super::names::ident;
 use super::poll::PollSpec;
 use super::preflight::login_uri;
+use super::retention::RetentionRule;
 
 /// The steps of a setup, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -77,6 +78,8 @@ pub enum StepKind {
     Rights,
     /// Rights of the relay's role on the application's tables.
     TableRights,
+    /// What retention needs: rights on tables, and membership in their owners. A transaction of its own, as the next.
+    Retention,
     /// The right to replicate. A transaction of its own: if it is refused, the other rights are kept.
     Replication,
 }
@@ -87,7 +90,9 @@ impl StepKind {
         match self {
             Self::Table | Self::Ownership | Self::Replication => false,
             Self::Schema => matches!(earlier, Self::Ownership),
-            Self::Publication | Self::TableRights | Self::Notify => matches!(earlier, Self::Table),
+            Self::Publication | Self::TableRights | Self::Retention | Self::Notify => {
+                matches!(earlier, Self::Table)
+            }
             Self::Rights | Self::Cursor => matches!(earlier, Self::Schema | Self::Ownership),
             Self::Slot => {
                 matches!(earlier, Self::Table | Self::Publication | Self::Schema | Self::Ownership)
@@ -97,7 +102,7 @@ impl StepKind {
 
     /// A step whose success is read from the catalog; if it is refused, the other steps continue.
     const fn gives_rights(self) -> bool {
-        matches!(self, Self::Rights | Self::TableRights | Self::Replication)
+        matches!(self, Self::Rights | Self::TableRights | Self::Retention | Self::Replication)
     }
 }
 
@@ -127,6 +132,8 @@ pub struct Options<'a> {
     pub role_missing: bool,
     /// The rights that the role already has; without them every right is granted.
     pub rights: Option<&'a RightsFacts>,
+    /// `[pipelines.NAME.retention]`, whose rights the role is given.
+    pub retention: Option<&'a RetentionRule>,
 }
 
 /// The command line of this setup, to be printed with another login.

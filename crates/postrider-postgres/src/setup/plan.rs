@@ -8,10 +8,11 @@ use crate::control::Control;
 use crate::names::{TableName, ident, literal};
 use crate::poll::{CHANNEL, PollSpec};
 use crate::repair::{self, NewRepair, RepairProgress, RepairReader, RepairRow, Verdict};
+use crate::retention::DetachExclusion;
 use crate::schema::{MIGRATION_TABLE, SchemaState, VERSION};
 use crate::schema_owner::{self, UntrustedSchema};
 use crate::start::{self, Facts};
-use crate::store::cursor::OVER_POLLING;
+use crate::store::cursor::{NOTHING_BEFORE, OVER_POLLING};
 use pg_replication::error::SourceError;
 use postrider_core::error::{Halt, HaltReason};
 use std::fmt;
@@ -325,16 +326,30 @@ const BEFORE: &str = "SELECT pg_catalog.set_config('postrider.before', \
                       pg_catalog.pg_current_snapshot()::pg_catalog.text, true)";
 const BEFORE_VALUE: &str = "pg_catalog.current_setting('postrider.before')::pg_catalog.pg_snapshot";
 
+/// The values of `before_slot` and `of_table_oid`, read after the slot was created: a table without a block has no row
+/// from before. That is known of this table only ([`crate::store::cursor::write_settings`]).
+fn before_slot(table: Option<&TableName>) -> String {
+    let Some(table) = table else { return "pg_catalog.pg_current_snapshot(), NULL".to_owned() };
+    let table = format!("pg_catalog.to_regclass({})", literal(&table.to_string()));
+    format!(
+        "CASE WHEN pg_catalog.pg_relation_size({table})\n      \
+         + coalesce((SELECT pg_catalog.sum(pg_catalog.pg_relation_size(t.relid))\n                  \
+         FROM pg_catalog.pg_partition_tree({table}) AS t), 0) = 0\n      \
+         THEN {NOTHING_BEFORE} ELSE pg_catalog.pg_current_snapshot() END,\n    {table}::pg_catalog.oid"
+    )
+}
+
 fn insert_cursor(facts: &Facts, lsn: &str, resolved: &str, source: &str) -> String {
     let (pipeline, shard) = (literal(&facts.names.key.pipeline), facts.names.key.shard);
     let publication = literal(&facts.names.publication);
     let messages = facts.messages;
     format!(
         "INSERT INTO postrider.cursor (pipeline, shard, system_identifier, timeline, slot, slot_created_lsn,\n    \
-         publication, messages, watermark, flush_limit, resolved_snapshot, before_slot)\n\
+         publication, messages, watermark, flush_limit, resolved_snapshot, before_slot, of_table_oid)\n\
          SELECT {pipeline}, {shard}, {SYSTEM_IDENTIFIER_SQL},\n    {TIMELINE_SQL},\n    \
          s.slot_name, {lsn}, {publication}, {messages}, {lsn}, {lsn},\n    \
-         {resolved}, pg_catalog.pg_current_snapshot()\nFROM {source}\n{OVER_POLLING}"
+         {resolved},\n    {before}\nFROM {source}\n{OVER_POLLING}",
+        before = before_slot(facts.names.table.as_ref()),
     )
 }
 
@@ -347,8 +362,8 @@ fn rights(facts: &Facts, role: &str, options: &Options<'_>, plan: &mut SetupPlan
         (!sql.is_empty()).then(|| sql.join("\n"))
     };
     let (ours, table) = (lacking(StepKind::Rights), lacking(StepKind::TableRights));
-    let replication = lacking(StepKind::Replication);
-    if ours.is_none() && table.is_none() && replication.is_none() {
+    let (retention, replication) = (lacking(StepKind::Retention), lacking(StepKind::Replication));
+    if [&ours, &table, &retention, &replication].iter().all(|lacking| lacking.is_none()) {
         plan.adopted.push(format!("the rights of role {role:?}"));
     }
     if let Some(granted) = ours {
@@ -368,6 +383,14 @@ fn rights(facts: &Facts, role: &str, options: &Options<'_>, plan: &mut SetupPlan
             } else {
                 "Streaming needs none; repair, replay from the table and check read it."
             },
+            sql: transaction(&sql),
+        });
+    }
+    if let Some(sql) = retention {
+        plan.steps.push(Step {
+            kind: StepKind::Retention,
+            title: format!("give role {role:?} the rights that retention needs"),
+            why: "It removes published rows, and as a member of the owner it creates, detaches and drops partitions.",
             sql: transaction(&sql),
         });
     }
@@ -496,6 +519,9 @@ pub async fn backfill(
     let listed =
         unfinished.is_some() && repair::assess(facts, unfinished, false) == Ok(Verdict::Unfinished);
     if !listed {
+        let table = &list.table().spec().table;
+        let session = (ask.conninfo, ask.application_name);
+        let _excluded = DetachExclusion::begin(control.client(), session, table).await?;
         let ask = NewRepair { before: unfinished, drop_slot: facts.slot.is_some(), ..ask };
         repair::begin(control, list.table(), &ask, told).await?;
     }

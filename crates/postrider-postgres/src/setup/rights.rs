@@ -7,6 +7,7 @@ use super::{Options, SetupCommand, StepKind};
 use crate::control::Control;
 use crate::names::{OWN_TABLES, TableName, grant_rows, ident, literal};
 use crate::poll::PollSpec;
+use crate::retention::{RetentionRight, RetentionRule};
 use crate::start::Facts;
 use pg_replication::error::SourceError;
 
@@ -78,6 +79,8 @@ pub struct RightsFacts {
     table: Option<OutboxRights>,
     /// INSERT on the dead-letter table, if it exists.
     dlq: Option<bool>,
+    /// What retention needs.
+    retention: Vec<RetentionRight>,
 }
 
 /// The owner of an object, as the session's role sees it.
@@ -151,7 +154,12 @@ pub async fn read_rights(
     role: &str,
     table: Option<&TableName>,
     marks: Option<&PollSpec>,
+    retention: Option<&RetentionRule>,
 ) -> Result<RightsFacts, SourceError> {
+    let retention = match retention {
+        Some(of) => of.rights(control.client(), Some(role)).await?,
+        None => Vec::new(),
+    };
     let failed = |e| SourceError::control(format!("read the rights of role {role:?}"), e);
     let (schema, name) = table.map_or(("", ""), |table| (&*table.schema, &*table.name));
     let dlq = marks.and_then(PollSpec::dlq).map_or_else(String::new, |dlq| dlq.name);
@@ -198,6 +206,7 @@ pub async fn read_rights(
             schema_owner,
             table,
             dlq: row.try_get(17)?,
+            retention,
         })
     };
     read().map_err(failed)
@@ -284,6 +293,7 @@ pub(super) fn wanted(facts: &Facts, role: &str, options: &Options<'_>) -> Vec<Ri
             });
         }
     }
+    rights.extend(for_retention(facts, &to, options));
     if !options.polls {
         rights.push(Right {
             step: StepKind::Replication,
@@ -295,7 +305,37 @@ pub(super) fn wanted(facts: &Facts, role: &str, options: &Options<'_>) -> Vec<Ri
     rights
 }
 
+/// What retention needs, except membership in a superuser, which is granted by nobody.
+fn for_retention(facts: &Facts, to: &str, options: &Options<'_>) -> Vec<Right> {
+    let right = |what: String, sql: String, held: bool| Right {
+        step: StepKind::Retention,
+        what,
+        sql,
+        held,
+    };
+    let known = options.rights.map_or(&[][..], |have| &have.retention);
+    let granted = known.iter().filter(|of| !of.of_superuser);
+    let mut rights: Vec<Right> =
+        granted.map(|of| right(of.what.clone(), of.grant.clone(), of.held)).collect();
+    if let (Some(retention), Some(table)) = (options.retention, &facts.names.table)
+        && retention.settings.keep.is_some()
+        && facts.table.is_none()
+    {
+        // The table is created by an earlier step, as a plain one.
+        let what = format!("DELETE on table {table}");
+        rights.push(right(what, format!("GRANT DELETE ON TABLE {table} TO {to};"), false));
+    }
+    rights
+}
+
 impl RightsFacts {
+    /// Rights of retention that setup does not grant, because they would make a superuser of the role, each with the
+    /// statements that give the table another owner.
+    pub fn not_granted(&self) -> impl Iterator<Item = (&str, &str)> {
+        let missing = self.retention.iter().filter(|right| right.of_superuser && !right.held);
+        missing.map(|right| (right.what.as_str(), right.grant.as_str()))
+    }
+
     /// What lets the session's role act for an owner. If the owner is a superuser: who has to run setup instead,
     /// because membership in a superuser makes a superuser.
     fn act_for(&self, owner: &Owner, version: u32, call: &SetupCommand) -> String {
@@ -410,7 +450,10 @@ impl RightsFacts {
                     ));
                 }
             }
-            StepKind::Rights | StepKind::TableRights | StepKind::Replication => {}
+            StepKind::Rights
+            | StepKind::TableRights
+            | StepKind::Retention
+            | StepKind::Replication => {}
         }
         lines
     }

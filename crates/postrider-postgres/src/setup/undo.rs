@@ -1,14 +1,15 @@
 //! Removes a pipeline from the database: slot, rows, publication; with the last pipeline also the schema, or only
-//! Postrider's own tables in it if the SQL toolkit is installed there.
+//! Postrider's own tables in it if the SQL toolkit is installed there; and the rights that were granted for retention.
 //!
 //! [`plan`] is pure, lists what will be lost before anything is, and prints as SQL like the plan of a setup. Never
-//! dropped: the outbox table, a role and its rights, a slot or a publication that is also used by others.
+//! dropped: the outbox table, a role and its other rights, a slot or a publication that is also used by others.
 
 use super::apply::{SetupError, run};
 use super::{Step, StepKind, TRIGGER, notify_undo_sql, transaction};
 use crate::catalog::SlotRow;
 use crate::control::{Control, FactsQuery};
 use crate::names::{OWN_TABLES, admin_url, ident, literal};
+use crate::retention::RetentionRule;
 use crate::schema::SchemaState;
 use crate::schema_owner::{self, SessionRights};
 use crate::start::{self, Facts};
@@ -40,18 +41,31 @@ pub struct StoredRows {
     pub tables: Vec<String>,
     /// The SQL toolkit is installed in the same schema.
     pub toolkit: bool,
+    /// What retention was granted: the right, and the statements that revoke it.
+    pub retention: Vec<(String, String)>,
 }
 
-/// Reads what is to be undone, and plans it.
+/// Reads what is to be undone, and plans it. `retention`: the rule of the pipeline, and the relay's role.
 ///
 /// # Errors
 /// See [`SetupError`]: the server cannot be read, or the slot is in use.
-pub async fn read(control: &Control, ask: &FactsQuery<'_>) -> Result<UndoPlan, SetupError> {
+pub async fn read(
+    control: &Control,
+    ask: &FactsQuery<'_>,
+    retention: Option<(&RetentionRule, &str)>,
+) -> Result<UndoPlan, SetupError> {
     let facts = control.facts(ask).await?;
     if facts.schema == SchemaState::Untrusted {
         return Err(start::schema_untrusted(&facts).into());
     }
-    let holdings = holdings(control, &facts).await?;
+    let mut holdings = holdings(control, &facts).await?;
+    if let Some((of, role)) = retention {
+        let rights = of.rights(control.client(), Some(role)).await?;
+        let revoked = rights.into_iter().filter_map(|right| Some((right.what, right.revoke?)));
+        // The archive may have the owner of the outbox.
+        holdings.retention = revoked.collect();
+        holdings.retention.dedup_by(|(_, sql), (_, before)| sql == before);
+    }
     let is_guarded = matches!(ask.acting, SessionRights::Administrator | SessionRights::Printing);
     let plan = plan(&facts, &holdings, is_guarded)?;
     if plan.steps.is_empty() {
@@ -159,11 +173,12 @@ pub fn plan(
     bookmarks(holdings, &mut plan);
     trigger(facts, &mut plan);
     rows(facts, holdings, is_guarded, &mut plan);
+    retention(holdings, is_guarded, &mut plan);
     publication(facts, &mut plan);
     if let Some(table) = facts.table.as_ref().and(facts.names.table.as_ref()) {
         plan.stays.push(format!("table {table} with its rows"));
     }
-    plan.stays.push("roles and their rights; what is in the broker".to_owned());
+    plan.stays.push("roles and their other rights; what is in the broker".to_owned());
     Ok(plan)
 }
 
@@ -301,6 +316,29 @@ fn rows(facts: &Facts, holdings: &StoredRows, is_guarded: bool, plan: &mut UndoP
             tables.join(", ")
         )),
     });
+}
+
+/// The rights that setup grants for retention. A role can't revoke its own ones.
+fn retention(holdings: &StoredRows, is_guarded: bool, plan: &mut UndoPlan) {
+    if holdings.retention.is_empty() {
+        return;
+    }
+    let what: Vec<&str> = holdings.retention.iter().map(|(what, _)| what.as_str()).collect();
+    let what = format!("rights of retention: {}", what.join(", "));
+    let sql: Vec<&str> = holdings.retention.iter().map(|(_, sql)| sql.as_str()).collect();
+    if holdings.others {
+        plan.stays.push(format!("{what}: other pipelines may need them"));
+    } else if is_guarded {
+        plan.lost.push(what);
+        plan.steps.push(Step {
+            kind: StepKind::Retention,
+            title: "revoke the rights of retention".to_owned(),
+            why: "No other pipeline has rows in schema \"postrider\". Rights that streaming needs are kept.",
+            sql: transaction(&sql.join("\n")),
+        });
+    } else {
+        plan.stays.push(format!("{what}; as an administrator: {}", sql.join(" ")));
+    }
 }
 
 fn publication(facts: &Facts, plan: &mut UndoPlan) {

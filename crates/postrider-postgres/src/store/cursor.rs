@@ -773,8 +773,13 @@ pub async fn write_settings(
     let forgets = if other_table {
         ", resolved_snapshot = NULL, pending_snapshot = NULL, pending_lsn = NULL, \
            before_slot = pg_catalog.pg_current_snapshot()"
+            .to_owned()
     } else {
-        ""
+        // That a table had no rows from before the slot is known of the table that setup has read.
+        format!(
+            ", before_slot = CASE WHEN before_slot::pg_catalog.text = {NOTHING_BEFORE}::pg_catalog.text \
+               AND of_table_oid IS DISTINCT FROM $10 THEN pg_catalog.pg_current_snapshot() ELSE before_slot END"
+        )
     };
     let sql = format!(
         "UPDATE postrider.cursor SET ({SETTINGS_COLUMNS}) = ($3, $4, $5, $6, $7, $8, $9, $10, $11){forgets} \

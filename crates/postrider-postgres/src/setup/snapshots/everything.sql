@@ -693,11 +693,16 @@ END $postrider$;
 SELECT pg_catalog.set_config('postrider.before', pg_catalog.pg_current_snapshot()::pg_catalog.text, true);
 SELECT pg_catalog.pg_create_logical_replication_slot('postrider_orders', 'pgoutput', false, false, true);
 INSERT INTO postrider.cursor (pipeline, shard, system_identifier, timeline, slot, slot_created_lsn,
-    publication, messages, watermark, flush_limit, resolved_snapshot, before_slot)
+    publication, messages, watermark, flush_limit, resolved_snapshot, before_slot, of_table_oid)
 SELECT 'orders', 0, (SELECT system_identifier::pg_catalog.text FROM pg_catalog.pg_control_system()),
     ('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::pg_catalog.bit(32)::pg_catalog.int4,
     s.slot_name, s.confirmed_flush_lsn, 'postrider_orders', false, s.confirmed_flush_lsn, s.confirmed_flush_lsn,
-    pg_catalog.current_setting('postrider.before')::pg_catalog.pg_snapshot, pg_catalog.pg_current_snapshot()
+    pg_catalog.current_setting('postrider.before')::pg_catalog.pg_snapshot,
+    CASE WHEN pg_catalog.pg_relation_size(pg_catalog.to_regclass('"public"."outbox"'))
+      + coalesce((SELECT pg_catalog.sum(pg_catalog.pg_relation_size(t.relid))
+                  FROM pg_catalog.pg_partition_tree(pg_catalog.to_regclass('"public"."outbox"')) AS t), 0) = 0
+      THEN '3:3:'::pg_catalog.pg_snapshot ELSE pg_catalog.pg_current_snapshot() END,
+    pg_catalog.to_regclass('"public"."outbox"')::pg_catalog.oid
 FROM pg_catalog.pg_replication_slots AS s
 WHERE s.slot_name = 'postrider_orders' AND s.confirmed_flush_lsn IS NOT NULL
 ON CONFLICT (pipeline, shard) DO UPDATE SET system_identifier = excluded.system_identifier,

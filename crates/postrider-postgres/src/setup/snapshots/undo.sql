@@ -7,7 +7,7 @@
 -- Lost: 3 row(s) of postrider.parked: parked events, and the records of those resolved since.
 -- Lost: publication "postrider_orders".
 -- Stays: table "public"."outbox" with its rows.
--- Stays: roles and their rights; what is in the broker.
+-- Stays: roles and their other rights; what is in the broker.
 
 -- 1. drop slot "postrider_orders"
 -- After this the server keeps no WAL for this pipeline.

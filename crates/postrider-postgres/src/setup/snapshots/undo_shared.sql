@@ -7,7 +7,7 @@
 -- Stays: schema "postrider": other pipelines have rows in it.
 -- Stays: publication "postrider_orders": it publishes other tables too.
 -- Stays: table "public"."outbox" with its rows.
--- Stays: roles and their rights; what is in the broker.
+-- Stays: roles and their other rights; what is in the broker.
 
 -- 1. drop slot "postrider_bm_before_fix_000abc"
 -- The slot of a bookmark, which retains WAL too.
