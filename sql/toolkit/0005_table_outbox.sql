@@ -6,6 +6,9 @@ DO $postrider$ BEGIN
         CREATE SCHEMA postrider_outbox;
     END IF;
 END $postrider$;
+-- The triggers run as the role that writes a table: each of these roles finds the events of its tables there. The tables
+-- in the schema have their own rights.
+GRANT USAGE ON SCHEMA postrider_outbox TO PUBLIC;
 
 -- A row for each table whose changes are captured.
 CREATE TABLE IF NOT EXISTS postrider.table_outbox (
