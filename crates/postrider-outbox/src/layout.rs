@@ -98,6 +98,8 @@ pub enum Layout {
     Sqlgarden,
     /// The event type is the topic; headers are in `metadata`.
     Adr30,
+    /// Changes of a table, which `postrider.enable_outbox` captures.
+    Pgtrickle,
 }
 
 /// The data of a layout.
@@ -230,14 +232,39 @@ const ADR30: Preset = Preset {
     state: row_state::ADR30,
 };
 
+const PGTRICKLE: Preset = Preset {
+    name: "pgtrickle",
+    table: "outbox_changes",
+    create_sql: include_str!("../../../sql/layouts/pgtrickle.sql"),
+    columns: &[
+        (Role::Id, "id"),
+        (Role::AggregateType, "aggregate_type"),
+        (Role::AggregateId, "aggregate_id"),
+        (Role::EventType, "event_type"),
+        (Role::Payload, "payload"),
+        (Role::Time, "created_at"),
+    ],
+    extra: &[],
+    topic: "{aggregate_type}",
+    key: "{aggregate_id}",
+    state: row_state::PGTRICKLE,
+};
+
 impl Layout {
     /// Every layout.
-    pub const ALL: &'static [Self] =
-        &[Self::Postrider, Self::Debezium, Self::Commerce, Self::Gcx, Self::Sqlgarden, Self::Adr30];
+    pub const ALL: &'static [Self] = &[
+        Self::Postrider,
+        Self::Debezium,
+        Self::Commerce,
+        Self::Gcx,
+        Self::Sqlgarden,
+        Self::Adr30,
+        Self::Pgtrickle,
+    ];
 
     /// Their names, in the order of [`Layout::ALL`].
     pub const NAMES: &'static [&'static str] =
-        &["postrider", "debezium", "commerce", "gcx", "sqlgarden", "adr30"];
+        &["postrider", "debezium", "commerce", "gcx", "sqlgarden", "adr30", "pgtrickle"];
 
     pub(super) const fn preset(self) -> &'static Preset {
         match self {
@@ -247,6 +274,7 @@ impl Layout {
             Self::Gcx => &GCX,
             Self::Sqlgarden => &SQLGARDEN,
             Self::Adr30 => &ADR30,
+            Self::Pgtrickle => &PGTRICKLE,
         }
     }
 

@@ -148,7 +148,8 @@ BEGIN
         ELSIF r.relname = 'table_outbox_group' THEN
             EXECUTE format('GRANT UPDATE (consumed_by, unread_since) ON TABLE %s TO %s', v_out, r.role);
         ELSE
-            EXECUTE format('GRANT UPDATE (published_at), DELETE ON TABLE %s TO %s', v_out, r.role);
+            -- Polling locks the rows for which it asks, and check looks for UPDATE on the whole table.
+            EXECUTE format('GRANT UPDATE, DELETE ON TABLE %s TO %s', v_out, r.role);
         END IF;
     END LOOP;
 END $$;
@@ -461,7 +462,7 @@ BEGIN
             unread_since   timestamptz,
             consumed_by    text[]      NOT NULL DEFAULT '{}'
         )$f$, o.outbox_table, o.table_name, o.table_schema || '.' || o.table_name);
-    EXECUTE format('CREATE INDEX ON postrider_outbox.%I (created_at)', o.outbox_table);
+    EXECUTE format('CREATE INDEX ON postrider_outbox.%I (id) WHERE published_at IS NULL', o.outbox_table);
     EXECUTE format('CREATE INDEX ON postrider_outbox.%I (id) WHERE unread_since IS NOT NULL', o.outbox_table);
     EXECUTE format($f$
         CREATE TABLE postrider_outbox.%I (

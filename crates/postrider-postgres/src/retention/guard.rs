@@ -17,11 +17,13 @@ pub enum Guard {
     Bookmark,
     /// A consumer group of a log with references has not passed its event.
     Group,
+    /// Its layout keeps it: it is a claim check whose rows a consumer has to read.
+    Unread,
 }
 
 impl Guard {
     /// All of them, in order.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Age,
         Self::Unresolved,
         Self::BeforeSlot,
@@ -29,6 +31,7 @@ impl Guard {
         Self::Parked,
         Self::Bookmark,
         Self::Group,
+        Self::Unread,
     ];
 
     /// The name, for metrics and JSON.
@@ -41,6 +44,7 @@ impl Guard {
             Self::Parked => "parked",
             Self::Bookmark => "bookmark",
             Self::Group => "group",
+            Self::Unread => "unread",
         }
     }
 
@@ -54,6 +58,7 @@ impl Guard {
             Self::Parked => "their events are parked",
             Self::Bookmark => "newer than the oldest bookmark",
             Self::Group => "a consumer group has not passed their events",
+            Self::Unread => "claim checks whose rows are not read by every group",
         }
     }
 }
