@@ -222,17 +222,18 @@ BEGIN
     -- A column may be named as the alias: "x.*" is the row, "x" would be the column.
     SELECT string_agg(format('y.%I', u.c), ', ' ORDER BY u.n) INTO v_list
     FROM unnest(o.columns) WITH ORDINALITY u(c, n);
-    RETURN format($f$
-CREATE OR REPLACE FUNCTION postrider_outbox.%1$I() RETURNS trigger LANGUAGE plpgsql
+    -- The settings make the text of a value the same in each session. The body is a literal: a name may have any
+    -- characters.
+    RETURN format($f$CREATE OR REPLACE FUNCTION postrider_outbox.%I() RETURNS trigger LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET timezone = 'UTC'
-SET bytea_output = 'hex' SET extra_float_digits = 1 AS $b$
+SET bytea_output = 'hex' SET extra_float_digits = 1 AS %L$f$, o.function_name, format($f$
 -- Written by postrider.enable_outbox. It runs with the rights of the role that writes the table.
 DECLARE
     v_inserted bigint := 0;
     v_deleted  bigint := 0;
     v_id       bigint;
     v_payload  json;
-    v_flag     text := 'postrider.truncate_%5$s';
+    v_flag     text := 'postrider.truncate_%4$s';
 BEGIN
     IF TG_ARGV[0] = 'part' AND NOT EXISTS (
         SELECT FROM pg_trigger p JOIN pg_trigger r ON r.tgfoid = p.tgfoid AND r.tgname = p.tgname
@@ -255,39 +256,39 @@ BEGIN
         ELSIF current_setting(v_flag, true) IN ('now', 'done') THEN
             RETURN NULL;
         ELSE
-            RAISE EXCEPTION 'TRUNCATE of a partition is not captured by outbox %%', %4$L USING ERRCODE = '0A000',
+            RAISE EXCEPTION 'TRUNCATE of a partition is not captured by outbox %%', %3$L USING ERRCODE = '0A000',
                 HINT = 'Delete the rows of the partition with DELETE, or truncate the whole table.';
         END IF;
-        INSERT INTO postrider_outbox.%2$I (event_type, payload, inserted_count, deleted_count)
+        INSERT INTO postrider_outbox.%1$I (event_type, payload, inserted_count, deleted_count)
         VALUES (TG_OP, '{"v":1,"truncated":true,"inserted":[],"deleted":[]}', 0, 0);
-        %9$s
+        %8$s
         RETURN NULL;
     END IF;
     IF TG_OP <> 'DELETE' THEN
-        SELECT count(*) INTO v_inserted FROM (SELECT FROM new_rows LIMIT %6$s + 1) x;
+        SELECT count(*) INTO v_inserted FROM (SELECT FROM new_rows LIMIT %5$s + 1) x;
     END IF;
     IF TG_OP <> 'INSERT' THEN
-        SELECT count(*) INTO v_deleted FROM (SELECT FROM old_rows LIMIT %6$s + 1) x;
+        SELECT count(*) INTO v_deleted FROM (SELECT FROM old_rows LIMIT %5$s + 1) x;
     END IF;
     IF v_inserted = 0 AND v_deleted = 0 THEN
         RETURN NULL;
     END IF;
-    IF v_inserted + v_deleted <= %6$s THEN
+    IF v_inserted + v_deleted <= %5$s THEN
         IF TG_OP = 'INSERT' THEN
             SELECT json_build_object('v', 1, 'inserted', json_agg(x.*), 'deleted', '[]'::json) INTO v_payload
-            FROM %7$s x;
+            FROM %6$s x;
         ELSIF TG_OP = 'DELETE' THEN
             SELECT json_build_object('v', 1, 'inserted', '[]'::json, 'deleted', json_agg(x.*)) INTO v_payload
-            FROM %8$s x;
+            FROM %7$s x;
         ELSE
-            SELECT json_build_object('v', 1, 'inserted', (SELECT json_agg(x.*) FROM %7$s x),
-                'deleted', (SELECT json_agg(x.*) FROM %8$s x)) INTO v_payload;
+            SELECT json_build_object('v', 1, 'inserted', (SELECT json_agg(x.*) FROM %6$s x),
+                'deleted', (SELECT json_agg(x.*) FROM %7$s x)) INTO v_payload;
         END IF;
         -- Brokers refuse messages above about a megabyte.
         IF octet_length(v_payload::text) <= 900000 THEN
-            INSERT INTO postrider_outbox.%2$I (event_type, payload, inserted_count, deleted_count)
+            INSERT INTO postrider_outbox.%1$I (event_type, payload, inserted_count, deleted_count)
             VALUES (TG_OP, v_payload, v_inserted, v_deleted);
-            %9$s
+            %8$s
             RETURN NULL;
         END IF;
     END IF;
@@ -297,26 +298,26 @@ BEGIN
     IF TG_OP <> 'INSERT' THEN
         SELECT count(*) INTO v_deleted FROM old_rows;
     END IF;
-    INSERT INTO postrider_outbox.%2$I
+    INSERT INTO postrider_outbox.%1$I
         (event_type, payload, inserted_count, deleted_count, is_claim_check, unread_since)
     VALUES (TG_OP, json_build_object('v', 1, 'claim_check', true, 'inserted_count', v_inserted, 'deleted_count',
         v_deleted), v_inserted, v_deleted, true, clock_timestamp()) RETURNING id INTO v_id;
     IF TG_OP <> 'INSERT' THEN
-        INSERT INTO postrider_outbox.%3$I (outbox_id, row_num, op, payload)
-        SELECT v_id, row_number() OVER (), 'D', row_to_json(x.*) FROM %8$s x;
+        INSERT INTO postrider_outbox.%2$I (outbox_id, row_num, op, payload)
+        SELECT v_id, row_number() OVER (), 'D', row_to_json(x.*) FROM %7$s x;
     END IF;
     IF TG_OP <> 'DELETE' THEN
-        INSERT INTO postrider_outbox.%3$I (outbox_id, row_num, op, payload)
-        SELECT v_id, v_deleted + row_number() OVER (), 'I', row_to_json(x.*) FROM %7$s x;
+        INSERT INTO postrider_outbox.%2$I (outbox_id, row_num, op, payload)
+        SELECT v_id, v_deleted + row_number() OVER (), 'I', row_to_json(x.*) FROM %6$s x;
     END IF;
-    %9$s
+    %8$s
     RETURN NULL;
-END $b$ $f$,
-        o.function_name, o.outbox_table, o.delta_table, o.name, left(md5(o.name), 16), o.inline_threshold_rows,
+END $f$,
+        o.outbox_table, o.delta_table, o.name, left(md5(o.name), 16), o.inline_threshold_rows,
         CASE WHEN v_list IS NULL THEN 'new_rows' ELSE format('(SELECT %s FROM new_rows y)', v_list) END,
         CASE WHEN v_list IS NULL THEN 'old_rows' ELSE format('(SELECT %s FROM old_rows y)', v_list) END,
         CASE WHEN o.notify THEN format('PERFORM pg_notify(''postrider_outbox'', %L);',
-            'postrider_outbox.' || o.outbox_table) ELSE '' END);
+            'postrider_outbox.' || o.outbox_table) ELSE '' END));
 END $$;
 
 -- Captures the changes of a table from now on: each statement that changes rows writes an event into a table of the
