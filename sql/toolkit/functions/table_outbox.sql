@@ -212,6 +212,15 @@ BEGIN
         WHERE x.relpersistence <> 'p' OR x.relkind NOT IN ('r', 'p'));
 END $$;
 
+-- The enabled triggers of a table and of its partitions that are not of outboxes.
+CREATE OR REPLACE FUNCTION postrider.outbox_other_triggers(p_table regclass) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT coalesce(jsonb_agg(DISTINCT g.tgname), '[]')
+    FROM postrider.outbox_tables(p_table) t JOIN pg_trigger g ON g.tgrelid = t.relid
+    JOIN pg_proc p ON p.oid = g.tgfoid JOIN pg_namespace n ON n.oid = p.pronamespace
+    WHERE NOT g.tgisinternal AND g.tgenabled <> 'D' AND n.nspname <> 'postrider_outbox'
+$$;
+
 -- The text of the trigger function of an outbox. What it writes: docs/sql/table-outbox.md.
 CREATE OR REPLACE FUNCTION postrider.outbox_function(p_name text) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -394,10 +403,8 @@ BEGIN
         RAISE EXCEPTION 'roles that can write % could not any more: %', p_table, v_roles USING ERRCODE = '42501',
             HINT = 'Grant these roles INSERT, UPDATE or DELETE on the table itself, or revoke what lets them write it.';
     END IF;
-    SELECT string_agg(quote_ident(g.tgname), ', ' ORDER BY g.tgname) INTO v_words FROM pg_trigger g
-    WHERE g.tgrelid = p_table AND NOT g.tgisinternal AND g.tgname NOT LIKE 'postrider\_outbox\_%';
-    IF v_words IS NOT NULL THEN
-        RAISE WARNING '% has triggers of its own: %', p_table, v_words USING
+    IF postrider.outbox_other_triggers(p_table) <> '[]' THEN
+        RAISE WARNING '% has triggers of its own: %', p_table, postrider.outbox_other_triggers(p_table) USING
             DETAIL = 'If one of them changes rows of this table, its event is written before that of the statement.',
             HINT = 'Look at them. A table outbox from the write-ahead log has no such limit.';
     END IF;
@@ -632,7 +639,7 @@ BEGIN
             + pg_total_relation_size(format('postrider_outbox.%I', o.delta_table)::regclass),
         'groups', (SELECT coalesce(jsonb_agg(g.group_name ORDER BY g.group_name), '[]')
             FROM postrider.table_outbox_group g WHERE g.outbox = p_name),
-        'unfit', postrider.outbox_unfit(v_table),
+        'unfit', postrider.outbox_unfit(v_table), 'other_triggers', postrider.outbox_other_triggers(v_table),
         'uncovered', (SELECT coalesce(jsonb_agg(t.relid::regclass::text ORDER BY t.level, t.relid), '[]')
             FROM postrider.outbox_tables(v_table) t WHERE (SELECT count(*) FROM postrider.outbox_triggers(
                 o.function_name) g WHERE g.relid = t.relid AND g.is_enabled) < 5),

@@ -52,6 +52,7 @@ GRANT USAGE ON SCHEMA postrider_outbox TO :"role";
 GRANT SELECT ON TABLE postrider.table_outbox, postrider.table_outbox_group TO :"role";
 GRANT EXECUTE ON FUNCTION postrider.outbox_get(text), postrider.outbox_triggers(name), postrider.outbox_source(name),
     postrider.outbox_tables(regclass), postrider.outbox_ways(regclass), postrider.outbox_unfit(regclass),
+    postrider.outbox_other_triggers(regclass),
     postrider.outbox_writers_without_rights(text), postrider.outbox_status(text) TO :"role";
 -- Table outboxes: enabling and disabling them, as a role that has the rights of the table's owner.
 GRANT CREATE ON SCHEMA postrider_outbox TO :"role";
