@@ -220,6 +220,7 @@ mod standby;
 /// The way of an event: layouts, statements, sizes.
 mod stream;
 /// No servers: the layers, the limits of files and lines, names that documents promise.
+mod table_outbox;
 mod tidy;
 /// Times without a zone, in stream and polling; what expires.
 mod times;
