@@ -219,8 +219,9 @@ mod sql_toolkit;
 mod standby;
 /// The way of an event: layouts, statements, sizes.
 mod stream;
-/// No servers: the layers, the limits of files and lines, names that documents promise.
+/// Table outboxes by triggers: documents, rights, names, partitions, and the way to Kafka.
 mod table_outbox;
+/// No servers: the layers, the limits of files and lines, names that documents promise.
 mod tidy;
 /// Times without a zone, in stream and polling; what expires.
 mod times;

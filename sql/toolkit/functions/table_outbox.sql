@@ -641,8 +641,9 @@ BEGIN
             FROM postrider.table_outbox_group g WHERE g.outbox = p_name),
         'unfit', postrider.outbox_unfit(v_table), 'other_triggers', postrider.outbox_other_triggers(v_table),
         'uncovered', (SELECT coalesce(jsonb_agg(t.relid::regclass::text ORDER BY t.level, t.relid), '[]')
-            FROM postrider.outbox_tables(v_table) t WHERE (SELECT count(*) FROM postrider.outbox_triggers(
-                o.function_name) g WHERE g.relid = t.relid AND g.is_enabled) < 5),
+            FROM postrider.outbox_tables(v_table) t WHERE v_table IS NOT NULL
+              AND (SELECT count(*) FROM postrider.outbox_triggers(o.function_name) g
+                WHERE g.relid = t.relid AND g.is_enabled) < 5),
         'writers_without_rights', (SELECT coalesce(jsonb_agg(w.role), '[]')
             FROM postrider.outbox_writers_without_rights(p_name) w(role)));
 END $$;
