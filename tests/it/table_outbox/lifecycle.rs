@@ -152,7 +152,7 @@ async fn a_copy_in_the_transaction_that_enables_misses_no_row_and_has_none_twice
     .await;
     until_locked(
         &world.sql,
-        "begin; rollback; begin; select postrider.enable_outbox('orders'); \
+        "rollback; begin; select postrider.enable_outbox('orders'); \
          create table copied as select id from orders; commit",
     )
     .await
