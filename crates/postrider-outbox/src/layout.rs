@@ -112,6 +112,8 @@ pub(super) struct Preset {
     pub(super) columns: &'static [(Role, &'static str)],
     /// Column and the header it becomes.
     pub(super) extra: &'static [(&'static str, &'static str)],
+    /// Columns that are in no record, and are no state either.
+    ignored: &'static [&'static str],
     pub(super) topic: &'static str,
     pub(super) key: &'static str,
     pub(super) state: RowState,
@@ -131,6 +133,7 @@ const POSTRIDER: Preset = Preset {
         (Role::Time, "created_at"),
     ],
     extra: &[],
+    ignored: &[],
     topic: "{aggregate_type}",
     key: "{aggregate_id}",
     state: RowState::DELETE,
@@ -148,6 +151,7 @@ const DEBEZIUM: Preset = Preset {
         (Role::Payload, "payload"),
     ],
     extra: &[],
+    ignored: &[],
     topic: "outbox.event.{aggregate_type}",
     key: "{aggregate_id}",
     state: RowState::DELETE,
@@ -168,6 +172,7 @@ const COMMERCE: Preset = Preset {
         (Role::AvailableAt, "available_at"),
     ],
     extra: &[("tenant_id", "tenant_id"), ("event_version", "event_version")],
+    ignored: &[],
     topic: "{aggregate_type}",
     key: "{aggregate_id}",
     state: row_state::COMMERCE,
@@ -190,6 +195,7 @@ const GCX: Preset = Preset {
         (Role::ExpiresAt, "expires_at"),
     ],
     extra: &[],
+    ignored: &[],
     topic: "{topic}",
     key: "{partition_key|aggregate_id}",
     state: row_state::GCX,
@@ -208,6 +214,7 @@ const SQLGARDEN: Preset = Preset {
         (Role::Time, "created_at"),
     ],
     extra: &[],
+    ignored: &[],
     topic: "{aggregate_type}",
     key: "{aggregate_id}",
     state: row_state::SQLGARDEN,
@@ -227,6 +234,7 @@ const ADR30: Preset = Preset {
         (Role::Time, "created_at"),
     ],
     extra: &[],
+    ignored: &[],
     topic: "{event_type}",
     key: "{aggregate_id}",
     state: row_state::ADR30,
@@ -245,6 +253,7 @@ const PGTRICKLE: Preset = Preset {
         (Role::Time, "created_at"),
     ],
     extra: &[],
+    ignored: &["inserted_count", "deleted_count", "is_claim_check", "consumed_by"],
     topic: "{aggregate_type}",
     key: "{aggregate_id}",
     state: row_state::PGTRICKLE,
@@ -301,6 +310,11 @@ impl Layout {
     /// The column of `role`, if the layout has one.
     pub fn column(self, role: Role) -> Option<&'static str> {
         self.preset().columns.iter().find(|(of, _)| *of == role).map(|(_, column)| *column)
+    }
+
+    /// The columns of the table that are in no record, and do not say what becomes of a row either.
+    pub const fn ignored(self) -> &'static [&'static str] {
+        self.preset().ignored
     }
 
     /// The role that `name` means: the name of a role, or the layout's name of a column.
