@@ -1,8 +1,8 @@
 -- Layout "pgtrickle": the changes of a table. postrider.enable_outbox creates such a table, with the triggers that fill
 -- it (docs/sql/table-outbox.md); this one is for changes that another program writes.
 -- aggregate_type and aggregate_id: the name of the changed table, and the same with its schema. event_type: INSERT,
--- UPDATE, DELETE or TRUNCATE. published_at: when a polling relay has published the row. unread_since: since when a claim
--- check (a payload that only says how many rows there are elsewhere) waits for a consumer; NULL if for none.
+-- UPDATE, DELETE or TRUNCATE. published_at: when a polling relay has published the row. unread_since: since when a
+-- claim check (a payload that only says how many rows there are elsewhere) waits for a consumer; NULL if for none.
 CREATE TABLE outbox_changes (
     id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     aggregate_type text        NOT NULL,

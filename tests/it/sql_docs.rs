@@ -155,8 +155,18 @@ async fn the_table_outbox_page_lists_the_functions_for_users() {
     let page = include_str!("../../docs/sql/table-outbox.md");
     let text = include_str!("../../sql/toolkit/functions/table_outbox.sql");
     let inner = [
-        "outbox_get", "outbox_object", "outbox_triggers", "outbox_source", "outbox_tables", "outbox_ways", "outbox_cover",
-        "outbox_unfit", "outbox_other_triggers", "outbox_function", "outbox_owned", "outbox_check_columns",
+        "outbox_get",
+        "outbox_object",
+        "outbox_triggers",
+        "outbox_source",
+        "outbox_tables",
+        "outbox_ways",
+        "outbox_cover",
+        "outbox_unfit",
+        "outbox_other_triggers",
+        "outbox_function",
+        "outbox_owned",
+        "outbox_check_columns",
         "outbox_create",
     ];
     let known: Vec<&str> = defined_in(text).collect();

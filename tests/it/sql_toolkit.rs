@@ -1065,7 +1065,11 @@ async fn uninstallation_says_what_is_lost_and_removes_what_is_the_toolkits() {
         );
         assert_eq!(place.value("select count(*)::text from public.adopted").await, "1");
         place.sql.batch("insert into public.sales values (3)").await;
-        assert_eq!(place.value("select count(*)::text from public.sales").await, "3", "no trigger is left");
+        assert_eq!(
+            place.value("select count(*)::text from public.sales").await,
+            "3",
+            "no trigger is left"
+        );
         // Installed again, it is empty.
         place.by_admin(&["--install", "--relay", &relay]);
         assert_eq!(place.value("select count(*)::text from postrider.event_log").await, "0");

@@ -376,9 +376,15 @@ async fn claim_check_of_a_table_outbox_stays_until_its_rows_are_read() {
     )
     .await;
     let report = fixture.pass().await;
-    assert_eq!((report.rows, report.held.of(Guard::Unread), report.held.of(Guard::Unmarked)), (2, 1, 1));
+    assert_eq!(
+        (report.rows, report.held.of(Guard::Unread), report.held.of(Guard::Unmarked)),
+        (2, 1, 1)
+    );
     assert_eq!(fixture.count("rows_elsewhere").await, 2);
     sql.batch("update outbox_changes set unread_since = null").await;
     assert_eq!(fixture.pass().await.rows, 1);
-    assert_eq!((fixture.count("outbox_changes").await, fixture.count("rows_elsewhere").await), (1, 1));
+    assert_eq!(
+        (fixture.count("outbox_changes").await, fixture.count("rows_elsewhere").await),
+        (1, 1)
+    );
 }

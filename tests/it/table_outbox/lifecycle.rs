@@ -45,8 +45,11 @@ async fn of_two_sessions_that_enable_one_outbox_one_is_refused() {
         });
         let look = world.database.connect().await;
         let blocked = format!("select cardinality(pg_blocking_pids({pid}))");
-        let answered = format!("select count(*) from pg_stat_activity where pid = {pid} and state = 'idle' \
-            and query = '{}'", ENABLE.replace('\'', "''"));
+        let answered = format!(
+            "select count(*) from pg_stat_activity where pid = {pid} and state = 'idle' \
+            and query = '{}'",
+            ENABLE.replace('\'', "''")
+        );
         await_that("the second call to wait", SOON, || async {
             let seen = number(&look, &blocked).await + number(&look, &answered).await;
             if seen > 0 { Ok(()) } else { Err("it waits for nobody") }
@@ -82,7 +85,8 @@ async fn writers_see_no_error_while_the_outbox_is_enabled_and_disabled() {
                 for i in (writer..).step_by(3) {
                     sql.execute(&insert, &[&i]).await.expect("an insert");
                     let change = format!(
-                        "begin; update orders set note = 'y' where id = {i}; delete from orders where id = {i} - 30; commit"
+                        "begin; update orders set note = 'y' where id = {i}; \
+                         delete from orders where id = {i} - 30; commit"
                     );
                     sql.simple_query(&change).await.expect("a transaction");
                     written.fetch_add(1, Ordering::Relaxed);
@@ -107,7 +111,10 @@ async fn writers_see_no_error_while_the_outbox_is_enabled_and_disabled() {
         while let Some(writer) = writers.join_next().await {
             writer.expect("a writer without an error");
         }
-        assert_eq!(world.number("select count(*) from pg_trigger where tgname like 'postrider%'").await, 0);
+        assert_eq!(
+            world.number("select count(*) from pg_trigger where tgname like 'postrider%'").await,
+            0
+        );
     }
 }
 
@@ -179,7 +186,9 @@ fn ran(command: &mut Command) {
 
 #[tokio::test]
 async fn a_restored_dump_captures_on_and_one_without_rows_says_what_is_missing() {
-    let world = TableDatabase::with_orders(Version::Pg15, "tbl_dump", ", p_inline_threshold_rows => 1").await;
+    let world =
+        TableDatabase::with_orders(Version::Pg15, "tbl_dump", ", p_inline_threshold_rows => 1")
+            .await;
     world.sql.batch("insert into orders values (1); insert into orders values (2), (3)").await;
     let bin = PathBuf::from(Version::Pg15.variable("BIN"));
     let dir = tempfile::TempDir::new().expect("a directory");
@@ -210,7 +219,10 @@ async fn a_restored_dump_captures_on_and_one_without_rows_says_what_is_missing()
             let error = sql.simple_query(ENABLE).await.expect_err("its triggers are there");
             let error = error.as_db_error().expect("the server's");
             assert_eq!(error.code().code(), "PR130");
-            assert!(error.hint().is_some_and(|hint| hint.contains("postrider.table_outbox")), "{error:?}");
+            assert!(
+                error.hint().is_some_and(|hint| hint.contains("postrider.table_outbox")),
+                "{error:?}"
+            );
         }
     }
 }
@@ -228,7 +240,10 @@ async fn writers_through_a_pooler_in_transaction_mode_are_captured() {
         .await;
     let pooler = PrivatePooler::in_transaction_mode(1).await;
     let url = pooler.url(&world.database.name);
-    let (one, two) = (Client::connect(&url).await.expect("a session"), Client::connect(&url).await.expect("a session"));
+    let (one, two) = (
+        Client::connect(&url).await.expect("a session"),
+        Client::connect(&url).await.expect("a session"),
+    );
     one.batch("set timezone = 'Asia/Kolkata'; insert into m values (1, 1)").await;
     two.batch("insert into m1 values (2, 2)").await;
     one.batch("begin; truncate m; insert into m values (3, 3); commit").await;

@@ -53,7 +53,10 @@ impl TableDatabase {
     async fn with_orders(version: Version, test: &str, arguments: &str) -> Self {
         let world = Self::create(version, test).await;
         world.sql.batch(ORDERS).await;
-        world.sql.batch(&format!("select postrider.enable_outbox('public.orders'{arguments})")).await;
+        world
+            .sql
+            .batch(&format!("select postrider.enable_outbox('public.orders'{arguments})"))
+            .await;
         world
     }
 
@@ -71,7 +74,8 @@ impl TableDatabase {
             "select id, event_type, inserted_count, deleted_count, is_claim_check, payload \
              from postrider_outbox.{table} order by id"
         );
-        let number = |cell: &Option<String>| cell.as_deref().expect("a value").parse().expect("a number");
+        let number =
+            |cell: &Option<String>| cell.as_deref().expect("a value").parse().expect("a number");
         let event = |row: &Vec<Option<String>>| TableEvent {
             id: number(&row[0]),
             kind: row[1].clone().expect("a kind"),

@@ -46,8 +46,10 @@ impl Relayed {
             "truncate orders; insert into orders values (7, 12345678901234567890.5)".to_owned(),
         ];
         for i in 0..30 {
-            statements.push(format!("insert into orders values ({}, {i})", 1000 + i % 7) + " on conflict (id) do update \
-                set amount = excluded.amount");
+            statements.push(format!(
+                "insert into orders values ({}, {i}) on conflict (id) do update set amount = excluded.amount",
+                1000 + i % 7
+            ));
         }
         for statement in &statements {
             sql.batch(statement).await;
@@ -62,11 +64,15 @@ impl Relayed {
             assert_eq!(id, event.id, "in the order of the table");
             assert_eq!(record.key_text(), Some("public.orders"));
             assert_eq!(record.header("type"), Some(event.kind.as_str()));
-            let document: Value = serde_json::from_str(record.value_text().expect("text")).expect("JSON");
+            let document: Value =
+                serde_json::from_str(record.value_text().expect("text")).expect("JSON");
             copy.apply(sql, &document, id, "outbox_delta_rows_orders").await;
             if document["claim_check"] == true {
                 checks += 1;
-                sql.batch(&format!("select postrider.outbox_rows_consumed('orders', {id}, 'billing')")).await;
+                sql.batch(&format!(
+                    "select postrider.outbox_rows_consumed('orders', {id}, 'billing')"
+                ))
+                .await;
             }
         }
         assert_eq!(copy, TableCopy::of(sql, "orders").await);
@@ -87,7 +93,11 @@ async fn the_changes_of_a_table_arrive_in_order_by_the_stream() {
         relay.await_state("streaming", SOON).await;
         relayed.whole().await;
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
-        assert_eq!(relayed.world.status("orders", "marked_published").await, "0", "the stream needs no marks");
+        assert_eq!(
+            relayed.world.status("orders", "marked_published").await,
+            "0",
+            "the stream needs no marks"
+        );
     }
 }
 

@@ -5,11 +5,11 @@ use crate::groups::refused;
 use crate::server::{Version, unique};
 
 /// A role of a test, which is dropped at its end.
-struct Role {
+struct WriterRole {
     name: String,
 }
 
-impl Role {
+impl WriterRole {
     async fn new(world: &TableDatabase, name: &str) -> Self {
         let name = unique(name);
         world.sql.batch(&format!("create role {name}")).await;
@@ -50,7 +50,10 @@ async fn roles_that_write_in_any_way_get_the_rights_that_the_triggers_need() {
         let ways = [
             ("grant insert, select on orders to {}", "insert into orders values (1, 1)"),
             ("grant insert (id) on orders to {}", "insert into orders (id) values (2)"),
-            ("grant update (note), select on orders to {}", "update orders set note = 'x' where id = 1"),
+            (
+                "grant update (note), select on orders to {}",
+                "update orders set note = 'x' where id = 1",
+            ),
             ("grant delete, select on orders to {}", "delete from orders where id = 2"),
             ("grant insert on newest to {}", "insert into newest values (3, 'view')"),
             ("grant insert on fax to {}", "insert into fax values (4)"),
@@ -64,16 +67,21 @@ async fn roles_that_write_in_any_way_get_the_rights_that_the_triggers_need() {
         ];
         let mut roles = Vec::new();
         for (grant, statement) in ways {
-            let role = Role::new(&world, "way").await;
+            let role = WriterRole::new(&world, "way").await;
             world.sql.batch(&grant.replace("{}", &role.name)).await;
             roles.push((role, statement));
         }
-        let stranger = Role::new(&world, "stranger").await;
+        let stranger = WriterRole::new(&world, "stranger").await;
         world.sql.batch("select postrider.enable_outbox('orders')").await;
         assert_eq!(world.status("orders", "writers_without_rights").await, "[]");
         for (role, statement) in &roles {
             let before = world.events("outbox_orders").await.len();
-            assert_eq!(role.run(&world, statement).await, Ok(()), "{statement} on {}", version.major());
+            assert_eq!(
+                role.run(&world, statement).await,
+                Ok(()),
+                "{statement} on {}",
+                version.major()
+            );
             assert_eq!(world.events("outbox_orders").await.len(), before + 1, "{statement}");
             // The events of others are not for a role that writes.
             let read = role.run(&world, "select payload from postrider_outbox.outbox_orders").await;
@@ -86,7 +94,11 @@ async fn roles_that_write_in_any_way_get_the_rights_that_the_triggers_need() {
             "insert into postrider_outbox.outbox_delta_rows_orders values (1, 1, 'I', '1')",
             "select postrider_outbox.outbox_fn_orders()",
         ] {
-            assert_eq!(stranger.run(&world, statement).await, Err("42501".to_owned()), "{statement}");
+            assert_eq!(
+                stranger.run(&world, statement).await,
+                Err("42501".to_owned()),
+                "{statement}"
+            );
         }
         stranger.gone(&world).await;
         for (role, _) in roles {
@@ -99,7 +111,7 @@ async fn roles_that_write_in_any_way_get_the_rights_that_the_triggers_need() {
 async fn a_writer_that_is_added_later_is_named_before_it_fails_and_a_refresh_gives_it_the_rights() {
     for version in [Version::Pg15, Version::Pg18] {
         let world = TableDatabase::with_orders(version, "tbl_later", "").await;
-        let late = Role::new(&world, "late").await;
+        let late = WriterRole::new(&world, "late").await;
         world.sql.batch(&format!("grant insert on orders to {}", late.name)).await;
         assert_eq!(
             world.status("orders", "writers_without_rights").await,
@@ -119,7 +131,7 @@ async fn a_writer_that_is_added_later_is_named_before_it_fails_and_a_refresh_giv
 #[tokio::test]
 async fn an_outbox_that_would_stop_writers_is_not_enabled_and_they_are_named() {
     let world = TableDatabase::create(Version::Pg17, "tbl_stops").await;
-    let writer = Role::new(&world, "writer").await;
+    let writer = WriterRole::new(&world, "writer").await;
     world
         .sql
         .batch(&format!(
@@ -145,7 +157,7 @@ async fn an_outbox_that_would_stop_writers_is_not_enabled_and_they_are_named() {
 async fn a_cast_to_json_runs_as_the_role_that_writes() {
     for version in Version::ALL {
         let world = TableDatabase::create(version, "tbl_cast").await;
-        let writer = Role::new(&world, "writer").await;
+        let writer = WriterRole::new(&world, "writer").await;
         world
             .sql
             .batch(&format!(
@@ -177,12 +189,16 @@ async fn a_cast_to_json_runs_as_the_role_that_writes() {
 #[tokio::test]
 async fn only_a_role_with_the_rights_of_the_tables_owner_enables_refreshes_and_disables() {
     let world = TableDatabase::create(Version::Pg16, "tbl_owner").await;
-    let (admin, owner) = (Role::new(&world, "admin").await, Role::new(&world, "owner").await);
+    let (admin, owner) =
+        (WriterRole::new(&world, "admin").await, WriterRole::new(&world, "owner").await);
     let rights = include_str!("../../../sql/toolkit/roles/administrator.sql");
     world.sql.batch(&rights.replace(":\"role\"", &admin.name)).await;
     world
         .sql
-        .batch(&format!("{ORDERS}; alter table orders owner to {}; create table other (id int)", owner.name))
+        .batch(&format!(
+            "{ORDERS}; alter table orders owner to {}; create table other (id int)",
+            owner.name
+        ))
         .await;
     let denied = Err("42501".to_owned());
     let enable = "select postrider.enable_outbox('public.orders')";

@@ -117,7 +117,10 @@ async fn values_are_written_as_to_jsonb_does_whatever_the_session_has_set() {
         let hostile = "set datestyle = 'German'; set timezone = 'Asia/Kolkata'; set intervalstyle = 'iso_8601'; \
              set bytea_output = 'escape'; set extra_float_digits = -3";
         for (id, settings) in [(1, "select 1"), (2, hostile)] {
-            world.sql.batch(&format!("{settings}; insert into kinds values ({id}, {values})")).await;
+            world
+                .sql
+                .batch(&format!("{settings}; insert into kinds values ({id}, {values})"))
+                .await;
         }
         world
             .sql
@@ -131,7 +134,8 @@ async fn values_are_written_as_to_jsonb_does_whatever_the_session_has_set() {
              where (o.payload -> 'inserted' -> 0)::jsonb = to_jsonb(k) \
                and (o.payload -> 'inserted' -> 0)::text = row_to_json(k)::text";
         assert_eq!(world.number(same).await, 2, "{}", version.major());
-        let text = world.sql.text("select payload::text from postrider_outbox.outbox_kinds limit 1").await;
+        let text =
+            world.sql.text("select payload::text from postrider_outbox.outbox_kinds limit 1").await;
         let text = text.expect("a document");
         for part in [
             "12345678901234567890.12345678901234567890",
@@ -150,7 +154,8 @@ async fn values_are_written_as_to_jsonb_does_whatever_the_session_has_set() {
 async fn rows_beyond_the_threshold_are_in_a_table_of_their_own_with_the_deleted_ones_first() {
     for version in Version::ALL {
         let world =
-            TableDatabase::with_orders(version, "tbl_check", ", p_inline_threshold_rows => 100").await;
+            TableDatabase::with_orders(version, "tbl_check", ", p_inline_threshold_rows => 100")
+                .await;
         for statement in [
             "insert into orders select i from generate_series(1, 100) i",
             "insert into orders select i from generate_series(101, 201) i",
@@ -186,7 +191,9 @@ async fn rows_beyond_the_threshold_are_in_a_table_of_their_own_with_the_deleted_
 
 #[tokio::test]
 async fn claim_check_is_needed_until_each_group_has_read_it() {
-    let world = TableDatabase::with_orders(Version::Pg16, "tbl_groups", ", p_inline_threshold_rows => 0").await;
+    let world =
+        TableDatabase::with_orders(Version::Pg16, "tbl_groups", ", p_inline_threshold_rows => 0")
+            .await;
     world.sql.batch("insert into orders values (1); insert into orders values (2)").await;
     let said = async |call: &str| world.sql.text(&format!("select postrider.{call}::text")).await;
     let yes = Some("true".to_owned());
@@ -208,7 +215,10 @@ async fn claim_check_is_needed_until_each_group_has_read_it() {
     assert_eq!(world.status("orders", "groups").await, "[\"search\"]");
     // An event that is gone is no error of a consumer that is late.
     assert_eq!(said("outbox_rows_consumed('orders', 99)").await, no);
-    world.sql.batch("update postrider_outbox.outbox_orders set is_claim_check = false where id = 2").await;
+    world
+        .sql
+        .batch("update postrider_outbox.outbox_orders set is_claim_check = false where id = 2")
+        .await;
     assert_eq!(world.refused("outbox_rows_consumed('orders', 2, 'late')").await, "22023");
     assert_eq!(world.refused("outbox_rows_consumed('orders', 1, '')").await, "22023");
     assert_eq!(world.refused("outbox_rows_consumed('none', 1)").await, "PR131");
@@ -247,7 +257,10 @@ async fn listed_columns_are_the_only_ones_in_a_document_whatever_their_names_are
         let whole = serde_json::json!([{"id": 1, "x": "2", "y": "3", "n": "4", "t": "5"}]);
         assert_eq!(world.events("outbox_whole").await[0].document["inserted"], whole);
         if version == Version::Pg18 {
-            world.sql.batch("create table v (id int, twice int generated always as (id * 2) virtual)").await;
+            world
+                .sql
+                .batch("create table v (id int, twice int generated always as (id * 2) virtual)")
+                .await;
             assert_eq!(world.refused("enable_outbox('v')").await, "42809");
             assert_eq!(world.refused("enable_outbox('v', p_columns => '{twice}')").await, "42809");
             world.sql.batch("select postrider.enable_outbox('v', p_columns => '{id}')").await;
@@ -279,7 +292,8 @@ async fn a_consumer_that_applies_the_documents_of_random_statements_has_the_tabl
         let seed = fastrand::u64(..);
         let mut random = fastrand::Rng::with_seed(seed);
         let world =
-            TableDatabase::with_orders(version, "tbl_random", ", p_inline_threshold_rows => 20").await;
+            TableDatabase::with_orders(version, "tbl_random", ", p_inline_threshold_rows => 20")
+                .await;
         let (mut copy, mut done) = (TableCopy::default(), 0);
         for _ in 0..40 {
             let mut script = String::from("begin;");
@@ -288,14 +302,19 @@ async fn a_consumer_that_applies_the_documents_of_random_statements_has_the_tabl
             }
             script.push_str(if random.u32(..6) == 0 { "rollback" } else { "commit" });
             world.sql.batch(&script).await;
-            for event in world.events("outbox_orders").await.iter().filter(|event| event.id > done) {
+            for event in world.events("outbox_orders").await.iter().filter(|event| event.id > done)
+            {
                 copy.apply(&world.sql, &event.document, event.id, "outbox_delta_rows_orders").await;
             }
-            done = world.number("select coalesce(max(id), 0) from postrider_outbox.outbox_orders").await;
+            done = world
+                .number("select coalesce(max(id), 0) from postrider_outbox.outbox_orders")
+                .await;
             let table = TableCopy::of(&world.sql, "orders").await;
             assert_eq!(copy, table, "seed {seed}, PostgreSQL {}: {script}", version.major());
         }
-        let checks = world.number("select count(*) from postrider_outbox.outbox_orders where is_claim_check").await;
+        let checks = world
+            .number("select count(*) from postrider_outbox.outbox_orders where is_claim_check")
+            .await;
         assert!(checks > 0, "seed {seed}: no claim check");
     }
 }
@@ -312,9 +331,13 @@ fn statement(random: &mut fastrand::Rng) -> String {
             "insert into orders select i, {value} from generate_series({low}, {high}) i \
              on conflict (id) do update set amount = excluded.amount, note = null"
         ),
-        4 | 5 => format!("update orders set amount = amount + {value} where id between {low} and {high}"),
-        6 => format!("update orders set id = -id where abs(id) between {low} and {high} \
-             and not exists (select from orders o where o.id = -orders.id)"),
+        4 | 5 => {
+            format!("update orders set amount = amount + {value} where id between {low} and {high}")
+        }
+        6 => format!(
+            "update orders set id = -id where abs(id) between {low} and {high} \
+             and not exists (select from orders o where o.id = -orders.id)"
+        ),
         7 => format!("delete from orders where id between {low} and {high}"),
         8 => format!(
             "merge into orders o using generate_series({low}, {high}) i on o.id = i \

@@ -27,9 +27,14 @@ async fn names_with_quotes_and_sql_and_of_63_bytes_are_tables_columns_and_outbox
                 let literal = format!("'{}'", table.replace('\'', "''"));
                 let column = quote(name);
                 world.sql.batch(&format!("create table {table} (id int, {column} text)")).await;
-                let enable = format!("select postrider.enable_outbox({literal}::regclass, p_notify => true)::text");
+                let enable = format!(
+                    "select postrider.enable_outbox({literal}::regclass, p_notify => true)::text"
+                );
                 let outbox = world.sql.text(&enable).await.expect("a table");
-                world.sql.batch(&format!("insert into {table} values (1, 'v'); truncate {table}")).await;
+                world
+                    .sql
+                    .batch(&format!("insert into {table} values (1, 'v'); truncate {table}"))
+                    .await;
                 let found = format!(
                     "select count(*) from {outbox} where aggregate_type = '{0}' and aggregate_id = '{schema}.{0}'",
                     name.replace('\'', "''")
@@ -51,7 +56,8 @@ async fn names_with_quotes_and_sql_and_of_63_bytes_are_tables_columns_and_outbox
             .batch("select postrider.disable_outbox(name, p_discard => true) from postrider.table_outbox")
             .await;
         assert_eq!(world.number("select count(*) from canary").await, 0, "it is there");
-        let left = "select count(*) from pg_depend where refobjid = 'postrider_outbox'::regnamespace";
+        let left =
+            "select count(*) from pg_depend where refobjid = 'postrider_outbox'::regnamespace";
         assert_eq!(world.number(left).await, 0, "nothing is left");
     }
 }
@@ -73,10 +79,22 @@ async fn tables_that_cannot_be_captured_wholly_are_refused() {
             ))
             .await;
         for table in [
-            "v", "temporary", "unlogged", "s", "leaf", "mixed", "parent", "child", "pg_catalog.pg_class",
+            "v",
+            "temporary",
+            "unlogged",
+            "s",
+            "leaf",
+            "mixed",
+            "parent",
+            "child",
+            "pg_catalog.pg_class",
             "postrider.table_outbox",
         ] {
-            assert_eq!(world.refused(&format!("enable_outbox('{table}')")).await, "42809", "{table}");
+            assert_eq!(
+                world.refused(&format!("enable_outbox('{table}')")).await,
+                "42809",
+                "{table}"
+            );
         }
         for (call, state) in [
             ("enable_outbox('orders', p_columns => '{id,nothing}')", "42703"),
@@ -91,8 +109,14 @@ async fn tables_that_cannot_be_captured_wholly_are_refused() {
             ("enable_outbox(null)", "42P01"),
             ("enable_outbox('nothing')", "42P01"),
             ("enable_outbox('root'); select postrider.enable_outbox('root')", "PR130"),
-            ("enable_outbox('orders', 'one'); select postrider.enable_outbox('orders', 'two')", "PR130"),
-            ("enable_outbox('orders', 'one'); select postrider.enable_outbox('root', 'one')", "PR130"),
+            (
+                "enable_outbox('orders', 'one'); select postrider.enable_outbox('orders', 'two')",
+                "PR130",
+            ),
+            (
+                "enable_outbox('orders', 'one'); select postrider.enable_outbox('root', 'one')",
+                "PR130",
+            ),
             ("disable_outbox('orders')", "PR131"),
             ("outbox_status('orders')", "PR131"),
             ("outbox_refresh('orders')", "PR131"),
@@ -103,7 +127,8 @@ async fn tables_that_cannot_be_captured_wholly_are_refused() {
             world.sql.text("select postrider.disable_outbox('none', true)::text").await.as_deref(),
             Some("false")
         );
-        let serializable = "begin isolation level repeatable read; select postrider.enable_outbox('orders')";
+        let serializable =
+            "begin isolation level repeatable read; select postrider.enable_outbox('orders')";
         assert_eq!(refused(&world.sql, serializable).await, "25000");
         world.sql.batch("rollback").await;
         assert_eq!(world.number("select count(*) from postrider.table_outbox").await, 0);
@@ -144,8 +169,14 @@ async fn statements_on_a_partitioned_table_and_on_its_partitions_are_captured_on
             assert_eq!(copy, TableCopy::of(&world.sql, "m").await, "{}", version.major());
         };
         follow(&[
-            "INSERT +2 -0", "INSERT +1 -0", "INSERT +1 -0", "INSERT +1 -0", "UPDATE +1 -1", "UPDATE +1 -1",
-            "DELETE +0 -1", "UPDATE +4 -4",
+            "INSERT +2 -0",
+            "INSERT +1 -0",
+            "INSERT +1 -0",
+            "INSERT +1 -0",
+            "UPDATE +1 -1",
+            "UPDATE +1 -1",
+            "DELETE +0 -1",
+            "UPDATE +4 -4",
         ])
         .await;
         // A partition that is added later is covered by its root, and by itself after a refresh.
@@ -159,14 +190,18 @@ async fn statements_on_a_partitioned_table_and_on_its_partitions_are_captured_on
         world.sql.batch("insert into m3 values (7, 22)").await;
         follow(&["INSERT +1 -0", "INSERT +1 -0"]).await;
         // The rows of one partition can't be removed by an event that says that all are.
-        for truncate in ["truncate m3", "begin; truncate m; truncate m3", "begin; truncate m2, m1"] {
+        for truncate in ["truncate m3", "begin; truncate m; truncate m3", "begin; truncate m2, m1"]
+        {
             assert_eq!(refused(&world.sql, truncate).await, "0A000", "{truncate}");
             world.sql.batch("rollback").await;
         }
         follow(&[]).await;
         world.sql.batch("truncate m3, m; insert into m values (8, 8)").await;
         follow(&["TRUNCATE +0 -0", "INSERT +1 -0"]).await;
-        world.sql.batch("begin; truncate m; truncate m; commit; insert into m values (9, 25)").await;
+        world
+            .sql
+            .batch("begin; truncate m; truncate m; commit; insert into m values (9, 25)")
+            .await;
         follow(&["TRUNCATE +0 -0", "TRUNCATE +0 -0", "INSERT +1 -0"]).await;
         // A detached partition is a table of its own: what becomes of its rows is no event.
         world
@@ -175,12 +210,16 @@ async fn statements_on_a_partitioned_table_and_on_its_partitions_are_captured_on
             .await;
         follow(&[]).await;
         world.sql.batch("select postrider.disable_outbox('m', p_discard => true)").await;
-        assert_eq!(world.number("select count(*) from pg_trigger where tgname like 'postrider%'").await, 0);
+        assert_eq!(
+            world.number("select count(*) from pg_trigger where tgname like 'postrider%'").await,
+            0
+        );
     }
 }
 
 #[tokio::test]
-async fn a_table_that_is_renamed_is_captured_on_under_its_first_name_and_one_that_is_dropped_leaves_the_events() {
+async fn a_table_that_is_renamed_is_captured_on_under_its_first_name_and_one_that_is_dropped_leaves_the_events()
+ {
     let world = TableDatabase::with_orders(Version::Pg17, "tbl_renamed", "").await;
     world
         .sql
@@ -190,7 +229,11 @@ async fn a_table_that_is_renamed_is_captured_on_under_its_first_name_and_one_tha
         ))
         .await;
     assert_eq!(world.status("orders", "table_now").await, "later.sales");
-    assert_eq!(world.refused("enable_outbox('orders')").await, "PR130", "its events would have the same key");
+    assert_eq!(
+        world.refused("enable_outbox('orders')").await,
+        "PR130",
+        "its events would have the same key"
+    );
     world.sql.batch("drop table later.sales").await;
     assert_eq!(world.status("orders", "table_now").await, "null");
     assert_eq!(world.status("orders", "events").await, "1");
