@@ -1,8 +1,8 @@
 -- Table outboxes: changes of ordinary tables as events, by triggers. The events of a table are in tables of schema
 -- postrider_outbox, which postrider.enable_outbox creates (functions/table_outbox.sql).
 
--- The triggers run as the role that writes a table: each of these roles finds the events of its tables there. The tables
--- in the schema have their own rights.
+-- The triggers run as the role that writes a table: each of these roles finds the events of its tables there. The
+-- tables in the schema have their own rights.
 DO $postrider$ BEGIN
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'postrider_outbox') THEN
         CREATE SCHEMA postrider_outbox;

@@ -378,8 +378,8 @@ async fn each_earlier_version_is_updated_with_its_logs() {
                     format!("insert into postrider.toolkit_migration values ({number}, '{name}')");
                 place.sql.batch(&row).await;
             }
-            // The first version has the functions of logs alone, the second one those of groups too, the third one those
-            // of inboxes, the fifth one all.
+            // The first version has the functions of logs alone, the second one those of groups too, the third one
+            // those of inboxes, the fifth one all.
             let all_functions = functions().len();
             let have = [0, 1, 3, all_functions - 1, all_functions - 1, all_functions][from];
             for file in &functions()[..have] {

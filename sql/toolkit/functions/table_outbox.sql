@@ -240,6 +240,7 @@ SET bytea_output = 'hex' SET extra_float_digits = 1 AS %L$f$, o.function_name, f
 DECLARE
     v_inserted bigint := 0;
     v_deleted  bigint := 0;
+    v_bytes    bigint := 0;
     v_id       bigint;
     v_payload  json;
     v_flag     text := 'postrider.truncate_%4$s';
@@ -274,15 +275,18 @@ BEGIN
         RETURN NULL;
     END IF;
     IF TG_OP <> 'DELETE' THEN
-        SELECT count(*) INTO v_inserted FROM (SELECT FROM new_rows LIMIT %5$s + 1) x;
+        SELECT count(*), coalesce(sum(z.bytes), 0) INTO v_inserted, v_bytes
+        FROM (SELECT pg_column_size(x.*) AS bytes FROM %6$s x LIMIT %5$s + 1) z;
     END IF;
     IF TG_OP <> 'INSERT' THEN
-        SELECT count(*) INTO v_deleted FROM (SELECT FROM old_rows LIMIT %5$s + 1) x;
+        SELECT count(*), coalesce(sum(z.bytes), 0) + v_bytes INTO v_deleted, v_bytes
+        FROM (SELECT pg_column_size(x.*) AS bytes FROM %7$s x LIMIT %5$s + 1) z;
     END IF;
     IF v_inserted = 0 AND v_deleted = 0 THEN
         RETURN NULL;
     END IF;
-    IF v_inserted + v_deleted <= %5$s THEN
+    -- A document is not even built from values that are, compressed, larger than it may be: a gigabyte is an error.
+    IF v_inserted + v_deleted <= %5$s AND v_bytes <= 900000 THEN
         IF TG_OP = 'INSERT' THEN
             SELECT json_build_object('v', 1, 'inserted', json_agg(x.*), 'deleted', '[]'::json) INTO v_payload
             FROM %6$s x;
@@ -383,7 +387,7 @@ BEGIN
                 'list, the rows of postrider.table_outbox were not restored: restore them.';
     END IF;
     v_name := coalesce(p_name, CASE WHEN EXISTS (SELECT FROM postrider.table_outbox o WHERE o.name = c.relname)
-        THEN c.nspname || '.' || c.relname ELSE c.relname END);
+        THEN c.nspname::text || '.' || c.relname::text ELSE c.relname::text END);
     IF EXISTS (SELECT FROM postrider.table_outbox o WHERE o.name = v_name) THEN
         RAISE EXCEPTION 'outbox "%" exists already', v_name USING ERRCODE = 'PR130',
             HINT = 'Give this one another name with p_name.';
@@ -469,7 +473,7 @@ BEGIN
             -- A claim check whose rows are not read by every group: since when.
             unread_since   timestamptz,
             consumed_by    text[]      NOT NULL DEFAULT '{}'
-        )$f$, o.outbox_table, o.table_name, o.table_schema || '.' || o.table_name);
+        )$f$, o.outbox_table, o.table_name, o.table_schema::text || '.' || o.table_name::text);
     EXECUTE format('CREATE INDEX ON postrider_outbox.%I (id) WHERE published_at IS NULL', o.outbox_table);
     EXECUTE format('CREATE INDEX ON postrider_outbox.%I (id) WHERE unread_since IS NOT NULL', o.outbox_table);
     EXECUTE format($f$
@@ -546,6 +550,8 @@ BEGIN
                 'postrider.disable_outbox(%L, p_discard => true); deletes them. To stop the capture alone: ALTER TABLE '
                 '… DISABLE TRIGGER of each trigger postrider_outbox_….', p_name);
     END IF;
+    -- Before the tables are dropped: a session that acknowledges a claim check locks them in this order.
+    DELETE FROM postrider.table_outbox x WHERE x.name = p_name;
     FOR t IN SELECT g.trigger_name, g.relid::regclass AS rel FROM postrider.outbox_triggers(o.function_name) g
         ORDER BY g.is_part, g.relid LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', t.trigger_name, t.rel);
@@ -554,7 +560,6 @@ BEGIN
     EXECUTE format('DROP VIEW IF EXISTS postrider_outbox.%I', o.latest_view);
     EXECUTE format('DROP TABLE IF EXISTS postrider_outbox.%I', o.delta_table);
     EXECUTE format('DROP TABLE IF EXISTS postrider_outbox.%I', o.outbox_table);
-    DELETE FROM postrider.table_outbox x WHERE x.name = p_name;
     RETURN true;
 END $$;
 
@@ -629,7 +634,7 @@ BEGIN
     EXECUTE format('SELECT count(*) AS events, max(id) AS last_id, min(created_at) AS oldest, '
         'count(unread_since) AS unread, count(published_at) AS published FROM postrider_outbox.%I', o.outbox_table)
     INTO r;
-    RETURN jsonb_build_object('name', o.name, 'table', o.table_schema || '.' || o.table_name,
+    RETURN jsonb_build_object('name', o.name, 'table', o.table_schema::text || '.' || o.table_name::text,
         'table_now', v_table::text, 'outbox', format('postrider_outbox.%I', o.outbox_table),
         'delta_rows', format('postrider_outbox.%I', o.delta_table), 'retention_hours', o.retention_hours,
         'inline_threshold_rows', o.inline_threshold_rows, 'columns', o.columns, 'notify', o.notify,

@@ -171,9 +171,9 @@ async fn a_copy_in_the_transaction_that_enables_misses_no_row_and_has_none_twice
     .await;
     stop.store(true, Ordering::Relaxed);
     writers.join_next().await.expect("the writer").expect("its end");
-    let all = "with both as (select id from copied union all \
+    let all = "with every as (select id from copied union all \
           select (payload #>> '{inserted,0,id}')::int from postrider_outbox.outbox_orders) \
-        select (select count(*) from both) || ' ' || (select count(distinct id) from both)";
+        select (select count(*) from every) || ' ' || (select count(distinct id) from every)";
     let rows = world.number(rows).await;
     assert_eq!(world.sql.text(all).await, Some(format!("{rows} {rows}")));
 }

@@ -161,8 +161,10 @@ async fn rows_beyond_the_threshold_are_in_a_table_of_their_own_with_the_deleted_
             "insert into orders select i from generate_series(101, 201) i",
             "update orders set note = 'n' where id <= 50",
             "update orders set note = 'm' where id <= 51",
-            // Few rows, and more bytes than a broker takes.
+            // Few rows, and more bytes than a broker takes; more than are counted before the document is built.
             "insert into orders values (300, 0, repeat('x', 450000)), (301, 0, repeat('y', 450001))",
+            "insert into orders select i, 0, string_agg(md5((i * 10000 + j)::text), '') \
+             from generate_series(400, 401) i, generate_series(1, 20000) j group by i",
             "begin; insert into orders select i from generate_series(1000, 2000) i; rollback",
         ] {
             world.sql.batch(statement).await;
@@ -175,6 +177,7 @@ async fn rows_beyond_the_threshold_are_in_a_table_of_their_own_with_the_deleted_
                 "UPDATE +50 -50",
                 "UPDATE +51 -51 elsewhere",
                 "INSERT +2 -0 elsewhere",
+                "INSERT +2 -0 elsewhere",
             ]
         );
         let rows = "select string_agg(n, ', ' order by n) from (select outbox_id || op::text || count(*) || ' ' || \
@@ -182,10 +185,10 @@ async fn rows_beyond_the_threshold_are_in_a_table_of_their_own_with_the_deleted_
             group by outbox_id, op) x";
         assert_eq!(
             world.sql.text(rows).await.as_deref(),
-            Some("2I101 1-101, 4D51 1-51, 4I51 52-102, 5I2 1-2"),
+            Some("2I101 1-101, 4D51 1-51, 4I51 52-102, 5I2 1-2, 6I2 1-2"),
             "a rollback leaves none"
         );
-        assert_eq!(world.status("orders", "claim_check_pending_count").await, "3");
+        assert_eq!(world.status("orders", "claim_check_pending_count").await, "4");
     }
 }
 

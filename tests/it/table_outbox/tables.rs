@@ -184,7 +184,7 @@ async fn statements_on_a_partitioned_table_and_on_its_partitions_are_captured_on
             .sql
             .batch("create table m3 partition of m for values from (20) to (30); insert into m values (6, 21)")
             .await;
-        assert_eq!(world.status("m", "uncovered").await, "[\"m3\"]");
+        assert_eq!(world.status("m", "uncovered").await, "[\"public.m3\"]");
         assert_eq!(world.number("select postrider.outbox_refresh('m')").await, 5);
         assert_eq!(world.status("m", "uncovered").await, "[]");
         world.sql.batch("insert into m3 values (7, 22)").await;

@@ -174,8 +174,8 @@ async fn drops_logs(
     drops_schema(control, "postrider_log", "log", &tables, plan).await
 }
 
-/// Drops a schema if it has nothing but these tables, views and functions, each of which belongs to an `owner`; else says
-/// what it has.
+/// Drops a schema if it has nothing but these tables, views and functions, each of which belongs to an `owner`; else
+/// says what it has.
 async fn drops_schema(
     control: &Control,
     schema: &str,
