@@ -29,6 +29,23 @@ impl WriterRole {
     }
 }
 
+/// A right on a table, a view or a parent table, and a statement that it allows; `{}` is the role.
+const WAYS: [(&str, &str); 10] = [
+    ("grant insert, select on orders to {}", "insert into orders values (1, 1)"),
+    ("grant insert (id) on orders to {}", "insert into orders (id) values (2)"),
+    ("grant update (note), select on orders to {}", "update orders set note = 'x' where id = 1"),
+    ("grant delete, select on orders to {}", "delete from orders where id = 2"),
+    ("grant insert on newest to {}", "insert into newest values (3, 'view')"),
+    ("grant insert on fax to {}", "insert into fax values (4)"),
+    ("grant update, select on customer to {}", "update customer set id = 10 where id = 1"),
+    ("grant delete, select on customer to {}", "delete from customer where id = 10"),
+    (
+        "grant pg_write_all_data to {}",
+        "insert into orders select i from generate_series(1000, 3000) i",
+    ),
+    ("grant truncate on orders to {}", "truncate orders"),
+];
+
 /// Every way to write the table that does not need rights on the table itself is one too.
 #[tokio::test]
 async fn roles_that_write_in_any_way_get_the_rights_that_the_triggers_need() {
@@ -47,26 +64,8 @@ async fn roles_that_write_in_any_way_get_the_rights_that_the_triggers_need() {
                  insert into customer values (1), (2)",
             )
             .await;
-        let ways = [
-            ("grant insert, select on orders to {}", "insert into orders values (1, 1)"),
-            ("grant insert (id) on orders to {}", "insert into orders (id) values (2)"),
-            (
-                "grant update (note), select on orders to {}",
-                "update orders set note = 'x' where id = 1",
-            ),
-            ("grant delete, select on orders to {}", "delete from orders where id = 2"),
-            ("grant insert on newest to {}", "insert into newest values (3, 'view')"),
-            ("grant insert on fax to {}", "insert into fax values (4)"),
-            ("grant update, select on customer to {}", "update customer set id = 10 where id = 1"),
-            ("grant delete, select on customer to {}", "delete from customer where id = 10"),
-            (
-                "grant pg_write_all_data to {}",
-                "insert into orders select i from generate_series(1000, 3000) i",
-            ),
-            ("grant truncate on orders to {}", "truncate orders"),
-        ];
         let mut roles = Vec::new();
-        for (grant, statement) in ways {
+        for (grant, statement) in WAYS {
             let role = WriterRole::new(&world, "way").await;
             world.sql.batch(&grant.replace("{}", &role.name)).await;
             roles.push((role, statement));
