@@ -136,18 +136,19 @@ async fn tables_that_cannot_be_captured_wholly_are_refused() {
 }
 
 /// A partitioned table with a partition that is partitioned, whose columns have another order; and what is written.
-const PARTS: &str = "create table m (id int, day int, note text, primary key (id, day)) partition by range (day); \
-                 create table m1 partition of m for values from (0) to (10); \
-                 create table m2 (note text, day int not null, id int not null) partition by range (id); \
-                 create table m2a (note text, gone int, day int not null, id int not null); \
-                 alter table m2a drop column gone; \
-                 alter table m2 attach partition m2a for values from (0) to (100); \
-                 alter table m attach partition m2 for values from (10) to (20); \
-                 select postrider.enable_outbox('m'); \
-                 insert into m values (1, 1, 'a'), (2, 11, 'b'); insert into m1 values (3, 2, 'c'); \
-                 insert into m2 values ('d', 12, 4); insert into m2a values ('e', 13, 5); \
-                 update m set day = 14 where id = 1; update m2a set note = 'f' where id = 5; \
-                 delete from m2 where id = 4; update m set note = note || '!'";
+const PARTS: &str = "\
+    create table m (id int, day int, note text, primary key (id, day)) partition by range (day); \
+    create table m1 partition of m for values from (0) to (10); \
+    create table m2 (note text, day int not null, id int not null) partition by range (id); \
+    create table m2a (note text, gone int, day int not null, id int not null); \
+    alter table m2a drop column gone; \
+    alter table m2 attach partition m2a for values from (0) to (100); \
+    alter table m attach partition m2 for values from (10) to (20); \
+    select postrider.enable_outbox('m'); \
+    insert into m values (1, 1, 'a'), (2, 11, 'b'); insert into m1 values (3, 2, 'c'); \
+    insert into m2 values ('d', 12, 4); insert into m2a values ('e', 13, 5); \
+    update m set day = 14 where id = 1; update m2a set note = 'f' where id = 5; \
+    delete from m2 where id = 4; update m set note = note || '!'";
 
 #[tokio::test]
 async fn statements_on_a_partitioned_table_and_on_its_partitions_are_captured_once() {
