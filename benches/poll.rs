@@ -110,6 +110,10 @@ fn fill(layout: Layout, rows: usize) -> String {
             "aggregate_type, aggregate_id, event_type",
             "'order', md5((n % 1000)::text)::uuid, 'x'",
         ),
+        Layout::Pgtrickle => (
+            "aggregate_type, aggregate_id, event_type, inserted_count, deleted_count",
+            "'order', n % 1000, 'INSERT', 1, 0",
+        ),
         Layout::Postrider | Layout::Sqlgarden => {
             ("aggregate_type, aggregate_id, event_type", "'order', n % 1000, 'x'")
         }

@@ -147,7 +147,7 @@ pub enum Command {
     Inbox(InboxArgs),
     /// Publish events again: from a bookmark, an LSN or a time, by id or by aggregate
     Replay(Box<ReplayArgs>),
-    /// Install the SQL toolkit in a database: event logs, consumer groups and inboxes in SQL
+    /// Install the SQL toolkit in a database: event logs, consumer groups, inboxes and table outboxes in SQL
     Sql(SqlArgs),
     /// Print the configuration in effect, or its JSON Schema
     Config(ConfigArgs),

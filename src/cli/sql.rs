@@ -1,4 +1,5 @@
-//! `postrider sql`: prints, installs and removes the SQL toolkit: event logs, consumer groups and inboxes.
+//! `postrider sql`: prints, installs and removes the SQL toolkit: event logs, consumer groups, inboxes and table
+//! outboxes.
 //!
 //! The database is that of `--url`, or that of the pipeline's event logs, or its source. `--print` needs neither a
 //! database nor a configuration.
@@ -24,7 +25,8 @@ const APPLICATION_NAME: &str = "postrider sql";
 #[command(group = ArgGroup::new("action").required(true))]
 #[command(
     after_help = "The tables and functions are in schema postrider, the events of logs in schema postrider_log, the \
-                  messages of inboxes in schema postrider_inbox. An installation is one transaction, and can be \
+                  messages of inboxes in schema postrider_inbox, the events of tables in schema postrider_outbox. \
+                  An installation is one transaction, and can be \
                   repeated at any time: it creates what is missing and writes all functions again. It needs CREATE on \
                   the database, and no superuser."
 )]
@@ -36,7 +38,7 @@ pub struct SqlArgs {
     /// Install the toolkit, or update it
     #[arg(long, group = "action")]
     pub install: bool,
-    /// Remove the toolkit with all its logs, consumer groups and inboxes, after printing what will be lost
+    /// Remove the toolkit with all its logs, consumer groups, inboxes and outboxes, after printing what will be lost
     #[arg(long, group = "action")]
     pub uninstall: bool,
     /// Show which version this program installs, which one the database has, and the roles that use it
@@ -48,7 +50,7 @@ pub struct SqlArgs {
     /// A role that writes logs, and does the maintenance of logs and inboxes; repeatable
     #[arg(long, value_name = "ROLE", conflicts_with_all = ["uninstall", "version"])]
     pub relay: Vec<String>,
-    /// A role that creates, drops and moves consumer groups, and creates inboxes; repeatable
+    /// A role that creates, drops and moves consumer groups, and creates inboxes and outboxes; repeatable
     #[arg(long, value_name = "ROLE", conflicts_with_all = ["uninstall", "version"])]
     pub administrator: Vec<String>,
     /// A role that polls and commits in consumer groups, and uses the inbox; repeatable
@@ -158,6 +160,15 @@ fn of_installed(done: &Installed) -> String {
             "  inbox {:?} belongs to role {owner:?}. That role lets the others use it:\n    sql  SELECT \
              postrider.inbox_grant({call});",
             inbox.name
+        ));
+    }
+    for outbox in &done.closed_outboxes {
+        let owner = outbox.owner.as_deref().unwrap_or_default();
+        let call = crate::postgres::names::literal(&outbox.name);
+        line(&format!(
+            "  outbox {:?} belongs to role {owner:?}. That role lets the others use it:\n    sql  SELECT \
+             postrider.outbox_grant({call});",
+            outbox.name
         ));
     }
     text

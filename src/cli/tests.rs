@@ -49,7 +49,8 @@ fn help_is_short() {
           inbox        Inboxes of a service: run what stores in them, create, watch, dead messages, replay,
                        skip, purge, seek, drop
           replay       Publish events again: from a bookmark, an LSN or a time, by id or by aggregate
-          sql          Install the SQL toolkit in a database: event logs, consumer groups and inboxes in SQL
+          sql          Install the SQL toolkit in a database: event logs, consumer groups, inboxes and table
+                       outboxes in SQL
           config       Print the configuration in effect, or its JSON Schema
           completions  Print the completion script of a shell
           help         Print this message or the help of the given subcommand(s)

@@ -456,7 +456,7 @@ fn one(table: &CandidateTable, layout: Layout) -> Fit {
         .collect();
     let polling = |column: &Column| status.contains(&column.name.as_str());
     fit.score += i32::try_from(left.iter().filter(|column| polling(column)).count()).unwrap_or(0);
-    left.retain(|column| !polling(column));
+    left.retain(|column| !polling(column) && !layout.ignored().contains(&column.name.as_str()));
     fit.score += i32::from(table.name.name == layout.table());
     fit.left = left;
     fit

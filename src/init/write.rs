@@ -47,7 +47,7 @@ const TABLES: &[FileTable] = &[
             ("table", "", None),
             (
                 "layout",
-                "The columns of the table: postrider, debezium, commerce, gcx, sqlgarden or adr30.",
+                "The columns of the table: postrider, debezium, commerce, gcx, sqlgarden, adr30 or pgtrickle.",
                 None,
             ),
         ],

@@ -59,7 +59,7 @@ async fn topic(name: &str, partitions: i32) -> Topic {
 
 #[test]
 fn init_writes_a_file_of_every_layout_that_is_taken() {
-    for layout in ["postrider", "debezium", "commerce", "gcx", "sqlgarden", "adr30"] {
+    for layout in ["postrider", "debezium", "commerce", "gcx", "sqlgarden", "adr30", "pgtrickle"] {
         let url = "postgresql://relay:hush@db/shop?password=hush2";
         let (dir, output) = init(
             ("x", ""),

@@ -219,6 +219,8 @@ mod sql_toolkit;
 mod standby;
 /// The way of an event: layouts, statements, sizes.
 mod stream;
+/// Table outboxes by triggers: documents, rights, names, partitions, and the way to Kafka.
+mod table_outbox;
 /// No servers: the layers, the limits of files and lines, names that documents promise.
 mod tidy;
 /// Times without a zone, in stream and polling; what expires.

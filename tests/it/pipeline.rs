@@ -87,6 +87,7 @@ impl Pipeline {
             "debezium" => "outboxevent",
             "commerce" => "outbox_messages",
             "sqlgarden" => "outbox_events",
+            "pgtrickle" => "outbox_changes",
             _ => "outbox",
         };
         let config = format!(

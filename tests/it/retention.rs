@@ -64,6 +64,7 @@ impl Fixture {
             Layout::Commerce => "outbox_messages",
             Layout::Sqlgarden => "outbox_events",
             Layout::Debezium => "outboxevent",
+            Layout::Pgtrickle => "outbox_changes",
             Layout::Postrider | Layout::Gcx | Layout::Adr30 => "outbox",
         };
         let table = postrider::outbox::TableName { schema: "public".into(), name: name.into() };

@@ -127,6 +127,57 @@ async fn the_statements_of_the_inbox_page_run_and_do_what_they_say() {
     }
 }
 
+/// The changes of a table are captured as the page says, in a database that has nothing but the toolkit.
+#[tokio::test]
+async fn the_statements_of_the_table_outbox_page_run_and_do_what_they_say() {
+    for version in Version::ALL {
+        let database = Database::create(version, "sql_docs_table").await;
+        let sql = database.connect().await;
+        install_toolkit(&sql, "postgres").await;
+        for block in blocks::of("docs/sql/table-outbox.md") {
+            if block.language == "sql" {
+                let result = sql.simple_query(&block.text).await;
+                result.unwrap_or_else(|error| panic!("{}: {error:?}", block.place));
+            } else {
+                assert_eq!(block.language, "toml", "{}", block.place);
+            }
+        }
+        let left = "select string_agg(id || event_type || is_claim_check || (unread_since is null), ' ' order by id) \
+                    from postrider_outbox.outbox_orders";
+        assert_eq!(sql.text(left).await.as_deref(), Some("3INSERTtruetrue"));
+        assert_eq!(sql.text("select count(*)::text from orders_copy").await.as_deref(), Some("1"));
+    }
+}
+
+/// The page has a row for each function for users, and every function of its rows exists.
+#[tokio::test]
+async fn the_table_outbox_page_lists_the_functions_for_users() {
+    let page = include_str!("../../docs/sql/table-outbox.md");
+    let text = include_str!("../../sql/toolkit/functions/table_outbox.sql");
+    let inner = [
+        "outbox_get",
+        "outbox_object",
+        "outbox_triggers",
+        "outbox_source",
+        "outbox_tables",
+        "outbox_ways",
+        "outbox_cover",
+        "outbox_unfit",
+        "outbox_other_triggers",
+        "outbox_function",
+        "outbox_owned",
+        "outbox_check_columns",
+        "outbox_create",
+    ];
+    let known: Vec<&str> = defined_in(text).collect();
+    for name in &known {
+        assert_ne!(page.contains(&format!("| `{name}(")), inner.contains(name), "{name}");
+    }
+    for name in rows_of(page) {
+        assert!(known.contains(&name), "{name}");
+    }
+}
+
 /// The functions that a file of the toolkit defines.
 fn defined_in(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| {

@@ -378,8 +378,10 @@ async fn each_earlier_version_is_updated_with_its_logs() {
                     format!("insert into postrider.toolkit_migration values ({number}, '{name}')");
                 place.sql.batch(&row).await;
             }
-            // The first version has the functions of logs alone, the second one those of groups too, the third one all.
-            let have = [0, 1, 3, functions().len(), functions().len()][from];
+            // The first version has the functions of logs alone, the second one those of groups too, the third one
+            // those of inboxes, the fifth one all.
+            let all_functions = functions().len();
+            let have = [0, 1, 3, all_functions - 1, all_functions - 1, all_functions][from];
             for file in &functions()[..have] {
                 place.sql.batch(&text(file)).await;
             }
@@ -432,7 +434,7 @@ fn page() -> BTreeMap<String, [bool; 4]> {
 }
 
 /// A call of each function that works for a role with all rights. `{lease}` is a lease of consumer `one`, `{own}` is an
-/// inbox whose table belongs to the role.
+/// inbox whose table belongs to the role, and the outbox of a table that does.
 const CALLS: &[(&str, &str)] = &[
     ("check_name", "check_name('p_name', 'x')"),
     ("check_number", "check_number('p_max', 1, 1, 2)"),
@@ -445,12 +447,14 @@ const CALLS: &[(&str, &str)] = &[
     ("create_log", "create_log('another')"),
     ("disable_inbox_ordering", "disable_inbox_ordering('{own}')"),
     ("disable_inbox_priority", "disable_inbox_priority('{own}', true)"),
+    ("disable_outbox", "disable_outbox('{own}', p_discard => true)"),
     ("drop_consumer_group", "drop_consumer_group('billing')"),
     ("drop_inbox", "drop_inbox('{own}', false, true)"),
     ("drop_log", "drop_log('unused')"),
     ("enable_inbox_ordering", "enable_inbox_ordering('{own}')"),
     ("enable_inbox_priority", "enable_inbox_priority('{own}')"),
     ("enable_inbox_tracking", "enable_inbox_tracking('adopted', 'public.outbox')"),
+    ("enable_outbox", "enable_outbox('public.new_{own}')"),
     ("evict_consumer_group", "evict_consumer_group('billing')"),
     ("extend_lease", "extend_lease('billing', 'one', 60, {lease})"),
     ("group_append", "group_append(array(select s from postrider.group_state('billing') s))"),
@@ -529,6 +533,26 @@ const CALLS: &[(&str, &str)] = &[
     ("log_table_name", "log_table_name('x')"),
     ("log_take_over", "log_take_over('me')"),
     ("no_group", "no_group('none')"),
+    ("outbox_add_group", "outbox_add_group('{own}', 'g')"),
+    ("outbox_check_columns", "outbox_check_columns('public.new_{own}', null)"),
+    ("outbox_cover", "outbox_cover('public.of_{own}', 'outbox_fn_{own}')"),
+    ("outbox_create", "outbox_create('none')"),
+    ("outbox_drop_group", "outbox_drop_group('{own}', 'g')"),
+    ("outbox_function", "outbox_function('{own}')"),
+    ("outbox_get", "outbox_get('{own}')"),
+    ("outbox_grant", "outbox_grant('{own}')"),
+    ("outbox_object", "outbox_object('outbox_', 'x')"),
+    ("outbox_other_triggers", "outbox_other_triggers('public.of_{own}')"),
+    ("outbox_owned", "outbox_owned('public.of_{own}')"),
+    ("outbox_refresh", "outbox_refresh('{own}')"),
+    ("outbox_rows_consumed", "outbox_rows_consumed('{own}', 1)"),
+    ("outbox_source", "outbox_source('outbox_fn_{own}')"),
+    ("outbox_status", "outbox_status('{own}')"),
+    ("outbox_tables", "outbox_tables('public.of_{own}')"),
+    ("outbox_triggers", "outbox_triggers('outbox_fn_{own}')"),
+    ("outbox_unfit", "outbox_unfit('public.of_{own}')"),
+    ("outbox_ways", "outbox_ways('public.of_{own}')"),
+    ("outbox_writers_without_rights", "outbox_writers_without_rights('{own}')"),
     ("part_heads", "part_heads('orders')"),
     ("part_state", "part_state('billing', array[0]::smallint[])"),
     ("poll_outbox", "poll_outbox('billing', 'two')"),
@@ -572,6 +596,16 @@ async fn closed_to_strangers(place: &mut Place, functions: &BTreeSet<String>) {
 async fn set_the_stage(place: &Place, roles: &[String]) {
     let [relay, administrator, ..] = roles else { panic!("two roles") };
     place.log(relay, "orders", 3).await;
+    for role in [relay, administrator] {
+        place
+            .sql
+            .batch(&format!(
+                "create table of_{role} (id int); alter table of_{role} owner to {role}; \
+                 create table new_{role} (id int); alter table new_{role} owner to {role}; \
+                 set role {role}; select postrider.enable_outbox('public.of_{role}', '{role}'); reset role"
+            ))
+            .await;
+    }
     place
         .sql
         .batch(&format!(
@@ -712,6 +746,43 @@ async fn role_that_is_added_later_uses_inboxes_that_exist() {
                 Some("42501"),
                 "{call}"
             );
+        }
+        drop((as_worker, as_leader));
+        place.gone().await;
+    }
+}
+
+/// The same with table outboxes.
+#[tokio::test]
+async fn role_that_is_added_later_reads_outboxes_that_exist() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let mut place = Place::new(version, "later_outbox").await;
+        let leader = place.role("leader").await;
+        place.by_admin(&["--install", "--administrator", &leader]);
+        place
+            .sql
+            .batch(&format!(
+                "create table sales (id int); alter table sales owner to {leader}; set role {leader}; \
+                 select postrider.enable_outbox('public.sales', p_inline_threshold_rows => 0); \
+                 insert into sales values (1); reset role"
+            ))
+            .await;
+        let worker = place.role("worker").await;
+        let text = place.by_admin(&["--install", "--worker", &worker]);
+        let grant = crate::managed::line(&text, "SELECT postrider.outbox_grant");
+        let as_worker = Client::connect(&place.url(&worker)).await.expect("a session");
+        let read = "select count(*)::text from postrider_outbox.outbox_delta_rows_sales";
+        assert!(as_worker.simple_query(read).await.is_err());
+        let as_leader = Client::connect(&place.url(&leader)).await.expect("a session");
+        as_leader.batch(grant).await;
+        assert_eq!(as_worker.text(read).await.as_deref(), Some("1"));
+        let consumed = "select postrider.outbox_rows_consumed('sales', 1)::text";
+        assert_eq!(as_worker.text(consumed).await.as_deref(), Some("true"));
+        let text = place.by_admin(&["--install"]);
+        assert!(!text.contains("outbox_grant"), "{text}");
+        for call in ["disable_outbox('sales')", "outbox_drop_group('sales', 'default')"] {
+            let refused = as_worker.simple_query(&format!("select postrider.{call}")).await;
+            assert!(refused.is_err(), "{call}");
         }
         drop((as_worker, as_leader));
         place.gone().await;
@@ -952,7 +1023,14 @@ async fn uninstallation_says_what_is_lost_and_removes_what_is_the_toolkits() {
                  insert into postrider_inbox.mail (event_id) values ('1'), ('2'); \
                  select postrider.inbox_done('mail', '{{1}}'); \
                  select postrider.enable_inbox_tracking('adopted', 'public.adopted'); reset role; \
-                 create view public.mine as select * from postrider_log.log_orders"
+                 create table public.sales (id int); select postrider.enable_outbox('public.sales'); \
+                 insert into public.sales values (1); insert into public.sales values (2); \
+                 alter table public.sales owner to {admin}; alter table postrider_outbox.outbox_sales owner to {admin}; \
+                 alter table postrider_outbox.outbox_delta_rows_sales owner to {admin}; \
+                 alter view postrider_outbox.outbox_latest_sales owner to {admin}; \
+                 alter function postrider_outbox.outbox_fn_sales() owner to {admin}; \
+                 create view public.mine as select * from postrider_log.log_orders",
+                admin = place.admin
             ))
             .await;
         let url = place.url(&place.admin);
@@ -966,6 +1044,7 @@ async fn uninstallation_says_what_is_lost_and_removes_what_is_the_toolkits() {
             "consumer group \"billing\" of log \"orders\": its position; 5 events not done",
             "inbox \"mail\": messages in table \"postrider_inbox\".\"mail\": 2, of them not processed: 1",
             "inbox \"adopted\": its views; table \"public\".\"adopted\" stays",
+            "table outbox \"sales\" of table public.sales: 2 events, and the rows of its claim checks",
             "view public.mine",
         ] {
             assert!(text.contains(words), "{words}: {text}");
@@ -985,6 +1064,12 @@ async fn uninstallation_says_what_is_lost_and_removes_what_is_the_toolkits() {
             "the outbox stays"
         );
         assert_eq!(place.value("select count(*)::text from public.adopted").await, "1");
+        place.sql.batch("insert into public.sales values (3)").await;
+        assert_eq!(
+            place.value("select count(*)::text from public.sales").await,
+            "3",
+            "no trigger is left"
+        );
         // Installed again, it is empty.
         place.by_admin(&["--install", "--relay", &relay]);
         assert_eq!(place.value("select count(*)::text from postrider.event_log").await, "0");

@@ -83,10 +83,17 @@ fn inserts(count: usize) -> Vec<(&'static str, String)> {
                  select 'booking', {uuid}, 'booking.created', {json}::jsonb, '{{\"userId\":\"u1\"}}' {series}"
             ),
         ),
+        (
+            "pgtrickle",
+            format!(
+                "insert into outbox_changes (aggregate_type, aggregate_id, event_type, payload, inserted_count, \
+                 deleted_count) select 'order', (i % 1000)::text, 'INSERT', {json}, 1, 0 {series}"
+            ),
+        ),
     ]
 }
 
-/// 100,000 rows in each of the six layouts, read back by a consumer that knows nothing of us.
+/// 100,000 rows in each of the seven layouts, read back by a consumer that knows nothing of us.
 #[tokio::test]
 async fn every_layout_arrives_whole_and_in_order() {
     const ROWS: usize = 100_000;
@@ -129,7 +136,7 @@ fn record_is_right(layout: &str, record: &ReadRecord, committed_ms: i64) {
         "commerce" => {
             &["id", "type", "position", "tenant_id", "event_version", "traceparent", "source"]
         }
-        "gcx" | "sqlgarden" => &["id", "type", "position", "source"],
+        "gcx" | "sqlgarden" | "pgtrickle" => &["id", "type", "position", "source"],
         "adr30" => &["id", "type", "position", "userId", "source"],
         other => panic!("no such layout: {other}"),
     };

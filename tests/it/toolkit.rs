@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Files of `sql/toolkit/functions` in the order in which they are run. A file that is not listed is run last.
-const FUNCTIONS: [&str; 5] =
-    ["log.sql", "groups.sql", "retention.sql", "inbox.sql", "inbox_store.sql"];
+const FUNCTIONS: [&str; 6] =
+    ["log.sql", "groups.sql", "retention.sql", "inbox.sql", "inbox_store.sql", "table_outbox.sql"];
 
 /// Installs the toolkit as the role of `sql`, which owns schema `postrider` afterwards, and gives `relay` the rights of
 /// a relay. The relay's role creates logs: it owns the tables in schema `postrider_log`.
@@ -35,7 +35,7 @@ pub(crate) async fn install_toolkit(sql: &Client, relay: &str) {
     sql.batch(&format!(
         "revoke execute on all functions in schema postrider from public;
          grant usage on schema postrider to {relay};
-         grant usage, create on schema postrider_log, postrider_inbox to {relay};
+         grant usage, create on schema postrider_log, postrider_inbox, postrider_outbox to {relay};
          grant select, insert, update, delete on all tables in schema postrider to {relay};
          grant usage on all sequences in schema postrider to {relay};
          grant execute on all functions in schema postrider to {relay}"

@@ -227,6 +227,8 @@ pub struct RowState {
     pub failed: Option<Failed>,
     /// Rows that expire.
     pub expired: Option<Expiry>,
+    /// Rows that retention may remove when they are published and old; `None`: all of them.
+    pub removable: Option<Condition>,
 }
 
 impl RowState {
@@ -242,6 +244,7 @@ impl RowState {
         done: Done::Delete,
         failed: None,
         expired: None,
+        removable: None,
     };
 }
 

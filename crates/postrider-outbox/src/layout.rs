@@ -98,6 +98,8 @@ pub enum Layout {
     Sqlgarden,
     /// The event type is the topic; headers are in `metadata`.
     Adr30,
+    /// Changes of a table, which `postrider.enable_outbox` captures.
+    Pgtrickle,
 }
 
 /// The data of a layout.
@@ -110,6 +112,8 @@ pub(super) struct Preset {
     pub(super) columns: &'static [(Role, &'static str)],
     /// Column and the header it becomes.
     pub(super) extra: &'static [(&'static str, &'static str)],
+    /// Columns that are in no record, and are no state either.
+    ignored: &'static [&'static str],
     pub(super) topic: &'static str,
     pub(super) key: &'static str,
     pub(super) state: RowState,
@@ -129,6 +133,7 @@ const POSTRIDER: Preset = Preset {
         (Role::Time, "created_at"),
     ],
     extra: &[],
+    ignored: &[],
     topic: "{aggregate_type}",
     key: "{aggregate_id}",
     state: RowState::DELETE,
@@ -146,6 +151,7 @@ const DEBEZIUM: Preset = Preset {
         (Role::Payload, "payload"),
     ],
     extra: &[],
+    ignored: &[],
     topic: "outbox.event.{aggregate_type}",
     key: "{aggregate_id}",
     state: RowState::DELETE,
@@ -166,6 +172,7 @@ const COMMERCE: Preset = Preset {
         (Role::AvailableAt, "available_at"),
     ],
     extra: &[("tenant_id", "tenant_id"), ("event_version", "event_version")],
+    ignored: &[],
     topic: "{aggregate_type}",
     key: "{aggregate_id}",
     state: row_state::COMMERCE,
@@ -188,6 +195,7 @@ const GCX: Preset = Preset {
         (Role::ExpiresAt, "expires_at"),
     ],
     extra: &[],
+    ignored: &[],
     topic: "{topic}",
     key: "{partition_key|aggregate_id}",
     state: row_state::GCX,
@@ -206,6 +214,7 @@ const SQLGARDEN: Preset = Preset {
         (Role::Time, "created_at"),
     ],
     extra: &[],
+    ignored: &[],
     topic: "{aggregate_type}",
     key: "{aggregate_id}",
     state: row_state::SQLGARDEN,
@@ -225,19 +234,46 @@ const ADR30: Preset = Preset {
         (Role::Time, "created_at"),
     ],
     extra: &[],
+    ignored: &[],
     topic: "{event_type}",
     key: "{aggregate_id}",
     state: row_state::ADR30,
 };
 
+const PGTRICKLE: Preset = Preset {
+    name: "pgtrickle",
+    table: "outbox_changes",
+    create_sql: include_str!("../../../sql/layouts/pgtrickle.sql"),
+    columns: &[
+        (Role::Id, "id"),
+        (Role::AggregateType, "aggregate_type"),
+        (Role::AggregateId, "aggregate_id"),
+        (Role::EventType, "event_type"),
+        (Role::Payload, "payload"),
+        (Role::Time, "created_at"),
+    ],
+    extra: &[],
+    ignored: &["inserted_count", "deleted_count", "is_claim_check", "consumed_by"],
+    topic: "{aggregate_type}",
+    key: "{aggregate_id}",
+    state: row_state::PGTRICKLE,
+};
+
 impl Layout {
     /// Every layout.
-    pub const ALL: &'static [Self] =
-        &[Self::Postrider, Self::Debezium, Self::Commerce, Self::Gcx, Self::Sqlgarden, Self::Adr30];
+    pub const ALL: &'static [Self] = &[
+        Self::Postrider,
+        Self::Debezium,
+        Self::Commerce,
+        Self::Gcx,
+        Self::Sqlgarden,
+        Self::Adr30,
+        Self::Pgtrickle,
+    ];
 
     /// Their names, in the order of [`Layout::ALL`].
     pub const NAMES: &'static [&'static str] =
-        &["postrider", "debezium", "commerce", "gcx", "sqlgarden", "adr30"];
+        &["postrider", "debezium", "commerce", "gcx", "sqlgarden", "adr30", "pgtrickle"];
 
     pub(super) const fn preset(self) -> &'static Preset {
         match self {
@@ -247,6 +283,7 @@ impl Layout {
             Self::Gcx => &GCX,
             Self::Sqlgarden => &SQLGARDEN,
             Self::Adr30 => &ADR30,
+            Self::Pgtrickle => &PGTRICKLE,
         }
     }
 
@@ -273,6 +310,11 @@ impl Layout {
     /// The column of `role`, if the layout has one.
     pub fn column(self, role: Role) -> Option<&'static str> {
         self.preset().columns.iter().find(|(of, _)| *of == role).map(|(_, column)| *column)
+    }
+
+    /// The columns of the table that are in no record, and do not say what becomes of a row either.
+    pub const fn ignored(self) -> &'static [&'static str] {
+        self.preset().ignored
     }
 
     /// The role that `name` means: the name of a role, or the layout's name of a column.

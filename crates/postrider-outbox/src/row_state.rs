@@ -26,6 +26,7 @@ pub(super) const ADR30: RowState = {
         done: Done::Set(&[SettleTime(PUBLISHED_AT)]),
         failed: None,
         expired: None,
+        removable: None,
     }
 };
 
@@ -64,6 +65,7 @@ pub(super) const COMMERCE: RowState = {
             dead_letters: Some("_dlq"),
         }),
         expired: None,
+        removable: None,
     }
 };
 
@@ -104,6 +106,27 @@ pub(super) const GCX: RowState = {
             dead_letters: None,
         }),
         expired: Some(Expiry { condition: Expired(EXPIRES_AT), set: &[Text(STATUS, "failed")] }),
+        removable: None,
+    }
+};
+
+/// A time, NULL until the row is published; and another one that is not NULL as long as a consumer has to read the rows
+/// of a claim check, which are removed with their event.
+pub(super) const PGTRICKLE: RowState = {
+    const PUBLISHED_AT: StateColumn = StateColumn::new("published_at");
+    const UNREAD_SINCE: StateColumn = StateColumn::new("unread_since");
+    RowState {
+        columns: &[(PUBLISHED_AT, StateType::Time), (UNREAD_SINCE, StateType::Time)],
+        not_done: IsNull(PUBLISHED_AT),
+        unpublished: IsNull(PUBLISHED_AT),
+        ready: IsNull(PUBLISHED_AT),
+        blocked: None,
+        delayed: None,
+        indexed: IsNull(PUBLISHED_AT),
+        done: Done::Set(&[SettleTime(PUBLISHED_AT)]),
+        failed: None,
+        expired: None,
+        removable: Some(IsNull(UNREAD_SINCE)),
     }
 };
 
@@ -154,6 +177,7 @@ pub(super) const SQLGARDEN: RowState = {
             dead_letters: None,
         }),
         expired: None,
+        removable: None,
     }
 };
 
@@ -193,6 +217,7 @@ mod tests {
                 state.delayed.as_ref(),
                 Some(&state.indexed),
                 state.expired.as_ref().map(|expiry| &expiry.condition),
+                state.removable.as_ref(),
             ]
             .into_iter()
             .flatten()

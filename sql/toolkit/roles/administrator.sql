@@ -47,3 +47,22 @@ GRANT EXECUTE ON FUNCTION postrider.create_inbox(text, text, integer, integer, b
     postrider.inbox_recount(text), postrider.inbox_drain(text, integer, interval, interval),
     postrider.inbox_fold(text, integer) TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE postrider.inbox_offset TO :"role";
+-- Table outboxes: reading.
+GRANT USAGE ON SCHEMA postrider_outbox TO :"role";
+GRANT SELECT ON TABLE postrider.table_outbox, postrider.table_outbox_group TO :"role";
+GRANT EXECUTE ON FUNCTION postrider.outbox_get(text), postrider.outbox_triggers(name), postrider.outbox_source(name),
+    postrider.outbox_tables(regclass), postrider.outbox_ways(regclass), postrider.outbox_unfit(regclass),
+    postrider.outbox_other_triggers(regclass),
+    postrider.outbox_writers_without_rights(text), postrider.outbox_status(text) TO :"role";
+-- Table outboxes: enabling and disabling them, as a role that has the rights of the table's owner.
+GRANT CREATE ON SCHEMA postrider_outbox TO :"role";
+GRANT INSERT, UPDATE, DELETE ON TABLE postrider.table_outbox, postrider.table_outbox_group TO :"role";
+GRANT EXECUTE ON FUNCTION postrider.enable_outbox(regclass, text, integer, integer, name[], boolean),
+    postrider.disable_outbox(text, boolean, boolean), postrider.outbox_refresh(text), postrider.outbox_grant(text),
+    postrider.outbox_cover(regclass, name), postrider.outbox_function(text), postrider.outbox_create(text),
+    postrider.outbox_owned(regclass), postrider.outbox_check_columns(regclass, name[]),
+    postrider.outbox_object(text, text), postrider.outbox_drop_group(text, text) TO :"role";
+-- Table outboxes: acknowledging claim checks. outbox_grant gives the rights on the tables of events.
+GRANT INSERT ON TABLE postrider.table_outbox_group TO :"role";
+GRANT EXECUTE ON FUNCTION postrider.outbox_rows_consumed(text, bigint, text),
+    postrider.outbox_add_group(text, text) TO :"role";

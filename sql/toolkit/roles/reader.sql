@@ -20,3 +20,10 @@ GRANT EXECUTE ON FUNCTION postrider.inbox_get(text, boolean), postrider.inbox_ta
     postrider.inbox_all_gaps(text), postrider.inbox_is_my_partition(text, integer, integer),
     postrider.inbox_day(timestamptz) TO :"role";
 GRANT SELECT ON TABLE postrider.inbox_offset TO :"role";
+-- Table outboxes: reading.
+GRANT USAGE ON SCHEMA postrider_outbox TO :"role";
+GRANT SELECT ON TABLE postrider.table_outbox, postrider.table_outbox_group TO :"role";
+GRANT EXECUTE ON FUNCTION postrider.outbox_get(text), postrider.outbox_triggers(name), postrider.outbox_source(name),
+    postrider.outbox_tables(regclass), postrider.outbox_ways(regclass), postrider.outbox_unfit(regclass),
+    postrider.outbox_other_triggers(regclass),
+    postrider.outbox_writers_without_rights(text), postrider.outbox_status(text) TO :"role";

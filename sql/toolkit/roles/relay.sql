@@ -26,3 +26,6 @@ GRANT SELECT, DELETE, TRUNCATE ON TABLE
     postrider.inbox_seen_28, postrider.inbox_seen_29, postrider.inbox_seen_30, postrider.inbox_seen_31 TO :"role";
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA postrider TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE postrider.inbox_offset TO :"role";
+-- Table outboxes.
+GRANT USAGE, CREATE ON SCHEMA postrider_outbox TO :"role";
+GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE postrider.table_outbox, postrider.table_outbox_group TO :"role";

@@ -50,3 +50,14 @@ GRANT EXECUTE ON FUNCTION postrider.inbox_next(text, text, integer, interval),
     postrider.inbox_claim_lost(text, text[]), postrider.replay_inbox_messages(text, text[]) TO :"role";
 -- Storing messages from Kafka.
 GRANT SELECT, INSERT, UPDATE ON TABLE postrider.inbox_offset TO :"role";
+-- Table outboxes: reading.
+GRANT USAGE ON SCHEMA postrider_outbox TO :"role";
+GRANT SELECT ON TABLE postrider.table_outbox, postrider.table_outbox_group TO :"role";
+GRANT EXECUTE ON FUNCTION postrider.outbox_get(text), postrider.outbox_triggers(name), postrider.outbox_source(name),
+    postrider.outbox_tables(regclass), postrider.outbox_ways(regclass), postrider.outbox_unfit(regclass),
+    postrider.outbox_other_triggers(regclass),
+    postrider.outbox_writers_without_rights(text), postrider.outbox_status(text) TO :"role";
+-- Table outboxes: acknowledging claim checks. outbox_grant gives the rights on the tables of events.
+GRANT INSERT ON TABLE postrider.table_outbox_group TO :"role";
+GRANT EXECUTE ON FUNCTION postrider.outbox_rows_consumed(text, bigint, text),
+    postrider.outbox_add_group(text, text) TO :"role";

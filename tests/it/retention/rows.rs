@@ -441,3 +441,37 @@ async fn local_times_need_the_zone() {
     fixture.rule.table.zone = postrider::zone::Zone::named("UTC");
     assert_eq!((fixture.rule.settings.keep, fixture.pass().await.rows), (Some(DAY), 4));
 }
+
+/// A claim check and its rows stay until each group has read them, however old and published they are; and with the
+/// event the rows go.
+#[tokio::test]
+async fn claim_check_of_a_table_outbox_stays_until_its_rows_are_read() {
+    let mut fixture =
+        Fixture::with(Version::Pg16, "retention_unread", Layout::Pgtrickle, keeping(WEEK)).await;
+    (fixture.rule.mode, fixture.rule.marked) = ("poll", true);
+    fixture.belongs().await;
+    let sql = &fixture.pipeline.sql;
+    sql.batch(
+        "update postrider.cursor set slot = ''; \
+         create table rows_elsewhere (outbox_id bigint references outbox_changes on delete cascade); \
+         insert into outbox_changes (aggregate_type, aggregate_id, event_type, payload, inserted_count, deleted_count, \
+           is_claim_check, created_at, published_at, unread_since) \
+         select 't', 'public.t', 'INSERT', '{}', 1, 0, c, now() - interval '30 days', p, u from (values \
+           (false, now() - interval '8 days', null), (true, now() - interval '8 days', now() - interval '8 days'), \
+           (true, now() - interval '8 days', null), (true, null, null)) v(c, p, u); \
+         insert into rows_elsewhere select id from outbox_changes where is_claim_check",
+    )
+    .await;
+    let report = fixture.pass().await;
+    assert_eq!(
+        (report.rows, report.held.of(Guard::Unread), report.held.of(Guard::Unmarked)),
+        (2, 1, 1)
+    );
+    assert_eq!(fixture.count("rows_elsewhere").await, 2);
+    sql.batch("update outbox_changes set unread_since = null").await;
+    assert_eq!(fixture.pass().await.rows, 1);
+    assert_eq!(
+        (fixture.count("outbox_changes").await, fixture.count("rows_elsewhere").await),
+        (1, 1)
+    );
+}

@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The outbox layouts that ship.
-const LAYOUTS: [&str; 6] = ["adr30", "commerce", "debezium", "gcx", "postrider", "sqlgarden"];
+const LAYOUTS: [&str; 7] =
+    ["adr30", "commerce", "debezium", "gcx", "pgtrickle", "postrider", "sqlgarden"];
 
 /// All test functions of the package, each with the modules of its file: `resume::name`, `relay::name`, `tests::name`.
 fn test_names() -> BTreeSet<String> {

@@ -193,3 +193,32 @@ fn a_row_of_layout_adr30() {
     "#]]
     .assert_eq(&record);
 }
+
+#[test]
+fn a_row_of_layout_pgtrickle() {
+    let record = map_layout(
+        Layout::Pgtrickle,
+        &[
+            typed("id", INT, "42"),
+            text("aggregate_type", "orders"),
+            text("aggregate_id", "public.orders"),
+            text("event_type", "INSERT"),
+            typed("payload", JSON, r#"{"v" : 1, "inserted" : [{"id":1}], "deleted" : []}"#),
+            typed("created_at", TIMESTAMPTZ, "2024-01-02 03:04:05+00"),
+            null("published_at", TIMESTAMPTZ),
+            null("unread_since", TIMESTAMPTZ),
+        ],
+    );
+    expect![[r#"
+        event     42 "INSERT"
+        aggregate orders / public.orders
+        topic     orders
+        key       "public.orders"
+        value     "{\"v\" : 1, \"inserted\" : [{\"id\":1}], \"deleted\" : []}"
+        timestamp 1704164645000
+        header    id = "42"
+        header    type = "INSERT"
+        header    position = "00000000-0000000001A2B3C8-00000005"
+    "#]]
+    .assert_eq(&record);
+}

@@ -95,6 +95,11 @@ impl OutboxTable {
         super::row_status::unmarked(&self.spec)
     }
 
+    /// The condition for rows (`o`) that retention may remove when they are published; `None`: all of them.
+    pub fn removable(&self) -> Option<String> {
+        super::row_status::removable(&self.spec)
+    }
+
     /// `UPDATE` or `DELETE` that sets the layout's status of success for rows (`o`), without its `WHERE`.
     pub fn success_sql(&self) -> String {
         super::sql::success(&self.spec, &self.shape, "now()")

@@ -484,6 +484,12 @@ fn locked_sql(spec: &PollSpec, id: &TableColumn) -> String {
     format!("SELECT o.xmax::text FROM {} AS o WHERE {these}", spec.table)
 }
 
+/// The condition for rows that retention may remove when they are published; `None`: all of them.
+pub(crate) fn removable(spec: &PollSpec) -> Option<String> {
+    let condition = spec.row_state.state.removable.as_ref()?;
+    Some(Dialect::without_types(spec).condition(condition, "o"))
+}
+
 /// The condition for rows without a status of success.
 pub(crate) fn unmarked(spec: &PollSpec) -> String {
     Dialect::without_types(spec).condition(&spec.row_state.state.not_done, "o")

@@ -130,9 +130,14 @@ fn each_layout_has_its_marks() {
 #[test]
 fn each_layout_is_rendered() {
     let mut all = String::new();
-    for layout in
-        [Layout::Postrider, Layout::Adr30, Layout::Commerce, Layout::Gcx, Layout::Sqlgarden]
-    {
+    for layout in [
+        Layout::Postrider,
+        Layout::Adr30,
+        Layout::Commerce,
+        Layout::Gcx,
+        Layout::Sqlgarden,
+        Layout::Pgtrickle,
+    ] {
         for (times, zone) in [
             ("timestamp with time zone", None),
             ("timestamp without time zone", Zone::named("Europe/Berlin")),
@@ -162,6 +167,7 @@ fn rendered(spec: &PollSpec, title: &str, times: &str) -> String {
         ("delayed", state.delayed.as_ref(), "b"),
         ("indexed", Some(&state.indexed), ""),
         ("expired", state.expired.as_ref().map(|expiry| &expiry.condition), "o"),
+        ("removable", state.removable.as_ref(), "o"),
     ] {
         let condition = condition
             .map_or_else(|| "none".to_owned(), |condition| dialect.condition(condition, row));

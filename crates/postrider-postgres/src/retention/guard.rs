@@ -15,12 +15,21 @@ pub enum Guard {
     Bookmark,
     /// A consumer group of a log with references has not passed its event.
     Group,
+    /// Its layout keeps it: it is a claim check whose rows a consumer has to read.
+    Unread,
 }
 
 impl Guard {
     /// All of them, in order.
-    pub const ALL: [Self; 6] =
-        [Self::Age, Self::Unresolved, Self::Unmarked, Self::Parked, Self::Bookmark, Self::Group];
+    pub const ALL: [Self; 7] = [
+        Self::Age,
+        Self::Unresolved,
+        Self::Unmarked,
+        Self::Parked,
+        Self::Bookmark,
+        Self::Group,
+        Self::Unread,
+    ];
 
     /// The name, for metrics and JSON.
     pub const fn name(self) -> &'static str {
@@ -31,6 +40,7 @@ impl Guard {
             Self::Parked => "parked",
             Self::Bookmark => "bookmark",
             Self::Group => "group",
+            Self::Unread => "unread",
         }
     }
 
@@ -43,6 +53,7 @@ impl Guard {
             Self::Parked => "their events are parked",
             Self::Bookmark => "newer than the oldest bookmark",
             Self::Group => "a consumer group has not passed their events",
+            Self::Unread => "claim checks whose rows are not read by every group",
         }
     }
 }

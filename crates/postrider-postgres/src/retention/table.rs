@@ -243,6 +243,7 @@ impl RetentionTable {
             )
         });
         add(Guard::Group, groups.collect());
+        add(Guard::Unread, self.table().removable().into_iter().collect());
         guards
     }
 

@@ -36,10 +36,15 @@ pub const MIGRATIONS: &[ToolkitMigration] = &[
         name: "inbox_intake",
         sql: include_str!("../../../../sql/toolkit/0004_inbox_intake.sql"),
     },
+    ToolkitMigration {
+        number: 5,
+        name: "table_outbox",
+        sql: include_str!("../../../../sql/toolkit/0005_table_outbox.sql"),
+    },
 ];
 
 /// The version that this program installs: the number of the last migration.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// The files of functions and views, in the order in which each installation runs them.
 pub const FUNCTIONS: &[&str] = &[
@@ -48,6 +53,7 @@ pub const FUNCTIONS: &[&str] = &[
     include_str!("../../../../sql/toolkit/functions/retention.sql"),
     include_str!("../../../../sql/toolkit/functions/inbox.sql"),
     include_str!("../../../../sql/toolkit/functions/inbox_store.sql"),
+    include_str!("../../../../sql/toolkit/functions/table_outbox.sql"),
 ];
 
 /// Creates the table of versions.

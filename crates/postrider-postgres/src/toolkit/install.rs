@@ -3,7 +3,9 @@
 use super::error::ToolkitError;
 use super::roles::ToolkitRole;
 use super::script::{NEWER, script};
-use super::state::{self, InstalledInbox, InstalledLog, ToolkitFacts, ToolkitVersion};
+use super::state::{
+    self, InstalledInbox, InstalledLog, InstalledOutbox, ToolkitFacts, ToolkitVersion,
+};
 use crate::control::Control;
 use crate::names::ident;
 use crate::schema_owner::{self, SessionRights, UNTRUSTED, UntrustedSchema};
@@ -35,6 +37,8 @@ pub struct Installed {
     pub closed: Vec<InstalledLog>,
     /// Inboxes, the same.
     pub closed_inboxes: Vec<InstalledInbox>,
+    /// Table outboxes, the same.
+    pub closed_outboxes: Vec<InstalledOutbox>,
 }
 
 /// Installs or updates the toolkit.
@@ -69,8 +73,10 @@ pub async fn install(
     let closed = state::logs(client).await?.into_iter().filter(|log| log.is_closed).collect();
     let closed_inboxes =
         state::inboxes(client).await?.into_iter().filter(|inbox| inbox.is_closed).collect();
+    let closed_outboxes =
+        state::outboxes(client).await?.into_iter().filter(|outbox| outbox.is_closed).collect();
     let (database, before) = (facts.database, facts.version);
-    Ok(Installed { database, before, taken, roles, closed, closed_inboxes })
+    Ok(Installed { database, before, taken, roles, closed, closed_inboxes, closed_outboxes })
 }
 
 /// Takes the schema from the roles that own it, and returns what was done.

@@ -1,5 +1,5 @@
-//! The SQL toolkit: event logs, consumer groups and inboxes as tables and functions of schema `postrider`, which are
-//! installed into the database that is to have them. The SQL is in `sql/toolkit`.
+//! The SQL toolkit: event logs, consumer groups, inboxes and table outboxes as tables and functions of schema
+//! `postrider`, which are installed into the database that is to have them. The SQL is in `sql/toolkit`.
 //!
 //! Owns the installation: the numbered migrations and the functions ([`files`]), the script that installs them
 //! ([`script`]), the rights of each kind of role ([`roles`]), what a database has ([`state`]), and the uninstallation
@@ -18,5 +18,7 @@ pub mod uninstall;
 pub use error::ToolkitError;
 pub use install::{Installed, NewInstallation, install};
 pub use roles::{RoleKind, ToolkitRole};
-pub use state::{InstalledGroup, InstalledInbox, InstalledLog, ToolkitFacts, ToolkitVersion};
+pub use state::{
+    InstalledGroup, InstalledInbox, InstalledLog, InstalledOutbox, ToolkitFacts, ToolkitVersion,
+};
 pub use uninstall::RemovalPlan;

@@ -47,8 +47,12 @@ pub fn script(roles: &[ToolkitRole]) -> String {
     for role in roles {
         part(&format!("The rights of a role, as {}:", role.kind), &role.sql());
     }
-    part("The roles with these rights may read the logs and use the inboxes that exist.", LOGS);
+    part(
+        "The roles with these rights may read the logs and use the inboxes and outboxes that exist.",
+        LOGS,
+    );
     sql.push_str(INBOXES);
+    sql.push_str(OUTBOXES);
     sql.push_str("\nCOMMIT;\n");
     sql
 }
@@ -56,15 +60,16 @@ pub fn script(roles: &[ToolkitRole]) -> String {
 fn header() -> String {
     format!(
         "\
--- The SQL toolkit of Postrider, version {VERSION} (postrider {}): event logs, consumer groups and inboxes in plain SQL.
+-- The SQL toolkit of Postrider, version {VERSION} (postrider {}): event logs, consumer groups, inboxes and table
+-- outboxes in plain SQL.
 -- PostgreSQL 15 or later; no extension, no superuser.
 --
 -- Run it in the database that is to have the logs: psql -X -v ON_ERROR_STOP=1 -f FILE URL
 -- It is one transaction, and can be run any number of times. Rows and tables that exist stay as they are.
 --
 --   1. It stops (SQLSTATE {UNTRUSTED}) if schema postrider has objects of others, or another owner than this role.
---   2. It creates schema postrider for tables and functions, schema postrider_log for the events of logs, and schema
---      postrider_inbox for the messages of inboxes.
+--   2. It creates schema postrider for tables and functions, schema postrider_log for the events of logs, schema
+--      postrider_inbox for the messages of inboxes, and schema postrider_outbox for the events of tables.
 --      It stops (SQLSTATE {NEWER}) if the database has a later version of the toolkit.
 --   3. It creates the tables that are missing, and writes all functions again.
 --   4. It revokes EXECUTE on the functions from PUBLIC, and grants rights to the roles that are named at the end.
@@ -106,7 +111,7 @@ fn newer() -> String {
 
 /// No other role adds objects to the schemas or code to the tables, and no function can be called without a grant.
 const PUBLIC: &str = "\
-REVOKE CREATE ON SCHEMA postrider, postrider_log, postrider_inbox FROM PUBLIC;
+REVOKE CREATE ON SCHEMA postrider, postrider_log, postrider_inbox, postrider_outbox FROM PUBLIC;
 REVOKE TRIGGER, REFERENCES, TRUNCATE ON ALL TABLES IN SCHEMA postrider FROM PUBLIC;
 REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA postrider FROM PUBLIC;
 ";
@@ -162,6 +167,33 @@ BEGIN
         ELSIF i.is_closed THEN
             RAISE WARNING 'inbox \"%\" belongs to role \"%\"; as that role: SELECT postrider.inbox_grant(%);',
                 i.name, i.owner, pg_catalog.quote_literal(i.name);
+        END IF;
+    END LOOP;
+END $postrider$;
+";
+
+/// The same for table outboxes. A role that can write the table gets the rights of its triggers too.
+const OUTBOXES: &str = "\
+DO $postrider$
+DECLARE
+    o record;
+BEGIN
+    FOR o IN
+        SELECT x.name, pg_catalog.pg_has_role(c.relowner, 'USAGE') AS mine,
+            pg_catalog.pg_get_userbyid(c.relowner) AS owner, EXISTS (
+                SELECT FROM pg_catalog.pg_class l CROSS JOIN LATERAL pg_catalog.aclexplode(l.relacl) a
+                WHERE l.oid = 'postrider.table_outbox'::pg_catalog.regclass AND a.privilege_type = 'SELECT'
+                  AND NOT CASE WHEN a.grantee = 0 THEN pg_catalog.has_table_privilege('public', c.oid, 'SELECT')
+                    ELSE pg_catalog.has_table_privilege(a.grantee, c.oid, 'SELECT') END) AS is_closed
+        FROM postrider.table_outbox x JOIN pg_catalog.pg_namespace n ON n.nspname = 'postrider_outbox'
+        JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = x.outbox_table
+        ORDER BY x.name
+    LOOP
+        IF o.mine THEN
+            PERFORM postrider.outbox_grant(o.name);
+        ELSIF o.is_closed THEN
+            RAISE WARNING 'outbox \"%\" belongs to role \"%\"; as that role: SELECT postrider.outbox_grant(%);',
+                o.name, o.owner, pg_catalog.quote_literal(o.name);
         END IF;
     END LOOP;
 END $postrider$;

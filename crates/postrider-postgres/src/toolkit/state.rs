@@ -1,5 +1,5 @@
-//! What a database has of the SQL toolkit: the version, the roles, the logs with their numbers of events, and the
-//! consumer groups with their lag.
+//! What a database has of the SQL toolkit: the version, the roles, the logs with their numbers of events, the consumer
+//! groups with their lag, the inboxes, and the table outboxes.
 
 use super::files::VERSION;
 use super::roles::{self, ToolkitRole};
@@ -77,6 +77,23 @@ pub struct InstalledInbox {
     pub open: i64,
     /// The views, in schema `postrider_inbox`.
     pub views: Vec<String>,
+}
+
+/// A table outbox.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct InstalledOutbox {
+    /// The outbox's name.
+    pub name: String,
+    /// The table whose changes it has, with its schema, as it was named when the outbox was enabled.
+    pub source: String,
+    /// The table of its events, in schema `postrider_outbox`.
+    pub table: String,
+    /// The owner of that table; `None` if there is no such table.
+    pub owner: Option<String>,
+    /// Some role that may read the list of outboxes may not read the table, and the session may not grant it.
+    pub is_closed: bool,
+    /// Its tables, views and functions in schema `postrider_outbox`: relations by name, functions as `function NAME()`.
+    pub objects: Vec<String>,
 }
 
 /// What a database has of the toolkit.
@@ -239,6 +256,45 @@ CROSS JOIN LATERAL ( \
   SELECT coalesce(pg_catalog.sum(x.pending + x.dead + x.processed), 0)::pg_catalog.int8 AS messages, \
     coalesce(pg_catalog.sum(x.pending + x.dead), 0)::pg_catalog.int8 AS open \
   FROM postrider.inbox_delta x WHERE x.inbox = i.name) d ORDER BY i.name";
+
+/// The table outboxes, by name.
+///
+/// # Errors
+/// An error of the server or of the connection.
+pub async fn outboxes(client: &Client) -> Result<Vec<InstalledOutbox>, SourceError> {
+    let failed = |e| SourceError::control("list the table outboxes", e);
+    if !exists(client, "table_outbox").await? {
+        return Ok(Vec::new());
+    }
+    let outbox = |row: &Row| {
+        Ok(InstalledOutbox {
+            name: row.try_get(0)?,
+            source: row.try_get(1)?,
+            table: row.try_get(2)?,
+            owner: row.try_get(3)?,
+            is_closed: row.try_get(4)?,
+            objects: row.try_get(5)?,
+        })
+    };
+    let rows = client.query(OUTBOXES_SQL, &[]).await.map_err(failed)?;
+    rows.iter().map(outbox).collect::<Result<_, _>>().map_err(failed)
+}
+
+const OUTBOXES_SQL: &str = "\
+SELECT o.name, pg_catalog.format('%I.%I', o.table_schema, o.table_name), o.outbox_table::pg_catalog.text, \
+  pg_catalog.pg_get_userbyid(t.relowner)::pg_catalog.text, \
+  t.oid IS NOT NULL AND NOT pg_catalog.pg_has_role(t.relowner, 'USAGE') AND EXISTS ( \
+    SELECT FROM pg_catalog.pg_class c CROSS JOIN LATERAL pg_catalog.aclexplode(c.relacl) a \
+    WHERE c.oid = pg_catalog.to_regclass('postrider.table_outbox') AND a.privilege_type = 'SELECT' \
+      AND NOT CASE WHEN a.grantee = 0 THEN pg_catalog.has_table_privilege('public', t.oid, 'SELECT') \
+        ELSE pg_catalog.has_table_privilege(a.grantee, t.oid, 'SELECT') END), \
+  ARRAY[o.outbox_table, o.delta_table, o.latest_view]::pg_catalog.text[] || ARRAY( \
+    SELECT 'function ' || i.identity FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n \
+      ON n.oid = p.pronamespace AND n.nspname = 'postrider_outbox' \
+    CROSS JOIN LATERAL pg_catalog.pg_identify_object('pg_catalog.pg_proc'::pg_catalog.regclass, p.oid, 0) i \
+    WHERE p.proname = o.function_name) \
+FROM postrider.table_outbox o LEFT JOIN (pg_catalog.pg_class t JOIN pg_catalog.pg_namespace n \
+  ON n.oid = t.relnamespace AND n.nspname = 'postrider_outbox') ON t.relname = o.outbox_table ORDER BY o.name";
 
 /// Whether schema `postrider` has a table of this name.
 async fn exists(client: &Client, table: &str) -> Result<bool, SourceError> {

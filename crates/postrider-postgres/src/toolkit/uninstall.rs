@@ -4,11 +4,12 @@
 use super::error::ToolkitError;
 use super::install::run;
 use super::script::guarded;
-use super::state::{self, InstalledInbox, InstalledLog, ToolkitVersion};
+use super::state::{self, InstalledInbox, InstalledLog, InstalledOutbox, ToolkitVersion};
 use crate::control::Control;
 use crate::names::{ident, literal};
 use crate::schema_owner::{self, SessionRights};
 use pg_replication::error::{SourceError, SqlState};
+use std::fmt::Write as _;
 
 /// The lists of the toolkit's objects, as common table expressions.
 const OBJECTS: &str = concat!(include_str!("objects.sql"), include_str!("former.sql"));
@@ -71,6 +72,7 @@ pub async fn plan(control: &Control) -> Result<RemovalPlan, ToolkitError> {
             events(group.lag)
         ));
     }
+    drops_outboxes(control, &state::outboxes(client).await?, &mut plan).await?;
     drops_inboxes(control, &state::inboxes(client).await?, &mut plan).await?;
     drops_logs(control, &logs, &mut plan).await?;
     drops_objects(&objects, facts.has_schema, &mut plan);
@@ -94,6 +96,42 @@ fn lost_log(log: &InstalledLog) -> String {
         }
         None => format!("log {name:?}: its table in schema \"postrider_log\" does not exist"),
     }
+}
+
+/// Drops the table outboxes with their events, and their schema if nothing else is in it. The tables whose changes they
+/// have stay, without the triggers.
+async fn drops_outboxes(
+    control: &Control,
+    outboxes: &[InstalledOutbox],
+    plan: &mut RemovalPlan,
+) -> Result<(), SourceError> {
+    let failed = |e| SourceError::control("count the events of the table outboxes", e);
+    let mut ours = Vec::new();
+    for outbox in outboxes {
+        let (name, source) = (&outbox.name, &outbox.source);
+        let count: i64 = if outbox.owner.is_some() {
+            let sql = format!(
+                "SELECT pg_catalog.count(*) FROM postrider_outbox.{}",
+                ident(&outbox.table)
+            );
+            let row = control.client().query_one(&sql, &[]).await.map_err(failed)?;
+            row.try_get(0).map_err(failed)?
+        } else {
+            0
+        };
+        plan.lost.push(format!(
+            "table outbox {name:?} of table {source}: {}, and the rows of its claim checks",
+            events(count)
+        ));
+        ours.extend(outbox.objects.iter().map(String::as_str));
+        writeln!(
+            plan.sql,
+            "SELECT postrider.disable_outbox({}, p_discard => true);",
+            literal(name)
+        )
+        .unwrap_or_default();
+    }
+    drops_schema(control, "postrider_outbox", "table outbox", &ours, plan).await
 }
 
 /// Drops the inboxes, with the tables that the toolkit created, and their schema if nothing else is in it.
@@ -136,8 +174,8 @@ async fn drops_logs(
     drops_schema(control, "postrider_log", "log", &tables, plan).await
 }
 
-/// Drops a schema if it has nothing but these tables and views, each of which belongs to an `owner`; else says what it
-/// has.
+/// Drops a schema if it has nothing but these tables, views and functions, each of which belongs to an `owner`; else
+/// says what it has.
 async fn drops_schema(
     control: &Control,
     schema: &str,
@@ -162,7 +200,8 @@ async fn drops_schema(
                JOIN pg_catalog.pg_namespace n ON n.oid = d.refobjid AND n.nspname = $2::pg_catalog.text \
                CROSS JOIN LATERAL pg_catalog.pg_identify_object(d.classid, d.objid, 0) o \
                WHERE d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass AND d.deptype = 'n' \
-                 AND d.classid <> 'pg_catalog.pg_class'::pg_catalog.regclass ORDER BY 1";
+                 AND d.classid <> 'pg_catalog.pg_class'::pg_catalog.regclass \
+                 AND o.type || ' ' || o.identity <> ALL ($1::pg_catalog.text[]) ORDER BY 1";
     let rows = control.client().query(sql, &[&ours, &schema]).await.map_err(failed)?;
     let others: Vec<String> =
         rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(failed)?;

@@ -6,6 +6,7 @@ blocked: none
 delayed: none
 indexed: true
 expired: none
+removable: none
 done: DELETE FROM "public"."outbox" AS o
   WHERE o.tableoid = 16384 AND o.ctid = ANY ('{"(7,1)"}'::tid[]);
 failed: none
@@ -18,6 +19,7 @@ blocked: none
 delayed: none
 indexed: true
 expired: none
+removable: none
 done: DELETE FROM "public"."outbox" AS o
   WHERE o.tableoid = 16384 AND o.ctid = ANY ('{"(7,1)"}'::tid[]);
 failed: none
@@ -31,6 +33,7 @@ blocked: none
 delayed: none
 indexed: "published_at" IS NULL
 expired: none
+removable: none
 done: UPDATE "public"."outbox" AS o SET "published_at" = statement_timestamp()
   WHERE o.tableoid = 16384 AND o.ctid = ANY ('{"(7,1)"}'::tid[]);
 failed: none
@@ -44,6 +47,7 @@ blocked: none
 delayed: none
 indexed: "published_at" IS NULL
 expired: none
+removable: none
 done: UPDATE "public"."outbox" AS o SET "published_at" = (statement_timestamp()) AT TIME ZONE 'Europe/Berlin'
   WHERE o.tableoid = 16384 AND o.ctid = ANY ('{"(7,1)"}'::tid[]);
 failed: none
@@ -60,6 +64,7 @@ blocked: b."processed_at" IS NULL AND b."available_at" > now()
 delayed: b."processed_at" IS NULL AND b."available_at" > now() AND b."attempts" = 0
 indexed: "processed_at" IS NULL
 expired: none
+removable: none
 done: UPDATE "public"."outbox" AS o SET "processed_at" = statement_timestamp()
   WHERE o.tableoid = 16384 AND o.ctid = ANY ('{"(7,1)"}'::tid[]);
 failed: UPDATE "public"."outbox" AS o SET "attempts" = least(o."attempts" + 1, 32767), "available_at" = statement_timestamp() + least(o."attempts" + 1, 8) * interval '30000 milliseconds', "last_error" = v.error
@@ -83,6 +88,7 @@ blocked: b."processed_at" IS NULL AND (SELECT CASE WHEN e.at < l.later AND e.at 
 delayed: b."processed_at" IS NULL AND (SELECT CASE WHEN e.at < l.later AND e.at AT TIME ZONE 'Europe/Berlin' = l.at THEN e.at ELSE coalesce(l.later, l.at AT TIME ZONE 'UTC') END FROM (SELECT l.at, CASE WHEN l.at >= timestamp '0001-01-02' AND l.at < timestamp '9999-12-01' THEN l.at AT TIME ZONE 'Europe/Berlin' END AS later FROM (SELECT b."available_at"::timestamp AS at) AS l) AS l CROSS JOIN LATERAL (SELECT (l.at - ((l.later - interval '24 hours') AT TIME ZONE 'Europe/Berlin' - (l.later - interval '24 hours') AT TIME ZONE 'UTC')) AT TIME ZONE 'UTC' AS at) AS e) > now() AND b."attempts" = 0
 indexed: "processed_at" IS NULL
 expired: none
+removable: none
 done: UPDATE "public"."outbox" AS o SET "processed_at" = (statement_timestamp()) AT TIME ZONE 'Europe/Berlin'
   WHERE o.tableoid = 16384 AND o.ctid = ANY ('{"(7,1)"}'::tid[]);
 failed: UPDATE "public"."outbox" AS o SET "attempts" = least(o."attempts" + 1, 32767), "available_at" = (statement_timestamp() + least(o."attempts" + 1, 8) * interval '30000 milliseconds') AT TIME ZONE 'Europe/Berlin', "last_error" = v.error
@@ -107,6 +113,7 @@ blocked: b."status" = 'failed' AND coalesce(b."expires_at" > now(), true)
 delayed: none
 indexed: "status" = 'pending'
 expired: coalesce(o."expires_at" <= now(), false)
+removable: none
 done: UPDATE "public"."outbox" AS o SET "status" = 'published', "published_at" = statement_timestamp()
   WHERE o.tableoid = 16384 AND o.ctid = ANY ('{"(7,1)"}'::tid[]);
 failed: UPDATE "public"."outbox" AS o SET "retry_count" = o."retry_count" + 1,
@@ -126,6 +133,7 @@ blocked: b."status" = 'failed' AND coalesce((SELECT CASE WHEN l.at >= timestamp 
 delayed: none
 indexed: "status" = 'pending'
 expired: coalesce((SELECT CASE WHEN l.at >= timestamp '0001-01-02' AND l.at < timestamp '9999-12-01' THEN l.at AT TIME ZONE 'Europe/Berlin' ELSE l.at AT TIME ZONE 'UTC' END FROM (SELECT o."expires_at"::timestamp AS at) AS l) <= now(), false)
+removable: none
 done: UPDATE "public"."outbox" AS o SET "status" = 'published', "published_at" = (statement_timestamp()) AT TIME ZONE 'Europe/Berlin'
   WHERE o.tableoid = 16384 AND o.ctid = ANY ('{"(7,1)"}'::tid[]);
 failed: UPDATE "public"."outbox" AS o SET "retry_count" = o."retry_count" + 1,
@@ -143,6 +151,7 @@ blocked: b."status" <> 'PUBLISHED' AND b."status" = 'FAILED' AND NOT (b."attempt
 delayed: none
 indexed: "status" <> 'PUBLISHED'
 expired: none
+removable: none
 done: UPDATE "public"."outbox" AS o SET "status" = 'PUBLISHED', "attempt_count" = o."attempt_count" + 1, "last_attempt_at" = now()
   WHERE o.tableoid = 16384 AND o.ctid = ANY ('{"(7,1)"}'::tid[]);
 failed: UPDATE "public"."outbox" AS o SET "status" = 'FAILED', "attempt_count" = o."attempt_count" + 1, "last_attempt_at" = now()
@@ -159,8 +168,39 @@ blocked: b."status" <> 'PUBLISHED' AND b."status" = 'FAILED' AND NOT (b."attempt
 delayed: none
 indexed: "status" <> 'PUBLISHED'
 expired: none
+removable: none
 done: UPDATE "public"."outbox" AS o SET "status" = 'PUBLISHED', "attempt_count" = o."attempt_count" + 1, "last_attempt_at" = (now()) AT TIME ZONE 'Europe/Berlin'
   WHERE o.tableoid = 16384 AND o.ctid = ANY ('{"(7,1)"}'::tid[]);
 failed: UPDATE "public"."outbox" AS o SET "status" = 'FAILED', "attempt_count" = o."attempt_count" + 1, "last_attempt_at" = (now()) AT TIME ZONE 'Europe/Berlin'
   WHERE o.tableoid = 16384 AND o.ctid = ANY ('{"(7,1)"}'::tid[]);
+expire: none
+==== Pgtrickle: timestamp with time zone
+column published_at: timestamptz
+column unread_since: timestamptz
+not done: o."published_at" IS NULL
+unpublished: o."published_at" IS NULL
+ready: o."published_at" IS NULL
+blocked: none
+delayed: none
+indexed: "published_at" IS NULL
+expired: none
+removable: o."unread_since" IS NULL
+done: UPDATE "public"."outbox" AS o SET "published_at" = statement_timestamp()
+  WHERE o.tableoid = 16384 AND o.ctid = ANY ('{"(7,1)"}'::tid[]);
+failed: none
+expire: none
+==== Pgtrickle: timestamp without time zone
+column published_at: timestamptz
+column unread_since: timestamptz
+not done: o."published_at" IS NULL
+unpublished: o."published_at" IS NULL
+ready: o."published_at" IS NULL
+blocked: none
+delayed: none
+indexed: "published_at" IS NULL
+expired: none
+removable: o."unread_since" IS NULL
+done: UPDATE "public"."outbox" AS o SET "published_at" = (statement_timestamp()) AT TIME ZONE 'Europe/Berlin'
+  WHERE o.tableoid = 16384 AND o.ctid = ANY ('{"(7,1)"}'::tid[]);
+failed: none
 expire: none
