@@ -541,6 +541,9 @@ impl Relay {
         }
         let call = self.transaction.call_commit(progress);
         effects.push(Effect::CommitSink { call, progress, attempts });
+        if injected(Bug::ResolvesAtCommitCall) {
+            self.sink_committed(call, effects);
+        }
     }
 
     /// The sink's transaction is committed: its events are published.
@@ -571,6 +574,7 @@ impl Relay {
         let row = self.feedback.row();
         let lost = self.transaction.lost(recovered.progress, row);
         let stored = recovered.progress.filter(|_| lost.is_none()).unwrap_or(row);
+        let stored = self.transaction.believed(stored);
         let Some(requests) = self.transaction.recovered(call, stored) else { return Ok(()) };
         if let Some(lost) = lost {
             // The source must not be confirmed above what the sink has: this process may know more to be committed.
@@ -667,6 +671,9 @@ impl Relay {
                 self.load(now, parked, requests, effects);
             }
             Input::SinkBroken => {
+                if injected(Bug::UnknownIsCommitted) {
+                    self.sink_committed(self.transaction.last_call(), effects);
+                }
                 let why = self.refused.map_or(Restart::SinkBroken, Restart::Refused);
                 self.restart(why, effects);
             }
@@ -734,6 +741,9 @@ impl Relay {
                     None => {
                         self.flow.hand_over(ticket, slot);
                         effects.push(Effect::Publish(ticket));
+                        if self.transaction.is_on() && injected(Bug::ResolvesAtSend) {
+                            self.resolve(ticket);
+                        }
                     }
                     Some((entry, reason)) => {
                         self.flow.park(ticket, slot);

@@ -138,7 +138,9 @@ impl SinkTransaction {
     /// Whether an event may be handed over to the sink.
     #[inline]
     pub(super) fn admits(&self) -> bool {
-        self.limits.is_none() || self.stage == TransactionStage::Open
+        let admits = matches!(self.stage, TransactionStage::Committing(_))
+            && injected(Bug::AdmitsDuringCommit);
+        self.limits.is_none() || self.stage == TransactionStage::Open || admits
     }
 
     /// Whether the sink has said what it has, or is not asked.
@@ -348,6 +350,17 @@ impl SinkTransaction {
 
     fn next_call(&mut self) -> SinkCall {
         self.call.0 += 1;
+        self.call
+    }
+
+    /// The progress that counts as stored: what the sink says. With an injected bug, what this process has seen.
+    pub(super) fn believed(&self, stored: Progress) -> Progress {
+        let seen = self.committed.filter(|_| injected(Bug::UnknownIsNotCommitted));
+        seen.unwrap_or(stored)
+    }
+
+    /// The last call of the sink.
+    pub(super) const fn last_call(&self) -> SinkCall {
         self.call
     }
 
