@@ -25,6 +25,7 @@ mod run;
 mod setup;
 mod sql;
 mod status;
+mod status_events;
 #[cfg(test)]
 mod tests;
 

@@ -5,7 +5,7 @@ use super::*;
 use crate::intake_status::IntakeState;
 use crate::status::{
     BlockedRetention, EventLogSummary, EventLogsSummary, GroupSummary, HeldByReason, InboxSummary,
-    InboxesSummary, Lag, PipelineState, RetentionSummary, RunsSummary,
+    InboxesSummary, Lag, PipelineState, RetentionSummary, RunsSummary, TransactionsSummary,
 };
 use expect_test::expect;
 use std::time::{Duration, Instant};
@@ -40,6 +40,14 @@ fn metrics() -> Metrics {
         snapshot.slot_retain_max_bytes = Some(64 << 20);
         snapshot.slot_safe_bytes = Some(-1);
         snapshot.slot_state = Some("reserved".to_owned());
+        snapshot.sink.transactions = Some(TransactionsSummary {
+            committed_total: 20,
+            records_total: 200,
+            aborted_total: 2,
+            unknown_total: 1,
+            fenced_total: Some(3),
+            ..TransactionsSummary::default()
+        });
         snapshot.maintenance.pruned_total = 1_200;
         snapshot.maintenance.bookmarks_dropped_total = 1;
         snapshot.maintenance.runs.failures_total = 2;

@@ -562,8 +562,22 @@ impl Pipeline {
             sink_blocks: self.sink.blocks_intake(),
             oldest_parked: self.records.oldest(),
             slot,
+            transactions: self.transactions(),
         };
-        self.observer.report(&facts);
+        self.observer.report(facts);
+    }
+
+    /// The transactions of the sink, if it has any.
+    fn transactions(&mut self) -> Option<TransactionsSummary> {
+        let summary = self.sink.transactions()?;
+        let relay = self.engine.relay();
+        let text = |progress: Progress| {
+            let history = self.histories.of(progress.position().commit);
+            let Progress { watermark, partial } = progress;
+            Cursor { history, watermark, partial }.to_string()
+        };
+        let progress = relay.sink_progress().map(text);
+        Some(TransactionsSummary { progress, cursor_row: text(relay.cursor_row()), ..summary })
     }
 
     /// A cluster answers that was not known when this session began.

@@ -44,6 +44,18 @@ pub trait Transactional {
     ///
     /// Must not take effect if any recovery of this pipeline was executed since the last one that this producer called.
     fn commit(&mut self, call: SinkCall, progress: &SinkProgress);
+
+    /// The name by which brokers know the producers of this pipeline, one after the other, for the status. `None` if
+    /// there is no such name.
+    fn id(&self) -> Option<&str> {
+        None
+    }
+
+    /// How often brokers have refused a producer of this sink since it was opened, because another one had its name, or
+    /// because its transaction had taken too long. `None` if the sink does not count that.
+    fn fenced_total(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// A call of [`Transactional`]. Its answer names the call, so that a late answer to an earlier call has no effect. Each

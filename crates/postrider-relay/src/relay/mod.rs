@@ -274,6 +274,19 @@ impl Relay {
         self.flow.sends_exclusively()
     }
 
+    /// The progress that a sink which publishes in transactions is known to have stored.
+    pub fn sink_progress(&self) -> Option<Progress> {
+        match self.transaction.stored() {
+            Stored::At(progress) => Some(progress),
+            Stored::NotAsked | Stored::Unknown => None,
+        }
+    }
+
+    /// The cursor row, as it is known to be committed.
+    pub fn cursor_row(&self) -> Progress {
+        self.feedback.row()
+    }
+
     /// Number of parked events, by state.
     pub fn parked(&self) -> Counts {
         self.parking.counts()

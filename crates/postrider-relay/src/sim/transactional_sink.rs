@@ -38,9 +38,9 @@ pub(super) enum Request {
     Recover,
     /// The second call of a recovery. With an injected bug, the first one has read this already.
     Read {
-        early: Option<Option<Stored>>,
+        early: Option<EarlyRead>,
     },
-    Commit(Commit),
+    Commit(CommitRequest),
     /// A commit of the producer with this recovery is called again.
     CommitAgain {
         recovery: SinkCall,
@@ -49,7 +49,7 @@ pub(super) enum Request {
 
 /// A commit.
 #[derive(Debug)]
-pub(super) struct Commit {
+pub(super) struct CommitRequest {
     pub(super) closed: ClosedTransaction,
     pub(super) progress: Progress,
     pub(super) attempts: Vec<Position>,
@@ -58,7 +58,11 @@ pub(super) struct Commit {
 }
 
 /// What a commit has stored: the progress, and the parked events that were attempted.
-type Stored = (Progress, Vec<Position>);
+type StoredCommit = (Progress, Vec<Position>);
+
+/// What was read before former producers were fenced off.
+#[derive(Clone, Debug)]
+pub(super) struct EarlyRead(Option<StoredCommit>);
 
 /// What an execution has done.
 #[derive(Debug, Default)]
@@ -74,7 +78,7 @@ pub(super) struct Executed {
 struct Hidden {
     until: u64,
     /// What they see meanwhile.
-    shown: Option<Stored>,
+    shown: Option<StoredCommit>,
 }
 
 /// The answer to a call.
@@ -117,7 +121,7 @@ pub(super) struct TransactionalSink {
     /// The only producer that may commit, and its recovery.
     owner: Option<(Caller, SinkCall)>,
     /// What the last commit has stored.
-    stored: Option<Stored>,
+    stored: Option<StoredCommit>,
     hidden: Option<Hidden>,
     /// What is on its way, and when it arrives.
     calls: Vec<(u64, Caller, SinkCall, Request)>,
@@ -213,7 +217,7 @@ impl TransactionalSink {
         &self,
         caller: Caller,
         call: SinkCall,
-        stored: Option<Stored>,
+        stored: Option<StoredCommit>,
     ) -> (SinkAnswer, String) {
         let (progress, attempts) = stored.unzip();
         let attempts = attempts.unwrap_or_default();
@@ -223,7 +227,7 @@ impl TransactionalSink {
 
     /// The first call of a recovery: the producer is the only one. The second call is on its way then.
     fn fence(&mut self, now: u64, caller: Caller, call: SinkCall) -> Executed {
-        let early = injected(Bug::ReadsBeforeFencing).then(|| self.stored.clone());
+        let early = injected(Bug::ReadsBeforeFencing).then(|| EarlyRead(self.stored.clone()));
         if early.is_none() {
             self.owner = Some((caller, call));
         }
@@ -238,9 +242,9 @@ impl TransactionalSink {
         now: u64,
         caller: Caller,
         call: SinkCall,
-        early: Option<Option<Stored>>,
+        early: Option<EarlyRead>,
     ) -> Option<(SinkAnswer, String)> {
-        if let Some(early) = early {
+        if let Some(EarlyRead(early)) = early {
             self.owner = Some((caller, call));
             return Some(self.recovered(caller, call, early));
         }
@@ -259,11 +263,11 @@ impl TransactionalSink {
     fn commit(
         &mut self,
         (now, caller, call): (u64, Caller, SinkCall),
-        commit: Commit,
+        commit: CommitRequest,
         truth: &mut Truth,
         server: &mut Server,
     ) -> Check<(SinkAnswer, String)> {
-        let Commit { closed, progress, attempts, called } = commit;
+        let CommitRequest { closed, progress, attempts, called } = commit;
         let ClosedTransaction { recovery, mut records, began } = closed;
         let CoordinatorRules { call_lost, hidden, time_out, .. } = self.rules.coordinator;
         let failed = |what: String| Ok((SinkAnswer::Failed, what));
@@ -287,7 +291,7 @@ impl TransactionalSink {
         for record in records {
             truth.show(record.event, record.version)?;
         }
-        let back = |(before, _): &Stored| {
+        let back = |(before, _): &StoredCommit| {
             before.position() > progress.position() || before.watermark > progress.watermark
         };
         if self.stored.as_ref().is_some_and(back) {

@@ -6,7 +6,7 @@
 use super::codes;
 use super::health::{self, About, AckStall, BootstrapAgain, Problem, ReportedProblems};
 use super::native::{self, Description, TransactionFailure};
-use super::producer::{FENCED, Producer, Producers};
+use super::producer::{Producer, Producers};
 use super::secrets::{SaslLogin, Secrets};
 use super::shared::{RetiredProducers, Shared, Suspicion};
 use super::spec::KafkaSpec;
@@ -178,7 +178,8 @@ impl MetadataThread {
         if let Outcome::Rejected { scope: Scope::Destination, .. } = codes::outcome(code) {
             self.shared.forget_topics(code);
         }
-        let reason = if code == Code::Fenced { FENCED.to_owned() } else { reason };
+        let context = producers.first().client().context();
+        let reason = if code == Code::Fenced { context.fenced() } else { reason };
         self.shared.update_inbox(|inbox| {
             if let Some(broken) = &mut inbox.broken {
                 *broken = reason;

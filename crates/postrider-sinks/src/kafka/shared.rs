@@ -36,6 +36,8 @@ pub(super) struct Shared {
     pub(super) is_queueing: AtomicBool,
     /// Acknowledgements so far.
     pub(super) acked: AtomicU64,
+    /// Producers that brokers have fenced off.
+    pub(super) fenced: AtomicU64,
     /// Hours since the sink was opened.
     pub(super) hour: AtomicU32,
     /// A producer gave up a record. Nothing more is sent before the caller has taken the report and reset the sink, or
