@@ -426,7 +426,8 @@ impl Pipeline {
         let Cursor { history, watermark, partial } = cursor;
         let progress = Progress { watermark, partial };
         if stored.is_some() && !self.histories.has(progress.position().commit, history) {
-            let halt = halts::other_history_of_sink(history, self.histories.current());
+            let (ours, id) = (self.histories.current(), self.sink.transactional_id());
+            let halt = halts::other_history_of_sink(history, ours, id);
             return self.apply(now, Input::Halt(Box::new(halt)));
         }
         if stored.is_none() {

@@ -231,6 +231,11 @@ impl SinkPort {
         self.transactions.as_mut()?.committed()
     }
 
+    /// The name by which brokers know the producers of the pipeline, if the sink has one.
+    pub(super) fn transactional_id(&self) -> Option<&str> {
+        self.transactions.as_ref()?.id()
+    }
+
     /// A record is in the open transaction, if there are transactions.
     #[inline]
     fn count_record(&mut self) {

@@ -62,6 +62,11 @@ impl TransactionMeter {
         self.summary.aborted_total += u64::from(std::mem::take(&mut self.open) > 0);
     }
 
+    /// The name by which brokers know the producers.
+    pub(super) fn id(&self) -> Option<&str> {
+        self.summary.id.as_deref()
+    }
+
     /// What the status shows.
     pub(super) fn summary(&self) -> TransactionsSummary {
         self.summary.clone()
