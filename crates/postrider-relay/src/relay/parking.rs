@@ -19,7 +19,8 @@ pub(super) const ATTEMPTS_MAX: usize = 32;
 /// Maximum number of new rows, and of row statuses, in one write.
 const WRITE_MAX: usize = 500;
 
-/// Row statuses that are not committed, above which no event is attempted: other sessions have locked so many rows.
+/// Row statuses that are not committed, above which no event is attempted: other sessions have locked so many rows. It
+/// bounds what a sink that publishes in transactions stores of attempts too.
 const STATUSES_MAX: usize = 10_000;
 
 /// Maximum number of events whose rows are not committed. At this number the intake closes.
@@ -530,8 +531,6 @@ impl Parking {
     ) {
         self.lanes.forget_below(resolved);
         self.lanes.promote_due(now);
-        // Also the bound on what a sink that publishes in transactions stores of attempts: their rows are in `statuses`
-        // until their status is committed.
         while self.connected
             && self.attempts.len() < ATTEMPTS_MAX
             && self.statuses.len() < STATUSES_MAX
