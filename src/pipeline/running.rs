@@ -293,6 +293,9 @@ impl Pipeline {
             Effect::CommitSink { call, progress, attempts } => {
                 failpoint("sink_commit");
                 let Progress { watermark, partial } = progress;
+                if let Some(position) = partial.filter(|_| self.sink.keeps_whole()) {
+                    self.observer.sink().divided(position);
+                }
                 let history = self.histories.of(progress.position().commit);
                 let cursor = Cursor { history, watermark, partial };
                 self.sink.commit(call, &SinkProgress { cursor, published: attempts });

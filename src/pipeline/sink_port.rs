@@ -61,7 +61,9 @@ impl SinkPort {
         let transactions = match (capabilities.transactions, sink.transactional()) {
             (None, _) => None,
             (Some(_), None) => return Err(halts::no_transactions(spec.sink.kind(), spec.mode)),
-            (Some(_), Some(sink)) => Some(TransactionMeter::new(sink.id())),
+            (Some(limits), Some(sink)) => {
+                Some(TransactionMeter::new(sink.id(), limits.keeps_whole))
+            }
         };
         Ok(Self {
             sink,
@@ -229,6 +231,11 @@ impl SinkPort {
     /// A commit is answered. Returns how long it took.
     pub(super) fn committed(&mut self) -> Option<Duration> {
         self.transactions.as_mut()?.committed()
+    }
+
+    /// Whether transactions of the source are not to be divided.
+    pub(super) fn keeps_whole(&self) -> bool {
+        self.transactions.as_ref().is_some_and(TransactionMeter::keeps_whole)
     }
 
     /// The name by which brokers know the producers of the pipeline, if the sink has one.

@@ -21,19 +21,26 @@ pub(super) struct TransactionMeter {
     /// Records of the open transaction.
     open: u64,
     called: Option<CalledCommit>,
+    keeps_whole: bool,
 }
 
 impl TransactionMeter {
-    /// `id`: the name by which brokers know the producers.
-    pub(super) fn new(id: Option<&str>) -> Self {
+    /// `id`: the name by which brokers know the producers. `keeps_whole`: transactions of the source are not to be
+    /// divided.
+    pub(super) fn new(id: Option<&str>, keeps_whole: bool) -> Self {
         let summary =
             TransactionsSummary { id: id.map(str::to_owned), ..TransactionsSummary::default() };
-        Self { summary, open: 0, called: None }
+        Self { summary, open: 0, called: None, keeps_whole }
     }
 
     /// The process owns the pipeline as the owner of this number.
     pub(super) fn owned_as(&mut self, epoch: i64) {
         self.summary.owner_epoch = Some(epoch);
+    }
+
+    /// Whether transactions of the source are not to be divided.
+    pub(super) const fn keeps_whole(&self) -> bool {
+        self.keeps_whole
     }
 
     /// A record is in the open transaction.
@@ -79,7 +86,7 @@ mod tests {
 
     #[test]
     fn transactions_are_counted_when_they_end_and_by_how() {
-        let mut meter = TransactionMeter::new(Some("orders"));
+        let mut meter = TransactionMeter::new(Some("orders"), false);
         assert!(meter.committed().is_none(), "nothing was called");
         meter.record();
         meter.record();

@@ -72,7 +72,7 @@ pub struct SinkProgress {
     /// Every change of the source below it is resolved: it is visible in the sink, is parked, or is no event.
     pub cursor: Cursor,
     /// Parked events that this commit or an earlier one has made visible, and whose rows in the table of parked events
-    /// do not have that status yet. Usually none; at most as many as are parked.
+    /// do not have that status yet. Usually none, and at most some more than 10,000.
     pub published: Vec<Position>,
 }
 
@@ -104,6 +104,10 @@ pub struct TransactionLimits {
     pub bytes_max: u64,
     /// Time since the first record was reported. Publication is late by up to this time and the time of a commit.
     pub interval: Duration,
+    /// A transaction of the source is not divided: its records are in one transaction of the sink. The other bounds are
+    /// looked at behind its end, so that a transaction of the sink may have twice `records_max` records and twice
+    /// `bytes_max` bytes. A transaction of the source that is larger than these bounds may be divided.
+    pub keeps_whole: bool,
 }
 
 #[cfg(test)]

@@ -185,6 +185,57 @@ async fn transactional_id_of_another_pipeline_halts_the_second_one_and_says_whos
     relay.terminate(SOON).await;
 }
 
+/// Events of a transaction of the database, in the tests of `boundary = "source"`.
+const WHOLE: u32 = 400;
+
+/// Transactions of Kafka are committed as often as possible, and a reader never sees a part of one of the database.
+#[tokio::test]
+async fn transaction_of_the_database_becomes_visible_as_a_whole() {
+    let tables =
+        "[.sink.transaction]\nboundary = \"source\"\ncommit_interval = \"1ms\"\nevents_max = 500\n";
+    let pipeline = pipeline_with("whole", tables).await;
+    let relay = pipeline.run();
+    let mut seen = std::collections::BTreeSet::new();
+    for number in 1..=20 {
+        let numbers: Vec<u32> = (0..WHOLE).map(|event| number * WHOLE + event).collect();
+        pipeline.insert("orders", &format!("a{number}"), &numbers).await;
+        let count = pipeline.server.read("orders").await.expect("records").len();
+        assert_eq!(count % WHOLE as usize, 0, "a part is visible");
+        seen.insert(count);
+    }
+    await_that("all transactions", SOON, || async {
+        let count = pipeline.server.read("orders").await?.len();
+        assert_eq!(count % WHOLE as usize, 0, "a part is visible");
+        if count == 20 * WHOLE as usize { Ok(()) } else { Err(count.to_string()) }
+    })
+    .await;
+    assert!(seen.len() > 2, "they became visible one after the other: {seen:?}");
+    assert!(!relay.stderr().contains("transaction_divided"), "{}", relay.stderr());
+    relay.terminate(SOON).await;
+}
+
+/// It has more events than twice `events_max`: everything is published once, and the log says so.
+#[tokio::test]
+async fn transaction_that_is_larger_than_the_bounds_is_divided_and_logged() {
+    let tables = "[.sink.transaction]\nboundary = \"source\"\nevents_max = 100\n";
+    let pipeline = pipeline_with("divided", tables).await;
+    let relay = pipeline.run();
+    let numbers: Vec<u32> = (1..=1_000).collect();
+    pipeline.insert("orders", "a", &numbers).await;
+    let wanted: Vec<String> = numbers.iter().map(ToString::to_string).collect();
+    let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
+    pipeline.await_values("orders", "a", &wanted).await;
+    assert_eq!(
+        pipeline.server.read("orders").await.expect("records").len(),
+        1_000,
+        "nothing twice"
+    );
+    relay.await_log("transaction_divided", SOON).await;
+    let divided = relay.stderr().matches("transaction_divided").count();
+    assert_eq!(divided, 1, "once for each transaction: {}", relay.stderr());
+    relay.terminate(SOON).await;
+}
+
 /// The broker that coordinates the transactions of the id is killed, and the other one takes over.
 #[tokio::test]
 async fn coordinator_that_moves_to_another_broker_is_followed() {

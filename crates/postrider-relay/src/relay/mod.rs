@@ -188,7 +188,14 @@ impl Relay {
     #[inline]
     fn transaction_has_room(&self) -> bool {
         !self.transaction.is_on()
-            || self.transaction.admits() && !self.transaction.is_full(self.flow.in_flight())
+            || self.transaction.admits()
+                && !self.transaction.is_full(self.flow.in_flight(), self.is_within_source())
+    }
+
+    /// Whether a transaction of the source has begun that the sink's transaction is not to divide.
+    #[inline]
+    fn is_within_source(&self) -> bool {
+        self.transaction.keeps_whole() && self.tracker.transaction_open()
     }
 
     /// Number of attempts and dead letters without a report.
@@ -371,7 +378,7 @@ impl Relay {
         let row = self.feedback.deadline(target);
         let verified = self.feedback.rewrite_at().filter(|_| self.transaction.verifies());
         let due = self.parking.deadline().filter(|_| self.attempts_allowed());
-        let commit = self.transaction.deadline();
+        let commit = self.transaction.deadline().filter(|_| !self.is_within_source());
         [row, verified, due, self.parking.locked_until(), commit].into_iter().flatten().min()
     }
 
@@ -504,10 +511,17 @@ impl Relay {
     }
 
     /// Whether the end waits until the sink has stored the progress. It does not if the state of the producer is
-    /// unknown: the next start repeats what the sink does not have.
+    /// unknown, or if the commit would divide a transaction of the source: the next start repeats what the sink does not
+    /// have.
     fn commits_at_end(&self) -> bool {
         self.transaction.can_commit()
+            && !self.drains_within_source()
             && !matches!(self.phase, Phase::Halting { until: Until::Now, .. })
+    }
+
+    /// Whether a drain has closed the intake within a transaction of the source that is not to be divided.
+    fn drains_within_source(&self) -> bool {
+        matches!(self.phase, Phase::Draining) && self.is_within_source()
     }
 
     /// Closes the sink's transaction and commits it, as soon as each is due.
@@ -515,6 +529,10 @@ impl Relay {
     /// A transaction is closed before its bounds are reached if the relay stops, if an event has to be sent with
     /// nothing else in flight, and if a parked event can be attempted only behind the cursor row of this transaction. A
     /// transaction without events is committed if the cursor row is due: the sink stores the progress first.
+    ///
+    /// Within a transaction of the source that is not to be divided, neither the interval nor the cursor row counts. It
+    /// is divided where it could not end otherwise, and where a halt promises that everything before its cause is
+    /// published.
     fn commit_if_due(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         let (limit, unsendable) = match &self.phase {
             Phase::Running | Phase::Draining | Phase::Halting { until: Until::Settled, .. } => {
@@ -526,17 +544,19 @@ impl Relay {
             }
             Phase::Halting { until: Until::Now, .. } | Phase::Ended => return,
         };
-        if self.transaction.admits() {
-            let stops = !matches!(self.phase, Phase::Running);
+        if self.transaction.admits() && !self.drains_within_source() {
+            let (stops, within) = (!matches!(self.phase, Phase::Running), self.is_within_source());
             let exclusive = self.flow.is_suspect(self.stream.expected());
             let progress = self.tracker.progress();
             let after = self.tracker.progress_below(limit);
             let attempted_behind = self.parking.waits_for_cursor(self.durable(), after.position());
             let row_due = progress != self.row_content()
-                && (stops || attempted_behind || self.feedback.is_due(now, progress));
-            let full = self.transaction.is_full(self.flow.in_flight());
+                && (stops || attempted_behind || !within && self.feedback.is_due(now, progress));
+            // An operator has to make room before the transaction of the source can end.
+            let full = self.transaction.is_full(self.flow.in_flight(), within)
+                || within && self.parking_is_full();
             let at_once = stops || exclusive || attempted_behind || full;
-            self.transaction.close_if_due(now, at_once, row_due || full);
+            self.transaction.close_if_due(now, (at_once, within), row_due || full);
         }
         let reported = self.flow.in_flight().0 == unsendable && self.attempts_unreported() == 0;
         let settled = reported && self.refused.is_none() && self.parking.rows_are_committed();

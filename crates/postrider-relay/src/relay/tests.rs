@@ -96,9 +96,23 @@ fn run_transactions(on_poison: OnPoison, script: &str, expected: &Expect) {
 }
 
 fn transcript_of_transactions(on_poison: OnPoison, script: &str) -> String {
-    let transactions =
-        TransactionLimits { records_max: 3, bytes_max: 500, interval: Duration::from_millis(20) };
-    Script::new(rules(on_poison), Some(transactions)).play(script)
+    Script::new(rules(on_poison), Some(transaction_limits())).play(script)
+}
+
+/// As [`check_transactions`], and transactions of the source are not divided.
+fn check_whole_transactions(script: &str, expected: &Expect) {
+    let limits = TransactionLimits { keeps_whole: true, ..transaction_limits() };
+    let transcript = Script::new(rules(OnPoison::BlockKey), Some(limits)).play(script);
+    expected.assert_eq(&transcript);
+}
+
+fn transaction_limits() -> TransactionLimits {
+    TransactionLimits {
+        records_max: 3,
+        bytes_max: 500,
+        interval: Duration::from_millis(20),
+        keeps_whole: false,
+    }
 }
 
 fn run(rules: ParkingRules, script: &str, expected: &Expect) {

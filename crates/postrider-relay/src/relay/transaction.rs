@@ -195,14 +195,23 @@ impl SinkTransaction {
         self.events.is_empty() && self.attempts.is_empty()
     }
 
-    /// Whether a bound on the size is reached by the transaction and by the events and bytes of the stream that are
-    /// handed over and not reported.
+    /// Whether transactions of the source are not divided.
     #[inline]
-    pub(super) fn is_full(&self, (events, bytes): (u64, u64)) -> bool {
+    pub(super) fn keeps_whole(&self) -> bool {
+        self.limits.is_some_and(|limits| limits.keeps_whole)
+    }
+
+    /// Whether a bound on the size is reached by the transaction and by the events and bytes of the stream that are
+    /// handed over and not reported. `within`: a transaction of the source that is not to be divided has begun. Below
+    /// the bounds there was room for one of their size.
+    #[inline]
+    pub(super) fn is_full(&self, (events, bytes): (u64, u64), within: bool) -> bool {
         let Some(limits) = self.limits else { return false };
+        let times = if within { 2 } else { 1 };
         let sent = (self.events.len() + self.attempts.len()) as u64;
         let (records, bytes) = (sent + events, self.bytes + bytes);
-        records >= (limits.records_max as u64).max(1) || bytes >= limits.bytes_max.max(1)
+        records >= (limits.records_max as u64).max(1) * times
+            || bytes >= limits.bytes_max.max(1).saturating_mul(times)
     }
 
     /// The attempts and the dead letters in the transaction.
@@ -304,9 +313,14 @@ impl SinkTransaction {
     }
 
     /// Closes the transaction if it has an event and its interval is over or `at_once`, and if it is to be committed
-    /// even without an event (`anyway`).
-    pub(super) fn close_if_due(&mut self, now: Duration, at_once: bool, anyway: bool) {
-        let due = at_once || self.due_at().is_some_and(|due| due <= now);
+    /// even without an event (`anyway`). `within`: the interval does not count.
+    pub(super) fn close_if_due(
+        &mut self,
+        now: Duration,
+        (at_once, within): (bool, bool),
+        anyway: bool,
+    ) {
+        let due = at_once || !within && self.due_at().is_some_and(|due| due <= now);
         if self.stage == TransactionStage::Open && (!self.is_empty() && due || anyway) {
             self.stage = TransactionStage::Closing;
         }

@@ -13,6 +13,9 @@ const TABLE: &str = "transaction";
 const DELIVERY: [&str; 2] = ["at-least-once", "exactly-once"];
 const FENCING: [&str; 2] = ["none", "transactional"];
 
+/// The words of `boundary`.
+const BOUNDARY: [&str; 2] = ["interval", "source"];
+
 /// Bounds of a transaction.
 const COMMIT_INTERVAL: Duration = Duration::from_millis(20);
 const COMMIT_INTERVALS: RangeInclusive<Duration> =
@@ -72,6 +75,7 @@ impl TransactionKeys {
                 // The bound fits a usize on every platform we build for.
                 records_max: table.number("events_max", EVENTS, 1..=EVENTS_MAX) as usize,
                 bytes_max: table.size("bytes_max", BYTES, BYTES_RANGE),
+                keeps_whole: table.word("boundary", &BOUNDARY, &[]) == 1,
             },
             timeout: table.duration("timeout", TIMEOUT, TIMEOUTS),
             progress_topic: topic.unwrap_or_else(|| PROGRESS_TOPIC.to_owned()),
@@ -134,6 +138,7 @@ impl TransactionKeys {
             text("commit_interval", &ShowDuration(self.limits.interval).to_string()),
             Shown { table: TABLE, key: "events_max".to_owned(), value: events },
             text("bytes_max", &ShowSize(self.limits.bytes_max).to_string()),
+            text("boundary", BOUNDARY[usize::from(self.limits.keeps_whole)]),
             text("timeout", &ShowDuration(self.timeout).to_string()),
             text("progress_topic", &self.progress_topic),
             text("id", &self.id),
@@ -193,6 +198,7 @@ mod tests {
                 records_max: EVENTS as usize,
                 bytes_max: BYTES,
                 interval: COMMIT_INTERVAL,
+                keeps_whole: false,
             },
             timeout: TIMEOUT,
             progress_topic: PROGRESS_TOPIC.to_owned(),

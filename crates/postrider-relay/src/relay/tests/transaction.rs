@@ -1,7 +1,8 @@
 //! A sink that publishes in transactions: what its commit resolves, and what a start recovers.
 
 use super::{
-    OnPoison, check_stopping_transactions, check_transactions, transcript_of_transactions,
+    OnPoison, check_stopping_transactions, check_transactions, check_whole_transactions,
+    transcript_of_transactions,
 };
 use expect_test::expect;
 
@@ -732,5 +733,80 @@ fn published_event_is_listed_until_its_row_has_the_status() {
             acked 1           │ 
             wait 20           │ commit sink 0/60 (closed)
         "#]],
+    );
+}
+
+/// The interval, the cursor row and the bound count at the end of a transaction of the source.
+#[test]
+fn transaction_of_the_source_is_not_divided_where_it_is_to_stay_whole() {
+    check_whole_transactions(
+        "start 16
+         recovered
+         written
+         begin 32
+         event a
+         event b
+         acked 0
+         acked 1
+         wait 50
+         idle
+         event c
+         event d
+         acked 2
+         acked 3
+         commit 32 48
+         committed
+         written",
+        &expect![[]],
+    );
+}
+
+/// Twice the bound is the end of it.
+#[test]
+fn transaction_of_the_source_that_is_too_large_is_divided() {
+    check_whole_transactions(
+        "start 16
+         recovered
+         written
+         begin 32
+         event a
+         event b
+         event c
+         acked 0
+         acked 1
+         acked 2
+         event d
+         event e
+         acked 3
+         acked 4
+         event f
+         acked 5
+         committed
+         written
+         event g
+         acked 6
+         commit 32 48
+         wait 20
+         committed",
+        &expect![[]],
+    );
+}
+
+/// What was not committed is published by the next process.
+#[test]
+fn drain_does_not_divide_a_transaction_of_the_source() {
+    check_whole_transactions(
+        "start 16
+         recovered
+         written
+         begin 32
+         event a
+         commit 32 48
+         begin 64
+         event b
+         acked 0
+         acked 1
+         drain",
+        &expect![[]],
     );
 }
