@@ -519,9 +519,11 @@ impl Relay {
             && !matches!(self.phase, Phase::Halting { until: Until::Now, .. })
     }
 
-    /// Whether a drain has closed the intake within a transaction of the source that is not to be divided.
+    /// Whether a drain has closed the intake within a transaction of the source that is not to be divided. A commit that
+    /// is called is waited for.
     fn drains_within_source(&self) -> bool {
-        matches!(self.phase, Phase::Draining) && self.is_within_source()
+        let drains = matches!(self.phase, Phase::Draining) && self.is_within_source();
+        drains && self.transaction.admits()
     }
 
     /// Closes the sink's transaction and commits it, as soon as each is due.
@@ -552,10 +554,11 @@ impl Relay {
             let attempted_behind = self.parking.waits_for_cursor(self.durable(), after.position());
             let row_due = progress != self.row_content()
                 && (stops || attempted_behind || !within && self.feedback.is_due(now, progress));
-            // An operator has to make room before the transaction of the source can end.
-            let full = self.transaction.is_full(self.flow.in_flight(), within)
-                || within && self.parking_is_full();
-            let at_once = stops || exclusive || attempted_behind || full;
+            // The transaction of the source can't end before an operator makes room, or before the attempt of a parked
+            // event that has nothing else in flight is committed.
+            let waits = self.parking_is_full() || self.parking.needs_exclusive(self.durable());
+            let full = self.transaction.is_full(self.flow.in_flight(), within);
+            let at_once = stops || exclusive || attempted_behind || full || within && waits;
             self.transaction.close_if_due(now, (at_once, within), row_due || full);
         }
         let reported = self.flow.in_flight().0 == unsendable && self.attempts_unreported() == 0;
@@ -775,7 +778,7 @@ impl Relay {
                         self.flow.hand_over(ticket, slot);
                         effects.push(Effect::Publish(ticket));
                         if self.transaction.is_on() && injected(Bug::ResolvesAtSend) {
-                            self.resolve(ticket);
+                            self.report(now, ticket, Outcome::Acked, effects);
                         }
                     }
                     Some((entry, reason)) => {

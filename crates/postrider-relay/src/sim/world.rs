@@ -138,12 +138,11 @@ impl World {
     /// The sink executes a call.
     fn serve_sink(&mut self) -> Check {
         let Some(caller) = self.ground.serve_sink()? else { return Ok(()) };
-        let process = &mut self.procs[caller.process];
+        let process = &self.procs[caller.process];
         if process.is_caller(caller) {
-            process.producer.commit_open(&mut self.ground.truth)
-        } else {
-            Ok(())
+            process.producer.commit_open(&self.ground.truth)?;
         }
+        Ok(())
     }
 
     /// Time passes.

@@ -757,7 +757,24 @@ fn transaction_of_the_source_is_not_divided_where_it_is_to_stay_whole() {
          commit 32 48
          committed
          written",
-        &expect![[]],
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #0
+            event b           │ publish #1
+            acked 0           │ 
+            acked 1           │ 
+            wait 50           │ 
+            event c           │ publish #2
+            event d           │ publish #3
+            acked 2           │ 
+            acked 3           │ 
+            commit 32 48      │ commit sink 0/30 (closed)
+            committed         │ published, published, published, published
+            written           │ 
+        "#]],
     );
 }
 
@@ -788,7 +805,31 @@ fn transaction_of_the_source_that_is_too_large_is_divided() {
          commit 32 48
          wait 20
          committed",
-        &expect![[]],
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #0
+            event b           │ publish #1
+            event c           │ publish #2
+            acked 0           │ 
+            acked 1           │ 
+            acked 2           │ 
+            event d           │ publish #3
+            event e           │ publish #4
+            acked 3           │ 
+            acked 4           │ 
+            event f           │ publish #5 (closed)
+            acked 5           │ commit sink 0/10+0/20:6 (closed)
+            committed         │ published, published, published, published, published, published
+            written           │ 
+            event g           │ publish #6
+            acked 6           │ 
+            commit 32 48      │ 
+            wait 20           │ commit sink 0/30 (closed)
+            committed         │ published
+        "#]],
     );
 }
 
@@ -807,6 +848,18 @@ fn drain_does_not_divide_a_transaction_of_the_source() {
          acked 0
          acked 1
          drain",
-        &expect![[]],
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #0
+            commit 32 48      │ 
+            begin 64          │ 
+            event b           │ publish #1
+            acked 0           │ 
+            acked 1           │ 
+            drain             │ drained (closed)
+        "#]],
     );
 }
