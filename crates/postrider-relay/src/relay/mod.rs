@@ -192,10 +192,15 @@ impl Relay {
                 && !self.transaction.is_full(self.flow.in_flight(), self.is_within_source())
     }
 
-    /// Whether a transaction of the source has begun that the sink's transaction is not to divide.
+    /// Whether a transaction of the source has begun that the sink's transaction is not to divide. It is divided if it
+    /// could not end otherwise: before an operator makes room for parked events, or before the attempt of a parked event
+    /// that has nothing else in flight is committed.
     #[inline]
     fn is_within_source(&self) -> bool {
-        self.transaction.keeps_whole() && self.tracker.transaction_open()
+        self.transaction.keeps_whole()
+            && self.tracker.transaction_open()
+            && !self.parking_is_full()
+            && !self.parking.needs_exclusive(self.durable())
     }
 
     /// Number of attempts and dead letters without a report.
@@ -547,18 +552,16 @@ impl Relay {
             Phase::Halting { until: Until::Now, .. } | Phase::Ended => return,
         };
         if self.transaction.admits() && !self.drains_within_source() {
-            let (stops, within) = (!matches!(self.phase, Phase::Running), self.is_within_source());
+            let stops = !matches!(self.phase, Phase::Running);
+            let within = self.is_within_source();
             let exclusive = self.flow.is_suspect(self.stream.expected());
             let progress = self.tracker.progress();
             let after = self.tracker.progress_below(limit);
             let attempted_behind = self.parking.waits_for_cursor(self.durable(), after.position());
             let row_due = progress != self.row_content()
                 && (stops || attempted_behind || !within && self.feedback.is_due(now, progress));
-            // The transaction of the source can't end before an operator makes room, or before the attempt of a parked
-            // event that has nothing else in flight is committed.
-            let waits = self.parking_is_full() || self.parking.needs_exclusive(self.durable());
             let full = self.transaction.is_full(self.flow.in_flight(), within);
-            let at_once = stops || exclusive || attempted_behind || full || within && waits;
+            let at_once = stops || exclusive || attempted_behind || full;
             self.transaction.close_if_due(now, (at_once, within), row_due || full);
         }
         let reported = self.flow.in_flight().0 == unsendable && self.attempts_unreported() == 0;
