@@ -21,6 +21,17 @@ fn retention(at: Instant) -> RetentionSummary {
     }
 }
 
+fn transactions() -> TransactionsSummary {
+    TransactionsSummary {
+        committed_total: 20,
+        records_total: 200,
+        aborted_total: 2,
+        unknown_total: 1,
+        fenced_total: Some(3),
+        ..TransactionsSummary::default()
+    }
+}
+
 fn metrics() -> Metrics {
     let metrics = Metrics::default();
     let status_handle = StatusHandle::new("orders");
@@ -40,14 +51,7 @@ fn metrics() -> Metrics {
         snapshot.slot_retain_max_bytes = Some(64 << 20);
         snapshot.slot_safe_bytes = Some(-1);
         snapshot.slot_state = Some("reserved".to_owned());
-        snapshot.sink.transactions = Some(TransactionsSummary {
-            committed_total: 20,
-            records_total: 200,
-            aborted_total: 2,
-            unknown_total: 1,
-            fenced_total: Some(3),
-            ..TransactionsSummary::default()
-        });
+        snapshot.sink.transactions = Some(transactions());
         snapshot.maintenance.pruned_total = 1_200;
         snapshot.maintenance.bookmarks_dropped_total = 1;
         snapshot.maintenance.runs.failures_total = 2;

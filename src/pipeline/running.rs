@@ -38,6 +38,7 @@ use crate::row::Row;
 use crate::sink::{NotTaken, Post, SinkCall, SinkProgress};
 use crate::source;
 use crate::status::StatusHandle;
+use crate::status::TransactionsSummary;
 use crate::store::Cursor;
 use std::future::Future;
 use std::pin::pin;
@@ -560,13 +561,14 @@ impl Pipeline {
 
     /// Updates the status.
     pub(super) fn report(&mut self, slot: Option<(&SlotStatus, Option<u64>)>) {
+        let transactions = self.transactions();
         let facts = Facts {
             relay: self.engine.relay(),
             now: self.epoch.elapsed(),
             sink_blocks: self.sink.blocks_intake(),
             oldest_parked: self.records.oldest(),
             slot,
-            transactions: self.transactions(),
+            transactions,
         };
         self.observer.report(facts);
     }

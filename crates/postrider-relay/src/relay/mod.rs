@@ -709,13 +709,7 @@ impl Relay {
                 self.start(cursor, (same_history, same_owner), effects);
                 self.load(now, parked, requests, effects);
             }
-            Input::SinkBroken => {
-                if injected(Bug::UnknownIsCommitted) {
-                    self.sink_committed(self.transaction.last_call(), effects);
-                }
-                let why = self.refused.map_or(Restart::SinkBroken, Restart::Refused);
-                self.restart(why, effects);
-            }
+            Input::SinkBroken => self.sink_broken(effects),
             Input::SlotTaken => self.slot_taken(effects),
             Input::SourceLost => self.source_lost(effects),
             Input::CursorWritten => self.cursor_written(),
@@ -1102,6 +1096,14 @@ impl Relay {
             }
         }
         self.stream.reconnected();
+    }
+
+    fn sink_broken(&mut self, effects: &mut Vec<Effect>) {
+        if injected(Bug::UnknownIsCommitted) {
+            self.sink_committed(self.transaction.last_call(), effects);
+        }
+        let why = self.refused.map_or(Restart::SinkBroken, Restart::Refused);
+        self.restart(why, effects);
     }
 
     fn restart(&mut self, why: Restart, effects: &mut Vec<Effect>) {

@@ -150,6 +150,7 @@ impl Shared {
             full: AtomicBool::new(false),
             is_queueing: AtomicBool::new(false),
             acked: AtomicU64::new(0),
+            fenced: AtomicU64::new(0),
             hour: AtomicU32::new(0),
             failed: AtomicBool::new(false),
             rights: AtomicBool::new(false),
