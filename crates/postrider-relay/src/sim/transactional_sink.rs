@@ -200,7 +200,7 @@ impl TransactionalSink {
             }
             Request::Recover => {
                 self.owner = Some((caller, call));
-                self.recovered(caller, call, self.stored.clone())
+                Self::recovered(caller, call, self.stored.clone())
             }
             Request::Commit(commit) => self.commit((now, caller, call), commit, truth, server)?,
         };
@@ -214,7 +214,6 @@ impl TransactionalSink {
     }
 
     fn recovered(
-        &self,
         caller: Caller,
         call: SinkCall,
         stored: Option<StoredCommit>,
@@ -246,7 +245,7 @@ impl TransactionalSink {
     ) -> Option<(SinkAnswer, String)> {
         if let Some(EarlyRead(early)) = early {
             self.owner = Some((caller, call));
-            return Some(self.recovered(caller, call, early));
+            return Some(Self::recovered(caller, call, early));
         }
         let hidden = self.hidden.as_ref().filter(|hidden| hidden.until > now);
         let seen = match hidden {
@@ -257,7 +256,7 @@ impl TransactionalSink {
                 return None;
             }
         };
-        Some(self.recovered(caller, call, seen))
+        Some(Self::recovered(caller, call, seen))
     }
 
     fn commit(
@@ -310,13 +309,13 @@ impl TransactionalSink {
         Ok((SinkAnswer::Committed { call, called }, what))
     }
 
-    /// A client that has no answer yet may call a second time. `answered`: when the answer arrives.
-    fn call_again(&mut self, (caller, call): (Caller, SinkCall), answered: u64, called: u64) {
-        let Some((_, recovery)) = self.owner.filter(|_| answered - called >= CALLED_AGAIN) else {
+    /// A client that has no answer yet may call a second time. `answered`: when the answer arrives, `since`: when it called.
+    fn call_again(&mut self, (caller, call): (Caller, SinkCall), answered: u64, since: u64) {
+        let Some((_, recovery)) = self.owner.filter(|_| answered - since >= CALLED_AGAIN) else {
             return;
         };
         if self.coordinator.chance(self.rules.coordinator.sent_twice) {
-            let at = called + CALLED_AGAIN + self.coordinator.range(0, LATE_MAX);
+            let at = since + CALLED_AGAIN + self.coordinator.range(0, LATE_MAX);
             self.calls.push((at, caller, call, Request::CommitAgain { recovery }));
         }
     }
