@@ -1,5 +1,5 @@
-//! What `postrider status` says of the events of a pipeline below its table: transactions of the sink, parked events, and
-//! events that were skipped.
+//! What `postrider status` says of the events of a pipeline below its table: transactions of the sink, parked events,
+//! and events that were skipped.
 
 use super::error::printable;
 use crate::health::grouped;

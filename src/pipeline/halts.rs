@@ -257,7 +257,8 @@ pub(super) fn other_history_of_sink(
     Halt {
         reason: HaltReason::OtherHistory,
         message: format!(
-            "the sink has stored{under} a position of history {stored}, which the source of history {ours} does not have"
+            "the sink has stored{under} a position of history {stored}, which the source of history {ours} does not \
+             have"
         ),
         meaning: "the sink may have events that the source has lost; nothing was published"
             .to_owned(),

@@ -62,7 +62,7 @@ impl SinkPort {
             (None, _) => None,
             (Some(_), None) => return Err(halts::no_transactions(spec.sink.kind(), spec.mode)),
             (Some(limits), Some(sink)) => {
-                Some(TransactionMeter::new(sink.id(), limits.keeps_whole))
+                Some(TransactionMeter::new(sink.id(), limits.whole_for.is_some()))
             }
         };
         Ok(Self {

@@ -20,7 +20,7 @@ const LIMITS: TransactionLimits = TransactionLimits {
     records_max: 100,
     bytes_max: 1 << 20,
     interval: Duration::from_millis(5),
-    keeps_whole: false,
+    whole_for: None,
 };
 
 /// Begins a line with the progress of a commit. Any other line is a record.

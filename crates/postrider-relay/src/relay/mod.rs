@@ -193,8 +193,8 @@ impl Relay {
     }
 
     /// Whether a transaction of the source has begun that the sink's transaction is not to divide. It is divided if it
-    /// could not end otherwise: before an operator makes room for parked events, or before the attempt of a parked event
-    /// that has nothing else in flight is committed.
+    /// could not end otherwise: before an operator makes room for parked events, or before the attempt of a parked
+    /// event that has nothing else in flight is committed.
     #[inline]
     fn is_within_source(&self) -> bool {
         self.transaction.keeps_whole()
@@ -383,7 +383,7 @@ impl Relay {
         let row = self.feedback.deadline(target);
         let verified = self.feedback.rewrite_at().filter(|_| self.transaction.verifies());
         let due = self.parking.deadline().filter(|_| self.attempts_allowed());
-        let commit = self.transaction.deadline().filter(|_| !self.is_within_source());
+        let commit = self.transaction.deadline(self.is_within_source());
         [row, verified, due, self.parking.locked_until(), commit].into_iter().flatten().min()
     }
 
@@ -516,16 +516,16 @@ impl Relay {
     }
 
     /// Whether the end waits until the sink has stored the progress. It does not if the state of the producer is
-    /// unknown, or if the commit would divide a transaction of the source: the next start repeats what the sink does not
-    /// have.
+    /// unknown, or if the commit would divide a transaction of the source: the next start repeats what the sink does
+    /// not have.
     fn commits_at_end(&self) -> bool {
         self.transaction.can_commit()
             && !self.drains_within_source()
             && !matches!(self.phase, Phase::Halting { until: Until::Now, .. })
     }
 
-    /// Whether a drain has closed the intake within a transaction of the source that is not to be divided. A commit that
-    /// is called is waited for.
+    /// Whether a drain has closed the intake within a transaction of the source that is not to be divided. A commit
+    /// that is called is waited for.
     fn drains_within_source(&self) -> bool {
         let drains = matches!(self.phase, Phase::Draining) && self.is_within_source();
         drains && self.transaction.admits()
@@ -538,7 +538,7 @@ impl Relay {
     /// transaction without events is committed if the cursor row is due: the sink stores the progress first.
     ///
     /// Within a transaction of the source that is not to be divided, neither the interval nor the cursor row counts. It
-    /// is divided where it could not end otherwise, and where a halt promises that everything before its cause is
+    /// is divided if the sink's transaction has been open for too long, where it could not end otherwise, and where a halt promises that everything before its cause is
     /// published.
     fn commit_if_due(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         let (limit, unsendable) = match &self.phase {

@@ -533,7 +533,7 @@ impl Parking {
         self.lanes.promote_due(now);
         while self.connected
             && self.attempts.len() < ATTEMPTS_MAX
-            && self.statuses.len() < STATUSES_MAX
+            && (self.statuses.len() < STATUSES_MAX || self.lanes.needs_exclusive(durable))
             && !self.attempts_exclusively()
         {
             let nothing = in_flight == 0 && self.in_flight() == 0;

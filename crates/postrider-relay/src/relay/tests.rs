@@ -101,7 +101,8 @@ fn transcript_of_transactions(on_poison: OnPoison, script: &str) -> String {
 
 /// As [`check_transactions`], and transactions of the source are not divided.
 fn check_whole_transactions(script: &str, expected: &Expect) {
-    let limits = TransactionLimits { keeps_whole: true, ..transaction_limits() };
+    let limits =
+        TransactionLimits { whole_for: Some(Duration::from_secs(5)), ..transaction_limits() };
     let transcript = Script::new(rules(OnPoison::BlockKey), Some(limits)).play(script);
     expected.assert_eq(&transcript);
 }
@@ -111,7 +112,7 @@ fn transaction_limits() -> TransactionLimits {
         records_max: 3,
         bytes_max: 500,
         interval: Duration::from_millis(20),
-        keeps_whole: false,
+        whole_for: None,
     }
 }
 

@@ -198,7 +198,7 @@ impl SinkTransaction {
     /// Whether transactions of the source are not divided.
     #[inline]
     pub(super) fn keeps_whole(&self) -> bool {
-        self.limits.is_some_and(|limits| limits.keeps_whole)
+        self.limits.is_some_and(|limits| limits.whole_for.is_some())
     }
 
     /// Whether a bound on the size is reached by the transaction and by the events and bytes of the stream that are
@@ -312,15 +312,15 @@ impl SinkTransaction {
         }
     }
 
-    /// Closes the transaction if it has an event and its interval is over or `at_once`, and if it is to be committed
-    /// even without an event (`anyway`). `within`: the interval does not count.
+    /// Closes the transaction if it has an event and its time is over or `at_once`, and if it is to be committed even
+    /// without an event (`anyway`). `within`: a transaction of the source that is not to be divided has begun.
     pub(super) fn close_if_due(
         &mut self,
         now: Duration,
         (at_once, within): (bool, bool),
         anyway: bool,
     ) {
-        let due = at_once || !within && self.due_at().is_some_and(|due| due <= now);
+        let due = at_once || self.due_at(within).is_some_and(|due| due <= now);
         if self.stage == TransactionStage::Open && (!self.is_empty() && due || anyway) {
             self.stage = TransactionStage::Closing;
         }
@@ -352,14 +352,16 @@ impl SinkTransaction {
         Some(Committed { events, attempts })
     }
 
-    /// When the transaction is closed, if nothing else happens.
+    /// When the transaction is closed, if nothing else happens. `within` as in [`Self::close_if_due`].
     #[inline]
-    pub(super) fn deadline(&self) -> Option<Duration> {
-        self.due_at().filter(|_| self.stage == TransactionStage::Open)
+    pub(super) fn deadline(&self, within: bool) -> Option<Duration> {
+        self.due_at(within).filter(|_| self.stage == TransactionStage::Open)
     }
 
-    fn due_at(&self) -> Option<Duration> {
-        Some(self.began?.saturating_add(self.limits?.interval))
+    fn due_at(&self, within: bool) -> Option<Duration> {
+        let limits = self.limits?;
+        let open_for = limits.whole_for.filter(|_| within).unwrap_or(limits.interval);
+        Some(self.began?.saturating_add(open_for.max(limits.interval)))
     }
 
     fn next_call(&mut self) -> SinkCall {

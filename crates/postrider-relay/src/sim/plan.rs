@@ -328,7 +328,7 @@ impl Plan {
             records_max: [1, 3, 20][rng.index(3)],
             bytes_max: [200, 100_000][rng.index(2)],
             interval: Duration::from_millis(rng.range(1, 60)),
-            keeps_whole: false,
+            whole_for: None,
         });
         if self.table.is_none() && rng.chance(500) {
             knobs.processes = 2;
@@ -361,9 +361,9 @@ impl Plan {
         if rng.chance(500) {
             rules.late = rules.late.max(rng.range(1, 300));
         }
-        let whole = rng.chance(400);
+        let whole_for = rng.chance(400).then(|| Duration::from_millis(rng.range(1, 300)));
         if let Some(limits) = &mut self.knobs.settings.transactions {
-            limits.keeps_whole = whole;
+            limits.whole_for = whole_for;
         }
     }
 

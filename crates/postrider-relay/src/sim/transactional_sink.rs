@@ -309,7 +309,8 @@ impl TransactionalSink {
         Ok((SinkAnswer::Committed { call, called }, what))
     }
 
-    /// A client that has no answer yet may call a second time. `answered`: when the answer arrives, `since`: when it called.
+    /// A client that has no answer yet may call a second time. `answered`: when the answer arrives, `since`: when it
+    /// called.
     fn call_again(&mut self, (caller, call): (Caller, SinkCall), answered: u64, since: u64) {
         let Some((_, recovery)) = self.owner.filter(|_| answered - since >= CALLED_AGAIN) else {
             return;

@@ -420,7 +420,7 @@ impl Context {
     /// long. Returns why it is given up.
     pub(super) fn fenced(&self) -> String {
         if !self.muted() && !self.fenced.swap(true, Ordering::Relaxed) {
-            self.shared.fenced.fetch_add(1, Ordering::Relaxed);
+            self.shared.tally.fenced.fetch_add(1, Ordering::Relaxed);
         }
         FENCED.to_owned()
     }
@@ -494,7 +494,7 @@ impl Context {
     }
 
     fn acknowledged(&self, acked: &mut Vec<Ticket>) {
-        self.shared.acked.fetch_add(acked.len() as u64, Ordering::Relaxed);
+        self.shared.tally.acked.fetch_add(acked.len() as u64, Ordering::Relaxed);
         for &ticket in acked.iter() {
             self.firsts.answered(ticket);
         }

@@ -163,7 +163,7 @@ impl Transactional for KafkaTransactionSink {
     }
 
     fn fenced_total(&self) -> Option<u64> {
-        Some(self.sink.shared().fenced.load(Ordering::Relaxed))
+        Some(self.sink.shared().tally.fenced.load(Ordering::Relaxed))
     }
 }
 

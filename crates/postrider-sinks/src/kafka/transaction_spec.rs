@@ -66,6 +66,7 @@ impl TransactionKeys {
         let exactly_once = keys.word("delivery", &DELIVERY, &[]) == 1;
         let fences = keys.word("fencing", &FENCING, &[]) == 1;
         let table = keys.table(TABLE);
+        let timeout = table.duration("timeout", TIMEOUT, TIMEOUTS);
         let topic = table.text("progress_topic").filter(|topic| !topic.is_empty());
         let read = Self {
             exactly_once,
@@ -75,9 +76,10 @@ impl TransactionKeys {
                 // The bound fits a usize on every platform we build for.
                 records_max: table.number("events_max", EVENTS, 1..=EVENTS_MAX) as usize,
                 bytes_max: table.size("bytes_max", BYTES, BYTES_RANGE),
-                keeps_whole: table.word("boundary", &BOUNDARY, &[]) == 1,
+                // The brokers abort a transaction after `timeout`.
+                whole_for: (table.word("boundary", &BOUNDARY, &[]) == 1).then_some(timeout / 2),
             },
-            timeout: table.duration("timeout", TIMEOUT, TIMEOUTS),
+            timeout,
             progress_topic: topic.unwrap_or_else(|| PROGRESS_TOPIC.to_owned()),
             id: table.text("id").unwrap_or_default(),
             source: String::new(),
@@ -138,7 +140,7 @@ impl TransactionKeys {
             text("commit_interval", &ShowDuration(self.limits.interval).to_string()),
             Shown { table: TABLE, key: "events_max".to_owned(), value: events },
             text("bytes_max", &ShowSize(self.limits.bytes_max).to_string()),
-            text("boundary", BOUNDARY[usize::from(self.limits.keeps_whole)]),
+            text("boundary", BOUNDARY[usize::from(self.limits.whole_for.is_some())]),
             text("timeout", &ShowDuration(self.timeout).to_string()),
             text("progress_topic", &self.progress_topic),
             text("id", &self.id),
@@ -198,7 +200,7 @@ mod tests {
                 records_max: EVENTS as usize,
                 bytes_max: BYTES,
                 interval: COMMIT_INTERVAL,
-                keeps_whole: false,
+                whole_for: None,
             },
             timeout: TIMEOUT,
             progress_topic: PROGRESS_TOPIC.to_owned(),

@@ -59,7 +59,7 @@ const LIMITS: TransactionLimits = TransactionLimits {
     records_max: EVENTS as usize,
     bytes_max: BYTES,
     interval: COMMIT_INTERVAL,
-    keeps_whole: false,
+    whole_for: None,
 };
 
 /// Bytes of an answer with entries at most. Unit: bytes.
@@ -148,7 +148,7 @@ impl RedisConfig {
             // The bound fits a usize on every platform we build for.
             records_max: table.number("events_max", EVENTS, 1..=EVENTS_MAX) as usize,
             bytes_max: table.size("bytes_max", BYTES, BYTES_RANGE),
-            keeps_whole: false,
+            whole_for: None,
         };
         let config = Self {
             storing,
@@ -471,7 +471,7 @@ pub(super) mod tests {
         records_max: 10,
         bytes_max: 100,
         interval: Duration::from_millis(10),
-        keeps_whole: false,
+        whole_for: None,
     };
 
     pub(crate) fn config() -> RedisConfig {

@@ -863,3 +863,21 @@ fn drain_does_not_divide_a_transaction_of_the_source() {
         "#]],
     );
 }
+
+/// The brokers would abort a transaction that is open for too long, again and again.
+#[test]
+fn transaction_of_the_source_that_takes_too_long_is_divided() {
+    check_whole_transactions(
+        "start 16
+         recovered
+         written
+         begin 32
+         event a
+         acked 0
+         wait 4999
+         idle
+         wait 1
+         committed",
+        &expect![[r#""#]],
+    );
+}
