@@ -878,6 +878,16 @@ fn transaction_of_the_source_that_takes_too_long_is_divided() {
          idle
          wait 1
          committed",
-        &expect![[r#""#]],
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #0
+            acked 0           │ 
+            wait 4999         │ 
+            wait 1            │ commit sink 0/10+0/20:1 (closed)
+            committed         │ published, write cursor 0/10+0/20:1
+        "#]],
     );
 }
