@@ -24,6 +24,7 @@ mod run;
 mod setup;
 mod sql;
 mod status;
+mod status_events;
 #[cfg(test)]
 mod tests;
 

@@ -3,6 +3,7 @@
 use super::Output;
 use super::args::{Global, StatusArgs};
 use super::error::{CliError, Exit, printable};
+use super::status_events::{age, counted, parked, skipped, transactions};
 use crate::config::{Config, InboxConfig};
 use crate::health::grouped;
 use crate::pipeline::PipelineSpec;
@@ -313,6 +314,7 @@ fn render(pipelines: &[Value], color: bool) -> String {
         text.push_str(&retention(pipeline));
         text.push_str(&event_logs(pipeline));
         text.push_str(&inboxes(pipeline));
+        text.push_str(&transactions(pipeline));
         text.push_str(&parked(pipeline));
         text.push_str(&skipped(pipeline));
     }
@@ -641,73 +643,6 @@ fn inbox_line(inbox: &Value) -> String {
     }
     if count("gaps") > 0 {
         write!(text, "; {}", counted(count("gaps"), "gap", "gaps")).unwrap_or_default();
-    }
-    text
-}
-
-/// The parked events, the aggregates that they block, and the command that lists them.
-fn parked(pipeline: &Value) -> String {
-    let name = pipeline["pipeline"].as_str().unwrap_or("-");
-    let parked = &pipeline["parked"];
-    let count = |key: &str| parked[key].as_u64().unwrap_or(0);
-    let states = [
-        ("waiting", "refused, being retried"),
-        ("dead", "dead"),
-        ("behind", "behind an earlier event"),
-        ("due", "not due yet"),
-    ];
-    let states = states.map(|(key, words)| (count(key), words));
-    let all: u64 = states.iter().map(|(count, _)| count).sum();
-    if all == 0 {
-        return String::new();
-    }
-    let parts = states.iter().filter(|(count, _)| *count > 0);
-    let parts: Vec<_> =
-        parts.map(|(count, words)| format!("{} {words}", grouped(*count))).collect();
-    let mut text = format!(
-        "\n\n{name}: {} parked ({})",
-        counted(all, "event is", "events are"),
-        parts.join(", ")
-    );
-    let held = counted(count("aggregates"), "aggregate is", "aggregates are");
-    let oldest = age(parked["oldest_seconds"].as_f64().unwrap_or(0.0));
-    write!(
-        text,
-        "\n  {held} blocked; the oldest event has been parked for {oldest}\n  postrider parked list -p {name}"
-    )
-    .unwrap_or_default();
-    text
-}
-
-/// `1 event is`, `1,234 events are`
-fn counted(count: u64, one: &str, many: &str) -> String {
-    format!("{} {}", grouped(count), if count == 1 { one } else { many })
-}
-
-/// A duration in the largest unit of which it has at least two: `90 s`, `12 min`, `3 h`, `5 d`.
-fn age(seconds: f64) -> String {
-    const UNITS: [(&str, f64); 3] = [("d", 86_400.0), ("h", 3_600.0), ("min", 60.0)];
-    match UNITS.into_iter().find(|(_, unit)| seconds >= 2.0 * unit) {
-        Some((name, unit)) => format!("{:.0} {name}", (seconds / unit).floor()),
-        None => format!("{seconds:.0} s"),
-    }
-}
-
-/// Events that were skipped although the application may expect them to be published.
-fn skipped(pipeline: &Value) -> String {
-    let name = pipeline["pipeline"].as_str().unwrap_or("-");
-    let count = |key: &str| pipeline["skipped"][key].as_u64().filter(|count| *count > 0);
-    let mut text = String::new();
-    for (key, words) in [
-        ("expired", "events skipped since the start because they had expired"),
-        (
-            "not_transactional",
-            "logical messages skipped since the start because they are not transactional",
-        ),
-    ] {
-        if let Some(count) = count(key) {
-            write!(text, "\n\n{name}: {} {words}", grouped(count)).unwrap_or_default();
-        }
     }
     text
 }

@@ -5,7 +5,7 @@ use super::*;
 use crate::intake_status::IntakeState;
 use crate::status::{
     BlockedRetention, EventLogSummary, EventLogsSummary, GroupSummary, HeldByReason, InboxSummary,
-    InboxesSummary, Lag, PipelineState, RetentionSummary, RunsSummary,
+    InboxesSummary, Lag, PipelineState, RetentionSummary, RunsSummary, TransactionsSummary,
 };
 use expect_test::expect;
 use std::time::{Duration, Instant};
@@ -18,6 +18,17 @@ fn retention(at: Instant) -> RetentionSummary {
         held_rows: vec![HeldByReason { reason: "unresolved", rows: 17 }],
         blocked: vec![BlockedRetention { reason: "replay", ..BlockedRetention::default() }],
         runs: RunsSummary { failures_total: 4, ran_at: Some(at), ..RunsSummary::default() },
+    }
+}
+
+fn transactions() -> TransactionsSummary {
+    TransactionsSummary {
+        committed_total: 20,
+        records_total: 200,
+        aborted_total: 2,
+        unknown_total: 1,
+        fenced_total: Some(3),
+        ..TransactionsSummary::default()
     }
 }
 
@@ -40,6 +51,7 @@ fn metrics() -> Metrics {
         snapshot.slot_retain_max_bytes = Some(64 << 20);
         snapshot.slot_safe_bytes = Some(-1);
         snapshot.slot_state = Some("reserved".to_owned());
+        snapshot.sink.transactions = Some(transactions());
         snapshot.maintenance.pruned_total = 1_200;
         snapshot.maintenance.bookmarks_dropped_total = 1;
         snapshot.maintenance.runs.failures_total = 2;

@@ -4,7 +4,7 @@ use super::catalog::describe;
 use super::{Closed, EndpointMetrics, Latency, PipelineMetrics, PipelineSource};
 use crate::status::{
     EventLogSummary, EventLogsSummary, GroupSummary, InboxSummary, InboxesSummary, PipelineState,
-    RetentionSummary, Snapshot, StatusHandle,
+    RetentionSummary, Snapshot, StatusHandle, TransactionsSummary,
 };
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -15,6 +15,8 @@ use std::fmt;
 
 /// A counter of retention.
 type RetentionCounter = (&'static str, fn(&RetentionSummary) -> u64);
+/// A counter of the transactions of a sink.
+type TransactionsCounter = (&'static str, fn(&TransactionsSummary) -> Option<u64>);
 /// A counter of the maintenance of event logs.
 type EventLogsCounter = (&'static str, fn(&EventLogsSummary) -> u64);
 
@@ -130,6 +132,7 @@ impl Collector for Scrape {
         self.events(&mut encoder)?;
         self.skipped(&mut encoder)?;
         self.latencies(&mut encoder)?;
+        self.transactions(&mut encoder)?;
         self.gauges(&mut encoder)?;
         self.parked(&mut encoder)?;
         self.states(&mut encoder)?;
@@ -181,6 +184,43 @@ impl Scrape {
         self.histogram(encoder, publish, true, PipelineMetrics::latency)?;
         let commits = "postrider_sink_commit_seconds";
         self.histogram(encoder, commits, false, PipelineMetrics::commits)
+    }
+
+    /// The transactions of sinks that have them.
+    fn transactions(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let with = || {
+            let of = |sample: &PipelineSample| sample.snapshot.sink.transactions.clone();
+            self.pipelines.iter().filter_map(move |sample| Some((sample, of(sample)?)))
+        };
+        let name = "postrider_sink_transactions_total";
+        let mut family = describe(encoder, name, MetricType::Counter)?;
+        for (sample, summary) in with() {
+            let outcomes = [
+                ("committed", summary.committed_total),
+                ("aborted", summary.aborted_total),
+                ("unknown", summary.unknown_total),
+            ];
+            for (outcome, count) in outcomes {
+                let labels = [sample.pipeline(), sample.shard(), ("outcome", outcome)];
+                family
+                    .encode_family(&labels)?
+                    .encode_counter::<NoLabelSet, _, f64>(&count, None)?;
+            }
+        }
+        let counters: [TransactionsCounter; 2] = [
+            ("postrider_sink_transaction_records_total", |of| Some(of.records_total)),
+            ("postrider_sink_fenced_total", |of| of.fenced_total),
+        ];
+        for (name, value) in counters {
+            let mut family = describe(encoder, name, MetricType::Counter)?;
+            for (sample, summary) in with() {
+                let Some(count) = value(&summary) else { continue };
+                family
+                    .encode_family(&[sample.pipeline(), sample.shard()])?
+                    .encode_counter::<NoLabelSet, _, f64>(&count, None)?;
+            }
+        }
+        Ok(())
     }
 
     /// A histogram of each pipeline; `empty`: also of those without a duration.

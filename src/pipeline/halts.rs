@@ -238,14 +238,30 @@ pub(super) fn no_transactions(kind: &str, mode: Mode) -> Halt {
 }
 
 /// What the sink has stored is of another history than the source.
-pub(super) fn other_history_of_sink(stored: HistoryId, ours: HistoryId) -> Halt {
+pub(super) fn other_history_of_sink(
+    stored: HistoryId,
+    ours: HistoryId,
+    transactional_id: Option<&str>,
+) -> Halt {
+    let (under, hint) = match transactional_id {
+        None => (String::new(), "connect a source and a sink that belong together".to_owned()),
+        Some(id) => (
+            format!(", under transactional id \"{id}\","),
+            "if a pipeline of another database has this transactional id, set another transaction.id in the \
+             configuration of one of them, and run postrider setup with it: no event is lost, and what that pipeline \
+             published since its cursor row comes twice, once. Otherwise connect a source and brokers that belong \
+             together"
+                .to_owned(),
+        ),
+    };
     Halt {
         reason: HaltReason::OtherHistory,
         message: format!(
-            "the sink has stored a position of history {stored}, which the source of history {ours} does not have"
+            "the sink has stored{under} a position of history {stored}, which the source of history {ours} does not \
+             have"
         ),
         meaning: "the sink may have events that the source has lost; nothing was published"
             .to_owned(),
-        hint: "connect a source and a sink that belong together".to_owned(),
+        hint,
     }
 }

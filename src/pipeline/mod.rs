@@ -47,6 +47,7 @@ mod store_port;
 mod stream;
 mod supervisor;
 mod timer;
+mod transaction_meter;
 
 pub use crate::maintenance::{InboxSettings, MaintenanceSettings};
 pub use embedded::Embedded;

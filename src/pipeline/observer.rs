@@ -25,7 +25,9 @@ use crate::parked::{self, Parked, ParkedUpdate};
 use crate::postgres::start::Resume;
 use crate::record::Refusal;
 use crate::relay::Relay;
-use crate::status::{Head, Lag, ParkedSummary, PipelineState, Skipped, StatusHandle};
+use crate::status::{
+    Head, Lag, ParkedSummary, PipelineState, Skipped, StatusHandle, TransactionsSummary,
+};
 use crate::timestamp::Timestamp;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -121,6 +123,8 @@ pub(super) struct Facts<'a> {
     pub(super) oldest_parked: Option<Duration>,
     /// The slot that is streamed from, and how much WAL it may retain.
     pub(super) slot: Option<(&'a SlotStatus, Option<u64>)>,
+    /// The transactions of the sink, if it has any.
+    pub(super) transactions: Option<TransactionsSummary>,
 }
 
 impl Facts<'_> {
@@ -408,15 +412,16 @@ impl Observer {
     }
 
     /// Updates the status.
-    pub(super) fn report(&mut self, facts: &Facts<'_>) {
+    pub(super) fn report(&mut self, mut facts: Facts<'_>) {
         self.clock.read();
+        let transactions = facts.transactions.take();
         self.counts.reported_at = Some(Instant::now());
         self.counts.reported = self.counts.published;
         let relay = facts.relay;
         let (events, bytes) = relay.in_flight();
         let watermark = relay.progress().watermark;
         let lag = self.lag_now(relay);
-        let (state, reason, hint) = self.state(facts, lag);
+        let (state, reason, hint) = self.state(&facts, lag);
         let mut warnings = self.store.warnings().into_iter().chain(self.source.warnings());
         let (reason, hint) = match warnings.find_map(std::convert::identity) {
             Some(warning) if reason.is_none() => {
@@ -445,7 +450,8 @@ impl Observer {
             snapshot.parked_total = counts.parked;
             snapshot.parked = parked;
             snapshot.source_reconnects_total = source.reconnects_total();
-            snapshot.sink_resets_total = sink.resets_total();
+            snapshot.sink.resets_total = sink.resets_total();
+            snapshot.sink.transactions = transactions;
             snapshot.moments.lag = Lag::growing(lag);
             snapshot.moments.source_contact_at = contact;
             snapshot.moments.turned_at = counts.reported_at;

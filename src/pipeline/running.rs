@@ -38,6 +38,7 @@ use crate::row::Row;
 use crate::sink::{NotTaken, Post, SinkCall, SinkProgress};
 use crate::source;
 use crate::status::StatusHandle;
+use crate::status::TransactionsSummary;
 use crate::store::Cursor;
 use std::future::Future;
 use std::pin::pin;
@@ -293,6 +294,9 @@ impl Pipeline {
             Effect::CommitSink { call, progress, attempts } => {
                 failpoint("sink_commit");
                 let Progress { watermark, partial } = progress;
+                if let Some(position) = partial.filter(|_| self.sink.keeps_whole()) {
+                    self.observer.sink().divided(position);
+                }
                 let history = self.histories.of(progress.position().commit);
                 let cursor = Cursor { history, watermark, partial };
                 self.sink.commit(call, &SinkProgress { cursor, published: attempts });
@@ -426,7 +430,8 @@ impl Pipeline {
         let Cursor { history, watermark, partial } = cursor;
         let progress = Progress { watermark, partial };
         if stored.is_some() && !self.histories.has(progress.position().commit, history) {
-            let halt = halts::other_history_of_sink(history, self.histories.current());
+            let (ours, id) = (self.histories.current(), self.sink.transactional_id());
+            let halt = halts::other_history_of_sink(history, ours, id);
             return self.apply(now, Input::Halt(Box::new(halt)));
         }
         if stored.is_none() {
@@ -556,14 +561,29 @@ impl Pipeline {
 
     /// Updates the status.
     pub(super) fn report(&mut self, slot: Option<(&SlotStatus, Option<u64>)>) {
+        let transactions = self.transactions();
         let facts = Facts {
             relay: self.engine.relay(),
             now: self.epoch.elapsed(),
             sink_blocks: self.sink.blocks_intake(),
             oldest_parked: self.records.oldest(),
             slot,
+            transactions,
         };
-        self.observer.report(&facts);
+        self.observer.report(facts);
+    }
+
+    /// The transactions of the sink, if it has any.
+    fn transactions(&mut self) -> Option<TransactionsSummary> {
+        let summary = self.sink.transactions()?;
+        let relay = self.engine.relay();
+        let text = |progress: Progress| {
+            let history = self.histories.of(progress.position().commit);
+            let Progress { watermark, partial } = progress;
+            Cursor { history, watermark, partial }.to_string()
+        };
+        let progress = relay.sink_progress().map(text);
+        Some(TransactionsSummary { progress, cursor_row: text(relay.cursor_row()), ..summary })
     }
 
     /// A cluster answers that was not known when this session began.

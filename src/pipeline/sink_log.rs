@@ -2,7 +2,7 @@
 
 use crate::event::Position;
 use crate::health::{Condition, DueReport, duration_text};
-use crate::offset::Watermark;
+use crate::offset::{Offset, Watermark};
 use crate::record::Refusal;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -26,6 +26,8 @@ pub(super) struct SinkLog {
     resets_total: u64,
     /// It was reported that the sink has no progress of the pipeline.
     is_new: bool,
+    /// The transaction of the source that was last reported as divided.
+    divided: Option<Offset>,
 }
 
 impl SinkLog {
@@ -37,6 +39,7 @@ impl SinkLog {
             dead_letters: None,
             resets_total: 0,
             is_new: false,
+            divided: None,
         }
     }
 
@@ -119,6 +122,21 @@ impl SinkLog {
                         see docs/sql/log.md, \"When the server of a log fails over\"",
                 "the sink has stored no progress of this pipeline: it gets the events behind the cursor row, and no \
                  earlier ones"
+            );
+        }
+    }
+
+    /// A transaction of the sink ends within one of the source, which was to stay whole. Reported once for each.
+    pub(super) fn divided(&mut self, position: Position) {
+        if self.divided.replace(position.commit) != Some(position.commit) {
+            warn!(
+                event = "transaction_divided",
+                pipeline = self.name,
+                %position,
+                hint = "if it has more events than transaction.events_max, or more bytes than transaction.bytes_max, \
+                        raise them",
+                "a transaction of the database is published in several transactions: consumers see its first events \
+                 before the others"
             );
         }
     }

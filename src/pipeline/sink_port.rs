@@ -3,9 +3,11 @@
 use super::destinations::{Destinations, SinkProblem};
 use super::halts;
 use super::spec::CommonSpec;
+use super::transaction_meter::TransactionMeter;
 use crate::error::Halt;
 use crate::record::{OwnedRecord, Record, Ticket};
 use crate::sink::{Mailbox, NotTaken, Post, Purpose, Sink, SinkCall, SinkProgress};
+use crate::status::TransactionsSummary;
 use std::time::{Duration, Instant};
 
 /// The sink, and what is known of its brokers and destinations.
@@ -30,8 +32,8 @@ pub(super) struct SinkPort {
     located: bool,
     /// When the sink was last reset: requests from before that may still arrive at the broker.
     reset_at: Option<Instant>,
-    /// When the commit that is not answered yet was called.
-    committing_since: Option<Instant>,
+    /// The transactions of the sink, if it has any.
+    transactions: Option<TransactionMeter>,
 }
 
 /// How an event was passed to the sink.
@@ -56,9 +58,13 @@ impl SinkPort {
         if capabilities.clusters {
             sink.hold();
         }
-        if capabilities.transactions.is_some() && sink.transactional().is_none() {
-            return Err(halts::no_transactions(spec.sink.kind(), spec.mode));
-        }
+        let transactions = match (capabilities.transactions, sink.transactional()) {
+            (None, _) => None,
+            (Some(_), None) => return Err(halts::no_transactions(spec.sink.kind(), spec.mode)),
+            (Some(limits), Some(sink)) => {
+                Some(TransactionMeter::new(sink.id(), limits.whole_for.is_some()))
+            }
+        };
         Ok(Self {
             sink,
             mailbox,
@@ -70,7 +76,7 @@ impl SinkPort {
             decided: None,
             located: false,
             reset_at: None,
-            committing_since: None,
+            transactions,
         })
     }
 
@@ -97,6 +103,7 @@ impl SinkPort {
             }
             Err(not_taken) => return Err(not_taken),
         };
+        self.count_record();
         self.destinations.takes(record.topic);
         Ok(sent)
     }
@@ -114,6 +121,7 @@ impl SinkPort {
             taken => taken,
         });
         if taken.is_ok() {
+            self.count_record();
             self.destinations.took(&record.topic);
         }
         taken
@@ -213,20 +221,56 @@ impl SinkPort {
     /// Commits the open transaction, if the sink publishes in transactions.
     pub(super) fn commit(&mut self, call: SinkCall, progress: &SinkProgress) {
         if let Some(sink) = self.sink.transactional() {
-            self.committing_since = Some(Instant::now());
             sink.commit(call, progress);
+        }
+        if let Some(transactions) = &mut self.transactions {
+            transactions.committing();
         }
     }
 
     /// A commit is answered. Returns how long it took.
     pub(super) fn committed(&mut self) -> Option<Duration> {
-        self.committing_since.take().map(|since| since.elapsed())
+        self.transactions.as_mut()?.committed()
+    }
+
+    /// Whether transactions of the source are not to be divided.
+    pub(super) fn keeps_whole(&self) -> bool {
+        self.transactions.as_ref().is_some_and(TransactionMeter::keeps_whole)
+    }
+
+    /// The name by which brokers know the producers of the pipeline, if the sink has one.
+    pub(super) fn transactional_id(&self) -> Option<&str> {
+        self.transactions.as_ref()?.id()
+    }
+
+    /// A record is in the open transaction, if there are transactions.
+    #[inline]
+    fn count_record(&mut self) {
+        if let Some(transactions) = &mut self.transactions {
+            transactions.record();
+        }
+    }
+
+    /// The process owns the pipeline as the owner of this number.
+    pub(super) fn owned_as(&mut self, epoch: i64) {
+        if let Some(transactions) = &mut self.transactions {
+            transactions.owned_as(epoch);
+        }
+    }
+
+    /// What the status shows of the sink's transactions, without the progress; `None` if there are none.
+    pub(super) fn transactions(&mut self) -> Option<TransactionsSummary> {
+        let fenced_total = self.sink.transactional().and_then(|sink| sink.fenced_total());
+        let summary = self.transactions.as_ref()?.summary();
+        Some(TransactionsSummary { fenced_total, ..summary })
     }
 
     /// Gives up everything that the sink holds.
     pub(super) fn reset(&mut self) {
         self.reset_at = Some(Instant::now());
-        self.committing_since = None;
+        if let Some(transactions) = &mut self.transactions {
+            transactions.given_up();
+        }
         self.sink.reset();
     }
 

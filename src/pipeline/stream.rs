@@ -175,6 +175,7 @@ impl<'a> StreamSession<'a> {
         let (former, epoch) = (connected.store.former().epoch, connected.store.epoch());
         let same_owner = context.streamed_as.replace(epoch) == Some(former);
         pipeline.engine.streams(former, epoch);
+        pipeline.sink.owned_as(epoch);
         let (parked, requests) = (entries.as_slice(), requests.as_slice());
         let started = Input::Started { cursor, same_history, same_owner, parked, requests };
         pipeline.apply(pipeline.now(), started);

@@ -30,6 +30,7 @@ mod fence;
 mod kafka;
 mod marks;
 mod stream;
+mod transactions;
 
 use crate::server::Version;
 use postrider::relay::{HaltWords, Limits, OnPoison, ParkingRules, Recovered, Settings};

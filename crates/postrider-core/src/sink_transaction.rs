@@ -44,6 +44,18 @@ pub trait Transactional {
     ///
     /// Must not take effect if any recovery of this pipeline was executed since the last one that this producer called.
     fn commit(&mut self, call: SinkCall, progress: &SinkProgress);
+
+    /// The name by which brokers know the producers of this pipeline, one after the other, for the status. `None` if
+    /// there is no such name.
+    fn id(&self) -> Option<&str> {
+        None
+    }
+
+    /// How often brokers have refused a producer of this sink since it was opened, because another one had its name, or
+    /// because its transaction had taken too long. `None` if the sink does not count that.
+    fn fenced_total(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// A call of [`Transactional`]. Its answer names the call, so that a late answer to an earlier call has no effect. Each
@@ -60,7 +72,7 @@ pub struct SinkProgress {
     /// Every change of the source below it is resolved: it is visible in the sink, is parked, or is no event.
     pub cursor: Cursor,
     /// Parked events that this commit or an earlier one has made visible, and whose rows in the table of parked events
-    /// do not have that status yet. Usually none; at most as many as are parked.
+    /// do not have that status yet. Usually none, and at most some more than 10,000.
     pub published: Vec<Position>,
 }
 
@@ -93,6 +105,11 @@ pub struct TransactionLimits {
     /// Time between the closes of two transactions; after a transaction of a quarter of `records_max` or more, time since
     /// the first record was reported. Publication is late by up to this time and the time of a commit.
     pub interval: Duration,
+    /// With a time, a transaction of the source is not divided: its records are in one transaction of the sink. The other
+    /// bounds are looked at behind its end, so that a transaction of the sink may have twice `records_max` records and
+    /// twice `bytes_max` bytes. A transaction of the source may be divided nevertheless if it is larger than these
+    /// bounds, or if the sink's transaction has been open for this time, which servers of the sink must allow.
+    pub whole_for: Option<Duration>,
 }
 
 #[cfg(test)]

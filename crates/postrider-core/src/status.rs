@@ -137,6 +137,44 @@ impl Skipped {
     }
 }
 
+/// The sink of a pipeline.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct SinkSummary {
+    /// Producers that were replaced since the process started.
+    #[serde(rename = "sink_resets_total")]
+    pub resets_total: u64,
+    /// Its transactions; `None` if the sink publishes without transactions.
+    #[serde(rename = "sink_transactions", skip_serializing_if = "Option::is_none")]
+    pub transactions: Option<TransactionsSummary>,
+}
+
+/// The transactions of a sink. Numbers are since the process started.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct TransactionsSummary {
+    /// The name by which brokers know the pipeline's producers: Kafka's transactional id. `None` if there is no such
+    /// name.
+    pub id: Option<String>,
+    /// The number of this process among the owners of the pipeline, as in the cursor row; `None` before its first
+    /// stream.
+    pub owner_epoch: Option<i64>,
+    /// The progress that the sink has stored, as this process knows it; `None` until the sink has said so.
+    pub progress: Option<String>,
+    /// The cursor row, which is never ahead of the progress.
+    pub cursor_row: String,
+    /// Transactions that were committed.
+    pub committed_total: u64,
+    /// Records of these transactions, without the progress.
+    pub records_total: u64,
+    /// Transactions with a record that were given up before their commit: none of their records is visible, and all of
+    /// them are published again.
+    pub aborted_total: u64,
+    /// Commits that were not answered, so that the sink was asked what it has.
+    pub unknown_total: u64,
+    /// How often brokers have refused a producer of this process, because another one had its name, or because its
+    /// transaction had taken too long; `None` if the sink does not count that.
+    pub fenced_total: Option<u64>,
+}
+
 /// The maintenance of a pipeline's tables, which no event waits for.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct MaintenanceSummary {
@@ -392,8 +430,9 @@ pub struct Snapshot {
     pub skipped: Skipped,
     /// Reconnects to the source since the process started.
     pub source_reconnects_total: u64,
-    /// Producers that were replaced since the process started.
-    pub sink_resets_total: u64,
+    /// The sink: the fields `sink_resets_total` and, if it publishes in transactions, `sink_transactions`.
+    #[serde(flatten)]
+    pub sink: SinkSummary,
     /// Seconds since the commit of the oldest event that is neither published nor parked; 0 if there is none. While the
     /// database can't be read, later commits are not known, and the value is at least the seconds since the last read.
     pub lag_seconds: f64,

@@ -16,8 +16,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// When a transaction is committed.
-const LIMITS: TransactionLimits =
-    TransactionLimits { records_max: 100, bytes_max: 1 << 20, interval: Duration::from_millis(5) };
+const LIMITS: TransactionLimits = TransactionLimits {
+    records_max: 100,
+    bytes_max: 1 << 20,
+    interval: Duration::from_millis(5),
+    whole_for: None,
+};
 
 /// Begins a line with the progress of a commit. Any other line is a record.
 const PROGRESS: &str = "progress ";

@@ -289,7 +289,7 @@ fn broken_sink_starts_again_from_the_cursor() {
     running.await_published(123);
     gate.break_and_open();
     running.await_published(500);
-    assert_eq!(running.status().sink_resets_total, 1);
+    assert_eq!(running.status().sink.resets_total, 1);
     assert_eq!(running.stop(), "stopped");
     place.assert_in_order_without_repeats(500);
 }

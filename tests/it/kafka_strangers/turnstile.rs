@@ -1,5 +1,5 @@
-//! A proxy before a broker that lets one client's produce requests through one by one, in the order they come; all else
-//! passes.
+//! A proxy before a broker that lets one client's requests of one kind through one by one, in the order they come; all
+//! else passes. It can keep the answer to one, and end its connection.
 
 use crate::private::PrivateKafka;
 use std::collections::{BTreeSet, VecDeque};
@@ -13,8 +13,9 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::JoinSet;
 
-/// The key of a produce request (Kafka protocol, "Api Keys").
+/// The keys of a produce request, and of one that ends a transaction (Kafka protocol, "Api Keys").
 const PRODUCE: [u8; 2] = [0, 0];
+const END_TRANSACTION: [u8; 2] = [0, 26];
 
 /// Messages of a connection that stand before the turnstile. A producer has five requests on their way at most.
 const QUEUED_MAX: usize = 100;
@@ -27,17 +28,31 @@ pub(crate) struct Turnstile {
 
 struct Counts {
     client: String,
+    key: [u8; 2],
     passes: Semaphore,
     seen: AtomicUsize,
     answered: AtomicUsize,
+    /// Answers that are still to be kept.
+    kept: AtomicUsize,
+    /// The last request that has come, as it was sent.
+    last: Mutex<Vec<u8>>,
 }
 
 impl Turnstile {
-    /// Before a broker of its own, which names it as its address.
+    /// For produce requests, before a broker of its own, which names it as its address.
     pub(crate) async fn before_a_broker(client: &str) -> (PrivateKafka, Self) {
+        Self::before(client, PRODUCE).await
+    }
+
+    /// The same for requests that end a transaction.
+    pub(crate) async fn before_a_coordinator(client: &str) -> (PrivateKafka, Self) {
+        Self::before(client, END_TRANSACTION).await
+    }
+
+    async fn before(client: &str, key: [u8; 2]) -> (PrivateKafka, Self) {
         let turnstile = OnceLock::new();
         let broker = PrivateKafka::start_on(|port, _| {
-            let turnstile = turnstile.get_or_init(|| Self::start(port, client.to_owned()));
+            let turnstile = turnstile.get_or_init(|| Self::start(port, client.to_owned(), key));
             format!("advertised.listeners=PLAINTEXT://127.0.0.1:{}", turnstile.port)
         });
         let broker = broker.await;
@@ -45,18 +60,25 @@ impl Turnstile {
     }
 
     /// To a port of this machine; shut for the client of this name (`client.id`).
-    fn start(to: u16, client: String) -> Self {
+    fn start(to: u16, client: String, key: [u8; 2]) -> Self {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
         listener.set_nonblocking(true).expect("a socket that does not block");
         let port = listener.local_addr().expect("an address").port();
-        let (seen, answered) = Default::default();
-        let counts = Arc::new(Counts { client, passes: Semaphore::new(0), seen, answered });
+        let counts = Arc::new(Counts {
+            client,
+            key,
+            passes: Semaphore::new(0),
+            seen: AtomicUsize::default(),
+            answered: AtomicUsize::default(),
+            kept: AtomicUsize::default(),
+            last: Mutex::default(),
+        });
         let mut accepting = JoinSet::new();
         accepting.spawn(accept(listener, to, Arc::clone(&counts)));
         Self { port, counts, _accepting: accepting }
     }
 
-    /// Produce requests that have come to it so far.
+    /// Requests that have come to it so far.
     pub(crate) fn seen(&self) -> usize {
         self.counts.seen.load(Ordering::SeqCst)
     }
@@ -64,6 +86,16 @@ impl Turnstile {
     /// Those of them that the broker has answered.
     pub(crate) fn answered(&self) -> usize {
         self.counts.answered.load(Ordering::SeqCst)
+    }
+
+    /// Keeps the next answers, and ends their connections: the broker has done what was requested.
+    pub(crate) fn keep_answers(&self, answers: usize) {
+        self.counts.kept.store(answers, Ordering::SeqCst);
+    }
+
+    /// The last request that has come, with the four bytes of its length.
+    pub(crate) fn last(&self) -> Vec<u8> {
+        self.counts.last.lock().expect("no panic").clone()
     }
 
     pub(crate) fn let_through(&self, requests: usize) {
@@ -105,7 +137,8 @@ async fn requests(
 ) -> io::Result<()> {
     loop {
         let message = message(&mut from).await?;
-        if is_meant(&message, &counts.client) {
+        if is_meant(&message, counts) {
+            counts.last.lock().expect("no panic").clone_from(&message);
             counts.seen.fetch_add(1, Ordering::SeqCst);
         }
         queue.send(message).await.map_err(io::Error::other)?;
@@ -123,7 +156,7 @@ async fn pass_on(
         let message = tokio::select! {
             message = queue.recv() => {
                 let Some(message) = message else { return Ok(()) };
-                if is_meant(&message, &counts.client) {
+                if is_meant(&message, counts) {
                     held.push_back(message);
                     continue;
                 }
@@ -141,8 +174,8 @@ async fn pass_on(
 }
 
 /// Header of a request: key, version, correlation id, and the client's name behind the two bytes of its length.
-fn is_meant(message: &[u8], client: &str) -> bool {
-    message[4..6] == PRODUCE && message[14..].starts_with(client.as_bytes())
+fn is_meant(message: &[u8], counts: &Counts) -> bool {
+    message[4..6] == counts.key && message[14..].starts_with(counts.client.as_bytes())
 }
 
 async fn answers(
@@ -155,6 +188,10 @@ async fn answers(
         let message = message(&mut from).await?;
         if asked.lock().expect("no panic").remove(&correlation(&message[4..])) {
             counts.answered.fetch_add(1, Ordering::SeqCst);
+            let keeps = |kept: usize| kept.checked_sub(1);
+            if counts.kept.fetch_update(Ordering::SeqCst, Ordering::SeqCst, keeps).is_ok() {
+                return Err(io::Error::from(io::ErrorKind::ConnectionAborted));
+            }
         }
         to.write_all(&message).await?;
     }

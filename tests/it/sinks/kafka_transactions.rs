@@ -3,155 +3,22 @@
 use super::kafka::KafkaServer;
 use super::pipeline::{SinkPipeline, state};
 use super::server::SinkServer;
+use super::transaction_caller::{FIRST, SECOND, TransactionCaller, topics, values};
 use crate::await_that::{SOON, await_that};
 use crate::halted::run_to_halt;
 use crate::private::free_port;
 use crate::relay::{postrider, postrider_ok};
 use crate::server::{brokers, unique};
-use crate::sink_caller::{self, record};
-use crate::topic::{Topic, Topics, client_config, create_topic};
-use postrider::record::{Outcome, Ticket};
-use postrider::sink::kafka::{self, KafkaSpec, KafkaTransaction};
-use postrider::sink::{Mailbox, NotTaken, Post, Sink, SinkCall, SinkProgress};
+use crate::sink_caller::record;
+use crate::topic::{client_config, create_topic};
+use postrider::record::Ticket;
+use postrider::sink::{NotTaken, Post};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
-use std::time::Duration;
 
 type Exact = KafkaServer<true, true>;
 
 /// The topic of the progress, where the configuration names no other one.
 const PROGRESS: &str = "postrider.progress";
-
-/// A sink with transactions, called as the pipeline calls it.
-struct TransactionCaller {
-    sink: Box<dyn Sink>,
-    mailbox: Mailbox,
-    calls: u64,
-    posts: Vec<Post>,
-}
-
-impl TransactionCaller {
-    fn open(spec: &KafkaSpec) -> Self {
-        let mailbox = Mailbox::default();
-        let sink = kafka::open(spec, mailbox.clone()).expect("a sink");
-        Self { sink, mailbox, calls: 0, posts: Vec::new() }
-    }
-
-    fn call(&mut self) -> SinkCall {
-        self.calls += 1;
-        SinkCall(self.calls)
-    }
-
-    /// Waits for a post, and returns what is made of it.
-    async fn until<T>(&mut self, what: &str, wanted: impl Fn(&Post) -> Option<T>) -> T {
-        let end = tokio::time::Instant::now() + SOON;
-        loop {
-            let mut posts = Vec::new();
-            self.mailbox.take(&mut posts);
-            self.sink.turn();
-            let found = posts.iter().find_map(&wanted);
-            self.posts.append(&mut posts);
-            if let Some(found) = found {
-                return found;
-            }
-            let mailbox = self.mailbox.clone();
-            let arrived = tokio::time::timeout_at(end, mailbox.arrived()).await;
-            arrived.unwrap_or_else(|_elapsed| panic!("no {what}: {:?}", self.posts));
-        }
-    }
-
-    async fn recover(&mut self) -> Option<SinkProgress> {
-        let number = self.call();
-        self.sink.transactional().expect("transactions").recover(number);
-        self.until("recovery", |post| {
-            if let Post::Recovered { call, progress } = post
-                && *call == number
-            {
-                Some(progress.clone())
-            } else {
-                None
-            }
-        })
-        .await
-    }
-
-    /// Hands a record over, and waits until a broker has it.
-    async fn send(&mut self, topic: &str, value: &str) {
-        let ticket = Ticket(self.calls << 32 | self.posts.len() as u64);
-        let taken = record(topic, "k", value.as_bytes());
-        loop {
-            match self.sink.enqueue(ticket, &taken) {
-                Ok(()) => break,
-                Err(NotTaken::Destination | NotTaken::Full) => {
-                    self.until("retry", |post| matches!(post, Post::Retry).then_some(())).await;
-                }
-                Err(why) => panic!("{why:?}"),
-            }
-        }
-        self.until("report", |post| {
-            if let Post::Report { ticket: reported, outcome: Outcome::Acked } = post
-                && *reported == ticket
-            {
-                Some(())
-            } else {
-                None
-            }
-        })
-        .await;
-    }
-
-    fn commit(&mut self, progress: &str) -> SinkCall {
-        let call = self.call();
-        let progress = progress.parse().expect("a progress");
-        self.sink.transactional().expect("transactions").commit(call, &progress);
-        call
-    }
-
-    async fn committed(&mut self, number: SinkCall) {
-        self.until("commit", |post| {
-            if let Post::Committed { call } = post
-                && *call == number
-            {
-                Some(())
-            } else {
-                None
-            }
-        })
-        .await;
-    }
-
-    async fn broken(&mut self) -> String {
-        self.until("end of the producer", |post| {
-            if let Post::Broken { reason } = post { Some(reason.clone()) } else { None }
-        })
-        .await
-    }
-}
-
-/// Topics of a test's own, with the first record of a pipeline.
-async fn topics(test: &str) -> (Topic, KafkaSpec) {
-    let topics = Topics::new(&brokers(), test);
-    let orders = topics.create("orders", 3).await;
-    let progress = topics.create_with("progress", 1, &[("cleanup.policy", "compact")]).await;
-    let transaction = KafkaTransaction {
-        id: unique(test),
-        progress_topic: progress.name.clone(),
-        timeout: Duration::from_secs(10),
-    };
-    let first: BaseProducer = client_config(&brokers()).create().expect("a producer");
-    let begun = BaseRecord::to(&progress.name).key(&transaction.id).payload("1 -").partition(0);
-    first.send(begun).expect("a record");
-    first.flush(SOON).expect("the first record");
-    let spec =
-        KafkaSpec { transaction: Some(Box::new(transaction)), ..sink_caller::spec(&brokers()) };
-    (orders, spec)
-}
-
-fn values(records: &[crate::topic::ReadRecord]) -> Vec<&str> {
-    records.iter().map(|record| record.value_text().expect("a value")).collect()
-}
-
-const FIRST: &str = "68F1A2B3 0/100";
-const SECOND: &str = "68F1A2B3 0/200 0/250:3 +0/80:1";
 
 #[tokio::test]
 async fn records_and_progress_become_visible_together() {

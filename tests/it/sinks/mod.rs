@@ -7,6 +7,7 @@ mod claims;
 mod http;
 mod kafka;
 mod kafka_transactions;
+mod kafka_transactions_bad;
 mod kills;
 mod nats;
 mod nats_cluster;
@@ -21,6 +22,7 @@ mod redis_only;
 mod scenarios;
 mod server;
 mod stream_reader;
+pub(crate) mod transaction_caller;
 
 /// The tests that every sink passes, of the server `$server`.
 macro_rules! conformance {

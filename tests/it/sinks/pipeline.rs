@@ -45,6 +45,14 @@ impl<S: SinkServer> SinkPipeline<S> {
         Self { name, server, url, config, sql, _database: database }
     }
 
+    /// A pipeline of the same name from another database, with this `[.sink]`.
+    pub(super) async fn namesake(&self, test: &str, sink: &str) -> (Database, String) {
+        let database = Database::create(Version::ALL[0], test).await;
+        let config = config(&self.name, &database.socket_url(), sink);
+        postrider_ok(&config, &["setup", "--create-table"]);
+        (database, config)
+    }
+
     /// The configuration with another `[.sink]`.
     pub(super) fn with_sink(&self, sink: &str) -> String {
         config(&self.name, &self.url, sink)

@@ -74,6 +74,28 @@ pub(crate) enum Bug {
     TakesOldAnswers,
     /// A recovery is not followed by a write that only the owner can make.
     TrustsRecovery,
+    /// An event of a transaction is resolved when it is handed over to the sink.
+    ResolvesAtSend,
+    /// The events of a transaction are resolved when its commit is called.
+    ResolvesAtCommitCall,
+    /// Events are handed over while a commit is not answered.
+    AdmitsDuringCommit,
+    /// A commit whose answer is lost counts as done.
+    UnknownIsCommitted,
+    /// A commit whose answer is lost counts as not done: what the sink has stored is not compared with it.
+    UnknownIsNotCommitted,
+    /// The progress is read before former producers are fenced off. A hook of the fake sink, as are the next five.
+    ReadsBeforeFencing,
+    /// The progress is read although a commit is not visible to readers yet.
+    ReadsBeforeStableEnd,
+    /// The progress is stored although its transaction is not committed.
+    ProgressOutsideTransaction,
+    /// The producer goes on after the brokers have aborted its transaction, and commits what it has sent since.
+    CommitsAfterTimeOut,
+    /// The producer goes on after a commit that may have been sent twice.
+    KeepsSlowProducer,
+    /// The commit of a producer that was fenced off is executed.
+    CommitsFenced,
     /// That an event was overtaken is forgotten.
     ForgetsOvertaken,
     /// The publication of an overtaken event is not reported as such.

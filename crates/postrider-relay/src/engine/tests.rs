@@ -176,7 +176,8 @@ fn event_that_the_sink_does_not_take_is_offered_again_or_parked() {
 #[test]
 fn polling_is_refused_with_a_sink_that_publishes_in_transactions() {
     let second = Duration::from_secs(1);
-    let limits = TransactionLimits { records_max: 10, bytes_max: 1_000, interval: second };
+    let limits =
+        TransactionLimits { records_max: 10, bytes_max: 1_000, interval: second, whole_for: None };
     let settings = Settings { transactions: Some(limits), ..settings() };
     let mut engine = Engine::new(settings, RowStatusRule::Off);
     assert_eq!(engine.polls(PollingRules::default()), Err(PollingRefused));

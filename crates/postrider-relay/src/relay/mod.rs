@@ -188,7 +188,19 @@ impl Relay {
     #[inline]
     fn transaction_has_room(&self) -> bool {
         !self.transaction.is_on()
-            || self.transaction.admits() && !self.transaction.is_full(self.flow.in_flight())
+            || self.transaction.admits()
+                && !self.transaction.is_full(self.flow.in_flight(), self.is_within_source())
+    }
+
+    /// Whether a transaction of the source has begun that the sink's transaction is not to divide. It is divided if it
+    /// could not end otherwise: before an operator makes room for parked events, or before the attempt of a parked
+    /// event that has nothing else in flight is committed.
+    #[inline]
+    fn is_within_source(&self) -> bool {
+        self.transaction.keeps_whole()
+            && self.tracker.transaction_open()
+            && !self.parking_is_full()
+            && !self.parking.needs_exclusive(self.durable())
     }
 
     /// Number of attempts and dead letters without a report.
@@ -272,6 +284,19 @@ impl Relay {
     /// Whether the event just handed over is sent with no other event of the stream in flight.
     pub fn sends_exclusively(&self) -> bool {
         self.flow.sends_exclusively()
+    }
+
+    /// The progress that a sink which publishes in transactions is known to have stored.
+    pub fn sink_progress(&self) -> Option<Progress> {
+        match self.transaction.stored() {
+            Stored::At(progress) => Some(progress),
+            Stored::NotAsked | Stored::Unknown => None,
+        }
+    }
+
+    /// The cursor row, as it is known to be committed.
+    pub fn cursor_row(&self) -> Progress {
+        self.feedback.row()
     }
 
     /// Number of parked events, by state.
@@ -358,7 +383,7 @@ impl Relay {
         let row = self.feedback.deadline(target);
         let verified = self.feedback.rewrite_at().filter(|_| self.transaction.verifies());
         let due = self.parking.deadline().filter(|_| self.attempts_allowed());
-        let commit = self.transaction.deadline();
+        let commit = self.transaction.deadline(self.is_within_source());
         [row, verified, due, self.parking.locked_until(), commit].into_iter().flatten().min()
     }
 
@@ -491,10 +516,19 @@ impl Relay {
     }
 
     /// Whether the end waits until the sink has stored the progress. It does not if the state of the producer is
-    /// unknown: the next start repeats what the sink does not have.
+    /// unknown, or if the commit would divide a transaction of the source: the next start repeats what the sink does
+    /// not have.
     fn commits_at_end(&self) -> bool {
         self.transaction.can_commit()
+            && !self.drains_within_source()
             && !matches!(self.phase, Phase::Halting { until: Until::Now, .. })
+    }
+
+    /// Whether a drain has closed the intake within a transaction of the source that is not to be divided. A commit
+    /// that is called is waited for.
+    fn drains_within_source(&self) -> bool {
+        let drains = matches!(self.phase, Phase::Draining) && self.is_within_source();
+        drains && self.transaction.admits()
     }
 
     /// Closes the sink's transaction and commits it, as soon as each is due.
@@ -502,6 +536,10 @@ impl Relay {
     /// A transaction is closed before its bounds are reached if the relay stops, if an event has to be sent with
     /// nothing else in flight, and if a parked event can be attempted only behind the cursor row of this transaction. A
     /// transaction without events is committed if the cursor row is due: the sink stores the progress first.
+    ///
+    /// Within a transaction of the source that is not to be divided, neither the interval nor the cursor row counts. It
+    /// is divided if the sink's transaction has been open for too long, where it could not end otherwise, and where a halt promises that everything before its cause is
+    /// published.
     fn commit_if_due(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         let (limit, unsendable) = match &self.phase {
             Phase::Running | Phase::Draining | Phase::Halting { until: Until::Settled, .. } => {
@@ -513,17 +551,18 @@ impl Relay {
             }
             Phase::Halting { until: Until::Now, .. } | Phase::Ended => return,
         };
-        if self.transaction.admits() {
+        if self.transaction.admits() && !self.drains_within_source() {
             let stops = !matches!(self.phase, Phase::Running);
+            let within = self.is_within_source();
             let exclusive = self.flow.is_suspect(self.stream.expected());
             let progress = self.tracker.progress();
             let after = self.tracker.progress_below(limit);
             let attempted_behind = self.parking.waits_for_cursor(self.durable(), after.position());
             let row_due = progress != self.row_content()
-                && (stops || attempted_behind || self.feedback.is_due(now, progress));
-            let full = self.transaction.is_full(self.flow.in_flight());
+                && (stops || attempted_behind || !within && self.feedback.is_due(now, progress));
+            let full = self.transaction.is_full(self.flow.in_flight(), within);
             let at_once = stops || exclusive || attempted_behind || full;
-            self.transaction.close_if_due(now, at_once, row_due || full);
+            self.transaction.close_if_due(now, (at_once, within), row_due || full);
         }
         let reported = self.flow.in_flight().0 == unsendable && self.attempts_unreported() == 0;
         let settled = reported && self.refused.is_none() && self.parking.rows_are_committed();
@@ -541,6 +580,9 @@ impl Relay {
         }
         let call = self.transaction.call_commit(progress);
         effects.push(Effect::CommitSink { call, progress, attempts });
+        if injected(Bug::ResolvesAtCommitCall) {
+            self.sink_committed(call, effects);
+        }
     }
 
     /// The sink's transaction is committed: its events are published.
@@ -571,6 +613,7 @@ impl Relay {
         let row = self.feedback.row();
         let lost = self.transaction.lost(recovered.progress, row);
         let stored = recovered.progress.filter(|_| lost.is_none()).unwrap_or(row);
+        let stored = self.transaction.believed(stored);
         let Some(requests) = self.transaction.recovered(call, stored) else { return Ok(()) };
         if let Some(lost) = lost {
             // The source must not be confirmed above what the sink has: this process may know more to be committed.
@@ -666,10 +709,7 @@ impl Relay {
                 self.start(cursor, (same_history, same_owner), effects);
                 self.load(now, parked, requests, effects);
             }
-            Input::SinkBroken => {
-                let why = self.refused.map_or(Restart::SinkBroken, Restart::Refused);
-                self.restart(why, effects);
-            }
+            Input::SinkBroken => self.sink_broken(effects),
             Input::SlotTaken => self.slot_taken(effects),
             Input::SourceLost => self.source_lost(effects),
             Input::CursorWritten => self.cursor_written(),
@@ -734,6 +774,9 @@ impl Relay {
                     None => {
                         self.flow.hand_over(ticket, slot);
                         effects.push(Effect::Publish(ticket));
+                        if self.transaction.is_on() && injected(Bug::ResolvesAtSend) {
+                            self.report(now, ticket, Outcome::Acked, effects);
+                        }
                     }
                     Some((entry, reason)) => {
                         self.flow.park(ticket, slot);
@@ -1053,6 +1096,14 @@ impl Relay {
             }
         }
         self.stream.reconnected();
+    }
+
+    fn sink_broken(&mut self, effects: &mut Vec<Effect>) {
+        if injected(Bug::UnknownIsCommitted) {
+            self.sink_committed(self.transaction.last_call(), effects);
+        }
+        let why = self.refused.map_or(Restart::SinkBroken, Restart::Refused);
+        self.restart(why, effects);
     }
 
     fn restart(&mut self, why: Restart, effects: &mut Vec<Effect>) {

@@ -19,6 +19,10 @@ pub(super) const ATTEMPTS_MAX: usize = 32;
 /// Maximum number of new rows, and of row statuses, in one write.
 const WRITE_MAX: usize = 500;
 
+/// Row statuses that are not committed, above which no event is attempted: other sessions have locked so many rows. It
+/// bounds what a sink that publishes in transactions stores of attempts too.
+const STATUSES_MAX: usize = 10_000;
+
 /// Maximum number of events whose rows are not committed. At this number the intake closes.
 const PENDING_EVENTS_MAX: usize = 2_000;
 
@@ -527,7 +531,11 @@ impl Parking {
     ) {
         self.lanes.forget_below(resolved);
         self.lanes.promote_due(now);
-        while self.connected && self.attempts.len() < ATTEMPTS_MAX && !self.attempts_exclusively() {
+        while self.connected
+            && self.attempts.len() < ATTEMPTS_MAX
+            && (self.statuses.len() < STATUSES_MAX || self.lanes.needs_exclusive(durable))
+            && !self.attempts_exclusively()
+        {
             let nothing = in_flight == 0 && self.in_flight() == 0;
             if self.probes.len() == ATTEMPTS_MAX {
                 break;

@@ -86,9 +86,6 @@ fn check_transactions(script: &str, expected: &Expect) {
     run_transactions(OnPoison::BlockKey, script, expected);
 }
 
-const TRANSACTIONS: TransactionLimits =
-    TransactionLimits { records_max: 3, bytes_max: 500, interval: Duration::from_millis(20) };
-
 /// As [`check_transactions`], and poison halts.
 fn check_stopping_transactions(script: &str, expected: &Expect) {
     run_transactions(OnPoison::Stop, script, expected);
@@ -99,7 +96,24 @@ fn run_transactions(on_poison: OnPoison, script: &str, expected: &Expect) {
 }
 
 fn transcript_of_transactions(on_poison: OnPoison, script: &str) -> String {
-    Script::new(rules(on_poison), Some(TRANSACTIONS)).play(script)
+    Script::new(rules(on_poison), Some(transaction_limits())).play(script)
+}
+
+/// As [`check_transactions`], and transactions of the source are not divided.
+fn check_whole_transactions(script: &str, expected: &Expect) {
+    let limits =
+        TransactionLimits { whole_for: Some(Duration::from_secs(5)), ..transaction_limits() };
+    let transcript = Script::new(rules(OnPoison::BlockKey), Some(limits)).play(script);
+    expected.assert_eq(&transcript);
+}
+
+fn transaction_limits() -> TransactionLimits {
+    TransactionLimits {
+        records_max: 3,
+        bytes_max: 500,
+        interval: Duration::from_millis(20),
+        whole_for: None,
+    }
 }
 
 fn run(rules: ParkingRules, script: &str, expected: &Expect) {

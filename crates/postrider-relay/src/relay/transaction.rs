@@ -141,7 +141,9 @@ impl SinkTransaction {
     /// Whether an event may be handed over to the sink.
     #[inline]
     pub(super) fn admits(&self) -> bool {
-        self.limits.is_none() || self.stage == TransactionStage::Open
+        let admits = matches!(self.stage, TransactionStage::Committing(_))
+            && injected(Bug::AdmitsDuringCommit);
+        self.limits.is_none() || self.stage == TransactionStage::Open || admits
     }
 
     /// Whether the sink has said what it has, or is not asked.
@@ -196,14 +198,23 @@ impl SinkTransaction {
         self.events.is_empty() && self.attempts.is_empty()
     }
 
-    /// Whether a bound on the size is reached by the transaction and by the events and bytes of the stream that are
-    /// handed over and not reported.
+    /// Whether transactions of the source are not divided.
     #[inline]
-    pub(super) fn is_full(&self, (events, bytes): (u64, u64)) -> bool {
+    pub(super) fn keeps_whole(&self) -> bool {
+        self.limits.is_some_and(|limits| limits.whole_for.is_some())
+    }
+
+    /// Whether a bound on the size is reached by the transaction and by the events and bytes of the stream that are
+    /// handed over and not reported. `within`: a transaction of the source that is not to be divided has begun. Below
+    /// the bounds there was room for one of their size.
+    #[inline]
+    pub(super) fn is_full(&self, (events, bytes): (u64, u64), within: bool) -> bool {
         let Some(limits) = self.limits else { return false };
+        let times = if within { 2 } else { 1 };
         let sent = (self.events.len() + self.attempts.len()) as u64;
         let (records, bytes) = (sent + events, self.bytes + bytes);
-        records >= (limits.records_max as u64).max(1) || bytes >= limits.bytes_max.max(1)
+        records >= (limits.records_max as u64).max(1) * times
+            || bytes >= limits.bytes_max.max(1).saturating_mul(times)
     }
 
     /// The attempts and the dead letters in the transaction.
@@ -304,10 +315,15 @@ impl SinkTransaction {
         }
     }
 
-    /// Closes the transaction if it has an event and its interval is over or `at_once`, and if it is to be committed
-    /// even without an event (`anyway`).
-    pub(super) fn close_if_due(&mut self, now: Duration, at_once: bool, anyway: bool) {
-        let due = at_once || self.due_at().is_some_and(|due| due <= now);
+    /// Closes the transaction if it has an event and its time is over or `at_once`, and if it is to be committed even
+    /// without an event (`anyway`). `within`: a transaction of the source that is not to be divided has begun.
+    pub(super) fn close_if_due(
+        &mut self,
+        now: Duration,
+        (at_once, within): (bool, bool),
+        anyway: bool,
+    ) {
+        let due = at_once || self.due_at(within).is_some_and(|due| due <= now);
         if self.stage == TransactionStage::Open && (!self.is_empty() && due || anyway) {
             self.stage = TransactionStage::Closing;
             self.closed = Some(now);
@@ -341,19 +357,22 @@ impl SinkTransaction {
         Some(Committed { events, attempts })
     }
 
-    /// When the transaction is closed, if nothing else happens.
+    /// When the transaction is closed, if nothing else happens. `within` as in [`Self::close_if_due`].
     #[inline]
-    pub(super) fn deadline(&self) -> Option<Duration> {
-        self.due_at().filter(|_| self.stage == TransactionStage::Open)
+    pub(super) fn deadline(&self, within: bool) -> Option<Duration> {
+        self.due_at(within).filter(|_| self.stage == TransactionStage::Open)
     }
 
     /// An event that has come during the commit before has waited for it already, so the interval counts from the close
     /// before that commit: an event waits no longer than the interval and its own commit. After a large transaction,
     /// which shows that more events come than can be published in time, the interval counts from the first event, so
     /// that the commit takes no part of it.
-    fn due_at(&self) -> Option<Duration> {
-        let (began, interval) = (self.began?, self.limits?.interval);
-        let due = self.closed.unwrap_or(began).saturating_add(interval);
+    fn due_at(&self, within: bool) -> Option<Duration> {
+        let (began, limits) = (self.began?, self.limits?);
+        if let Some(whole_for) = limits.whole_for.filter(|_| within) {
+            return Some(began.saturating_add(whole_for.max(limits.interval)));
+        }
+        let due = self.closed.unwrap_or(began).saturating_add(limits.interval);
         Some(due.max(began))
     }
 
@@ -364,6 +383,17 @@ impl SinkTransaction {
 
     fn next_call(&mut self) -> SinkCall {
         self.call.0 += 1;
+        self.call
+    }
+
+    /// The progress that counts as stored: what the sink says. With an injected bug, what this process has seen.
+    pub(super) fn believed(&self, stored: Progress) -> Progress {
+        let seen = self.committed.filter(|_| injected(Bug::UnknownIsNotCommitted));
+        seen.unwrap_or(stored)
+    }
+
+    /// The last call of the sink.
+    pub(super) const fn last_call(&self) -> SinkCall {
         self.call
     }
 

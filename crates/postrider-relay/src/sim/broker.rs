@@ -3,7 +3,7 @@
 use super::plan::{Bad, Knobs};
 use super::rng::Rng;
 use super::truth::Truth;
-use super::{Check, Recovered, Stop};
+use super::{Check, Recovered, Stop, wrong};
 use postrider_core::record::{Outcome, Refusal, RefusalKind, Scope, Ticket};
 use postrider_core::sink::SinkCall;
 use std::collections::{HashMap, VecDeque};
@@ -49,6 +49,18 @@ struct OpenTransaction {
     /// The last recovery that the producer has called.
     recovery: SinkCall,
     records: Vec<Record>,
+    /// When its first record was taken.
+    began: Option<u64>,
+}
+
+/// A transaction that is to be committed.
+#[derive(Debug)]
+pub(super) struct ClosedTransaction {
+    /// The last recovery that the producer has called.
+    pub(super) recovery: SinkCall,
+    pub(super) records: Vec<Record>,
+    /// When the broker took its first record.
+    pub(super) began: Option<u64>,
 }
 
 /// One producer of a process, and the broker's end of it.
@@ -95,21 +107,35 @@ impl Producer {
     /// A recovery is called: the open transaction is discarded.
     pub(super) fn recover(&mut self, recovery: SinkCall) {
         if let Some(open) = &mut self.open {
-            *open = OpenTransaction { recovery, records: Vec::new() };
+            *open = OpenTransaction { recovery, ..OpenTransaction::default() };
         }
     }
 
     /// Takes the records of the open transaction for a commit, and the last recovery. `None` if the client can't commit
     /// any more.
-    pub(super) fn take_open(&mut self) -> Option<(SinkCall, Vec<Record>)> {
+    pub(super) fn take_open(&mut self) -> Option<ClosedTransaction> {
         let open = self.open.as_mut().filter(|_| !self.failed)?;
-        Some((open.recovery, std::mem::take(&mut open.records)))
+        let (records, began) = (std::mem::take(&mut open.records), open.began.take());
+        Some(ClosedTransaction { recovery: open.recovery, records, began })
+    }
+
+    /// A commit that was called before is executed again: what the open transaction has so far would be visible, and no
+    /// progress would cover it.
+    pub(super) fn commit_open(&self, truth: &Truth) -> Check {
+        match self.open.iter().flat_map(|open| &open.records).next() {
+            Some(record) => {
+                let position = truth.events[record.event].position;
+                wrong(format!("{position} is visible, and no progress covers it"))
+            }
+            None => Ok(()),
+        }
     }
 
     /// The broker takes a record: it is visible, or is in the open transaction.
     fn put(&mut self, truth: &mut Truth, record: Record) -> Check {
         match &mut self.open {
             Some(open) => {
+                open.began.get_or_insert(truth.now);
                 open.records.push(record);
                 Ok(())
             }
@@ -283,7 +309,7 @@ impl Producer {
         let mut late = Vec::new();
         if let Some(open) = &mut self.open {
             // Nobody commits this transaction.
-            open.records.clear();
+            (open.records, open.began) = (Vec::new(), None);
             self.partitions.iter_mut().for_each(VecDeque::clear);
             return Ok(late);
         }

@@ -151,6 +151,11 @@ impl Ground {
         self.database.as_ref().is_some_and(|database| database.broker_down_until > self.now)
     }
 
+    /// Whether brokers coordinate the transactions of the sink.
+    pub(super) fn has_coordinator(&self) -> bool {
+        self.sink.as_ref().is_some_and(|sink| sink.rules.coordinator.on)
+    }
+
     /// A producer calls the sink.
     pub(super) fn call_sink(&mut self, caller: Caller, call: SinkCall, request: Request) {
         if let Some(sink) = &mut self.sink {
@@ -158,20 +163,22 @@ impl Ground {
         }
     }
 
-    /// The sink executes a call.
-    pub(super) fn serve_sink(&mut self) -> Result<(), Stop> {
-        let Some(sink) = &mut self.sink else { return Ok(()) };
-        if let Some(what) = sink.execute(self.now, &mut self.truth, &mut self.server)? {
+    /// The sink executes a call. Returns the producer whose open transaction it has committed again.
+    pub(super) fn serve_sink(&mut self) -> Result<Option<Caller>, Stop> {
+        let Some(sink) = &mut self.sink else { return Ok(None) };
+        let executed = sink.execute(self.now, &mut self.truth, &mut self.server)?;
+        if let Some(what) = &executed.what {
             self.log(WORLD, &format!("the sink {what}"));
         }
-        Ok(())
+        Ok(executed.commits_open)
     }
 
     /// The faults are over.
     pub(super) fn end_faults(&mut self) {
         if let Some(sink) = &mut self.sink {
             (sink.rules.refused, sink.rules.answer_lost) = (0, 0);
-            sink.rules.late = 0;
+            (sink.rules.late, sink.rules.coordinator.call_lost) = (0, 0);
+            (sink.rules.coordinator.sent_twice, sink.rules.coordinator.time_out) = (0, 0);
         }
         for transaction in &mut self.server.transactions {
             transaction.hidden_until = 0;

@@ -19,6 +19,12 @@ const SINK_SEED: u64 = 0x7369_6e6b_0000_0000;
 const SINK_PLANS: u64 = 250;
 const SINK_TABLE_PLANS: u64 = 100;
 
+/// Makes the seed of the generator for the coordinator differ from the others.
+const COORDINATOR_SEED: u64 = 0x6b61_666b_6100_0000;
+
+/// Number of plans in a thousand of those with a sink that publishes in transactions, that have a coordinator.
+const COORDINATOR_PLANS: u64 = 600;
+
 /// Makes the seed of the generator for the outbox table differ from the others.
 const TABLE_SEED: u64 = 0x7461_626c_6500_0000;
 
@@ -197,6 +203,23 @@ pub(super) struct SinkRules {
     pub(super) answer_lost: u64,
     /// Probability that a call is late, and that its answer is.
     pub(super) late: u64,
+    /// What only a coordinator of transactions does; nothing for a sink whose database has the events.
+    pub(super) coordinator: CoordinatorRules,
+}
+
+/// How brokers behave that coordinate transactions of Kafka: probabilities in a thousand.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct CoordinatorRules {
+    /// There is a coordinator: a recovery reads the progress after its producer is the only one, by another call.
+    pub(super) on: bool,
+    /// Probability that the call for a commit is lost, and its answer with it.
+    pub(super) call_lost: u64,
+    /// Probability that a commit is visible to readers late, behind the open transaction of another pipeline.
+    pub(super) hidden: u64,
+    /// Probability that a commit whose answer is late is called twice.
+    pub(super) sent_twice: u64,
+    /// After so long an open transaction is aborted; 0 for never. Unit: milliseconds.
+    pub(super) time_out: u64,
 }
 
 /// How the world behaves: probabilities in a thousand, and bounds.
@@ -277,6 +300,16 @@ impl Plan {
 
     /// A plan of the stream alone.
     pub(super) fn new(seed: u64) -> Self {
+        let mut plan = Self::without_coordinator(seed);
+        let mut coordinator = Rng::new(seed ^ COORDINATOR_SEED);
+        if coordinator.chance(COORDINATOR_PLANS) {
+            plan.add_coordinator(&mut coordinator);
+        }
+        plan
+    }
+
+    /// A plan of the stream alone. Its sink publishes without transactions, or its database has the events.
+    pub(super) fn without_coordinator(seed: u64) -> Self {
         let mut plan = Self::plain(seed);
         let mut sink = Rng::new(seed ^ SINK_SEED);
         if sink.chance(SINK_PLANS) {
@@ -289,11 +322,13 @@ impl Plan {
     fn add_transactions(&mut self, rng: &mut Rng) {
         let knobs = &mut self.knobs;
         let (refused, answer_lost, late) = (swarm(rng, 100), swarm(rng, 100), swarm(rng, 300));
-        self.sink = Some(SinkRules { refused, answer_lost, late });
+        let coordinator = CoordinatorRules::default();
+        self.sink = Some(SinkRules { refused, answer_lost, late, coordinator });
         knobs.settings.transactions = Some(TransactionLimits {
             records_max: [1, 3, 20][rng.index(3)],
             bytes_max: [200, 100_000][rng.index(2)],
             interval: Duration::from_millis(rng.range(1, 60)),
+            whole_for: None,
         });
         if self.table.is_none() && rng.chance(500) {
             knobs.processes = 2;
@@ -310,6 +345,25 @@ impl Plan {
             (knobs.reports_shuffled, knobs.report_lost) = (false, 0);
             let ends_slot = |fault: &Fault| matches!(fault, Fault::SlotDropped | Fault::SlotLost);
             self.faults.retain(|(_, fault)| !ends_slot(fault));
+        }
+    }
+
+    /// Brokers coordinate the transactions of the sink, if it publishes in transactions.
+    fn add_coordinator(&mut self, rng: &mut Rng) {
+        let Some(rules) = &mut self.sink else { return };
+        rules.coordinator = CoordinatorRules {
+            on: true,
+            call_lost: swarm(rng, 100),
+            hidden: swarm(rng, 300),
+            sent_twice: swarm(rng, 500),
+            time_out: [0, 60, 200, 600][rng.index(4)],
+        };
+        if rng.chance(500) {
+            rules.late = rules.late.max(rng.range(1, 300));
+        }
+        let whole_for = rng.chance(400).then(|| Duration::from_millis(rng.range(1, 300)));
+        if let Some(limits) = &mut self.knobs.settings.transactions {
+            limits.whole_for = whole_for;
         }
     }
 
@@ -339,6 +393,13 @@ impl Plan {
     pub(super) fn with_transactions(seed: u64) -> Self {
         let mut plan = Self::plain(seed);
         plan.add_transactions(&mut Rng::new(seed ^ SINK_SEED));
+        plan
+    }
+
+    /// The same with brokers that coordinate the transactions.
+    pub(super) fn with_coordinator(seed: u64) -> Self {
+        let mut plan = Self::with_transactions(seed);
+        plan.add_coordinator(&mut Rng::new(seed ^ COORDINATOR_SEED));
         plan
     }
 

@@ -4,7 +4,7 @@ use super::broker::{NotTaken, Post, Producer, Record, TOO_LARGE};
 use super::ground::Ground;
 use super::outbox::{SessionId, time_of};
 use super::plan::{Bad, Knobs, SourceMode, TableRules};
-use super::transactional_sink::{Caller, Request};
+use super::transactional_sink::{Caller, CommitRequest, Request};
 use super::truth::Truth;
 use super::{Check, Stop, wrong};
 use crate::ack::Progress;
@@ -391,8 +391,9 @@ impl Process {
         call: SinkCall,
         (progress, attempts): (Progress, Vec<Position>),
     ) {
-        if let Some((recovery, records)) = self.producer.take_open() {
-            let request = Request::Commit { recovery, records, progress, attempts };
+        if let Some(closed) = self.producer.take_open() {
+            let request =
+                Request::Commit(CommitRequest { closed, progress, attempts, called: ground.now });
             ground.call_sink(self.caller(), call, request);
         }
     }

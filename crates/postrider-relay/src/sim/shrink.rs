@@ -1,6 +1,6 @@
 //! Reduces a failing plan to fewer faults, transactions and changes, while it still fails in the same way.
 
-use super::plan::{Bad, Plan, PlannedChange};
+use super::plan::{Bad, CoordinatorRules, Plan, PlannedChange, SinkRules};
 use super::world::run;
 
 /// Number of orders of turns that are tried for each smaller plan.
@@ -63,7 +63,11 @@ fn size(plan: &Plan) -> u64 {
     });
     let rules: usize = rules.sum();
     let knobs = [k.sink_full, k.destination_down, k.unknown, k.refused_wider, k.report_lost];
-    let sink = plan.sink.map_or([0; 3], |rules| [rules.refused, rules.answer_lost, rules.late]);
+    let sink = plan.sink.map_or([0; 7], |rules| {
+        let SinkRules { refused, answer_lost, late, coordinator } = rules;
+        let CoordinatorRules { call_lost, hidden, sent_twice, time_out, on: _ } = coordinator;
+        [refused, answer_lost, late, call_lost, hidden, sent_twice, time_out]
+    });
     let knobs = knobs
         .iter()
         .chain([&k.overtakes, &k.keepalive])
@@ -81,7 +85,7 @@ fn candidates(plan: &Plan) -> Vec<Plan> {
         change(&mut smaller);
         all.push(smaller);
     };
-    let knobs: [fn(&mut Plan); 16] = [
+    let knobs: [fn(&mut Plan); 20] = [
         |p| p.knobs.processes = 1,
         |p| p.knobs.sink_full = 0,
         |p| p.knobs.destination_down = 0,
@@ -93,6 +97,10 @@ fn candidates(plan: &Plan) -> Vec<Plan> {
         |p| p.each_sink_rule(|rules| rules.refused = 0),
         |p| p.each_sink_rule(|rules| rules.answer_lost = 0),
         |p| p.each_sink_rule(|rules| rules.late = 0),
+        |p| p.each_sink_rule(|rules| rules.coordinator.call_lost = 0),
+        |p| p.each_sink_rule(|rules| rules.coordinator.hidden = 0),
+        |p| p.each_sink_rule(|rules| rules.coordinator.sent_twice = 0),
+        |p| p.each_sink_rule(|rules| rules.coordinator.time_out = 0),
         |p| p.each_rule(|rules| rules.row_locked = 0),
         |p| p.each_rule(|rules| rules.relock_lost = 0),
         |p| p.each_rule(|rules| rules.ghosts = 0),

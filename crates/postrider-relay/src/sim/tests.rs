@@ -58,6 +58,27 @@ const SINK_BUGS: &[(Bug, u64)] = &[
     (Bug::TrustsRecovery, 45_000),
 ];
 
+/// The bugs with a sink whose transactions are coordinated by brokers, each with the seed from which it must be
+/// detected.
+const COORDINATOR_BUGS: &[(Bug, u64)] = &[
+    (Bug::ResolvesAtSend, 0),
+    (Bug::ResolvesAtReport, 0),
+    (Bug::ResolvesAtCommitCall, 0),
+    (Bug::CommitsUnsettled, 0),
+    (Bug::AdmitsDuringCommit, 0),
+    (Bug::ForgetsRecovery, 0),
+    (Bug::StoresOldProgress, 0),
+    (Bug::CursorPassesSink, 0),
+    (Bug::UnknownIsCommitted, 0),
+    (Bug::UnknownIsNotCommitted, 0),
+    (Bug::ReadsBeforeFencing, 0),
+    (Bug::ReadsBeforeStableEnd, 0),
+    (Bug::ProgressOutsideTransaction, 0),
+    (Bug::CommitsAfterTimeOut, 0),
+    (Bug::KeepsSlowProducer, 0),
+    (Bug::CommitsFenced, 0),
+];
+
 /// Bugs that only a coincidence of several faults reveals, because other checks prevent their effect, and a seed
 /// shortly before such a coincidence.
 const RARE_BUGS: &[(Bug, u64)] = &[
@@ -143,7 +164,17 @@ fn seeds_that_failed_once_pass() {
 
 #[test]
 fn seeds_with_a_transactional_sink_that_failed_once_pass() {
-    check_seeds(include_str!("seeds_sink.txt"), Plan::new);
+    check_seeds(include_str!("seeds_sink.txt"), Plan::without_coordinator);
+}
+
+#[test]
+fn nothing_is_lost_reordered_or_repeated_with_transactions_of_brokers_whatever_fails() {
+    let (began, mut sum) = (Instant::now(), Run::default());
+    for seed in 0..SEEDS {
+        add(&mut sum, &check(seed, &Plan::with_coordinator(seed)));
+    }
+    assert_eq!(sum.repeated, 0);
+    report("simulator with transactions of brokers", SEEDS, &sum, began.elapsed());
 }
 
 #[test]
@@ -164,7 +195,8 @@ fn check_seeds(lines: &str, plan: fn(u64) -> Plan) {
 #[test]
 fn same_seed_has_the_same_transcript() {
     for seed in [1, 25, 307] {
-        for plan in [Plan::plain(seed), Plan::with_transactions(seed), Plan::with_table(seed)] {
+        let sinks = [Plan::with_transactions(seed), Plan::with_coordinator(seed)];
+        for plan in sinks.into_iter().chain([Plan::plain(seed), Plan::with_table(seed)]) {
             let (one, other) = (run(&plan, true), run(&plan, true));
             assert!(!one.transcript.is_empty());
             assert_eq!(one, other);
@@ -181,6 +213,11 @@ fn injected_bugs_are_detected() {
 #[test]
 fn injected_bugs_with_a_transactional_sink_are_detected() {
     detect(SINK_BUGS.iter().copied(), Plan::with_transactions);
+}
+
+#[test]
+fn injected_bugs_with_transactions_of_brokers_are_detected() {
+    detect(COORDINATOR_BUGS.iter().copied(), Plan::with_coordinator);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use super::process::{End, NextReading, Process, halt};
 use super::stage::Stage;
 use super::store::{ahead_of_cursor, withdrawn};
 use super::streaming::Session;
-use super::transactional_sink::SinkAnswer;
+use super::transactional_sink::{self, SinkAnswer};
 use super::truth::RowFacts;
 use super::walsender::Walsender;
 use super::{Check, Run, Stop, wrong};
@@ -110,9 +110,7 @@ impl World {
                 Ok(())
             }
             1 if self.ground.broker_is_down() => Ok(()),
-            1 if self.ground.sink.is_some() && self.ground.rng.chance(500) => {
-                self.ground.serve_sink()
-            }
+            1 if self.ground.sink.is_some() && self.ground.rng.chance(500) => self.serve_sink(),
             1 => {
                 let ground = &mut self.ground;
                 let knobs = (&ground.knobs, &mut ground.rng, ground.now);
@@ -135,6 +133,16 @@ impl World {
             4 => self.take_turn(i),
             _ => self.pass(),
         }
+    }
+
+    /// The sink executes a call.
+    fn serve_sink(&mut self) -> Check {
+        let Some(caller) = self.ground.serve_sink()? else { return Ok(()) };
+        let process = &self.procs[caller.process];
+        if process.is_caller(caller) {
+            process.producer.commit_open(&self.ground.truth)?;
+        }
+        Ok(())
     }
 
     /// Time passes.
@@ -176,7 +184,15 @@ impl World {
             SinkAnswer::Recovered(call, recovered) => {
                 process.mailbox.push(Post::Recovered(call, recovered));
             }
-            SinkAnswer::Committed(call) => process.mailbox.push(Post::Committed(call)),
+            SinkAnswer::Committed { call, called } => {
+                process.mailbox.push(Post::Committed(call));
+                // A producer whose commit may have been sent twice is replaced.
+                let is_slow = transactional_sink::may_be_sent_twice(self.ground.now - called);
+                let replaces = is_slow && !injected(Bug::KeepsSlowProducer);
+                if replaces && process.is_caller(caller) && self.ground.has_coordinator() {
+                    process.producer.fatal();
+                }
+            }
             SinkAnswer::Failed if process.is_caller(caller) => process.producer.fatal(),
             SinkAnswer::Lost if process.is_caller(caller) => process.producer.silent = true,
             SinkAnswer::Failed | SinkAnswer::Lost => {}

@@ -6,7 +6,7 @@
 use super::codes;
 use super::health::{self, About, AckStall, BootstrapAgain, Problem, ReportedProblems};
 use super::native::{self, Description, TransactionFailure};
-use super::producer::{FENCED, Producer, Producers};
+use super::producer::{Producer, Producers};
 use super::secrets::{SaslLogin, Secrets};
 use super::shared::{RetiredProducers, Shared, Suspicion};
 use super::spec::KafkaSpec;
@@ -178,7 +178,8 @@ impl MetadataThread {
         if let Outcome::Rejected { scope: Scope::Destination, .. } = codes::outcome(code) {
             self.shared.forget_topics(code);
         }
-        let reason = if code == Code::Fenced { FENCED.to_owned() } else { reason };
+        let context = producers.first().client().context();
+        let reason = if code == Code::Fenced { context.fenced() } else { reason };
         self.shared.update_inbox(|inbox| {
             if let Some(broken) = &mut inbox.broken {
                 *broken = reason;
@@ -283,7 +284,7 @@ impl MetadataThread {
             self.problems.report(problem);
             return;
         }
-        let acked = self.shared.acked.load(Ordering::Relaxed);
+        let acked = self.shared.tally.acked.load(Ordering::Relaxed);
         // New producers wait for the records of the old ones: if those are not acknowledged, nothing is sent.
         let retired = self.retired.iter().map(|(retired, _)| retired.producers.in_flight_count());
         let flying = retired.sum::<i32>() + producers.in_flight_count();
@@ -314,7 +315,7 @@ impl MetadataThread {
                 why.is_some() || self.shared.known_topics().values().any(|one| one.lacks());
             let hopeless = self.stall.is_hopeless(explained, Instant::now());
             // An acknowledgement may have come while topics were requested.
-            if hopeless && self.shared.acked.load(Ordering::Relaxed) == acked {
+            if hopeless && self.shared.tally.acked.load(Ordering::Relaxed) == acked {
                 let reason = "brokers answer, and acknowledge nothing";
                 producers.first().client().context().broken(reason.to_owned());
             }

@@ -205,7 +205,7 @@ impl Drop for Producers {
 pub(super) const TRANSACTIONAL_ID: &str = "transactional.id";
 
 /// Why a producer is replaced that brokers have fenced off.
-pub(super) const FENCED: &str =
+const FENCED: &str =
     "another producer has the transactional id now, or the transaction took too long";
 
 /// The ticket of the record with the progress, which is none of the pipeline's.
@@ -371,6 +371,8 @@ pub(super) struct Context {
     connections: Throttle,
     /// The producer publishes in transactions.
     in_transactions: bool,
+    /// It is counted as fenced off.
+    fenced: AtomicBool,
 }
 
 impl Context {
@@ -385,6 +387,7 @@ impl Context {
             lines: Throttle::new(LOG_LINES_PER_SECOND, Duration::from_secs(1)),
             connections: Throttle::new(1, CONNECTION_PAUSE),
             in_transactions: false,
+            fenced: AtomicBool::new(false),
         }
     }
 
@@ -411,6 +414,15 @@ impl Context {
                 inbox.broken = Some(reason);
             }
         });
+    }
+
+    /// Brokers refuse this producer, because another one has its transactional id, or because its transaction took too
+    /// long. Returns why it is given up.
+    pub(super) fn fenced(&self) -> String {
+        if !self.muted() && !self.fenced.swap(true, Ordering::Relaxed) {
+            self.shared.tally.fenced.fetch_add(1, Ordering::Relaxed);
+        }
+        FENCED.to_owned()
     }
 
     /// Whether [`Self::broken`] was called.
@@ -482,7 +494,7 @@ impl Context {
     }
 
     fn acknowledged(&self, acked: &mut Vec<Ticket>) {
-        self.shared.acked.fetch_add(acked.len() as u64, Ordering::Relaxed);
+        self.shared.tally.acked.fetch_add(acked.len() as u64, Ordering::Relaxed);
         for &ticket in acked.iter() {
             self.firsts.answered(ticket);
         }

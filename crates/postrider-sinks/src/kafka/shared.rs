@@ -34,8 +34,7 @@ pub(super) struct Shared {
     pub(super) full: AtomicBool,
     /// Records wait in the partition scheduler, and so for the answers to others.
     pub(super) is_queueing: AtomicBool,
-    /// Acknowledgements so far.
-    pub(super) acked: AtomicU64,
+    pub(super) tally: Tally,
     /// Hours since the sink was opened.
     pub(super) hour: AtomicU32,
     /// A producer gave up a record. Nothing more is sent before the caller has taken the report and reset the sink, or
@@ -59,6 +58,15 @@ pub(super) struct Shared {
     pub(super) seen_settings: Mutex<BTreeMap<String, Option<TopicSettings>>>,
     pub(super) inbox: Mutex<Inbox>,
     pub(super) wakeup: Condvar,
+}
+
+/// What is counted since the sink was opened.
+#[derive(Default)]
+pub(super) struct Tally {
+    /// Acknowledgements.
+    pub(super) acked: AtomicU64,
+    /// Producers that brokers have fenced off.
+    pub(super) fenced: AtomicU64,
 }
 
 /// What the metadata thread has to do. Everything in it is bounded: there is one of each, except topics, and producers
@@ -147,7 +155,7 @@ impl Shared {
             mailbox,
             full: AtomicBool::new(false),
             is_queueing: AtomicBool::new(false),
-            acked: AtomicU64::new(0),
+            tally: Tally::default(),
             hour: AtomicU32::new(0),
             failed: AtomicBool::new(false),
             rights: AtomicBool::new(false),

@@ -474,7 +474,7 @@ impl KafkaSink {
         };
         self.scheduler.leads(facts.leaders);
         let line = self.scheduler.line(record.topic, partition);
-        let acked = self.shared.acked.load(Ordering::Relaxed);
+        let acked = self.shared.tally.acked.load(Ordering::Relaxed);
         if self.scheduler.must_wait(acked) {
             let (facts, record) = (Arc::clone(facts), OwnedRecord::of(record));
             let now = Instant::now();
@@ -495,7 +495,7 @@ impl KafkaSink {
     fn send_queued(&mut self, now: Instant) {
         // Each partition once: one that is put back waits for an answer.
         for _ in 0..self.scheduler.queued() {
-            let acked = self.shared.acked.load(Ordering::Relaxed);
+            let acked = self.shared.tally.acked.load(Ordering::Relaxed);
             let Some(line) = self.scheduler.next(acked, now) else { break };
             while let Some(waiting) = self.scheduler.take(line) {
                 let WaitingRecord { ticket, facts, partition, record } = &waiting;

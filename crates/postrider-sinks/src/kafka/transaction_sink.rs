@@ -12,12 +12,15 @@ use super::transaction_thread::{CommitLink, CommitThread, KafkaCall};
 use postrider_core::record::{Record, Ticket};
 use postrider_core::sink::{Mailbox, NotTaken, Sink, SinkCall, SinkProgress, Transactional};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// The sink, and the way to the thread that commits.
 pub(super) struct KafkaTransactionSink {
     sink: KafkaSink,
     link: Arc<CommitLink>,
+    /// The transactional id.
+    id: String,
     progress_topic: String,
     /// The open transaction has a record.
     has_records: bool,
@@ -49,6 +52,7 @@ impl KafkaTransactionSink {
         Ok(Self {
             sink,
             link,
+            id: transaction.id.clone(),
             progress_topic: transaction.progress_topic.clone(),
             has_records: false,
         })
@@ -152,6 +156,14 @@ impl Transactional for KafkaTransactionSink {
     fn commit(&mut self, call: SinkCall, progress: &SinkProgress) {
         self.has_records = false;
         self.link.call(KafkaCall::Commit { call, progress: progress.to_string() });
+    }
+
+    fn id(&self) -> Option<&str> {
+        Some(&self.id)
+    }
+
+    fn fenced_total(&self) -> Option<u64> {
+        Some(self.sink.shared().tally.fenced.load(Ordering::Relaxed))
     }
 }
 

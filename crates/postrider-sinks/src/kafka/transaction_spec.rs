@@ -13,6 +13,9 @@ const TABLE: &str = "transaction";
 const DELIVERY: [&str; 2] = ["at-least-once", "exactly-once"];
 const FENCING: [&str; 2] = ["none", "transactional"];
 
+/// The words of `boundary`.
+const BOUNDARY: [&str; 2] = ["interval", "source"];
+
 /// Bounds of a transaction.
 const COMMIT_INTERVAL: Duration = Duration::from_millis(20);
 const COMMIT_INTERVALS: RangeInclusive<Duration> =
@@ -63,6 +66,7 @@ impl TransactionKeys {
         let exactly_once = keys.word("delivery", &DELIVERY, &[]) == 1;
         let fences = keys.word("fencing", &FENCING, &[]) == 1;
         let table = keys.table(TABLE);
+        let timeout = table.duration("timeout", TIMEOUT, TIMEOUTS);
         let topic = table.text("progress_topic").filter(|topic| !topic.is_empty());
         let read = Self {
             exactly_once,
@@ -72,8 +76,10 @@ impl TransactionKeys {
                 // The bound fits a usize on every platform we build for.
                 records_max: table.number("events_max", EVENTS, 1..=EVENTS_MAX) as usize,
                 bytes_max: table.size("bytes_max", BYTES, BYTES_RANGE),
+                // The brokers abort a transaction after `timeout`.
+                whole_for: (table.word("boundary", &BOUNDARY, &[]) == 1).then_some(timeout / 2),
             },
-            timeout: table.duration("timeout", TIMEOUT, TIMEOUTS),
+            timeout,
             progress_topic: topic.unwrap_or_else(|| PROGRESS_TOPIC.to_owned()),
             id: table.text("id").unwrap_or_default(),
             source: String::new(),
@@ -134,6 +140,7 @@ impl TransactionKeys {
             text("commit_interval", &ShowDuration(self.limits.interval).to_string()),
             Shown { table: TABLE, key: "events_max".to_owned(), value: events },
             text("bytes_max", &ShowSize(self.limits.bytes_max).to_string()),
+            text("boundary", BOUNDARY[usize::from(self.limits.whole_for.is_some())]),
             text("timeout", &ShowDuration(self.timeout).to_string()),
             text("progress_topic", &self.progress_topic),
             text("id", &self.id),
@@ -193,6 +200,7 @@ mod tests {
                 records_max: EVENTS as usize,
                 bytes_max: BYTES,
                 interval: COMMIT_INTERVAL,
+                whole_for: None,
             },
             timeout: TIMEOUT,
             progress_topic: PROGRESS_TOPIC.to_owned(),

@@ -7,7 +7,7 @@
 //! A producer whose commit has failed, or may have been sent twice, is never used again.
 
 use super::native::{self, TransactionFailure};
-use super::producer::{Context, FENCED, PROGRESS, Polled, Producer, Producers};
+use super::producer::{Context, PROGRESS, Polled, Producer, Producers};
 use super::progress::{self, ProgressProblem, StoredProgress};
 use super::properties;
 use super::secrets::Secrets;
@@ -245,7 +245,7 @@ impl CommitThread {
         let progress = self.read(producers)?;
         let producer = producers.first();
         let begun = native::begin_transaction(producer);
-        begun.map_err(|failure| give_up(producer, failed("begin", &failure)))?;
+        begun.map_err(|failure| give_up(producer, failed(producer, "begin", &failure)))?;
         self.report_over();
         let post = Post::Recovered { call, progress };
         self.link.answer(self.generation, &self.shared, post, |state| state.is_open = true);
@@ -275,7 +275,7 @@ impl CommitThread {
                     self.link.pause(self.generation, ADMISSION_PAUSE);
                 }
                 Err(failure) if failure.code == Code::Fenced => {
-                    return Err(give_up(producer, FENCED.to_owned()));
+                    return Err(give_up(producer, producer.client().context().fenced()));
                 }
                 Err(failure) => return Err(self.await_acceptance(producer, &failure)),
             }
@@ -358,7 +358,7 @@ impl CommitThread {
         let began = Instant::now();
         while let Err(failure) = native::commit_transaction(producer, STEP) {
             if !failure.continues {
-                return Err(give_up(producer, failed("commit", &failure)));
+                return Err(give_up(producer, failed(producer, "commit", &failure)));
             }
             self.check(producers)?;
             self.report_late(began);
@@ -375,7 +375,7 @@ impl CommitThread {
             state.is_open = is_open;
         });
         match next {
-            Err(failure) => Err(give_up(producer, failed("begin", &failure))),
+            Err(failure) => Err(give_up(producer, failed(producer, "begin", &failure))),
             Ok(()) if was_sent_once => Ok(()),
             Ok(()) => Err(give_up(producer, SENT_TWICE.to_owned())),
         }
@@ -456,10 +456,10 @@ const SENT_TWICE: &str = "the commit of its last transaction may have been sent 
 const COORDINATOR_HINT: &str = "see whether topic __transaction_state has its leaders and replicas: \
                                 transaction.state.log.replication.factor needs as many brokers";
 
-fn failed(step: &str, failure: &TransactionFailure) -> String {
+fn failed(producer: &Producer, step: &str, failure: &TransactionFailure) -> String {
     let TransactionFailure { code, reason, .. } = failure;
     if *code == Code::Fenced {
-        return FENCED.to_owned();
+        return producer.client().context().fenced();
     }
     format!("could not {step} a transaction: {reason}")
 }

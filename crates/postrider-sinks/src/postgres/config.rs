@@ -103,6 +103,7 @@ impl PostgresConfig {
                 // The bound fits a usize on every platform we build for.
                 records_max: table.number("events_max", EVENTS, 1..=EVENTS_MAX) as usize,
                 bytes_max: table.size("bytes_max", BYTES, BYTES_RANGE),
+                whole_for: None,
             },
         };
         table.finish();

@@ -55,8 +55,12 @@ const EVENTS: u32 = 1_000;
 const EVENTS_MAX: u32 = 10_000;
 const BYTES: u64 = 1 << 20;
 const BYTES_RANGE: std::ops::RangeInclusive<u64> = 64 << 10..=64 << 20;
-const LIMITS: TransactionLimits =
-    TransactionLimits { records_max: EVENTS as usize, bytes_max: BYTES, interval: COMMIT_INTERVAL };
+const LIMITS: TransactionLimits = TransactionLimits {
+    records_max: EVENTS as usize,
+    bytes_max: BYTES,
+    interval: COMMIT_INTERVAL,
+    whole_for: None,
+};
 
 /// Bytes of an answer with entries at most. Unit: bytes.
 const READ_BYTES_MAX: usize = 64 << 20;
@@ -144,6 +148,7 @@ impl RedisConfig {
             // The bound fits a usize on every platform we build for.
             records_max: table.number("events_max", EVENTS, 1..=EVENTS_MAX) as usize,
             bytes_max: table.size("bytes_max", BYTES, BYTES_RANGE),
+            whole_for: None,
         };
         let config = Self {
             storing,
@@ -462,8 +467,12 @@ impl SinkConfig for RedisConfig {
 pub(super) mod tests {
     use super::*;
 
-    const LIMITS: TransactionLimits =
-        TransactionLimits { records_max: 10, bytes_max: 100, interval: Duration::from_millis(10) };
+    const LIMITS: TransactionLimits = TransactionLimits {
+        records_max: 10,
+        bytes_max: 100,
+        interval: Duration::from_millis(10),
+        whole_for: None,
+    };
 
     pub(crate) fn config() -> RedisConfig {
         RedisConfig {

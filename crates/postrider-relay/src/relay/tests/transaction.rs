@@ -1,8 +1,8 @@
 //! A sink that publishes in transactions: what its commit resolves, and what a start recovers.
 
 use super::{
-    OnPoison, Script, TRANSACTIONS, check_stopping_transactions, check_transactions, rules,
-    transcript_of_transactions,
+    OnPoison, Script, check_stopping_transactions, check_transactions, check_whole_transactions,
+    rules, transaction_limits, transcript_of_transactions,
 };
 use expect_test::expect;
 use postrider_core::sink::TransactionLimits;
@@ -737,11 +737,167 @@ fn published_event_is_listed_until_its_row_has_the_status() {
     );
 }
 
+/// The interval, the cursor row and the bound count at the end of a transaction of the source.
+#[test]
+fn transaction_of_the_source_is_not_divided_where_it_is_to_stay_whole() {
+    check_whole_transactions(
+        "start 16
+         recovered
+         written
+         begin 32
+         event a
+         event b
+         acked 0
+         acked 1
+         wait 50
+         idle
+         event c
+         event d
+         acked 2
+         acked 3
+         commit 32 48
+         committed
+         written",
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #0
+            event b           │ publish #1
+            acked 0           │ 
+            acked 1           │ 
+            wait 50           │ 
+            event c           │ publish #2
+            event d           │ publish #3
+            acked 2           │ 
+            acked 3           │ 
+            commit 32 48      │ commit sink 0/30 (closed)
+            committed         │ published, published, published, published
+            written           │ 
+        "#]],
+    );
+}
+
+/// Twice the bound is the end of it.
+#[test]
+fn transaction_of_the_source_that_is_too_large_is_divided() {
+    check_whole_transactions(
+        "start 16
+         recovered
+         written
+         begin 32
+         event a
+         event b
+         event c
+         acked 0
+         acked 1
+         acked 2
+         event d
+         event e
+         acked 3
+         acked 4
+         event f
+         acked 5
+         committed
+         written
+         event g
+         acked 6
+         commit 32 48
+         wait 20
+         committed",
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #0
+            event b           │ publish #1
+            event c           │ publish #2
+            acked 0           │ 
+            acked 1           │ 
+            acked 2           │ 
+            event d           │ publish #3
+            event e           │ publish #4
+            acked 3           │ 
+            acked 4           │ 
+            event f           │ publish #5 (closed)
+            acked 5           │ commit sink 0/10+0/20:6 (closed)
+            committed         │ published, published, published, published, published, published
+            written           │ 
+            event g           │ publish #6
+            acked 6           │ 
+            commit 32 48      │ 
+            wait 20           │ commit sink 0/30 (closed)
+            committed         │ published
+        "#]],
+    );
+}
+
+/// What was not committed is published by the next process.
+#[test]
+fn drain_does_not_divide_a_transaction_of_the_source() {
+    check_whole_transactions(
+        "start 16
+         recovered
+         written
+         begin 32
+         event a
+         commit 32 48
+         begin 64
+         event b
+         acked 0
+         acked 1
+         drain",
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #0
+            commit 32 48      │ 
+            begin 64          │ 
+            event b           │ publish #1
+            acked 0           │ 
+            acked 1           │ 
+            drain             │ drained (closed)
+        "#]],
+    );
+}
+
+/// The brokers would abort a transaction that is open for too long, again and again.
+#[test]
+fn transaction_of_the_source_that_takes_too_long_is_divided() {
+    check_whole_transactions(
+        "start 16
+         recovered
+         written
+         begin 32
+         event a
+         acked 0
+         wait 4999
+         idle
+         wait 1
+         committed",
+        &expect![[r#"
+            start 16          │ recover sink, confirm 0/10 (closed)
+            recovered         │ write cursor 0/10 (closed)
+            written           │ 
+            begin 32          │ 
+            event a           │ publish #0
+            acked 0           │ 
+            wait 4999         │ 
+            wait 1            │ commit sink 0/10+0/20:1 (closed)
+            committed         │ published, write cursor 0/10+0/20:1
+        "#]],
+    );
+}
+
 /// An event that comes while a commit is made waits no longer than the interval since the close before it, and the first
 /// one after a pause waits for nothing.
 #[test]
 fn interval_counts_from_the_close_before() {
-    let limits = TransactionLimits { records_max: 9, ..TRANSACTIONS };
+    let limits = TransactionLimits { records_max: 9, ..transaction_limits() };
     let script = "start 16
          recovered
          written
@@ -791,7 +947,7 @@ fn interval_counts_from_the_close_before() {
 /// A large transaction shows that a backlog is published: the commit takes no part of the interval.
 #[test]
 fn interval_counts_from_the_first_event_after_a_large_transaction() {
-    let limits = TransactionLimits { records_max: 4, ..TRANSACTIONS };
+    let limits = TransactionLimits { records_max: 4, ..transaction_limits() };
     let script = "start 16
          recovered
          written

@@ -1,0 +1,112 @@
+//! Counts the transactions of a sink, for status and metrics.
+//!
+//! A transaction is counted when it ends: committed, given up before its commit was called, or with a commit that was
+//! not answered before the sink was reset. What became of the last kind, the recovery says to the relay.
+
+use crate::status::TransactionsSummary;
+use std::time::{Duration, Instant};
+
+/// The commit that is not answered yet.
+#[derive(Debug)]
+struct CalledCommit {
+    since: Instant,
+    records: u64,
+}
+
+/// The transactions of a sink since it was opened.
+#[derive(Debug)]
+pub(super) struct TransactionMeter {
+    /// What the status shows.
+    summary: TransactionsSummary,
+    /// Records of the open transaction.
+    open: u64,
+    called: Option<CalledCommit>,
+    keeps_whole: bool,
+}
+
+impl TransactionMeter {
+    /// `id`: the name by which brokers know the producers. `keeps_whole`: transactions of the source are not to be
+    /// divided.
+    pub(super) fn new(id: Option<&str>, keeps_whole: bool) -> Self {
+        let summary =
+            TransactionsSummary { id: id.map(str::to_owned), ..TransactionsSummary::default() };
+        Self { summary, open: 0, called: None, keeps_whole }
+    }
+
+    /// The process owns the pipeline as the owner of this number.
+    pub(super) fn owned_as(&mut self, epoch: i64) {
+        self.summary.owner_epoch = Some(epoch);
+    }
+
+    /// Whether transactions of the source are not to be divided.
+    pub(super) const fn keeps_whole(&self) -> bool {
+        self.keeps_whole
+    }
+
+    /// A record is in the open transaction.
+    #[inline]
+    pub(super) fn record(&mut self) {
+        self.open += 1;
+    }
+
+    /// The commit of the open transaction is called.
+    pub(super) fn committing(&mut self) {
+        let records = std::mem::take(&mut self.open);
+        self.called = Some(CalledCommit { since: Instant::now(), records });
+    }
+
+    /// The commit is answered. Returns how long it took; `None` if it was given up before.
+    pub(super) fn committed(&mut self) -> Option<Duration> {
+        let CalledCommit { since, records } = self.called.take()?;
+        self.summary.committed_total += 1;
+        self.summary.records_total += records;
+        Some(since.elapsed())
+    }
+
+    /// The sink is reset.
+    pub(super) fn given_up(&mut self) {
+        self.summary.unknown_total += u64::from(self.called.take().is_some());
+        self.summary.aborted_total += u64::from(std::mem::take(&mut self.open) > 0);
+    }
+
+    /// The name by which brokers know the producers.
+    pub(super) fn id(&self) -> Option<&str> {
+        self.summary.id.as_deref()
+    }
+
+    /// What the status shows.
+    pub(super) fn summary(&self) -> TransactionsSummary {
+        self.summary.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transactions_are_counted_when_they_end_and_by_how() {
+        let mut meter = TransactionMeter::new(Some("orders"), false);
+        assert!(meter.committed().is_none(), "nothing was called");
+        meter.record();
+        meter.record();
+        meter.committing();
+        // Records behind a commit that is called belong to the next transaction.
+        meter.record();
+        assert!(meter.committed().is_some());
+        meter.given_up();
+        meter.committing();
+        meter.given_up();
+        meter.given_up();
+        let TransactionsSummary {
+            id,
+            committed_total,
+            records_total,
+            aborted_total,
+            unknown_total,
+            ..
+        } = meter.summary();
+        assert_eq!(id.as_deref(), Some("orders"));
+        assert_eq!([committed_total, records_total, aborted_total, unknown_total], [1, 2, 1, 1]);
+    }
+}

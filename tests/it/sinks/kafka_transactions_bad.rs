@@ -1,0 +1,338 @@
+//! The Kafka sink with transactions while something is wrong for long: the coordinator, the topic of the progress,
+//! another pipeline.
+
+use super::kafka::KafkaServer;
+use super::pipeline::{SinkPipeline, state};
+use super::scenarios::grown;
+use super::server::SinkServer;
+use super::transaction_caller::{FIRST, SECOND, TransactionCaller, transactional, values};
+use crate::await_that::{SOON, await_that};
+use crate::halted::run_to_halt;
+use crate::kafka_astray::create;
+use crate::load::{Load, Plan};
+use crate::private::PrivateKafka;
+use crate::relay::{Relay, postrider_ok};
+use crate::server::unique;
+use crate::topic::{Topic, client_config};
+use postrider::record::{Outcome, Ticket};
+use postrider::sink::{NotTaken, Post, SinkProgress};
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::producer::{BaseProducer, Producer};
+use serde_json::Value;
+use std::time::Duration;
+
+type Exact = KafkaServer<true, true>;
+
+const PROGRESS: &str = "postrider.progress";
+
+/// What `/status` has of the transactions of the only pipeline.
+fn transactions(status: &Value) -> &Value {
+    &status["pipelines"][0]["sink_transactions"]
+}
+
+async fn pipeline_with(test: &str, tables: &str) -> SinkPipeline<Exact> {
+    let server = Exact::start().await;
+    server.create("orders").await;
+    let sink = server.sink(None) + tables;
+    SinkPipeline::to(server, test, &sink).await
+}
+
+/// The only broker is frozen for longer than the time-out of transactions, and than every time-out of librdkafka's
+/// requests.
+#[tokio::test]
+async fn coordinator_that_answers_nothing_for_long_is_waited_for() {
+    let tables = "[.sink.transaction]\ntimeout = \"2s\"\n\
+                  [.sink.properties]\n\"socket.timeout.ms\" = \"3000\"\n";
+    let pipeline = pipeline_with("coordinator", tables).await;
+    let relay = pipeline.run();
+    let load = Load::start(&Plan { rate: 500, ..pipeline.plan() }, 1);
+    let committed = |status: &Value| transactions(status)["committed_total"].as_u64();
+    relay.await_status("commits", SOON, |status| committed(status) >= Some(20)).await;
+    pipeline.server.freeze();
+    let waits = |status: &Value| {
+        let lag = status["pipelines"][0]["lag_seconds"].as_f64();
+        state(status) == "broker_down" && lag > Some(25.0)
+    };
+    let status = relay.await_status("that it waits for long", SOON, waits).await;
+    assert!(status["pipelines"][0]["reason"].is_string(), "{status}");
+    pipeline.server.thaw();
+    grown(&load, 500).await;
+    let ledger = load.stop().await;
+    pipeline.arrived(&ledger).await.assert_balanced(0);
+    pipeline.resolved().await;
+    let status = relay.status().await.expect("a status");
+    let given_up =
+        ["aborted_total", "unknown_total"].map(|key| transactions(&status)[key].as_u64());
+    assert!(given_up.into_iter().any(|count| count > Some(0)), "{status}");
+    relay.terminate(SOON).await;
+}
+
+/// The status has the progress beside the cursor row, and `/metrics` counts the transactions.
+#[tokio::test]
+async fn status_and_metrics_show_progress_and_transactions() {
+    let pipeline = pipeline_with("shown", "").await;
+    let relay = pipeline.run();
+    pipeline.insert("orders", "a", &[1, 2, 3]).await;
+    pipeline.await_values("orders", "a", &["1", "2", "3"]).await;
+    pipeline.resolved().await;
+    let row = pipeline.sql.text("select watermark::text from postrider.cursor").await;
+    let row = row.expect("a cursor row");
+    let shown = |status: &Value| {
+        let text = |key: &str| transactions(status)[key].as_str().unwrap_or_default().to_owned();
+        text("progress").contains(&row) && text("cursor_row").contains(&row)
+    };
+    let status = relay.await_status("the cursor row", SOON, shown).await;
+    let dbname = pipeline.sql.text("select current_database()").await.expect("a name");
+    let id = format!("postrider.{dbname}.{}", pipeline.name);
+    assert_eq!(transactions(&status)["id"], id, "{status}");
+    assert!(transactions(&status)["owner_epoch"].as_i64() > Some(0), "{status}");
+    assert_eq!(transactions(&status)["records_total"], 3, "{status}");
+    assert_eq!(transactions(&status)["fenced_total"], 0, "{status}");
+    let (_, metrics) = relay.get("/metrics").await.expect("metrics");
+    let has = |series: &str| {
+        let found = metrics.lines().find(|line| line.starts_with(series));
+        assert!(found.is_some(), "no {series}: {metrics}");
+    };
+    for outcome in ["committed", "aborted", "unknown"] {
+        let labels = format!("pipeline=\"{}\",shard=\"0\",outcome=\"{outcome}\"", pipeline.name);
+        has(&format!("postrider_sink_transactions_total{{{labels}}}"));
+    }
+    has("postrider_sink_transaction_records_total");
+    has("postrider_sink_fenced_total");
+    has("postrider_sink_commit_seconds_bucket");
+    relay.terminate(SOON).await;
+}
+
+/// Rights to the topic of the progress are taken away, all of them and then those to write.
+#[tokio::test]
+async fn progress_topic_that_is_not_allowed_is_named_and_waited_for() {
+    let pipeline = pipeline_with("rights", "").await;
+    let relay = pipeline.run();
+    pipeline.insert("orders", "a", &[1]).await;
+    pipeline.await_values("orders", "a", &["1"]).await;
+    pipeline.resolved().await;
+    let kafka = &pipeline.server.kafka;
+    kafka.deny_writes(PROGRESS);
+    pipeline.insert("orders", "a", &[2]).await;
+    await_named(&relay).await;
+    kafka.deny(PROGRESS, false);
+    pipeline.await_values("orders", "a", &["1", "2"]).await;
+    relay.terminate(SOON).await;
+    kafka.deny(PROGRESS, true);
+    let relay = pipeline.run();
+    pipeline.insert("orders", "a", &[3]).await;
+    await_named(&relay).await;
+    kafka.deny(PROGRESS, false);
+    pipeline.await_values("orders", "a", &["1", "2", "3"]).await;
+    assert_eq!(pipeline.server.read("orders").await.expect("records").len(), 3, "nothing twice");
+    relay.terminate(SOON).await;
+}
+
+/// The status names the topic of the progress as the reason.
+async fn await_named(relay: &Relay) {
+    let named = |status: &Value| {
+        let reason = status["pipelines"][0]["reason"].as_str().unwrap_or_default();
+        state(status) == "broker_down" && reason.contains(PROGRESS)
+    };
+    relay.await_status("the topic", SOON, named).await;
+}
+
+/// The topic of the progress is deleted while the pipeline publishes. Nothing is published without it, and the process
+/// that has committed before does not take itself for a new one.
+#[tokio::test]
+async fn progress_deleted_while_it_publishes_is_missed_and_nothing_comes_twice() {
+    let pipeline = pipeline_with("running", "").await;
+    let relay = pipeline.run();
+    pipeline.insert("orders", "a", &[1, 2]).await;
+    pipeline.await_values("orders", "a", &["1", "2"]).await;
+    pipeline.resolved().await;
+    pipeline.server.topic(PROGRESS).delete().await;
+    pipeline.insert("orders", "a", &[3]).await;
+    await_named(&relay).await;
+    let records = pipeline.server.read("orders").await.expect("records");
+    assert_eq!(records.len(), 2, "nothing without its progress");
+    let said = postrider_ok(&pipeline.config, &["setup"]);
+    assert!(said.contains("begins at the cursor row"), "{said}");
+    let status = relay.await_state("halted", SOON).await;
+    assert_eq!(status["pipelines"][0]["halt_code"], "PR025", "{status}");
+    relay.terminate(SOON).await;
+    let relay = pipeline.run();
+    pipeline.await_values("orders", "a", &["1", "2", "3"]).await;
+    assert_eq!(pipeline.server.read("orders").await.expect("records").len(), 3, "nothing twice");
+    relay.terminate(SOON).await;
+}
+
+/// Pipelines of two databases have one transactional id. The second one finds progress that is not its own, and says
+/// so; the first one is fenced off for a moment, and goes on.
+#[tokio::test]
+async fn transactional_id_of_another_pipeline_halts_the_second_one_and_says_whose_it_is() {
+    let tables = "[.sink.transaction]\nid = \"shared\"\n";
+    let pipeline = pipeline_with("shared", tables).await;
+    let relay = pipeline.run();
+    pipeline.insert("orders", "a", &[1]).await;
+    pipeline.await_values("orders", "a", &["1"]).await;
+    pipeline.resolved().await;
+    let sink = pipeline.server.sink(None) + tables;
+    let (_database, config) = pipeline.namesake("shared_too", &sink).await;
+    let halted = run_to_halt(&config).await;
+    halted.assert_says("PR004", &["transactional id \"shared\"", "history"], &["transaction.id"]);
+    pipeline.insert("orders", "a", &[2]).await;
+    pipeline.await_values("orders", "a", &["1", "2"]).await;
+    let fenced = |status: &Value| transactions(status)["fenced_total"].as_u64() > Some(0);
+    relay.await_status("that it was fenced off", SOON, fenced).await;
+    relay.await_log("another producer has the transactional id now", SOON).await;
+    assert_eq!(pipeline.server.read("orders").await.expect("records").len(), 2, "nothing twice");
+    relay.terminate(SOON).await;
+}
+
+/// Events of a transaction of the database, in the tests of `boundary = "source"`.
+const WHOLE: u32 = 400;
+
+/// Transactions of Kafka are committed as often as possible, and a reader never sees a part of one of the database.
+#[tokio::test]
+async fn transaction_of_the_database_becomes_visible_as_a_whole() {
+    let tables =
+        "[.sink.transaction]\nboundary = \"source\"\ncommit_interval = \"1ms\"\nevents_max = 500\n";
+    let pipeline = pipeline_with("whole", tables).await;
+    let relay = pipeline.run();
+    let mut seen = std::collections::BTreeSet::new();
+    for number in 1..=20 {
+        let numbers: Vec<u32> = (0..WHOLE).map(|event| number * WHOLE + event).collect();
+        pipeline.insert("orders", &format!("a{number}"), &numbers).await;
+        let count = pipeline.server.read("orders").await.expect("records").len();
+        assert_eq!(count % WHOLE as usize, 0, "a part is visible");
+        seen.insert(count);
+    }
+    await_that("all transactions", SOON, || async {
+        let count = pipeline.server.read("orders").await?.len();
+        assert_eq!(count % WHOLE as usize, 0, "a part is visible");
+        if count == 20 * WHOLE as usize { Ok(()) } else { Err(count.to_string()) }
+    })
+    .await;
+    assert!(seen.len() > 2, "they became visible one after the other: {seen:?}");
+    assert!(!relay.stderr().contains("transaction_divided"), "{}", relay.stderr());
+    relay.terminate(SOON).await;
+}
+
+/// It has more events than twice `events_max`: everything is published once, and the log says so.
+#[tokio::test]
+async fn transaction_that_is_larger_than_the_bounds_is_divided_and_logged() {
+    let tables = "[.sink.transaction]\nboundary = \"source\"\nevents_max = 100\n";
+    let pipeline = pipeline_with("divided", tables).await;
+    let relay = pipeline.run();
+    let numbers: Vec<u32> = (1..=1_000).collect();
+    pipeline.insert("orders", "a", &numbers).await;
+    let wanted: Vec<String> = numbers.iter().map(ToString::to_string).collect();
+    let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
+    pipeline.await_values("orders", "a", &wanted).await;
+    assert_eq!(
+        pipeline.server.read("orders").await.expect("records").len(),
+        1_000,
+        "nothing twice"
+    );
+    relay.await_log("transaction_divided", SOON).await;
+    let divided = relay.stderr().matches("transaction_divided").count();
+    assert_eq!(divided, 1, "once for each transaction: {}", relay.stderr());
+    relay.terminate(SOON).await;
+}
+
+/// The broker that coordinates the transactions of the id is killed, and the other one takes over.
+#[tokio::test]
+async fn coordinator_that_moves_to_another_broker_is_followed() {
+    let broker = PrivateKafka::start("transaction.state.log.replication.factor=2").await;
+    let mut second = broker.start_beside().await;
+    let id = coordinated_by(&broker, 2).await;
+    let topic = |name: &str| Topic { brokers: broker.brokers(), name: unique(name) };
+    let (orders, progress) = (topic("orders"), topic("progress"));
+    for topic in [&orders, &progress] {
+        create(topic, &[1]).await;
+    }
+    let spec = transactional(&orders, &progress, id, Duration::from_mins(1));
+    let mut sink = TransactionCaller::open(&spec);
+    sink.recover().await;
+    publish(&mut sink, &orders, "1", FIRST).await;
+    second.kill().await;
+    publish(&mut sink, &orders, "2", SECOND).await;
+    assert_eq!(values(&orders.read_all().await), ["1", "2"]);
+}
+
+/// A transactional id that this broker coordinates, with brokers of which each leads a part of the transactions.
+async fn coordinated_by(broker: &PrivateKafka, wanted: i32) -> String {
+    let log = "__transaction_state";
+    // The topic is created for the first producer.
+    let first: BaseProducer = client_config(&broker.brokers())
+        .set("transactional.id", unique("first"))
+        .create()
+        .expect("a producer");
+    first.init_transactions(SOON).expect("transactions");
+    let leaders = await_that("leaders of both brokers", SOON, async || {
+        let client: BaseConsumer = client_config(&broker.brokers()).create().expect("a client");
+        let metadata = client.fetch_metadata(Some(log), SOON).map_err(|error| error.to_string())?;
+        let partitions = metadata.topics()[0].partitions();
+        let mut leaders: Vec<(i32, i32)> =
+            partitions.iter().map(|partition| (partition.id(), partition.leader())).collect();
+        leaders.sort_unstable();
+        let both = [1, 2].iter().all(|broker| leaders.iter().any(|(_, leader)| leader == broker));
+        if both { Ok(leaders) } else { Err(format!("{leaders:?}")) }
+    })
+    .await;
+    let count = u32::try_from(leaders.len()).expect("a number");
+    // Java's hash of a string, without its sign (Kafka, `TransactionStateManager.partitionFor`).
+    let hash = |id: &str| {
+        id.bytes().fold(0_u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()))
+    };
+    let partition = |id: &str| usize::try_from((hash(id) & 0x7fff_ffff) % count).expect("an index");
+    let ids = (0..1_000).map(|number| format!("id-{number}"));
+    let mut of_wanted = ids.filter(|id| leaders[partition(id)].1 == wanted);
+    of_wanted.next().expect("an id")
+}
+
+/// Publishes a record with this progress, as a pipeline does: whenever the sink is given up, it says what it has.
+async fn publish(sink: &mut TransactionCaller, orders: &Topic, value: &str, progress: &str) {
+    let progress: SinkProgress = progress.parse().expect("a progress");
+    let record = crate::sink_caller::record(&orders.name, "k", value.as_bytes());
+    let acked = |post: &Post| matches!(post, Post::Report { outcome: Outcome::Acked, .. });
+    let mut ticket = 0;
+    loop {
+        ticket += 1;
+        let goes_on = match sink.sink.enqueue(Ticket(ticket), &record) {
+            Ok(()) if ended(sink, acked).await => {
+                sink.commit(&progress.to_string());
+                if ended(sink, |post| matches!(post, Post::Committed { .. })).await {
+                    return;
+                }
+                false
+            }
+            Ok(()) => false,
+            Err(NotTaken::Destination | NotTaken::Full) => {
+                ended(sink, |post| matches!(post, Post::Retry)).await
+            }
+            Err(why) => panic!("{why:?}"),
+        };
+        if goes_on {
+            continue;
+        }
+        sink.sink.reset();
+        if sink.recover().await.as_ref() == Some(&progress) {
+            return;
+        }
+    }
+}
+
+/// Waits for such a post, or for the end of the producer: then false.
+async fn ended(sink: &mut TransactionCaller, wanted: impl Fn(&Post) -> bool) -> bool {
+    sink.until("post", |post| match post {
+        Post::Broken { .. } => Some(false),
+        post if wanted(post) => Some(true),
+        Post::Report { .. }
+        | Post::Retry
+        | Post::Located
+        | Post::Down { .. }
+        | Post::Held { .. }
+        | Post::Up { .. }
+        | Post::Recovered { .. }
+        | Post::Committed { .. }
+        | Post::Unfit { .. } => None,
+    })
+    .await
+}
