@@ -4,7 +4,7 @@
 
 pub use decoder::{DecodedBatch, Decoder, EventObjects};
 pub use encoding::Encoding;
-pub use names::{Names, TableName};
+pub use names::{CapturedTable, Names, TableName};
 pub use pg_replication::{
     Batch, Conninfo, ConninfoError, Frame, ServerReport, SourceError, SourceErrorKind, SqlState,
     StartReplication, TimelineSwitch, Transport, WalConnection, WalStream, client, connect_client,
@@ -13,6 +13,7 @@ pub use pg_replication::{
 pub use statement::{Statement, StatementError};
 pub use wire::Lsn;
 
+pub mod captured;
 pub mod catalog;
 pub mod control;
 mod decoder;

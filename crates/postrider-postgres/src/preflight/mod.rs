@@ -388,9 +388,12 @@ impl FactSnapshot<'_> {
             table: self.table.clone(),
             times: self.times.clone(),
             columns: self.ask.columns.to_vec(),
-            messages: self.ask.messages,
-            failover: self.ask.failover,
+            stream: start::StreamOptions {
+                messages: self.ask.messages,
+                failover: self.ask.failover,
+            },
             marks: self.marks.clone(),
+            captured: None,
         }
     }
 }
@@ -508,9 +511,9 @@ async fn own(ask: &PreflightQuery<'_>, client: &Client) -> Result<SchemaContents
 
 /// What was changed since what is known to be published; a cursor row that may not be read is reported by the rules
 /// about rights.
-async fn changed(client: &Client, names: &Names, table: Option<u32>) -> ChangesSince {
+async fn changed(client: &Client, names: &Names, tables: &[u32]) -> ChangesSince {
     let (key, publication) = (&names.key, &names.publication);
-    let changed = crate::catalog::changed_since(client, key, publication, table).await;
+    let changed = crate::catalog::changed_since(client, key, publication, tables).await;
     changed.unwrap_or_default()
 }
 

@@ -313,7 +313,7 @@ pub(super) fn existing_slot_sql(slot: &str) -> String {
 /// A statement of its own: together with the use of a table it would fail with `XX000` if the catalog changes
 /// meanwhile.
 pub(super) fn creation(facts: &Facts) -> String {
-    let failover = if facts.failover && facts.server.version >= 170_000 { ", true" } else { "" };
+    let failover = if facts.stream.failover && facts.server.version >= 170_000 { ", true" } else { "" };
     format!(
         "SELECT pg_catalog.pg_create_logical_replication_slot({}, 'pgoutput', false, false{failover})",
         literal(&facts.names.slot)
@@ -328,7 +328,7 @@ const BEFORE_VALUE: &str = "pg_catalog.current_setting('postrider.before')::pg_c
 fn insert_cursor(facts: &Facts, lsn: &str, resolved: &str, source: &str) -> String {
     let (pipeline, shard) = (literal(&facts.names.key.pipeline), facts.names.key.shard);
     let publication = literal(&facts.names.publication);
-    let messages = facts.messages;
+    let messages = facts.stream.messages;
     format!(
         "INSERT INTO postrider.cursor (pipeline, shard, system_identifier, timeline, slot, slot_created_lsn,\n    \
          publication, messages, watermark, flush_limit, resolved_snapshot, before_slot)\n\
