@@ -86,6 +86,7 @@ pub(super) fn spec(
         only_repair: false,
         from_table: false,
         poll,
+        capture: None,
         bookmarks_retain_max: pipeline.kept.bookmarks.retain_max,
         confirm_interval: pipeline.flow.confirm_interval,
         maintenance: MaintenanceSettings { retention, ..maintenance.clone() },

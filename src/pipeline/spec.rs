@@ -7,6 +7,7 @@ use crate::maintenance::MaintenanceSettings;
 use crate::outbox::{
     DeclaredColumn, MapError, Mapper, OutboxSpec, Role, SpecError, TimestampSource, Unfit,
 };
+use crate::postgres::capture::CaptureSpec;
 use crate::postgres::catalog::{ColumnFacts, TableFacts};
 use crate::postgres::control::FactsQuery;
 use crate::postgres::poll::{Backoff, PollSpec};
@@ -65,6 +66,9 @@ pub struct PipelineSpec {
     pub only_repair: bool,
     /// `postrider repair --from-table`: repair even if the slot can be used.
     pub from_table: bool,
+    /// The captured tables, if the events are changes of tables instead of rows of an outbox. The outbox of
+    /// [`CommonSpec`] is then made by [`OutboxSpec::for_deltas`], and [`Names`] and polling have no table.
+    pub capture: Option<CaptureSpec>,
     /// How the table is polled and marked.
     pub poll: PollSettings,
     /// WAL that all bookmarks together may retain at most. Unit: bytes.

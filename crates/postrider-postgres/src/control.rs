@@ -6,7 +6,7 @@ use super::conninfo::Conninfo;
 use super::error::{SourceError, SourceErrorKind};
 use super::names::Names;
 use super::poll::PollSpec;
-use crate::captured;
+use crate::capture::tables;
 use crate::catalog::{self, TableFacts};
 use crate::schema_owner::{self, SessionRights};
 use crate::statement::{Statement, StatementError};
@@ -286,11 +286,11 @@ pub async fn facts(client: &Client, ask: &FactsQuery<'_>) -> Result<start::Facts
         Some(spec) => Some(marks(client, spec, ask.polls).await?),
         None => None,
     };
-    let captured = captured::read_captured(client, names).await?;
+    let captured = tables::read_captured(client, names).await?;
     let since = match (schema, &cursor, &publication) {
         (schema::SchemaState::Version(schema::VERSION), Some(_), Some(_)) => {
             let own = table.as_ref().map(|table| table.oid).into_iter();
-            let others = captured.iter().flat_map(captured::CaptureFacts::oids);
+            let others = captured.iter().flat_map(tables::CaptureFacts::oids);
             let oids: Vec<u32> = own.chain(others).collect();
             catalog::changed_since(client, &names.key, &names.publication, &oids).await?
         }

@@ -13,7 +13,7 @@ pub use pg_replication::{
 pub use statement::{Statement, StatementError};
 pub use wire::Lsn;
 
-pub mod captured;
+pub mod capture;
 pub mod catalog;
 pub mod control;
 mod decoder;

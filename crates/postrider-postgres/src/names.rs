@@ -39,6 +39,11 @@ pub struct CapturedTable {
 }
 
 impl CapturedTable {
+    /// The qualified name without quotes: the aggregate id of the table's events.
+    pub fn qualified(&self) -> String {
+        format!("{}.{}", self.name.schema, self.name.name)
+    }
+
     /// The table as an entry of `CREATE PUBLICATION … FOR TABLE`, with its columns. `ONLY`: tables that inherit from it
     /// are not published; the partitions of a partitioned table always are.
     pub fn published(&self) -> String {

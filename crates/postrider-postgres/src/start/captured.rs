@@ -5,7 +5,7 @@
 //! halt, at a start and while the stream runs. `setup` and `check` report the same problems.
 
 use super::{Facts, halt};
-use crate::captured::{
+use crate::capture::tables::{
     CaptureFacts, CapturePublication, CapturedFacts, CapturedRelation, GeneratedColumn, LeafGroup,
     ReplicaIdentity,
 };
@@ -278,7 +278,7 @@ fn full(
             ),
         ));
     }
-    let is_virtual = |column: &&crate::captured::CapturedColumn| {
+    let is_virtual = |column: &&crate::capture::tables::CapturedColumn| {
         column.generated == GeneratedColumn::Virtual && version >= PUBLISHES_GENERATED
     };
     let column = found.columns.iter().find(is_virtual)?;

@@ -14,7 +14,7 @@ pub(super) mod tests;
 pub(crate) use objects::begin_with_every_row;
 pub(super) use objects::{VERSION_MIN, insert_again, log_leaf, run_without_slot, via_root};
 
-use crate::captured::CaptureFacts;
+use crate::capture::tables::CaptureFacts;
 use crate::catalog::{
     AffectedRows, ChangesSince, PublicationFacts, ServerFacts, SlotRow, TableFacts,
 };
