@@ -296,6 +296,20 @@ pub async fn retained(client: &Client, name: &str) -> Result<Option<u64>, Source
     Ok(bytes.map(|bytes| u64::try_from(bytes).unwrap_or_default()))
 }
 
+/// Reads how many bytes of WAL there are after a position.
+///
+/// # Errors
+/// An error of the server or of the connection.
+pub async fn wal_after(client: &Client, position: &str) -> Result<u64, SourceError> {
+    let failed = |e| SourceError::control("read how much WAL there is after the position", e);
+    let sql = "SELECT greatest(pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery() \
+                 THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_insert_lsn() END, \
+                 $1::pg_catalog.text::pg_catalog.pg_lsn), 0)::pg_catalog.int8";
+    let row = client.query_one(sql, &[&position]).await.map_err(failed)?;
+    let bytes: i64 = row.try_get(0).map_err(failed)?;
+    Ok(bytes.unsigned_abs())
+}
+
 /// Whether the slot `name` of this database exists and has all of its WAL.
 ///
 /// # Errors
