@@ -57,6 +57,8 @@ mod alerts;
 mod alone;
 /// `postrider setup --backfill`: a first start on a table that has rows.
 mod backfill;
+/// Captured tables: setup, refusals, publication, documents and sequences.
+mod capture;
 /// The long list of bad input, where no other module has it.
 mod bad;
 /// `postrider bookmark`: what stands afterwards, what it costs, what is refused.
