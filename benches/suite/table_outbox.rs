@@ -60,7 +60,13 @@ const WORKS: [Work; 6] = [
         times: 5,
         is_update: true,
     },
-    Work { label: "transaction of 5 statements, 1 on the table", sql: ROW, ids: 1, times: 100, is_update: false },
+    Work {
+        label: "transaction of 5 statements, 1 on the table",
+        sql: ROW,
+        ids: 1,
+        times: 100,
+        is_update: false,
+    },
 ];
 
 /// The statements around one on the table.
@@ -86,7 +92,8 @@ pub(crate) fn table_outbox(args: &Args, servers: &Servers) {
     let database = Database::open(servers, DATABASE);
     let ways = prepare(servers, &database);
     let rounds = if args.quick { 3 } else { args.rounds.max(9) };
-    let mut costs: Vec<Vec<Vec<Cost>>> = WORKS.iter().map(|_| vec![Vec::new(); ways.len()]).collect();
+    let mut costs: Vec<Vec<Vec<Cost>>> =
+        WORKS.iter().map(|_| vec![Vec::new(); ways.len()]).collect();
     let mut next = vec![1_i64; ways.len()];
     println!("\nTable outbox: {rounds} rounds of {} statements", WORKS.len());
     // The first round warms caches up, and is not counted.
@@ -114,7 +121,8 @@ pub(crate) fn table_outbox(args: &Args, servers: &Servers) {
 
 /// The tables, and what publishes them. Without the toolkit's function there is no table with triggers.
 fn prepare(servers: &Servers, database: &Database) -> Vec<Way> {
-    database.run("create table others (id bigint generated always as identity primary key, note text)");
+    database
+        .run("create table others (id bigint generated always as identity primary key, note text)");
     database.run("insert into others (note) select 'x' from generate_series(1, 1000)");
     for Way { table, .. } in WAYS {
         database.run(&format!(
@@ -129,10 +137,8 @@ fn prepare(servers: &Servers, database: &Database) -> Vec<Way> {
          with (publish = 'insert, update, delete, truncate', publish_via_partition_root = true)"
     ));
     database.text(&format!("select pg_create_logical_replication_slot('{NAME}', 'pgoutput')"));
-    let url = format!(
-        "host={} port={} user=postgres dbname={DATABASE}",
-        servers.socket, servers.port
-    );
+    let url =
+        format!("host={} port={} user=postgres dbname={DATABASE}", servers.socket, servers.port);
     let installed = Command::new(env!("CARGO_BIN_EXE_postrider"))
         .args(["sql", "--install", "--url", &url])
         .output()
@@ -149,7 +155,9 @@ fn prepare(servers: &Servers, database: &Database) -> Vec<Way> {
 fn measure(database: &Database, work: &Work, way: Way, next: &mut i64) -> Cost {
     let sql = work.sql.replace("{t}", way.table).replace("{n}", &work.ids.to_string());
     if work.is_update && *next <= work.ids {
-        database.run(&ROW.replace("{t}", way.table).replace("{n}", &work.ids.to_string()).replace("$1", "1"));
+        database.run(
+            &ROW.replace("{t}", way.table).replace("{n}", &work.ids.to_string()).replace("$1", "1"),
+        );
         *next += work.ids;
     }
     let statement = database.prepare(&sql);

@@ -47,7 +47,8 @@ pub(super) fn read(section: Section<'_>) -> Option<CaptureSpec> {
     }
     let is_missing = names.as_ref().is_none_or(Vec::is_empty);
     if is_missing && !section.has_failed("tables") && section.is_whole() {
-        section.error("tables", "name at least one table; for example tables = [\"public.orders\"]");
+        section
+            .error("tables", "name at least one table; for example tables = [\"public.orders\"]");
     }
     for (key, name, list) in columns {
         match spec.tables.iter_mut().find(|table| table.name == name) {
@@ -56,7 +57,9 @@ pub(super) fn read(section: Section<'_>) -> Option<CaptureSpec> {
             None if section.has_failed("tables") => {}
             None => section.error(
                 &format!("columns.{key}"),
-                format_args!("table {name} is not in capture.tables; add it there, or remove its columns"),
+                format_args!(
+                    "table {name} is not in capture.tables; add it there, or remove its columns"
+                ),
             ),
         }
     }
@@ -79,10 +82,13 @@ fn tables(section: &Section<'_>, names: &[String]) -> Vec<CapturedTable> {
         };
         let name = TableName::new(name.schema, name.name);
         if NOT_CAPTURED.contains(&name.schema.as_str()) || name.schema.starts_with("pg_") {
-            let whose = if name.schema.starts_with("postrider") { "Postrider" } else { "PostgreSQL" };
+            let whose =
+                if name.schema.starts_with("postrider") { "Postrider" } else { "PostgreSQL" };
             section.error(
                 "tables",
-                format_args!("table {name} belongs to {whose} itself and can't be captured; remove it"),
+                format_args!(
+                    "table {name} belongs to {whose} itself and can't be captured; remove it"
+                ),
             );
         } else if tables.iter().any(|table| table.name == name) {
             section.error("tables", format_args!("table {name} is there twice; delete one"));

@@ -456,7 +456,8 @@ fn captured_tables_and_what_does_not_go_with_them_exclude_each_other() {
         );
         // TOML has each table once: those in dotted keys may be in any order.
         let findings = parsed(&text).expect_err(&text);
-        let found = findings.list.iter().find(|found| found.key == format!("pipelines.changes.{key}"));
+        let found =
+            findings.list.iter().find(|found| found.key == format!("pipelines.changes.{key}"));
         let found = found.unwrap_or_else(|| panic!("nothing at {key}: {findings}"));
         assert!(found.message.contains(words), "{found:?}");
         assert_eq!(findings.list.len(), 1, "{findings}");

@@ -312,7 +312,8 @@ impl Comparison<'_> {
         if self.found.slot.is_some() && !self.found.advanced {
             return Ok(change);
         }
-        let tables = capture_change::compare(self.client, self.spec, self.found, self.before).await?;
+        let tables =
+            capture_change::compare(self.client, self.spec, self.found, self.before).await?;
         let of_place = [Difference::Sink, Difference::Cluster, Difference::Topic];
         let place: Vec<Difference> =
             differences.iter().copied().filter(|of| of_place.contains(of)).collect();

@@ -210,7 +210,9 @@ async fn query(
                 let now = publication_now(client, spec, &facts, before).await?;
                 now.map(|now| Some(KnownPublication::Outbox(now, *table)))
             }
-            Some(KnownPublication::Captured(before)) => captured_now(spec, &facts, before).map(Some),
+            Some(KnownPublication::Captured(before)) => {
+                captured_now(spec, &facts, before).map(Some)
+            }
             Some(KnownPublication::Incomplete) | None => Ok(None),
         };
         match now {

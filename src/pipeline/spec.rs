@@ -6,7 +6,8 @@ use crate::delta;
 use crate::error::Halt;
 use crate::maintenance::MaintenanceSettings;
 use crate::outbox::{
-    DeclaredColumn, MapError, Mapper, OutboxSpec, Role, SpecError, TimestampSource, TopicPart, Unfit,
+    DeclaredColumn, MapError, Mapper, OutboxSpec, Role, SpecError, TimestampSource, TopicPart,
+    Unfit,
 };
 use crate::postgres::capture::{CaptureSpec, CapturedTable};
 use crate::postgres::catalog::{ColumnFacts, TableFacts};

@@ -57,12 +57,12 @@ mod alerts;
 mod alone;
 /// `postrider setup --backfill`: a first start on a table that has rows.
 mod backfill;
-/// Captured tables: setup, refusals, publication, documents and sequences.
-mod capture;
 /// The long list of bad input, where no other module has it.
 mod bad;
 /// `postrider bookmark`: what stands afterwards, what it costs, what is refused.
 mod bookmarks;
+/// Captured tables: setup, refusals, publication, documents and sequences.
+mod capture;
 /// What is done to slot, publication, table and login while the stream runs.
 mod changes;
 /// `postrider check`: findings, and their own mending lines executed.

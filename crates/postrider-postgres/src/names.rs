@@ -94,8 +94,7 @@ impl Names {
 
     /// The captured tables, as SQL, with commas.
     pub fn captured_list(&self) -> String {
-        let names: Vec<String> =
-            self.captured.iter().map(|table| table.name.to_string()).collect();
+        let names: Vec<String> = self.captured.iter().map(|table| table.name.to_string()).collect();
         names.join(", ")
     }
 

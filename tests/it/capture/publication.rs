@@ -156,10 +156,18 @@ async fn change_that_was_undone_between_two_looks_halts_and_the_next_start_goes_
         pipeline.sql.batch("update orders set total = 1").await;
         pipeline.sql(back).await;
         let halted = halt_of(relay).await;
-        halted.assert_says("PR008", &["changed and changed back"], &["load the consumers", "orders"]);
+        halted.assert_says(
+            "PR008",
+            &["changed and changed back"],
+            &["load the consumers", "orders"],
+        );
         assert!(halted.meaning.contains("How many is not known"), "{halted:#?}");
         if version == Version::Pg15 {
-            answer("captured table taken out of the publication and put back while running", &pipeline, &halted);
+            answer(
+                "captured table taken out of the publication and put back while running",
+                &pipeline,
+                &halted,
+            );
         }
         streams_again(&pipeline.config).await;
     }
@@ -209,12 +217,18 @@ async fn partition_that_is_attached_later_is_captured_and_logged() {
         // The monitor has to have seen the partitions before.
         relay.await_log("streaming", SOON).await;
         pipeline.sql.batch("create table t2 partition of t for values from (10) to (20)").await;
-        pipeline.sql.batch("create table t3 (id int primary key, a text); insert into t3 values (21, 'x')").await;
+        pipeline
+            .sql
+            .batch("create table t3 (id int primary key, a text); insert into t3 values (21, 'x')")
+            .await;
         pipeline.sql.batch("alter table t attach partition t3 for values from (20) to (30)").await;
         relay.await_log("partition_attached", SOON).await;
-        for statement in
-            ["insert into t values (11, 'a')", "update t set a = 'b'", "update t2 set a = 'c'", "delete from t3"]
-        {
+        for statement in [
+            "insert into t values (11, 'a')",
+            "update t set a = 'b'",
+            "update t2 set a = 'c'",
+            "delete from t3",
+        ] {
             let done = pipeline.sql.simple_query(statement).await;
             done.unwrap_or_else(|error| panic!("{statement}: {}", describe(&error)));
         }
@@ -234,7 +248,11 @@ async fn partition_without_the_identity_of_its_root_halts_until_it_has_it() {
     let (pipeline, relay) = streaming(Version::Pg18, ddl, "tables = [\"t\"]").await;
     pipeline.sql("create table t2 partition of t for values from (10) to (20)").await;
     let halted = halt_of(relay).await;
-    halted.assert_says("PR009", &["partition public.t2"], &["ALTER TABLE public.t2 REPLICA IDENTITY FULL"]);
+    halted.assert_says(
+        "PR009",
+        &["partition public.t2"],
+        &["ALTER TABLE public.t2 REPLICA IDENTITY FULL"],
+    );
     run_the_fix(&pipeline, &halted).await;
     streams_again(&pipeline.config).await;
 }
@@ -246,9 +264,14 @@ async fn table_that_is_added_to_the_list_is_added_to_the_publication_by_the_prin
     let (mut pipeline, relay) = streaming(Version::Pg17, &ddl, BOTH).await;
     advanced(&pipeline).await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
-    pipeline.config = pipeline.config.replace("\"public.orders\",", "\"public.bills\", \"public.orders\",");
+    pipeline.config =
+        pipeline.config.replace("\"public.orders\",", "\"public.bills\", \"public.orders\",");
     let halted = run_to_halt(&pipeline.config).await;
-    halted.assert_says("PR008", &["does not publish table \"public\".\"bills\""], &["LOCK TABLE", "SET TABLE"]);
+    halted.assert_says(
+        "PR008",
+        &["does not publish table \"public\".\"bills\""],
+        &["LOCK TABLE", "SET TABLE"],
+    );
     answer("a table added to capture.tables", &pipeline, &halted);
     finding(&pipeline, "capture_publication", "error");
     run_the_fix(&pipeline, &halted).await;
@@ -269,13 +292,21 @@ async fn table_that_is_removed_from_the_list_halts_until_that_is_adopted() {
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
     pipeline.config = pipeline.config.replace(", \"public.order_lines\"", "");
     let halted = run_to_halt(&pipeline.config).await;
-    halted.assert_says("PR025", &["capture.tables had \"public\".\"order_lines\""], &["postrider adopt"]);
+    halted.assert_says(
+        "PR025",
+        &["capture.tables had \"public\".\"order_lines\""],
+        &["postrider adopt"],
+    );
     answer("a table removed from capture.tables", &pipeline, &halted);
     finding(&pipeline, "pipeline_changed", "error");
     let adopted = postrider_ok(&pipeline.config, &["adopt"]);
     assert!(adopted.contains("would be left out"), "{adopted}");
     let halted = run_to_halt(&pipeline.config).await;
-    halted.assert_says("PR008", &["publishes public.order_lines, which is not captured"], &["SET TABLE"]);
+    halted.assert_says(
+        "PR008",
+        &["publishes public.order_lines, which is not captured"],
+        &["SET TABLE"],
+    );
     run_the_fix(&pipeline, &halted).await;
     streams_again(&pipeline.config).await;
 }
@@ -288,7 +319,10 @@ async fn captured_tables_do_not_take_over_the_position_of_an_outbox() {
     pipeline.insert(3).await;
     pipeline.topic.await_records(3, SOON).await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
-    let outbox = format!("[pipelines.{}.outbox]\nlayout = \"postrider\"\ntable = \"public.outbox\"\n", pipeline.name);
+    let outbox = format!(
+        "[pipelines.{}.outbox]\nlayout = \"postrider\"\ntable = \"public.outbox\"\n",
+        pipeline.name
+    );
     let capture = format!("[pipelines.{}.capture]\ntables = [\"public.outbox\"]\n", pipeline.name);
     assert!(pipeline.config.contains(&outbox), "{}", pipeline.config);
     let config = pipeline.config.replace(&outbox, &capture);
@@ -309,7 +343,12 @@ async fn lost_slot_is_begun_again_by_the_printed_lines() {
     halted.assert_says(
         "PR002",
         &["does not exist"],
-        &["are lost as events", "MiB of WAL", "DELETE FROM postrider.cursor", "load the consumers again"],
+        &[
+            "are lost as events",
+            "MiB of WAL",
+            "DELETE FROM postrider.cursor",
+            "load the consumers again",
+        ],
     );
     answer("slot of captured tables dropped", &pipeline, &halted);
     let found = finding(&pipeline, "slot_missing", "error");

@@ -290,7 +290,11 @@ async fn commands_of_an_outbox_table_are_refused() {
     postrider_ok(config, &["setup"]);
     for (input, args, words) in [
         ("repair of captured tables", &["repair"][..], "cannot be repaired from"),
-        ("partition of captured tables", &["partition", "--by", "day", "--yes"], "application's data"),
+        (
+            "partition of captured tables",
+            &["partition", "--by", "day", "--yes"],
+            "application's data",
+        ),
         (
             "replay of captured tables from the table",
             &["replay", "--since", "1970-01-02", "--source", "table"],

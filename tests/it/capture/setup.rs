@@ -220,7 +220,10 @@ async fn neither_the_relay_nor_a_writer_needs_a_right() {
         assert_eq!(process.terminate(SOON).await.code, Some(0));
         pipeline.sql.batch("reset role").await;
         postrider_ok(&pipeline.config, &["setup", "--undo", "--yes", "--url", &admin]);
-        pipeline.sql.batch(&format!("drop owned by {relay}, {writer}; drop role {relay}, {writer}")).await;
+        pipeline
+            .sql
+            .batch(&format!("drop owned by {relay}, {writer}; drop role {relay}, {writer}"))
+            .await;
     }
 }
 
@@ -229,7 +232,10 @@ async fn neither_the_relay_nor_a_writer_needs_a_right() {
 async fn login_that_does_not_own_the_tables_creates_no_publication() {
     let pipeline = Pipeline::capturing(Version::Pg17, "owner", TABLES, BOTH).await;
     let admin = unique("admin");
-    let sql = format!("create role {admin} login replication; grant create on database {} to {admin}", database(&pipeline).await);
+    let sql = format!(
+        "create role {admin} login replication; grant create on database {} to {admin}",
+        database(&pipeline).await
+    );
     pipeline.sql.batch(&sql).await;
     let url = pipeline.url.replacen("://postgres@", &format!("://{admin}@"), 1);
     let url = url.replacen("user=postgres", &format!("user={admin}"), 1);
@@ -240,7 +246,12 @@ async fn login_that_does_not_own_the_tables_creates_no_publication() {
     }
     let publications = "select count(*)::text from pg_publication";
     assert_eq!(pipeline.sql.text(publications).await.as_deref(), Some("0"));
-    pipeline.sql.batch(&format!("drop schema if exists postrider cascade; drop owned by {admin}; drop role {admin}")).await;
+    pipeline
+        .sql
+        .batch(&format!(
+            "drop schema if exists postrider cascade; drop owned by {admin}; drop role {admin}"
+        ))
+        .await;
 }
 
 async fn database(pipeline: &Pipeline) -> String {

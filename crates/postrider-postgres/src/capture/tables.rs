@@ -112,7 +112,9 @@ impl ReplicaIdentity {
             (Self::Columns(have), Self::Columns(wanted)) => {
                 wanted.iter().all(|column| have.contains(column))
             }
-            (Self::Columns(_), Self::Full) | (Self::Nothing, Self::Columns(_) | Self::Full) => false,
+            (Self::Columns(_), Self::Full) | (Self::Nothing, Self::Columns(_) | Self::Full) => {
+                false
+            }
         }
     }
 }
@@ -435,10 +437,7 @@ mod tests {
         let before = version("1.7 tables 2.7 3.7", "1 tables 2 3", "t f");
         for (now, change) in [
             (before.clone(), PublicationChange::Unchanged),
-            (
-                version("1.9 tables 2.7 3.7", "1 tables 2 3", "t t"),
-                PublicationChange::Explained,
-            ),
+            (version("1.9 tables 2.7 3.7", "1 tables 2 3", "t t"), PublicationChange::Explained),
             // Changed and changed back; a table taken out and put back.
             (
                 version("1.9 tables 2.7 3.7", "1 tables 2 3", "t f"),

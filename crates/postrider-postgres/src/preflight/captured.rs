@@ -61,9 +61,8 @@ fn sound(table: &CapturedFacts, found: &CapturedRelation) -> String {
 /// Values that the stream does not have where an UPDATE does not change them.
 fn unchanged(table: &CapturedFacts, found: &CapturedRelation, out: &mut Vec<Finding>) {
     let ReplicaIdentity::Columns(key) = &found.identity else { return };
-    let is_published = |name: &String| {
-        table.table.columns.as_ref().is_none_or(|columns| columns.contains(name))
-    };
+    let is_published =
+        |name: &String| table.table.columns.as_ref().is_none_or(|columns| columns.contains(name));
     let stored = found
         .columns
         .iter()

@@ -219,11 +219,7 @@ fn as_warning_while_polling(finding: &mut Finding) {
     }
 }
 
-fn rules(
-    snapshot: &FactSnapshot<'_>,
-    captured: Option<&CaptureFacts>,
-    out: &mut Vec<Finding>,
-) {
+fn rules(snapshot: &FactSnapshot<'_>, captured: Option<&CaptureFacts>, out: &mut Vec<Finding>) {
     let streams = snapshot.ask.streams;
     server::rules(snapshot, out);
     if streams {

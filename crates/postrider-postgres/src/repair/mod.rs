@@ -64,7 +64,8 @@ pub fn assess(facts: &Facts, row: Option<&RepairRow>, from_table: bool) -> Resul
                 "there is no outbox table to repair from".to_owned()
             },
             meaning: if facts.names.captures() {
-                "changes that were not streamed are lost as events; the tables have their result".to_owned()
+                "changes that were not streamed are lost as events; the tables have their result"
+                    .to_owned()
             } else {
                 "logical messages leave no row: those that were not streamed are lost".to_owned()
             },

@@ -320,7 +320,8 @@ pub(super) fn existing_slot_sql(slot: &str) -> String {
 /// A statement of its own: together with the use of a table it would fail with `XX000` if the catalog changes
 /// meanwhile.
 pub(super) fn creation(facts: &Facts) -> String {
-    let failover = if facts.stream.failover && facts.server.version >= 170_000 { ", true" } else { "" };
+    let failover =
+        if facts.stream.failover && facts.server.version >= 170_000 { ", true" } else { "" };
     format!(
         "SELECT pg_catalog.pg_create_logical_replication_slot({}, 'pgoutput', false, false{failover})",
         literal(&facts.names.slot)

@@ -180,7 +180,11 @@ fn not_in_wal(table: &CapturedFacts, group: &LeafGroup) -> CaptureProblem {
 }
 
 /// The configured columns exist, and can be published.
-fn columns(table: &CapturedFacts, found: &CapturedRelation, version: u32) -> Option<CaptureProblem> {
+fn columns(
+    table: &CapturedFacts,
+    found: &CapturedRelation,
+    version: u32,
+) -> Option<CaptureProblem> {
     let (name, wanted) = (&table.table.name, table.table.columns.as_ref()?);
     let column = |wanted: &String| found.columns.iter().find(|column| column.name == *wanted);
     let absent: Vec<String> =
@@ -270,7 +274,9 @@ fn full(
     if table.table.columns.is_some() {
         return Some(unfit(
             "capture_identity_columns",
-            format!("{what} has REPLICA IDENTITY FULL, and capture.columns names some of its columns"),
+            format!(
+                "{what} has REPLICA IDENTITY FULL, and capture.columns names some of its columns"
+            ),
             REFUSED,
             format!(
                 "remove {name} from capture.columns; or identify rows by a key: ALTER TABLE {name} REPLICA IDENTITY \
@@ -289,7 +295,9 @@ fn full(
             ident(&column.name)
         ),
         REFUSED,
-        format!("identify rows by a key: ALTER TABLE {name} REPLICA IDENTITY DEFAULT; (the primary key)"),
+        format!(
+            "identify rows by a key: ALTER TABLE {name} REPLICA IDENTITY DEFAULT; (the primary key)"
+        ),
     ))
 }
 
@@ -308,7 +316,10 @@ fn not_published(
     if !hidden.is_empty() {
         return Some(unfit(
             "capture_identity_columns",
-            format!("capture.columns leaves out {}, of the replica identity of {what}", hidden.join(", ")),
+            format!(
+                "capture.columns leaves out {}, of the replica identity of {what}",
+                hidden.join(", ")
+            ),
             REFUSED,
             format!("add {} to capture.columns", hidden.join(", ")),
         ));
@@ -425,9 +436,8 @@ fn as_published(table: &CapturedFacts) -> Option<String> {
         let columns: Vec<String> = columns.iter().map(|column| ident(column)).collect();
         if columns.is_empty() { "all columns".to_owned() } else { columns.join(", ") }
     };
-    (wanted != have).then(|| {
-        format!("publishes {} of table {name}, not {}", words(&have), words(&wanted))
-    })
+    (wanted != have)
+        .then(|| format!("publishes {} of table {name}, not {}", words(&have), words(&wanted)))
 }
 
 /// The statements that make the publication publish exactly the captured tables. The locks wait for open transactions,
@@ -523,7 +533,10 @@ pub(super) fn begin_again(facts: &Facts) -> String {
         format!("SELECT pg_drop_replication_slot({}); then ", literal(&names.slot))
     });
     let forget = facts.cursor.as_ref().map_or_else(String::new, |_| {
-        format!("DELETE FROM postrider.cursor WHERE pipeline = {}; then ", literal(&names.key.pipeline))
+        format!(
+            "DELETE FROM postrider.cursor WHERE pipeline = {}; then ",
+            literal(&names.key.pipeline)
+        )
     });
     format!(
         "changes that were not published are lost as events{between}; the tables have their result. A new slot begins \

@@ -553,7 +553,8 @@ fn resume(facts: &Facts, slot: &SlotRow, confirmed: Lsn) -> Resume {
     // between the two. The slot is behind the watermark after every crash, because the server keeps its position in
     // memory.
     let start = Watermark::resumed(cursor_at(facts, row).max(confirmed));
-    let same_stream = row.messages == facts.stream.messages && row.publication == facts.names.publication;
+    let same_stream =
+        row.messages == facts.stream.messages && row.publication == facts.names.publication;
     let skip_before = row.partial.filter(|partial| same_stream && partial.commit >= start.offset());
     if row.partial.is_some() && !same_stream {
         notes.push(Note {
