@@ -11,7 +11,8 @@ use super::claim_reader::ClaimReader;
 use super::failure::Failure;
 use super::history::{ServerHistory, ServerPast};
 use super::slot_monitor::PublicationState;
-use super::spec::PipelineSpec;
+use super::counting::Counting;
+use super::spec::{PipelineSpec, TableOids};
 use super::store_port::{FormerOwner, StorePort};
 use super::{halts, settings_change};
 use crate::ack::Progress;
@@ -64,8 +65,8 @@ pub(super) struct Connected {
     pub(super) past: ServerPast,
     /// `server_version_num`.
     pub(super) version: u32,
-    /// OID of the outbox table.
-    pub(super) table_oid: Option<u32>,
+    /// OIDs of the outbox table and of the captured tables.
+    pub(super) tables: TableOids,
     /// Encoding of logical messages.
     pub(super) encoding: Encoding,
     /// The publication, if there is an outbox table.
@@ -74,6 +75,8 @@ pub(super) struct Connected {
     pub(super) parked: Vec<Loaded>,
     /// The cursor row, read after other processes could no longer write it.
     pub(super) progress: Progress,
+    /// The highest commit of a transaction of which a part may be published although its position is not used.
+    pub(super) recounted: Offset,
 }
 
 /// What polling, or a repair, needs: this process is the owner of the pipeline.
@@ -195,7 +198,7 @@ async fn handshake(
     {
         return Err(first);
     }
-    let resume = resume_point(&facts)?;
+    let mut resume = resume_point(&facts)?;
     let halted = |halt| Failure::Halt(Box::new(halt));
     let known = (cluster, facts.table.as_ref());
     let change = settings_change::check_stream(control.client(), spec, known).await?;
@@ -216,13 +219,17 @@ async fn handshake(
     let mut wal = wal.start(&start).await.map_err(at(Phase::Start))?;
     let past = ServerPast { wal_end: facts.server.wal_end, switches: system.switches };
     let version = facts.server.version;
+    let captured = TableOids::read_captured(control.client(), spec).await;
+    let captured = captured.map_err(at(Phase::Control))?;
     let publication = PublicationState::of(&facts, &resume);
     let row = catalog::read_slot(control.client(), version, &spec.names.slot)
         .await
         .map_err(at(Phase::Control))?;
     match start::check_after_start(row.as_ref(), backend_pid, &resume) {
         AfterStart::Held => {
-            let (seized, progress, parked) = take_over(spec, &control, &resume).await?;
+            let stored = facts.cursor.as_ref().and_then(|row| row.partial);
+            let TakenOver { seized, progress, parked, recounted } =
+                take_over(spec, &control, &mut resume, stored).await?;
             let epoch = seized.epoch;
             settings_change::record(control.client(), spec, epoch, &change).await?;
             let histories = settle(spec, &control, epoch, &facts, seen).await?;
@@ -234,11 +241,12 @@ async fn handshake(
                 resume,
                 past,
                 version,
-                table_oid: facts.table.as_ref().map(|table| table.oid),
+                tables: TableOids { outbox: facts.table.as_ref().map(|table| table.oid), captured },
                 encoding,
                 publication,
                 parked,
                 progress,
+                recounted,
             };
             Ok(resumed)
         }
@@ -262,26 +270,57 @@ async fn unfinished_work(
     Ok(polls_on.then_some(Failure::Unpolled))
 }
 
+/// What was read after this process had become the owner of the pipeline's tables.
+struct TakenOver {
+    /// The row of the cursor.
+    seized: Seized,
+    /// How far the pipeline is.
+    progress: Progress,
+    /// Rows of the parked table.
+    parked: Vec<Loaded>,
+    /// As [`Connected::recounted`].
+    recounted: Offset,
+}
+
 /// Takes ownership of the pipeline's tables, after that of the slot, and then reads the parked events. In this order a
-/// write of the previous owner that is still running is waited for, and then read.
+/// write of the previous owner that is still running is waited for, and then read. `stored`: the position within a
+/// transaction that the start check has read.
 async fn take_over(
     spec: &PipelineSpec,
     control: &Control,
-    resume: &Resume,
-) -> Result<(Seized, Progress, Vec<Loaded>), Failure> {
+    resume: &mut Resume,
+    stored: Option<Position>,
+) -> Result<TakenOver, Failure> {
     let failed = |error| Failure::Source(error, Phase::Control);
     let (client, key) = (control.client(), spec.key());
     let seized = cursor::seize(client, key).await.map_err(failed)?;
+    let mut counting = Counting::new(spec.capture.clone());
+    let mut resumed = |stored: Option<Position>, valid: bool| {
+        let position = stored.filter(|_| valid).and_then(|stored| counting.resumed(stored));
+        if let Some(stored) = stored.filter(|_| position.is_none()) {
+            counting.recount(stored.commit);
+        }
+        position
+    };
     // The start position by the row that the start check has read, or the row itself if it has moved forward since.
-    let read = Progress { watermark: resume.start, partial: resume.skip_before };
+    let read = resumed(stored, resume.skip_before.is_some());
+    if read.is_none() && resume.skip_before.take().is_some() {
+        resume.notes.push(start::Note {
+            name: "partial_dropped",
+            message: "the captured tables or the limits of their documents changed in the middle of a transaction: its \
+                      published part is published again"
+                .to_owned(),
+        });
+    }
+    let read = Progress { watermark: resume.start, partial: read };
     let same_stream =
         seized.messages == spec.messages() && seized.publication == spec.names.publication;
-    let partial = seized.partial.filter(|_| same_stream);
+    let partial = resumed(seized.partial, same_stream);
     let progress = read.max(Progress { watermark: seized.watermark, partial });
     requeue::put_before_stream(client, key, seized.epoch).await.map_err(failed)?;
     let parked = parked::load(client, key, progress.position()).await.map_err(failed)?;
     control.listen(spec.name()).await.map_err(failed)?;
-    Ok((seized, progress, parked))
+    Ok(TakenOver { seized, progress, parked, recounted: counting.recounted() })
 }
 
 /// The histories in force on this server, which this process owns now.

@@ -75,6 +75,11 @@ impl CaptureSpec {
             .then_some(Position { ordinal, ..stored })
     }
 
+    /// Whether a stored position was counted without a specification of captured tables.
+    pub fn is_untagged(stored: Position) -> bool {
+        stored.ordinal >> ORDINAL_BITS == 0
+    }
+
     /// The number of this specification, of 31 bits and not 0: another specification has another one. It is stored, so
     /// it is the same in every build (FNV-1a).
     fn number(&self) -> u32 {
@@ -138,6 +143,7 @@ mod tests {
         for other in others {
             assert_eq!(other.resumed(stored), None, "{other:?}");
         }
+        assert!(CaptureSpec::is_untagged(of(5)) && !CaptureSpec::is_untagged(stored));
         // An outbox has counted it; and no transaction has so many changes.
         assert_eq!(spec.resumed(of(5)), None);
         assert_eq!(spec.resumed(spec.stored(of(1 << 32))), None);
