@@ -19,6 +19,7 @@ use crate::ack::Progress;
 use crate::error::HaltReason;
 use crate::event::{HistoryId, Position};
 use crate::offset::Offset;
+use crate::postgres::capture::CaptureSpec;
 use crate::postgres::catalog::{self, Instance};
 use crate::postgres::control::{Control, FactsQuery};
 use crate::postgres::error_policy::Phase;
@@ -75,8 +76,8 @@ pub(super) struct Connected {
     pub(super) parked: Vec<Loaded>,
     /// The cursor row, read after other processes could no longer write it.
     pub(super) progress: Progress,
-    /// The highest commit of a transaction of which a part may be published although its position is not used.
-    pub(super) recounted: Offset,
+    /// How positions within a transaction are stored, unless this process was the owner before.
+    pub(super) counting: Counting,
 }
 
 /// What polling, or a repair, needs: this process is the owner of the pipeline.
@@ -227,9 +228,8 @@ async fn handshake(
         .map_err(at(Phase::Control))?;
     match start::check_after_start(row.as_ref(), backend_pid, &resume) {
         AfterStart::Held => {
-            let stored = facts.cursor.as_ref().and_then(|row| row.partial);
-            let TakenOver { seized, progress, parked, recounted } =
-                take_over(spec, &control, &mut resume, stored).await?;
+            let TakenOver { seized, progress, parked, counting } =
+                take_over(spec, &control, &mut resume, &facts).await?;
             let epoch = seized.epoch;
             settings_change::record(control.client(), spec, epoch, &change).await?;
             let histories = settle(spec, &control, epoch, &facts, seen).await?;
@@ -246,7 +246,7 @@ async fn handshake(
                 publication,
                 parked,
                 progress,
-                recounted,
+                counting,
             };
             Ok(resumed)
         }
@@ -278,33 +278,32 @@ struct TakenOver {
     progress: Progress,
     /// Rows of the parked table.
     parked: Vec<Loaded>,
-    /// As [`Connected::recounted`].
-    recounted: Offset,
+    /// As [`Connected::counting`].
+    counting: Counting,
 }
 
 /// Takes ownership of the pipeline's tables, after that of the slot, and then reads the parked events. In this order a
-/// write of the previous owner that is still running is waited for, and then read. `stored`: the position within a
-/// transaction that the start check has read.
+/// write of the previous owner that is still running is waited for, and then read.
 async fn take_over(
     spec: &PipelineSpec,
     control: &Control,
     resume: &mut Resume,
-    stored: Option<Position>,
+    facts: &Facts,
 ) -> Result<TakenOver, Failure> {
     let failed = |error| Failure::Source(error, Phase::Control);
     let (client, key) = (control.client(), spec.key());
     let seized = cursor::seize(client, key).await.map_err(failed)?;
-    let mut counting = Counting::new(spec.capture.clone());
-    let mut resumed = |stored: Option<Position>, valid: bool| {
-        let position = stored.filter(|_| valid).and_then(|stored| counting.resumed(stored));
-        if let Some(stored) = stored.filter(|_| position.is_none()) {
-            counting.recount(stored.commit);
-        }
-        position
-    };
+    let mut counting = Counting::new(spec.capture.clone(), facts.server.wal_end);
     // The start position by the row that the start check has read, or the row itself if it has moved forward since.
-    let read = resumed(stored, resume.skip_before.is_some());
-    if read.is_none() && resume.skip_before.take().is_some() {
+    let mut read = Progress { watermark: resume.start, partial: resume.skip_before };
+    let same_stream =
+        seized.messages == spec.messages() && seized.publication == spec.names.publication;
+    let stored = seized.partial;
+    let partial = counting.resumed(stored).filter(|_| same_stream);
+    // Only a position that was counted in this way is used.
+    read.partial = read.partial.and_then(|read| counting.clone().resumed(Some(read)));
+    let within = resume.skip_before.take().is_some_and(CaptureSpec::is_within);
+    if within && read.partial.is_none() && partial.is_none() {
         resume.notes.push(start::Note {
             name: "partial_dropped",
             message: "the captured tables or the limits of their documents changed in the middle of a transaction: its \
@@ -312,15 +311,34 @@ async fn take_over(
                 .to_owned(),
         });
     }
-    let read = Progress { watermark: resume.start, partial: read };
-    let same_stream =
-        seized.messages == spec.messages() && seized.publication == spec.names.publication;
-    let partial = resumed(seized.partial, same_stream);
     let progress = read.max(Progress { watermark: seized.watermark, partial });
+    if counting.needs_position() && stored.is_none() {
+        store_first_position(control, resume, (seized.epoch, counting.stored(progress))).await?;
+    }
     requeue::put_before_stream(client, key, seized.epoch).await.map_err(failed)?;
     let parked = parked::load(client, key, progress.position()).await.map_err(failed)?;
     control.listen(spec.name()).await.map_err(failed)?;
-    Ok(TakenOver { seized, progress, parked, recounted: counting.recounted() })
+    Ok(TakenOver { seized, progress, parked, counting })
+}
+
+/// Stores the position of a pipeline that has none, before anything is published. `stored`: the epoch of this owner,
+/// and the position.
+async fn store_first_position(
+    control: &Control,
+    resume: &Resume,
+    (owner_epoch, partial): (i64, Option<Position>),
+) -> Result<(), Failure> {
+    let cursor = cursor::Cursor { owner_epoch, partial, ..resume.cursor.clone() };
+    let written = cursor::write(control.client(), &cursor, &cursor::SnapshotPolicy::Never).await;
+    match written.map_err(|error| Failure::Source(error, Phase::Control))? {
+        cursor::CursorWrite::Stored => Ok(()),
+        cursor::CursorWrite::Behind(_)
+        | cursor::CursorWrite::Rebound(_)
+        | cursor::CursorWrite::TakenOver
+        | cursor::CursorWrite::Missing => {
+            Err(Failure::Wait { message: "another process took the pipeline over".to_owned() })
+        }
+    }
 }
 
 /// The histories in force on this server, which this process owns now.

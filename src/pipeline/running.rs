@@ -296,10 +296,9 @@ impl Pipeline {
             Effect::RecoverSink { call } => self.sink.recover(call),
             Effect::CommitSink { call, progress, attempts } => {
                 failpoint("sink_commit");
-                let Progress { watermark, partial } = progress;
                 let history = self.histories.of(progress.position().commit);
-                let partial = partial.map(|partial| self.counting.stored(partial));
-                let cursor = Cursor { history, watermark, partial };
+                let partial = self.counting.stored(progress);
+                let cursor = Cursor { history, watermark: progress.watermark, partial };
                 self.sink.commit(call, &SinkProgress { cursor, published: attempts });
             }
             // These were answers to the change that was fed.
@@ -437,8 +436,10 @@ impl Pipeline {
         if stored.is_none() {
             self.observer.sink().without_progress();
         }
-        let partial = partial.and_then(|partial| self.counting.resumed(partial));
-        let progress = stored.map(|_| Progress { watermark, partial });
+        let progress = stored.map(|_| {
+            let partial = self.counting.resumed(partial);
+            Progress { watermark, partial }
+        });
         let recovered = Recovered { progress, attempts: published };
         self.apply(now, Input::SinkRecovered { call, recovered });
     }

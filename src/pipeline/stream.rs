@@ -173,7 +173,6 @@ impl<'a> StreamSession<'a> {
         pipeline.mapper.clear_tables(connected.tables.outbox.map(TableId));
         pipeline.sink.awaits(None);
         let cursor = connected.progress;
-        pipeline.counting.recount(connected.recounted);
         let history = ServerHistory::of(&connected.resume.cursor);
         let same_history = context.history.replace(history.clone()) == Some(history);
         let confirmed = cursor.watermark;
@@ -184,6 +183,10 @@ impl<'a> StreamSession<'a> {
         let requests = requests(loaded);
         let (former, epoch) = (connected.store.former().epoch, connected.store.epoch());
         let same_owner = context.streamed_as.replace(epoch) == Some(former);
+        if !same_owner {
+            // What is in memory was counted as before.
+            pipeline.counting = connected.counting.clone();
+        }
         pipeline.engine.streams(former, epoch);
         let (parked, requests) = (entries.as_slice(), requests.as_slice());
         let started = Input::Started { cursor, same_history, same_owner, parked, requests };
@@ -274,7 +277,7 @@ impl<'a> StreamSession<'a> {
                     pipeline.feed(now, &mut decoder.batch(batch), place, &mut changes)
                 }
                 ChangeReader::Deltas(deltas) => {
-                    deltas.set_absolute(pipeline.counting.recounted());
+                    deltas.set_absolute(pipeline.counting.absolute_upto());
                     pipeline.feed(now, &mut deltas.batch(batch), place, &mut changes)
                 }
             };
@@ -475,7 +478,7 @@ impl<'a> StreamSession<'a> {
         let cursor = Cursor {
             watermark: row.watermark,
             flush_limit: row.watermark.offset(),
-            partial: row.partial.map(|partial| self.pipeline.counting.stored(partial)),
+            partial: self.pipeline.counting.stored(row),
             ..self.connected.resume.cursor.clone()
         };
         self.connected.store.write_cursor(cursor, self.slot_monitor.ledger(), statuses);

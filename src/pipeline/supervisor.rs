@@ -1,6 +1,5 @@
 //! The life of a pipeline on PostgreSQL: connect, run a session, decide what its end or a failure leads to, and again.
 
-use super::counting::Counting;
 use super::connect;
 use super::failure::{End, Failure, polling_helps};
 use super::halts;
@@ -112,11 +111,8 @@ impl Supervisor {
             (Mode::Wal | Mode::Poll | Mode::Embedded, true) => RowStatusRule::Beside,
             (Mode::Wal | Mode::Poll | Mode::Embedded, false) => RowStatusRule::Off,
         };
-        let common = spec.common.clone();
-        let mut pipeline = Pipeline::new(common, row_status, status_handle, metrics)?;
-        pipeline.counting = Counting::new(spec.capture.clone());
         Ok(Self {
-            pipeline,
+            pipeline: Pipeline::new(spec.common.clone(), row_status, status_handle, metrics)?,
             context: SessionContext::new(Arc::new(spec)),
             next: Next::Stream,
             repaired: false,

@@ -46,8 +46,7 @@ pub struct DeltaAssembler {
     relations: Relations,
     /// Reads everything that is not a row.
     decoder: Decoder,
-    /// A transaction that commits at this offset or below may have been published in part, in documents that were
-    /// divided in another way.
+    /// Transactions that commit at this offset or below have absolute documents.
     absolute_upto: Offset,
     /// The table of documents, until it is described.
     table: OwnedTable,
@@ -149,10 +148,11 @@ impl DeltaAssembler {
         }
     }
 
-    /// Sets the highest commit of a transaction that may have been published in part under another specification. In
-    /// its documents, a row that was inserted and deleted is among the deleted rows.
+    /// Sets the highest commit of a transaction that may have been published in part under another specification. Its
+    /// documents are absolute: a row that was inserted and deleted in one is among the deleted rows, because a consumer
+    /// may have got the row in a document that was divided in another way.
     pub fn set_absolute(&mut self, upto: Offset) {
-        self.absolute_upto = self.absolute_upto.max(upto);
+        self.absolute_upto = upto;
     }
 
     /// A new batch is read, from place 0 on. To be called before the first [`batch`](Self::batch) of it.
