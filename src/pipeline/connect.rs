@@ -8,10 +8,10 @@
 //! The handshake creates no slot, and keeps nothing from one attempt to the next.
 
 use super::claim_reader::ClaimReader;
+use super::counting::Counting;
 use super::failure::Failure;
 use super::history::{ServerHistory, ServerPast};
 use super::slot_monitor::PublicationState;
-use super::counting::Counting;
 use super::spec::{PipelineSpec, TableOids};
 use super::store_port::{FormerOwner, StorePort};
 use super::{halts, settings_change};

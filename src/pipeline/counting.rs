@@ -44,7 +44,9 @@ impl Counting {
 
     /// The position that [`stored`](Self::stored) made; `None` if the transaction is read from its beginning.
     pub(super) fn resumed(&mut self, stored: Option<Position>) -> Option<Position> {
-        let Some(capture) = &self.capture else { return stored.filter(|of| CaptureSpec::is_untagged(*of)) };
+        let Some(capture) = &self.capture else {
+            return stored.filter(|of| CaptureSpec::is_untagged(*of));
+        };
         let (position, absolute) = match stored {
             Some(stored) => match capture.resumed(stored) {
                 Some((position, absolute)) => (Some(position), absolute),
@@ -96,7 +98,8 @@ mod tests {
             assert_eq!(plain.resumed(partial), partial);
         }
         // The tables were captured before.
-        let stored = Counting::new(capture(10), Offset::new(100)).stored(progress(8, Some(at(8, 5))));
+        let stored =
+            Counting::new(capture(10), Offset::new(100)).stored(progress(8, Some(at(8, 5))));
         assert_eq!(plain.resumed(stored), None);
         assert_eq!(plain.absolute_upto(), Offset::ZERO);
     }
@@ -114,13 +117,17 @@ mod tests {
         let before = other.stored(progress(80, None));
         let after = other.stored(progress(208, None));
         let mut again = Counting::new(capture(11), Offset::new(300));
-        assert_eq!((again.resumed(within), again.absolute_upto()), (Some(at(80, 7)), Offset::new(300)));
+        assert_eq!(
+            (again.resumed(within), again.absolute_upto()),
+            (Some(at(80, 7)), Offset::new(300))
+        );
         let mut again = Counting::new(capture(11), Offset::new(300));
         assert_eq!((again.resumed(before), again.absolute_upto()), (None, Offset::new(300)));
         assert_eq!((again.resumed(after), again.absolute_upto()), (None, Offset::ZERO));
         // The sink is further than the row, in a transaction that is not absolute.
         assert_eq!(again.resumed(stored), None);
-        let ahead = Counting::new(capture(11), Offset::ZERO).stored(progress(216, Some(at(216, 3))));
+        let ahead =
+            Counting::new(capture(11), Offset::ZERO).stored(progress(216, Some(at(216, 3))));
         assert_eq!((again.resumed(ahead), again.absolute_upto()), (Some(at(216, 3)), Offset::ZERO));
         // Before the first start.
         assert_eq!((again.resumed(None), again.absolute_upto()), (None, Offset::ZERO));

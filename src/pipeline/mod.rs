@@ -59,6 +59,7 @@ pub use settings_change::{
     Change, ChangeNote, LeftBehind, Settings, compare as compare_settings, left_behind, polls_now,
 };
 pub use spec::{
-    CommonSpec, OnSlotLost, PipelineSpec, TableOids, PollSettings, log_database, poll_spec, repair_table,
+    CommonSpec, OnSlotLost, PipelineSpec, PollSettings, TableOids, log_database, poll_spec,
+    repair_table,
 };
 pub use stop::{PipelineExit, Stop, StopHandle};

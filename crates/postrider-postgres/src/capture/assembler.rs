@@ -81,7 +81,12 @@ struct Reading {
 #[derive(Debug)]
 enum Step {
     Table,
-    Begin { commit: Offset, first: Offset, time: Timestamp, transaction: u32 },
+    Begin {
+        commit: Offset,
+        first: Offset,
+        time: Timestamp,
+        transaction: u32,
+    },
     /// A change, or the first half of one, that is part of a document.
     Collected,
     /// A change of a table that is not captured.
@@ -89,7 +94,11 @@ enum Step {
     Event(Box<EventRow>),
     /// The last document of the first table that has none yet.
     Last,
-    Commit { commit: Offset, end: Offset, time: Timestamp },
+    Commit {
+        commit: Offset,
+        end: Offset,
+        time: Timestamp,
+    },
     /// The frame at this offset, as the decoder reads it.
     Decoded(usize),
     Blocked,

@@ -342,10 +342,7 @@ mod tests {
         let expected = r#"{"v":1,"inserted":[{"k":1,"v":1},{"k":1,"v":2}],"deleted":[]}"#;
         assert_eq!(document(&one, false), expected);
         let all = [insert("1"), insert("1"), delete("1"), delete("1"), delete("1")];
-        assert_eq!(
-            document(&all, false),
-            r#"{"v":1,"inserted":[],"deleted":[{"k":1,"v":1}]}"#
-        );
+        assert_eq!(document(&all, false), r#"{"v":1,"inserted":[],"deleted":[{"k":1,"v":1}]}"#);
     }
 
     #[test]
@@ -382,10 +379,7 @@ mod tests {
         after.add(insert("1", "\"toast, }\""), false);
         after.complete(&mut unsent);
         after.add(unsent, false);
-        assert_eq!(
-            text(&after),
-            r#"{"v":1,"inserted":[{"k":1,"v":"toast, }"}],"deleted":[]}"#
-        );
+        assert_eq!(text(&after), r#"{"v":1,"inserted":[{"k":1,"v":"toast, }"}],"deleted":[]}"#);
     }
 
     #[test]

@@ -45,7 +45,8 @@ pub(super) fn push_string(text: &[u8], out: &mut Vec<u8>) -> Result<(), NotUtf8>
     checked(text)?;
     out.push(b'"');
     let mut rest = text;
-    while let Some(plain) = rest.iter().position(|byte| *byte < b' ' || matches!(byte, b'"' | b'\\'))
+    while let Some(plain) =
+        rest.iter().position(|byte| *byte < b' ' || matches!(byte, b'"' | b'\\'))
     {
         let (before, after) = rest.split_at(plain);
         out.extend_from_slice(before);
@@ -351,7 +352,11 @@ mod tests {
         for (shape, text, expected) in [
             (Shape::Bool, "t", "true"),
             (Shape::Bool, "f", "false"),
-            (Shape::Number, "-12345678901234567890.0123456789000", "-12345678901234567890.0123456789000"),
+            (
+                Shape::Number,
+                "-12345678901234567890.0123456789000",
+                "-12345678901234567890.0123456789000",
+            ),
             (Shape::Number, "1e+20", "1e+20"),
             (Shape::Number, "NaN", "\"NaN\""),
             (Shape::Number, "-Infinity", "\"-Infinity\""),
@@ -375,7 +380,11 @@ mod tests {
     fn arrays_and_rows_are_nested_and_other_texts_are_strings() {
         let field = |name: &str, shape| (format!("\"{name}\":").into_bytes(), shape);
         let row = || Shape::Record {
-            fields: vec![field("n", Shape::Number), field("t", Shape::Text), field("b", Shape::Bool)],
+            fields: vec![
+                field("n", Shape::Number),
+                field("t", Shape::Text),
+                field("b", Shape::Bool),
+            ],
         };
         for (shape, text, expected) in [
             (array(Shape::Number), "{}", "[]"),
@@ -410,7 +419,9 @@ mod tests {
     #[test]
     fn a_member_is_found_among_values_of_all_kinds() {
         let object = br#"{"a":{"b":"}, \"c\":1"},"x\"":[1,"]"],"c":"it\\","d":null}"#;
-        let of = |name: &[u8]| member(object, name).map(|value| String::from_utf8_lossy(value).into_owned());
+        let of = |name: &[u8]| {
+            member(object, name).map(|value| String::from_utf8_lossy(value).into_owned())
+        };
         assert_eq!(of(br#""a":"#).as_deref(), Some(r#"{"b":"}, \"c\":1"}"#));
         assert_eq!(of(br#""x\"":"#).as_deref(), Some(r#"[1,"]"]"#));
         assert_eq!(of(br#""c":"#).as_deref(), Some(r#""it\\""#));

@@ -113,7 +113,8 @@ fn shape(oid: u32, facts: &BTreeMap<u32, &ShapeFacts>, depth: usize) -> Shape {
     }
     let Some(of) = facts.get(&oid).filter(|_| depth < DEPTH_MAX) else { return Shape::Text };
     if let Some(fields) = &of.fields {
-        let field = |(name, oid): &(String, u32)| (member_name(name), shape(*oid, facts, depth + 1));
+        let field =
+            |(name, oid): &(String, u32)| (member_name(name), shape(*oid, facts, depth + 1));
         return Shape::Record { fields: fields.iter().map(field).collect() };
     }
     match (of.base, of.element) {
@@ -187,7 +188,8 @@ mod tests {
     use super::*;
 
     fn facts(oid: u32, base: u32, element: u32, fields: Option<&[(&str, u32)]>) -> ShapeFacts {
-        let fields = fields.map(|of| of.iter().map(|(name, oid)| ((*name).to_owned(), *oid)).collect());
+        let fields =
+            fields.map(|of| of.iter().map(|(name, oid)| ((*name).to_owned(), *oid)).collect());
         ShapeFacts { oid, base, element, delimiter: b',', fields }
     }
 
@@ -209,7 +211,8 @@ mod tests {
         assert_eq!(*shapes.of(20_001), Shape::Number);
         assert_eq!(*shapes.of(20_002), numbers());
         assert_eq!(*shapes.of(1007), numbers());
-        let fields = vec![(b"\"a\\\"\":".to_vec(), Shape::Bool), (b"\"list\":".to_vec(), numbers())];
+        let fields =
+            vec![(b"\"a\\\"\":".to_vec(), Shape::Bool), (b"\"list\":".to_vec(), numbers())];
         assert_eq!(*shapes.of(20_003), Shape::Record { fields });
         // It was dropped.
         assert_eq!(*shapes.of(20_004), Shape::Text);

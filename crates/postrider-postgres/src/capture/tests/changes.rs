@@ -67,9 +67,15 @@ fn a_large_change_is_a_sequence() {
         events(2, 1 << 20, &messages).unwrap(),
         [
             of(r#"4 orders {"v":1,"claim_check":false,"sequence":"ID"}"#),
-            of(r#"5 orders {"v":1,"sequence":"ID","chunk":1,"inserted":[{"id":0,"note":"x"},{"id":1,"note":"x"}],"deleted":[]}"#),
-            of(r#"9 orders {"v":1,"sequence":"ID","chunk":2,"inserted":[{"id":2,"note":"x"},{"id":3,"note":"x"}],"deleted":[]}"#),
-            of(r#"10 orders {"v":1,"sequence":"ID","chunk":3,"last":true,"chunks":3,"inserted_count":5,"deleted_count":0,"inserted":[{"id":4,"note":"x"}],"deleted":[]}"#),
+            of(
+                r#"5 orders {"v":1,"sequence":"ID","chunk":1,"inserted":[{"id":0,"note":"x"},{"id":1,"note":"x"}],"deleted":[]}"#
+            ),
+            of(
+                r#"9 orders {"v":1,"sequence":"ID","chunk":2,"inserted":[{"id":2,"note":"x"},{"id":3,"note":"x"}],"deleted":[]}"#
+            ),
+            of(
+                r#"10 orders {"v":1,"sequence":"ID","chunk":3,"last":true,"chunks":3,"inserted_count":5,"deleted_count":0,"inserted":[{"id":4,"note":"x"}],"deleted":[]}"#
+            ),
         ]
     );
 }
@@ -121,8 +127,12 @@ fn rows_from_before_and_after_a_change_of_the_table_are_in_two_documents() {
         events(10, 1 << 20, &messages).unwrap(),
         [
             of(r#"4 orders {"v":1,"claim_check":false,"sequence":"ID"}"#),
-            of(r#"5 orders {"v":1,"sequence":"ID","chunk":1,"inserted":[{"id":1,"note":"a"},{"id":2,"note":"b"}],"deleted":[]}"#),
-            of(r#"6 orders {"v":1,"sequence":"ID","chunk":2,"last":true,"chunks":2,"inserted_count":2,"deleted_count":1,"inserted":[],"deleted":[{"note":"a"}]}"#),
+            of(
+                r#"5 orders {"v":1,"sequence":"ID","chunk":1,"inserted":[{"id":1,"note":"a"},{"id":2,"note":"b"}],"deleted":[]}"#
+            ),
+            of(
+                r#"6 orders {"v":1,"sequence":"ID","chunk":2,"last":true,"chunks":2,"inserted_count":2,"deleted_count":1,"inserted":[],"deleted":[{"note":"a"}]}"#
+            ),
         ]
     );
 }
@@ -131,11 +141,12 @@ fn rows_from_before_and_after_a_change_of_the_table_are_in_two_documents() {
 fn unchanged_values_come_from_the_old_row_or_are_named() {
     let whole = relation(ID, "orders", b'f', &[("id", 23, true), ("note", 25, true)]);
     let old = [text(1), text("long")];
-    let messages =
-        [whole, update(ID, Some((b'O', &old)), &[text(2), Value::Unchanged])];
+    let messages = [whole, update(ID, Some((b'O', &old)), &[text(2), Value::Unchanged])];
     assert_eq!(
         events(10, 1 << 20, &messages).unwrap(),
-        [r#"2 orders {"v":1,"inserted":[{"id":2,"note":"long"}],"deleted":[{"id":1,"note":"long"}]}"#]
+        [
+            r#"2 orders {"v":1,"inserted":[{"id":2,"note":"long"}],"deleted":[{"id":1,"note":"long"}]}"#
+        ]
     );
     assert_eq!(
         events(10, 1 << 20, &[update(ID, None, &[text(1), Value::Unchanged])]).unwrap(),
@@ -144,7 +155,8 @@ fn unchanged_values_come_from_the_old_row_or_are_named() {
     // A long key that is stored out of line is in the old row.
     let key = [text(1), Value::Null];
     assert_eq!(
-        events(10, 1 << 20, &[update(ID, Some((b'K', &key)), &[Value::Unchanged, text("b")])]).unwrap(),
+        events(10, 1 << 20, &[update(ID, Some((b'K', &key)), &[Value::Unchanged, text("b")])])
+            .unwrap(),
         [r#"2 orders {"v":1,"inserted":[{"id":1,"note":"b"}],"deleted":[{"id":1}]}"#]
     );
 }
@@ -179,19 +191,19 @@ fn types_of_the_catalog_are_looked_up_before_rows_are_read() {
     let mut assembler = assembler(&spec(&["orders"], 10, 1 << 20));
     let columns: [ColumnOf; 2] = [("id", 23, true), ("note", 20_001, false)];
     let described = relation(ID, "orders", b'd', &columns);
-    let sent = Sent(vec![
-        begin(0x100),
-        described,
-        insert(ID, &[text(1), text("{1,2}")]),
-        commit(0x100),
-    ]);
+    let sent =
+        Sent(vec![begin(0x100), described, insert(ID, &[text(1), text("{1,2}")]), commit(0x100)]);
     assembler.begin_batch();
     // The table of documents, and the beginning.
     for place in 0..2 {
         assert!(assembler.batch(&sent).change_at(place).unwrap().is_some());
     }
     for _ in 0..2 {
-        let blocked = assembler.batch(&sent).change_at(2).unwrap().map(|(change, _)| matches!(change, Change::Blocked));
+        let blocked = assembler
+            .batch(&sent)
+            .change_at(2)
+            .unwrap()
+            .map(|(change, _)| matches!(change, Change::Blocked));
         assert_eq!((blocked, assembler.unknown_types()), (Some(true), &[20_001][..]));
     }
     let facts = ShapeFacts { oid: 20_001, base: 0, element: 23, delimiter: b',', fields: None };

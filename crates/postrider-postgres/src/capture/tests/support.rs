@@ -109,7 +109,8 @@ pub(super) fn text(value: impl ToString) -> Value {
 
 /// The tables of schema `public`, with these limits.
 pub(super) fn spec(tables: &[&str], rows: u32, bytes: usize) -> CaptureSpec {
-    let table = |name: &&str| CapturedTable { name: TableName::new("public", *name), columns: None };
+    let table =
+        |name: &&str| CapturedTable { name: TableName::new("public", *name), columns: None };
     CaptureSpec {
         tables: tables.iter().map(table).collect(),
         inline_threshold_rows: rows,
@@ -167,11 +168,17 @@ pub(super) fn read(
                 Change::Row(row) => {
                     let position = open.expect("a transaction");
                     assert_eq!(row.table, delta::TABLE_ID);
-                    let of = |at: usize| std::str::from_utf8(row.text(at).unwrap()).unwrap().to_owned();
+                    let of =
+                        |at: usize| std::str::from_utf8(row.text(at).unwrap()).unwrap().to_owned();
                     let id = HeaderPosition { history: HISTORY, position }.to_string();
                     assert_eq!((of(0), of(3)), (id, "table_delta".to_owned()));
                     let (aggregate_type, aggregate_id) = (of(1), of(2));
-                    made.events.push(Event { position, aggregate_type, aggregate_id, document: of(4) });
+                    made.events.push(Event {
+                        position,
+                        aggregate_type,
+                        aggregate_id,
+                        document: of(4),
+                    });
                 }
                 Change::Commit { commit, .. } => {
                     let ended = open.take().expect("a transaction");
@@ -180,7 +187,10 @@ pub(super) fn read(
                 }
                 Change::Table(table) => assert_eq!(table, delta::table().as_table()),
                 Change::Collected | Change::Other | Change::Nothing => {}
-                Change::Message(_) | Change::Updated(_) | Change::Heartbeat(_) | Change::Blocked => {
+                Change::Message(_)
+                | Change::Updated(_)
+                | Change::Heartbeat(_)
+                | Change::Blocked => {
                     panic!("{change:?}")
                 }
             }
