@@ -4,18 +4,21 @@ use super::halts;
 use super::mode::Mode;
 use crate::delta;
 use crate::error::Halt;
+use crate::event::Histories;
 use crate::maintenance::MaintenanceSettings;
 use crate::outbox::{
     DeclaredColumn, MapError, Mapper, OutboxSpec, Role, SpecError, TimestampSource, TopicPart,
     Unfit,
 };
-use crate::postgres::capture::{CaptureSpec, CapturedTable};
-use crate::postgres::catalog::{ColumnFacts, TableFacts};
+use crate::postgres::capture::{self, CaptureSpec, CapturedTable, DeltaAssembler};
+use crate::postgres::catalog::{self, ColumnFacts, TableFacts};
 use crate::postgres::control::FactsQuery;
 use crate::postgres::poll::{Backoff, PollSpec};
 use crate::postgres::schema_owner::SessionRights;
 use crate::postgres::start::Identity;
-use crate::postgres::{Conninfo, Encoding, EventObjects, Names, TableName};
+use crate::postgres::{
+    ChangeReader, Conninfo, Decoder, Encoding, EventObjects, Names, SourceError, TableName,
+};
 use crate::relay::{Limits, ParkingRules};
 #[cfg(feature = "postgres")]
 use crate::sink::postgres::PostgresConfig;
@@ -25,6 +28,7 @@ use crate::store::PipelineKey;
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio_postgres::Client;
 
 /// What a running pipeline does when its slot is lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -243,6 +247,31 @@ impl PipelineSpec {
         }
     }
 
+    /// What makes changes of the frames of a new connection, for a stream whose rows `mapper` maps. `encoding`: that of
+    /// logical messages. `histories`: those of the pipeline's positions.
+    pub fn change_reader(
+        &self,
+        mapper: &Mapper,
+        found: TableOids,
+        encoding: Encoding,
+        histories: Histories,
+    ) -> ChangeReader {
+        match &self.capture {
+            None => {
+                let objects = self.decoded_objects(mapper);
+                ChangeReader::Rows(Box::new(Decoder::new(objects, found.outbox, encoding)))
+            }
+            Some(capture) => {
+                let message_prefix = self.common.outbox.message_prefix.clone();
+                let objects = EventObjects { message_prefix, ..EventObjects::default() };
+                let decoder = Decoder::new(objects, None, encoding);
+                let (capture, captured) = (capture.clone(), found.captured);
+                let deltas = DeltaAssembler::new(capture, captured, histories, decoder);
+                ChangeReader::Deltas(Box::new(deltas))
+            }
+        }
+    }
+
     /// The encoding of logical messages, for a database in `encoding`.
     ///
     /// # Errors
@@ -295,6 +324,41 @@ impl PipelineSpec {
     /// The columns that the layout requires.
     pub fn columns(&self) -> Vec<String> {
         self.common.outbox.required_columns().into_iter().map(str::to_owned).collect()
+    }
+}
+
+/// The OIDs that the tables of a pipeline have now. Rows carry them also if a table had another name when they were
+/// committed.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct TableOids {
+    /// The outbox table, if there is one.
+    pub outbox: Option<u32>,
+    /// The captured tables, in the order of the specification.
+    pub captured: Vec<Option<u32>>,
+}
+
+impl TableOids {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// An error of the server or of the connection.
+    pub async fn read(client: &Client, spec: &PipelineSpec) -> Result<Self, SourceError> {
+        let outbox = match &spec.names.table {
+            Some(name) => catalog::read_table(client, name).await?.map(|table| table.oid),
+            None => None,
+        };
+        Ok(Self { outbox, captured: Self::read_captured(client, spec).await? })
+    }
+
+    /// Reads those of the captured tables.
+    pub(super) async fn read_captured(
+        client: &Client,
+        spec: &PipelineSpec,
+    ) -> Result<Vec<Option<u32>>, SourceError> {
+        match &spec.capture {
+            Some(capture) => capture::read_oids(client, &capture.tables).await,
+            None => Ok(Vec::new()),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //! connection comes from `pg_replication`; the control connection is a `tokio-postgres` client over the same transport
 //! and login.
 
+pub use change_reader::ChangeReader;
 pub use decoder::{DecodedBatch, Decoder, EventObjects};
 pub use encoding::Encoding;
 pub use names::{CapturedTable, Names, TableName};
@@ -15,6 +16,7 @@ pub use wire::Lsn;
 
 pub mod capture;
 pub mod catalog;
+mod change_reader;
 pub mod control;
 mod decoder;
 mod encoding;

@@ -40,26 +40,41 @@ impl CaptureSpec {
 
     /// A position within a transaction as it is stored: the ordinal has the number of this specification in its upper
     /// bits. A document covers the rows since the document before it, so a position within a transaction says which
-    /// rows are published only together with the specification under which the documents were made.
+    /// rows are published only together with the specification under which the documents were made. A position at the
+    /// beginning of a transaction (ordinal 0) is stored too, for the number alone.
+    ///
+    /// `absolute`: how the documents of the transaction are made ([`DeltaAssembler::set_absolute`]), which divides them
+    /// in other places.
+    ///
+    /// [`DeltaAssembler::set_absolute`]: super::DeltaAssembler::set_absolute
     #[must_use]
-    pub fn stored(&self, position: Position) -> Position {
-        if position.ordinal >> ORDINAL_BITS != 0 {
-            // The whole transaction is repeated.
-            return Position { ordinal: 0, ..position };
-        }
-        let tag = u64::from(self.number()) << ORDINAL_BITS;
-        Position { ordinal: position.ordinal | tag, ..position }
+    pub fn stored(&self, position: Position, absolute: bool) -> Position {
+        // No transaction has so many changes. If one had, it would be published again from its beginning.
+        let ordinal = if Self::is_untagged(position) { position.ordinal } else { 0 };
+        let tag = u64::from(self.number()) << 1 | u64::from(absolute);
+        Position { ordinal: ordinal | tag << ORDINAL_BITS, ..position }
     }
 
-    /// The position that [`stored`](Self::stored) made; `None` if another specification made it. Then the transaction
-    /// is published again from its beginning.
-    pub fn resumed(&self, stored: Position) -> Option<Position> {
+    /// The position that [`stored`](Self::stored) made, and whether its documents are absolute; `None` if another
+    /// specification made it. Then the transaction is published again from its beginning.
+    pub fn resumed(&self, stored: Position) -> Option<(Position, bool)> {
+        let tag = stored.ordinal >> ORDINAL_BITS;
         let ordinal = stored.ordinal & ((1 << ORDINAL_BITS) - 1);
-        (stored.ordinal >> ORDINAL_BITS == u64::from(self.number()) && ordinal > 0)
-            .then_some(Position { ordinal, ..stored })
+        (tag >> 1 == u64::from(self.number()))
+            .then_some((Position { ordinal, ..stored }, tag & 1 == 1))
     }
 
-    /// The number of this specification, of 31 bits and not 0: another specification has another one. It is stored, so
+    /// Whether a stored position was counted without a specification of captured tables.
+    pub fn is_untagged(stored: Position) -> bool {
+        stored.ordinal >> ORDINAL_BITS == 0
+    }
+
+    /// Whether a stored position is within a transaction, whoever counted it.
+    pub fn is_within(stored: Position) -> bool {
+        stored.ordinal & ((1 << ORDINAL_BITS) - 1) > 0
+    }
+
+    /// The number of this specification, of 30 bits and not 0: another specification has another one. It is stored, so
     /// it is the same in every build (FNV-1a).
     fn number(&self) -> u32 {
         let mut hash: u32 = 0x811C_9DC5;
@@ -79,7 +94,7 @@ impl CaptureSpec {
                 add(column.as_bytes());
             }
         }
-        (hash & 0x7FFF_FFFF).max(1)
+        ((hash ^ hash >> 30) & 0x3FFF_FFFF).max(1)
     }
 }
 
@@ -112,9 +127,10 @@ mod tests {
     fn a_position_within_a_transaction_is_valid_for_the_specification_that_counted_it_only() {
         let of = |ordinal| Position { commit: Offset::new(77), ordinal };
         let spec = spec(&[table("public", "orders")]);
-        let stored = spec.stored(of(5));
+        let stored = spec.stored(of(5), false);
         assert!(stored.ordinal <= i64::MAX.cast_unsigned(), "it is stored as a signed number");
-        assert_eq!(spec.resumed(stored), Some(of(5)));
+        assert_eq!(spec.resumed(stored), Some((of(5), false)));
+        assert_eq!(spec.resumed(spec.stored(of(0), true)), Some((of(0), true)));
         let mut others = vec![spec.clone(), spec.clone(), spec.clone(), spec.clone()];
         others[0].inline_threshold_rows = 999;
         others[1].chunk_bytes += 1;
@@ -123,8 +139,9 @@ mod tests {
         for other in others {
             assert_eq!(other.resumed(stored), None, "{other:?}");
         }
+        assert!(CaptureSpec::is_untagged(of(5)) && !CaptureSpec::is_untagged(stored));
         // An outbox has counted it; and no transaction has so many changes.
         assert_eq!(spec.resumed(of(5)), None);
-        assert_eq!(spec.resumed(spec.stored(of(1 << 32))), None);
+        assert_eq!(spec.resumed(spec.stored(of(1 << 32), false)), Some((of(0), false)));
     }
 }

@@ -1,0 +1,211 @@
+//! A captured table as the stream describes it: what its rows look like as JSON, and what identifies them.
+
+use super::document::{DocumentRow, RowChange, UnchangedColumn};
+use super::json::{self, NotUtf8};
+use super::shapes::{self, Shape, Shapes};
+use super::{CaptureError, CaptureFault};
+use pg_replication::pgoutput::{Column, Columns, OldTuple, Relation, Tuple};
+use std::sync::Arc;
+
+/// `pg_class.relreplident` of a table whose old rows are sent whole.
+const FULL: u8 = b'f';
+
+/// The columns of a captured table, and the columns of its replica identity.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct CapturedRelation {
+    /// Index of the table in the specification.
+    pub(super) table: usize,
+    /// The OID.
+    id: u32,
+    /// Old rows are sent whole, and identify the row.
+    full: bool,
+    /// The replica identity has columns.
+    has_key: bool,
+    columns: Vec<CapturedColumn>,
+}
+
+/// A column of a captured table.
+#[derive(PartialEq, Eq, Debug)]
+struct CapturedColumn {
+    /// The name in quotes, with a colon.
+    member: Arc<[u8]>,
+    /// Whether it belongs to the replica identity.
+    key: bool,
+    shape: Arc<Shape>,
+    /// The type can be changed or dropped: then the text of the value counts for the size of a document instead of its
+    /// JSON, so that a transaction that is sent again is divided in the same places.
+    may_change: bool,
+}
+
+/// The value of a column, and whether the server has sent it.
+type Sent<'a> = Option<Option<&'a [u8]>>;
+
+impl CapturedRelation {
+    /// The table with the index `table`, as it is described.
+    pub(super) fn new(table: usize, relation: &Relation<'_>, shapes: &Shapes) -> Self {
+        let full = relation.replica_identity == FULL;
+        let column = |column: pg_replication::pgoutput::RelationColumn<'_>| CapturedColumn {
+            member: shapes::member_name(column.name).into(),
+            key: column.key,
+            shape: shapes.of(column.type_oid),
+            may_change: shapes::may_change(column.type_oid),
+        };
+        let columns: Vec<CapturedColumn> = relation.columns.iter().map(column).collect();
+        let has_key = full || columns.iter().any(|column| column.key);
+        Self { table, id: relation.id, full, has_key, columns }
+    }
+
+    /// A new row.
+    pub(super) fn inserted(&self, new: &Tuple<'_>) -> Result<RowChange, CaptureError> {
+        let inserted = Some(self.row(new, None)?);
+        Ok(RowChange { deleted: None, inserted })
+    }
+
+    /// A deleted row.
+    pub(super) fn deleted(&self, old: &OldTuple<'_>) -> Result<RowChange, CaptureError> {
+        let deleted = Some(self.old_row(old)?);
+        Ok(RowChange { deleted, inserted: None })
+    }
+
+    /// A changed row.
+    pub(super) fn updated(
+        &self,
+        old: Option<&OldTuple<'_>>,
+        new: &Tuple<'_>,
+    ) -> Result<RowChange, CaptureError> {
+        // Without an old row the columns of the replica identity are unchanged.
+        let deleted = match old {
+            Some(old) => self.old_row(old)?,
+            None => self.key_row(new)?,
+        };
+        let inserted = Some(self.row(new, old)?);
+        Ok(RowChange { deleted: Some(deleted), inserted })
+    }
+
+    fn error(&self, fault: CaptureFault) -> CaptureError {
+        CaptureError { relation: self.id, fault }
+    }
+
+    /// A deleted row, or its key.
+    fn old_row(&self, old: &OldTuple<'_>) -> Result<DocumentRow, CaptureError> {
+        match old {
+            OldTuple::Key(key) => self.key_row(key),
+            OldTuple::Whole(row) if self.full => self.row(row, None),
+            OldTuple::Whole(row) => self.key_row(row),
+        }
+    }
+
+    /// The columns of the replica identity, of a row that has them.
+    fn key_row(&self, tuple: &Tuple<'_>) -> Result<DocumentRow, CaptureError> {
+        self.check_width(tuple)?;
+        if !self.has_key {
+            return Err(self.error(CaptureFault::NoIdentity));
+        }
+        let mut object = Object::new();
+        for (column, value) in self.columns.iter().zip(tuple.columns()) {
+            if !column.key {
+                continue;
+            }
+            let value = sent(value).map_err(|fault| self.error(fault))?;
+            let Some(value) = value else { return Err(self.error(CaptureFault::NoKeyValue)) };
+            object.push(column, value).map_err(|NotUtf8| self.error(CaptureFault::NotText))?;
+        }
+        let (json, size_bytes) = object.end();
+        let key = Some(Arc::clone(&json));
+        Ok(DocumentRow { json, key, size_bytes, unchanged: Vec::new() })
+    }
+
+    /// A whole row. `old`: where values are that were not sent with the new row.
+    fn row(
+        &self,
+        tuple: &Tuple<'_>,
+        old: Option<&OldTuple<'_>>,
+    ) -> Result<DocumentRow, CaptureError> {
+        self.check_width(tuple)?;
+        let (mut before, whole) = match old {
+            Some(OldTuple::Whole(row)) => (Some(row.columns()), true),
+            Some(OldTuple::Key(key)) => (Some(key.columns()), false),
+            None => (None, false),
+        };
+        let (mut object, mut key) = (Object::new(), Object::new());
+        let mut unchanged = Vec::new();
+        for (column, value) in self.columns.iter().zip(tuple.columns()) {
+            let old_value = before.as_mut().and_then(Columns::next);
+            let fault = |fault| self.error(fault);
+            let mut value = sent(value).map_err(fault)?;
+            if value.is_none() && (whole || column.key) {
+                value = old_value.map_or(Ok(None), sent).map_err(fault)?;
+            }
+            let Some(value) = value else {
+                if column.key && !self.full {
+                    return Err(fault(CaptureFault::NoKeyValue));
+                }
+                object.size_bytes += column.member.len();
+                unchanged.push(UnchangedColumn { member: Arc::clone(&column.member) });
+                continue;
+            };
+            let not_text = |NotUtf8| fault(CaptureFault::NotText);
+            object.push(column, value).map_err(not_text)?;
+            if column.key && !self.full {
+                key.push(column, value).map_err(not_text)?;
+            }
+        }
+        let (json, size_bytes) = object.end();
+        let key = match (self.full, self.has_key) {
+            (true, _) => Some(Arc::clone(&json)),
+            (false, true) => Some(key.end().0),
+            (false, false) => None,
+        };
+        Ok(DocumentRow { json, key, size_bytes, unchanged })
+    }
+
+    fn check_width(&self, tuple: &Tuple<'_>) -> Result<(), CaptureError> {
+        if tuple.len() == self.columns.len() {
+            Ok(())
+        } else {
+            Err(self.error(CaptureFault::Width))
+        }
+    }
+}
+
+/// The value of a column; `None` if the server has not sent it.
+fn sent(column: Column<'_>) -> Result<Sent<'_>, CaptureFault> {
+    match column {
+        Column::Null => Ok(Some(None)),
+        Column::Unchanged => Ok(None),
+        Column::Text(text) => Ok(Some(Some(text))),
+        Column::Binary(_) => Err(CaptureFault::NotText),
+    }
+}
+
+/// An object that is being written.
+struct Object {
+    json: Vec<u8>,
+    size_bytes: usize,
+}
+
+impl Object {
+    fn new() -> Self {
+        Self { json: vec![b'{'], size_bytes: "{}".len() }
+    }
+
+    fn push(&mut self, column: &CapturedColumn, value: Option<&[u8]>) -> Result<(), NotUtf8> {
+        if self.json.len() > 1 {
+            self.json.push(b',');
+        }
+        self.json.extend_from_slice(&column.member);
+        let start = self.json.len();
+        json::push_value(&column.shape, value, &mut self.json)?;
+        let value_bytes = match value {
+            Some(text) if column.may_change => json::string_bytes(text),
+            Some(_) | None => self.json.len() - start,
+        };
+        self.size_bytes += 1 + column.member.len() + value_bytes;
+        Ok(())
+    }
+
+    fn end(mut self) -> (Arc<[u8]>, usize) {
+        self.json.push(b'}');
+        (self.json.into(), self.size_bytes)
+    }
+}
