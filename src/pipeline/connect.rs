@@ -194,14 +194,20 @@ async fn handshake(
     if let PipelineLock::HeldBy { pid } = locked {
         return Err(not_the_owner(&facts, pid));
     }
-    if facts.schema == SchemaState::Version(schema::VERSION)
-        && let Some(first) = unfinished_work(&control, spec).await.map_err(at(Phase::Handshake))?
-    {
-        return Err(first);
+    let known = (cluster, facts.table.as_ref());
+    if facts.schema == SchemaState::Version(schema::VERSION) {
+        let first = unfinished_work(&control, spec).await.map_err(at(Phase::Handshake))?;
+        if let Some(first) = first {
+            return Err(first);
+        }
+        // Before the publication is compared with the captured tables: the remedy for a difference there would leave
+        // out what the slot still has of a table that was removed from the settings.
+        if spec.names.captures() {
+            settings_change::check_stream(control.client(), spec, known).await?;
+        }
     }
     let mut resume = resume_point(&facts)?;
     let halted = |halt| Failure::Halt(Box::new(halt));
-    let known = (cluster, facts.table.as_ref());
     let change = settings_change::check_stream(control.client(), spec, known).await?;
     spec.fit(facts.table.as_ref()).map_err(halted)?;
     let encoding = spec.messages_encoding(&facts.server.encoding).map_err(halted)?;

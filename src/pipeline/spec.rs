@@ -2,13 +2,15 @@
 
 use super::halts;
 use super::mode::Mode;
+use crate::delta;
 use crate::error::Halt;
 use crate::event::Histories;
 use crate::maintenance::MaintenanceSettings;
 use crate::outbox::{
-    DeclaredColumn, MapError, Mapper, OutboxSpec, Role, SpecError, TimestampSource, Unfit,
+    DeclaredColumn, MapError, Mapper, OutboxSpec, Role, SpecError, TimestampSource, TopicPart,
+    Unfit,
 };
-use crate::postgres::capture::{self, CaptureSpec, DeltaAssembler};
+use crate::postgres::capture::{self, CaptureSpec, CapturedTable, DeltaAssembler};
 use crate::postgres::catalog::{self, ColumnFacts, TableFacts};
 use crate::postgres::control::FactsQuery;
 use crate::postgres::poll::{Backoff, PollSpec};
@@ -51,6 +53,15 @@ pub struct PollSettings {
     pub mark_streamed: bool,
 }
 
+/// What `postrider repair` asks for; by default nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RepairRequest {
+    /// Stop when there is nothing left to repair.
+    pub only: bool,
+    /// `--from-table`: repair even if the slot can be used.
+    pub from_table: bool,
+}
+
 /// One pipeline on PostgreSQL: one outbox, one slot, one sink.
 #[derive(Clone, Debug)]
 pub struct PipelineSpec {
@@ -66,10 +77,8 @@ pub struct PipelineSpec {
     pub wal_retain_max: Option<u64>,
     /// What to do in mode `wal` when the slot is lost.
     pub on_slot_lost: OnSlotLost,
-    /// `postrider repair`: stop when there is nothing left to repair.
-    pub only_repair: bool,
-    /// `postrider repair --from-table`: repair even if the slot can be used.
-    pub from_table: bool,
+    /// What `postrider repair` asks for.
+    pub repair: RepairRequest,
     /// The captured tables, if the events are changes of tables instead of rows of an outbox. The outbox of
     /// [`CommonSpec`] is then made by [`OutboxSpec::for_deltas`], and [`Names`] and polling have no table.
     pub capture: Option<CaptureSpec>,
@@ -131,6 +140,9 @@ impl CommonSpec {
         let (mode, sink, layout) = (self.mode.name(), self.sink.kind(), self.outbox.layout.name());
         let cluster = cluster.map_or_else(String::new, |cluster| format!(" cluster {cluster}"));
         let (topic, table) = (topic_rule(&self.outbox), self.table());
+        if self.outbox.is_of_deltas() {
+            return format!("mode {mode}, {sink}{cluster}, topic {topic}, captured tables");
+        }
         let table = if table.is_empty() { "no table" } else { &table };
         format!("mode {mode}, {sink}{cluster}, topic {topic}, {table}, layout {layout}")
     }
@@ -249,12 +261,12 @@ impl PipelineSpec {
                 let objects = self.decoded_objects(mapper);
                 ChangeReader::Rows(Box::new(Decoder::new(objects, found.outbox, encoding)))
             }
-            Some(capture) => {
+            Some(spec) => {
                 let message_prefix = self.common.outbox.message_prefix.clone();
                 let objects = EventObjects { message_prefix, ..EventObjects::default() };
                 let decoder = Decoder::new(objects, None, encoding);
-                let (capture, captured) = (capture.clone(), found.captured);
-                let deltas = DeltaAssembler::new(capture, captured, histories, decoder);
+                let (spec, captured) = (spec.clone(), found.captured);
+                let deltas = DeltaAssembler::new(spec, captured, histories, decoder);
                 ChangeReader::Deltas(Box::new(deltas))
             }
         }
@@ -282,6 +294,31 @@ impl PipelineSpec {
             Some(unfit) => Err(halts::unfit_table(&MapError::Unfit(unfit), self.common.mode)),
             None => Ok(()),
         }
+    }
+
+    /// The topics of captured tables, each once; empty if the template has a part that SQL or a sink decides.
+    pub fn captured_topics(&self) -> Vec<String> {
+        let (Some(capture), Some(parts)) = (&self.capture, self.common.outbox.topic_parts()) else {
+            return Vec::new();
+        };
+        let value = |table: &CapturedTable, columns: &[String]| match columns.first()?.as_str() {
+            delta::AGGREGATE_TYPE => Some(capture.aggregate_type(table)),
+            delta::AGGREGATE_ID => Some(table.qualified()),
+            delta::EVENT_TYPE => Some(delta::DELTA_TYPE.to_owned()),
+            _ => None,
+        };
+        let topic = |table: &CapturedTable| {
+            let part = |part: &TopicPart| match part {
+                TopicPart::Text(text) => Some(text.clone()),
+                TopicPart::Columns(columns) => value(table, columns),
+            };
+            parts.iter().map(part).collect::<Option<String>>()
+        };
+        let mut topics: Vec<String> = capture.tables.iter().filter_map(topic).collect();
+        topics = self.common.outbox.replaced(topics);
+        topics.sort_unstable();
+        topics.dedup();
+        topics
     }
 
     /// The columns that the layout requires.

@@ -202,6 +202,12 @@ impl OutboxSpec {
         }
     }
 
+    /// Whether the rows are the documents of captured tables ([`Self::for_deltas`]).
+    pub fn is_of_deltas(&self) -> bool {
+        let table = self.table.as_ref();
+        table.is_some_and(|of| of.schema == delta::SCHEMA && of.name == delta::TABLE)
+    }
+
     /// The column of `role`, from [`columns`](Self::columns) or the layout; `None` if there is none.
     pub fn column(&self, role: Role) -> Option<&str> {
         let configured = self.columns.iter().rev().find(|(of, _)| *of == role);

@@ -5,7 +5,7 @@
 pub use change_reader::ChangeReader;
 pub use decoder::{DecodedBatch, Decoder, EventObjects};
 pub use encoding::Encoding;
-pub use names::{Names, TableName};
+pub use names::{CapturedTable, Names, TableName};
 pub use pg_replication::{
     Batch, Conninfo, ConninfoError, Frame, ServerReport, SourceError, SourceErrorKind, SqlState,
     StartReplication, TimelineSwitch, Transport, WalConnection, WalStream, client, connect_client,

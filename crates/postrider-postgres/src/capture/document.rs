@@ -42,7 +42,7 @@ pub(super) struct RowChange {
 
 /// Which document of a sequence it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Chunk<'a> {
+pub(super) struct DocumentChunk<'a> {
     /// The sequence.
     pub(super) sequence: &'a str,
     /// The number in the sequence, from 1.
@@ -216,9 +216,9 @@ impl Document {
     }
 
     /// Appends the document.
-    pub(super) fn push(&self, chunk: Option<Chunk<'_>>, out: &mut Vec<u8>) {
+    pub(super) fn push(&self, chunk: Option<DocumentChunk<'_>>, out: &mut Vec<u8>) {
         out.extend_from_slice(b"{\"v\":1");
-        if let Some(Chunk { sequence, number, totals }) = chunk {
+        if let Some(DocumentChunk { sequence, number, totals }) = chunk {
             out.extend_from_slice(b",\"sequence\":\"");
             out.extend_from_slice(sequence.as_bytes());
             push_number(out, "\",\"chunk\":", number);
@@ -402,10 +402,10 @@ mod tests {
         let mut document = Document::default();
         document.add(insert("1", "1"), false);
         let mut out = Vec::new();
-        let chunk = Chunk { sequence: "S-1", number: 3, totals: None };
+        let chunk = DocumentChunk { sequence: "S-1", number: 3, totals: None };
         document.push(Some(chunk), &mut out);
         out.push(b'\n');
-        document.push(Some(Chunk { totals: Some((2001, 7)), ..chunk }), &mut out);
+        document.push(Some(DocumentChunk { totals: Some((2001, 7)), ..chunk }), &mut out);
         out.push(b'\n');
         push_header("S-1", &mut out);
         let expected = r#"{"v":1,"sequence":"S-1","chunk":3,"inserted":[{"k":1,"v":1}],"deleted":[]}

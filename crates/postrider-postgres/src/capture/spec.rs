@@ -1,6 +1,6 @@
 //! What is captured: tables, columns, and when the changes of a table become a sequence of documents.
 
-use crate::names::TableName;
+pub use crate::names::CapturedTable;
 use postrider_core::event::Position;
 
 /// Maximum number of captured tables of a pipeline.
@@ -22,22 +22,6 @@ pub struct CaptureSpec {
     pub inline_threshold_rows: u32,
     /// Size of a document; with more the changes become a sequence. One changed row is never divided. Unit: bytes.
     pub chunk_bytes: usize,
-}
-
-/// A captured table.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct CapturedTable {
-    /// Its name.
-    pub name: TableName,
-    /// The columns in the column list of the publication; `None` for all.
-    pub columns: Option<Vec<String>>,
-}
-
-impl CapturedTable {
-    /// The qualified name without quotes: the aggregate id of the table's events.
-    pub fn qualified(&self) -> String {
-        format!("{}.{}", self.name.schema, self.name.name)
-    }
 }
 
 /// The version of the rule by which changes become documents. It is raised with every change of the rule.
@@ -117,6 +101,7 @@ impl CaptureSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::TableName;
     use postrider_core::offset::Offset;
 
     fn table(schema: &str, name: &str) -> CapturedTable {

@@ -58,14 +58,27 @@ pub fn assess(facts: &Facts, row: Option<&RepairRow>, from_table: bool) -> Resul
     if facts.names.table.is_none() {
         return Err(Halt {
             reason: HaltReason::TableUnfit,
-            message: "there is no outbox table to repair from".to_owned(),
-            meaning: "logical messages leave no row: those that were not streamed are lost"
-                .to_owned(),
+            message: if facts.names.captures() {
+                "captured tables cannot be repaired from: they do not show which changes were published".to_owned()
+            } else {
+                "there is no outbox table to repair from".to_owned()
+            },
+            meaning: if facts.names.captures() {
+                "changes that were not streamed are lost as events; the tables have their result"
+                    .to_owned()
+            } else {
+                "logical messages leave no row: those that were not streamed are lost".to_owned()
+            },
             hint: format!(
                 "begin a new slot: postrider setup --undo -p {pipeline} --url {admin}; then postrider setup -p \
-                 {pipeline} --url {admin}",
+                 {pipeline} --url {admin}{load}",
                 pipeline = facts.names.key.pipeline,
-                admin = admin_url(&facts.server.database)
+                admin = admin_url(&facts.server.database),
+                load = if facts.names.captures() {
+                    "; then load the consumers again from the tables"
+                } else {
+                    ""
+                }
             ),
         });
     }

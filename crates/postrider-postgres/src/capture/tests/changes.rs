@@ -1,8 +1,8 @@
 //! The changes that single transactions become.
 
 use super::support::{
-    ColumnOf, Sent, Value, assembler, begin, commit, delete, insert, read, relation, spec, text,
-    truncate, update,
+    ColumnOf, SentFrames, Value, assembler, begin, commit, delete, insert, read, relation, spec,
+    text, truncate, update,
 };
 use crate::capture::{CaptureError, CaptureFault, ShapeFacts};
 use postrider_core::source::{Batch as _, Change, Unreadable};
@@ -19,7 +19,7 @@ fn orders() -> Vec<u8> {
 fn events(rows: u32, bytes: usize, messages: &[Vec<u8>]) -> Result<Vec<String>, Unreadable> {
     let mut rng = fastrand::Rng::with_seed(1);
     let mut assembler = assembler(&spec(&["orders", "lines"], rows, bytes));
-    let sent = Sent([&[begin(0x100), orders()], messages, &[commit(0x100)]].concat());
+    let sent = SentFrames([&[begin(0x100), orders()], messages, &[commit(0x100)]].concat());
     let made = read(&mut assembler, &[sent], &mut rng)?;
     let shown = |event: &super::support::Event| {
         format!("{} {} {}", event.position.ordinal, event.aggregate_type, event.document)
@@ -115,7 +115,7 @@ fn rows_from_before_and_after_a_change_of_the_table_are_in_two_documents() {
     let by_note = relation(ID, "orders", b'i', &[("id", 23, false), ("note", 25, true)]);
     let messages = [
         insert(ID, &[text(1), text("a")]),
-        // Sent again without a change.
+        // SentFrames again without a change.
         orders(),
         insert(ID, &[text(2), text("b")]),
         by_note,
@@ -191,8 +191,12 @@ fn types_of_the_catalog_are_looked_up_before_rows_are_read() {
     let mut assembler = assembler(&spec(&["orders"], 10, 1 << 20));
     let columns: [ColumnOf; 2] = [("id", 23, true), ("note", 20_001, false)];
     let described = relation(ID, "orders", b'd', &columns);
-    let sent =
-        Sent(vec![begin(0x100), described, insert(ID, &[text(1), text("{1,2}")]), commit(0x100)]);
+    let sent = SentFrames(vec![
+        begin(0x100),
+        described,
+        insert(ID, &[text(1), text("{1,2}")]),
+        commit(0x100),
+    ]);
     assembler.begin_batch();
     // The table of documents, and the beginning.
     for place in 0..2 {

@@ -2,7 +2,7 @@
 
 use super::document::{DocumentRow, RowChange, UnchangedColumn};
 use super::json::{self, NotUtf8};
-use super::shapes::{self, Shape, Shapes};
+use super::shapes::{self, JsonShape, Shapes};
 use super::{CaptureError, CaptureFault};
 use pg_replication::pgoutput::{Column, Columns, OldTuple, Relation, Tuple};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ const FULL: u8 = b'f';
 
 /// The columns of a captured table, and the columns of its replica identity.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) struct CapturedRelation {
+pub(super) struct StreamedTable {
     /// Index of the table in the specification.
     pub(super) table: usize,
     /// The OID.
@@ -21,36 +21,36 @@ pub(super) struct CapturedRelation {
     full: bool,
     /// The replica identity has columns.
     has_key: bool,
-    columns: Vec<CapturedColumn>,
+    columns: Vec<StreamedColumn>,
 }
 
 /// A column of a captured table.
 #[derive(PartialEq, Eq, Debug)]
-struct CapturedColumn {
+struct StreamedColumn {
     /// The name in quotes, with a colon.
     member: Arc<[u8]>,
     /// Whether it belongs to the replica identity.
     key: bool,
-    shape: Arc<Shape>,
+    shape: Arc<JsonShape>,
     /// The type can be changed or dropped: then the text of the value counts for the size of a document instead of its
     /// JSON, so that a transaction that is sent again is divided in the same places.
     may_change: bool,
 }
 
 /// The value of a column, and whether the server has sent it.
-type Sent<'a> = Option<Option<&'a [u8]>>;
+type SentValue<'a> = Option<Option<&'a [u8]>>;
 
-impl CapturedRelation {
+impl StreamedTable {
     /// The table with the index `table`, as it is described.
     pub(super) fn new(table: usize, relation: &Relation<'_>, shapes: &Shapes) -> Self {
         let full = relation.replica_identity == FULL;
-        let column = |column: pg_replication::pgoutput::RelationColumn<'_>| CapturedColumn {
+        let column = |column: pg_replication::pgoutput::RelationColumn<'_>| StreamedColumn {
             member: shapes::member_name(column.name).into(),
             key: column.key,
             shape: shapes.of(column.type_oid),
             may_change: shapes::may_change(column.type_oid),
         };
-        let columns: Vec<CapturedColumn> = relation.columns.iter().map(column).collect();
+        let columns: Vec<StreamedColumn> = relation.columns.iter().map(column).collect();
         let has_key = full || columns.iter().any(|column| column.key);
         Self { table, id: relation.id, full, has_key, columns }
     }
@@ -169,7 +169,7 @@ impl CapturedRelation {
 }
 
 /// The value of a column; `None` if the server has not sent it.
-fn sent(column: Column<'_>) -> Result<Sent<'_>, CaptureFault> {
+fn sent(column: Column<'_>) -> Result<SentValue<'_>, CaptureFault> {
     match column {
         Column::Null => Ok(Some(None)),
         Column::Unchanged => Ok(None),
@@ -189,7 +189,7 @@ impl Object {
         Self { json: vec![b'{'], size_bytes: "{}".len() }
     }
 
-    fn push(&mut self, column: &CapturedColumn, value: Option<&[u8]>) -> Result<(), NotUtf8> {
+    fn push(&mut self, column: &StreamedColumn, value: Option<&[u8]>) -> Result<(), NotUtf8> {
         if self.json.len() > 1 {
             self.json.push(b',');
         }
