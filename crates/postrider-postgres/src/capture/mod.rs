@@ -30,7 +30,10 @@ mod open_table;
 mod relations;
 mod shapes;
 mod spec;
+<<<<<<< HEAD
 mod streamed_table;
+=======
+>>>>>>> cfg
 pub mod tables;
 #[cfg(test)]
 mod tests;

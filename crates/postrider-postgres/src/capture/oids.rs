@@ -15,7 +15,8 @@ pub async fn read_oids(
     let failed = |e| SourceError::control("look up the captured tables", e);
     let (schemas, names): (Vec<&str>, Vec<&str>) =
         tables.iter().map(|table| (table.name.schema.as_str(), table.name.name.as_str())).unzip();
-    let sql = "SELECT c.oid FROM pg_catalog.unnest($1::pg_catalog.text[], $2::pg_catalog.text[]) \
+    let sql = "SELECT c.oid FROM ROWS FROM ( \
+                 pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[])) \
                  WITH ORDINALITY AS of (schema, name, at) \
                LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = of.schema \
                LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = of.name \

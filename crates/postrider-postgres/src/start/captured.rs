@@ -65,6 +65,7 @@ fn as_halt(facts: &Facts, problem: CaptureProblem) -> Halt {
     } else {
         "start again".to_owned()
     };
+    let fix = fix.trim_end_matches(';');
     halt(reason, what, format!("{meaning}; {kept}"), format!("{fix}; then {then}"))
 }
 
