@@ -30,10 +30,7 @@ mod open_table;
 mod relations;
 mod shapes;
 mod spec;
-<<<<<<< HEAD
 mod streamed_table;
-=======
->>>>>>> cfg
 pub mod tables;
 #[cfg(test)]
 mod tests;
