@@ -17,7 +17,7 @@ use pg_replication::{Batch as WalBatch, Frame};
 use postrider_core::delta::{self, DELTA_TYPE};
 use postrider_core::event::{HeaderPosition, Histories, Position};
 use postrider_core::offset::Offset;
-use postrider_core::row::{ByteRange, OwnedTable, Row};
+use postrider_core::row::{ByteRange, OwnedTable, Row, TableId};
 use postrider_core::source::{Batch, Change, Unreadable};
 use postrider_core::timestamp::Timestamp;
 use std::collections::VecDeque;
@@ -48,8 +48,7 @@ pub struct DeltaAssembler {
     decoder: Decoder,
     /// Transactions that commit at this offset or below have absolute documents.
     absolute_upto: Offset,
-    /// The table of documents, until it is described.
-    table: OwnedTable,
+    /// Whether the table of documents was described.
     described: bool,
     transaction: OpenTransaction,
     reading: Reading,
@@ -80,7 +79,7 @@ struct Reading {
 /// What a frame leads to.
 #[derive(Debug)]
 enum FrameStep {
-    Table,
+    Table(OwnedTable),
     Begin {
         commit: Offset,
         first: Offset,
@@ -107,6 +106,7 @@ enum FrameStep {
 /// A row of the table of documents.
 #[derive(Debug)]
 struct EventRow {
+    table: TableId,
     bytes: Vec<u8>,
     cells: [Option<ByteRange>; 5],
 }
@@ -125,11 +125,11 @@ impl EventRow {
         let start = bytes.len();
         payload(&mut bytes);
         cells[4] = Some(ByteRange { start, len: bytes.len() - start });
-        Self { bytes, cells }
+        Self { table: delta::TABLE_ID, bytes, cells }
     }
 
     fn row(&self) -> Row<'_> {
-        Row { table: delta::TABLE_ID, bytes: &self.bytes, cells: &self.cells }
+        Row { table: self.table, bytes: &self.bytes, cells: &self.cells }
     }
 }
 
@@ -150,7 +150,6 @@ impl DeltaAssembler {
             relations: Relations::new(oids),
             decoder,
             absolute_upto: Offset::ZERO,
-            table: delta::table(),
             described: false,
             transaction: OpenTransaction::default(),
             reading: Reading::default(),
@@ -245,7 +244,8 @@ impl DeltaAssembler {
                 let commit = wire::from_wire(begin.final_lsn);
                 self.transaction = OpenTransaction { commit, ..OpenTransaction::default() };
                 if !std::mem::replace(&mut self.described, true) {
-                    self.reading.next.push_back(FrameStep::Table);
+                    let tables = [delta::TABLE_ID, delta::HEADER_TABLE_ID].map(delta::table);
+                    self.reading.next.extend(tables.map(FrameStep::Table));
                 }
                 self.reading.next.push_back(FrameStep::Begin {
                     commit,
@@ -311,7 +311,8 @@ impl DeltaAssembler {
         } else {
             let id = begins.clone();
             let header = |out: &mut Vec<u8>| open.begin_sequence(id, out);
-            FrameStep::Event(Box::new(EventRow::new(&begins, aggregate, header)))
+            let row = EventRow::new(&begins, aggregate, header);
+            FrameStep::Event(Box::new(EventRow { table: delta::HEADER_TABLE_ID, ..row }))
         };
         let chunk = EventRow::new(&follows, aggregate, |out| open.push_chunk(out));
         [first, FrameStep::Event(Box::new(chunk))]
@@ -376,9 +377,9 @@ impl<F: Frames> Batch for AssembledBatch<'_, F> {
         if !self.assembler.go_to(self.batch, place)? {
             return Ok(None);
         }
-        let DeltaAssembler { reading, table, decoder, .. } = &mut *self.assembler;
+        let DeltaAssembler { reading, decoder, .. } = &mut *self.assembler;
         let change = match &reading.current {
-            Some(FrameStep::Table) => Change::Table(table.as_table()),
+            Some(FrameStep::Table(table)) => Change::Table(table.as_table()),
             Some(FrameStep::Begin { commit, first, time, transaction }) => Change::Begin {
                 commit: *commit,
                 first: *first,

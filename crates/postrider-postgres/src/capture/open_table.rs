@@ -39,7 +39,7 @@ impl OpenTable {
         if !self.document.has_rows() {
             return false;
         }
-        if self.relation.as_ref() != Some(relation) {
+        if change.loose || self.relation.as_ref() != Some(relation) {
             return true;
         }
         let (rows, bytes) = self.document.with(change, absolute);

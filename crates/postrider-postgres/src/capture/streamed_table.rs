@@ -57,14 +57,13 @@ impl StreamedTable {
 
     /// A new row.
     pub(super) fn inserted(&self, new: &Tuple<'_>) -> Result<RowChange, CaptureError> {
-        let inserted = Some(self.row(new, None)?);
-        Ok(RowChange { deleted: None, inserted })
+        Ok(RowChange { inserted: Some(self.row(new, None)?), ..RowChange::default() })
     }
 
     /// A deleted row.
     pub(super) fn deleted(&self, old: &OldTuple<'_>) -> Result<RowChange, CaptureError> {
-        let deleted = Some(self.old_row(old)?);
-        Ok(RowChange { deleted, inserted: None })
+        let (deleted, loose) = self.old_row(old)?;
+        Ok(RowChange { deleted: Some(deleted), inserted: None, loose })
     }
 
     /// A changed row.
@@ -73,26 +72,45 @@ impl StreamedTable {
         old: Option<&OldTuple<'_>>,
         new: &Tuple<'_>,
     ) -> Result<RowChange, CaptureError> {
-        // Without an old row the columns of the replica identity are unchanged.
-        let deleted = match old {
+        let (deleted, loose) = match old {
             Some(old) => self.old_row(old)?,
-            None => self.key_row(new)?,
+            // The columns of the replica identity are unchanged. Those of a partition that has another one than the
+            // partitioned table are not known, but they are in the row.
+            None if self.full => (DocumentRow { key: None, ..self.row(new, None)? }, true),
+            None => (self.key_row(new)?, false),
         };
         let inserted = Some(self.row(new, old)?);
-        Ok(RowChange { deleted: Some(deleted), inserted })
+        Ok(RowChange { deleted: Some(deleted), inserted, loose })
     }
 
     fn error(&self, fault: CaptureFault) -> CaptureError {
         CaptureError { relation: self.id, fault }
     }
 
-    /// A deleted row, or its key.
-    fn old_row(&self, old: &OldTuple<'_>) -> Result<DocumentRow, CaptureError> {
+    /// A deleted row, or its key, and whether the key can't be compared with those of other rows.
+    fn old_row(&self, old: &OldTuple<'_>) -> Result<(DocumentRow, bool), CaptureError> {
         match old {
-            OldTuple::Key(key) => self.key_row(key),
-            OldTuple::Whole(row) if self.full => self.row(row, None),
-            OldTuple::Whole(row) => self.key_row(row),
+            OldTuple::Key(key) if self.full => Ok((self.partition_key(key)?, true)),
+            OldTuple::Key(row) | OldTuple::Whole(row) if !self.full => {
+                Ok((self.key_row(row)?, false))
+            }
+            OldTuple::Key(row) | OldTuple::Whole(row) => Ok((self.row(row, None)?, false)),
         }
+    }
+
+    /// The key that a partition with a replica identity of its own sends, while the partitioned table sends whole rows.
+    /// No column of a replica identity is NULL, and all others are.
+    fn partition_key(&self, tuple: &Tuple<'_>) -> Result<DocumentRow, CaptureError> {
+        self.check_width(tuple)?;
+        let mut object = Object::new();
+        for (column, value) in self.columns.iter().zip(tuple.columns()) {
+            if let Some(Some(value)) = sent(value).map_err(|fault| self.error(fault))? {
+                let pushed = object.push(column, Some(value));
+                pushed.map_err(|NotUtf8| self.error(CaptureFault::NotText))?;
+            }
+        }
+        let (json, size_bytes) = object.end();
+        Ok(DocumentRow { json, key: None, size_bytes, unchanged: Vec::new() })
     }
 
     /// The columns of the replica identity, of a row that has them.
@@ -107,8 +125,13 @@ impl StreamedTable {
                 continue;
             }
             let value = sent(value).map_err(|fault| self.error(fault))?;
-            let Some(value) = value else { return Err(self.error(CaptureFault::NoKeyValue)) };
-            object.push(column, value).map_err(|NotUtf8| self.error(CaptureFault::NotText))?;
+            // A partition with another replica identity than the partitioned table does not send it.
+            let Some(Some(value)) = value else {
+                return Err(self.error(CaptureFault::NoKeyValue));
+            };
+            object
+                .push(column, Some(value))
+                .map_err(|NotUtf8| self.error(CaptureFault::NotText))?;
         }
         let (json, size_bytes) = object.end();
         let key = Some(Arc::clone(&json));
