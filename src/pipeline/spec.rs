@@ -261,12 +261,12 @@ impl PipelineSpec {
                 let objects = self.decoded_objects(mapper);
                 ChangeReader::Rows(Box::new(Decoder::new(objects, found.outbox, encoding)))
             }
-            Some(capture) => {
+            Some(spec) => {
                 let message_prefix = self.common.outbox.message_prefix.clone();
                 let objects = EventObjects { message_prefix, ..EventObjects::default() };
                 let decoder = Decoder::new(objects, None, encoding);
-                let (capture, captured) = (capture.clone(), found.captured);
-                let deltas = DeltaAssembler::new(capture, captured, histories, decoder);
+                let (spec, captured) = (spec.clone(), found.captured);
+                let deltas = DeltaAssembler::new(spec, captured, histories, decoder);
                 ChangeReader::Deltas(Box::new(deltas))
             }
         }

@@ -14,6 +14,11 @@ pub const TABLE: &str = "table_delta";
 /// The number of the table of documents. No table of PostgreSQL has this OID.
 pub const TABLE_ID: TableId = TableId(0);
 
+/// The number of the same table for the documents that begin a sequence. They have no rows, so their positions say
+/// nothing about rows before them, and their records have header `history` in place of `position`. No table of
+/// PostgreSQL has this OID.
+pub const HEADER_TABLE_ID: TableId = TableId(1);
+
 /// The event's id: its position with the history of the position.
 pub const ID: &str = "id";
 
@@ -32,12 +37,12 @@ pub const PAYLOAD: &str = "payload";
 /// The event type of all documents.
 pub const DELTA_TYPE: &str = "table_delta";
 
-/// The description of the table of documents, with its columns in the order in which a source fills them: id,
+/// The description of the table of documents under one of its two numbers, with its columns in the order in which a source fills them: id,
 /// aggregate type, aggregate id, event type, payload.
-pub fn table() -> OwnedTable {
+pub fn table(id: TableId) -> OwnedTable {
     let column = |name: &str, kind| Column { name: name.to_owned(), of: ValueType::of(kind) };
     OwnedTable {
-        id: TABLE_ID,
+        id,
         schema: SCHEMA.to_owned(),
         name: TABLE.to_owned(),
         columns: vec![

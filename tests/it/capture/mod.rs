@@ -1,7 +1,10 @@
 //! Captured tables: what is refused, what setup creates, and what becomes of a publication that is changed.
 
+mod documents;
+mod keeper;
 mod publication;
 mod refusals;
+mod sequences;
 mod setup;
 
 use crate::pipeline::Pipeline;

@@ -6,10 +6,10 @@
 use super::document::RowChange;
 use super::error::CaptureError;
 use super::open_table::OpenTable;
-use super::relation::CapturedRelation;
 use super::relations::Relations;
 use super::shapes::ShapeFacts;
 use super::spec::CaptureSpec;
+use super::streamed_table::StreamedTable;
 use crate::decoder::Decoder;
 use crate::wire;
 use pg_replication::pgoutput::{self, Truncate};
@@ -17,7 +17,7 @@ use pg_replication::{Batch as WalBatch, Frame};
 use postrider_core::delta::{self, DELTA_TYPE};
 use postrider_core::event::{HeaderPosition, Histories, Position};
 use postrider_core::offset::Offset;
-use postrider_core::row::{ByteRange, OwnedTable, Row};
+use postrider_core::row::{ByteRange, OwnedTable, Row, TableId};
 use postrider_core::source::{Batch, Change, Unreadable};
 use postrider_core::timestamp::Timestamp;
 use std::collections::VecDeque;
@@ -48,8 +48,7 @@ pub struct DeltaAssembler {
     decoder: Decoder,
     /// Transactions that commit at this offset or below have absolute documents.
     absolute_upto: Offset,
-    /// The table of documents, until it is described.
-    table: OwnedTable,
+    /// Whether the table of documents was described.
     described: bool,
     transaction: OpenTransaction,
     reading: Reading,
@@ -72,15 +71,15 @@ struct Reading {
     offset: usize,
     /// The place of the current step; `None` before the first one.
     place: Option<usize>,
-    current: Option<Step>,
+    current: Option<FrameStep>,
     /// The steps after the current one that the frames before `offset` lead to.
-    next: VecDeque<Step>,
+    next: VecDeque<FrameStep>,
 }
 
 /// What a frame leads to.
 #[derive(Debug)]
-enum Step {
-    Table,
+enum FrameStep {
+    Table(OwnedTable),
     Begin {
         commit: Offset,
         first: Offset,
@@ -107,6 +106,7 @@ enum Step {
 /// A row of the table of documents.
 #[derive(Debug)]
 struct EventRow {
+    table: TableId,
     bytes: Vec<u8>,
     cells: [Option<ByteRange>; 5],
 }
@@ -125,11 +125,11 @@ impl EventRow {
         let start = bytes.len();
         payload(&mut bytes);
         cells[4] = Some(ByteRange { start, len: bytes.len() - start });
-        Self { bytes, cells }
+        Self { table: delta::TABLE_ID, bytes, cells }
     }
 
     fn row(&self) -> Row<'_> {
-        Row { table: delta::TABLE_ID, bytes: &self.bytes, cells: &self.cells }
+        Row { table: self.table, bytes: &self.bytes, cells: &self.cells }
     }
 }
 
@@ -150,7 +150,6 @@ impl DeltaAssembler {
             relations: Relations::new(oids),
             decoder,
             absolute_upto: Offset::ZERO,
-            table: delta::table(),
             described: false,
             transaction: OpenTransaction::default(),
             reading: Reading::default(),
@@ -202,19 +201,16 @@ impl DeltaAssembler {
                 self.reading.offset = next;
             } else {
                 // The same frame is read again after the answer.
-                self.reading.current = Some(Step::Blocked);
+                self.reading.current = Some(FrameStep::Blocked);
                 return Ok(true);
             }
         }
     }
 
     /// The step, and its ordinal is counted.
-    fn counted(&mut self, step: Step) -> Step {
-        let step = match step {
-            Step::Last => self.last_document(),
-            other => other,
-        };
-        if matches!(step, Step::Collected | Step::Other | Step::Event(_)) {
+    fn counted(&mut self, step: FrameStep) -> FrameStep {
+        let step = if matches!(step, FrameStep::Last) { self.last_document() } else { step };
+        if matches!(step, FrameStep::Collected | FrameStep::Other | FrameStep::Event(_)) {
             self.transaction.ordinal += 1;
         }
         step
@@ -223,7 +219,7 @@ impl DeltaAssembler {
     /// Reads a frame; `false` if types must be looked up first.
     fn read(&mut self, frame: &Frame<'_>, offset: usize) -> Result<bool, Unreadable> {
         let Frame::XLogData { wal_start, data, .. } = *frame else {
-            self.reading.next.push_back(Step::Decoded(offset));
+            self.reading.next.push_back(FrameStep::Decoded(offset));
             return Ok(true);
         };
         let message = match pgoutput::decode(data) {
@@ -248,9 +244,10 @@ impl DeltaAssembler {
                 let commit = wire::from_wire(begin.final_lsn);
                 self.transaction = OpenTransaction { commit, ..OpenTransaction::default() };
                 if !std::mem::replace(&mut self.described, true) {
-                    self.reading.next.push_back(Step::Table);
+                    let tables = [delta::TABLE_ID, delta::HEADER_TABLE_ID].map(delta::table);
+                    self.reading.next.extend(tables.map(FrameStep::Table));
                 }
-                self.reading.next.push_back(Step::Begin {
+                self.reading.next.push_back(FrameStep::Begin {
                     commit,
                     first: wire::from_wire(wal_start),
                     time: wire::time(begin.commit_time),
@@ -258,9 +255,9 @@ impl DeltaAssembler {
                 });
             }
             pgoutput::Message::Commit(commit) => {
-                let last = self.transaction.tables.iter().map(|_| Step::Last);
+                let last = self.transaction.tables.iter().map(|_| FrameStep::Last);
                 self.reading.next.extend(last);
-                self.reading.next.push_back(Step::Commit {
+                self.reading.next.push_back(FrameStep::Commit {
                     commit: wire::from_wire(commit.commit_lsn),
                     end: wire::from_wire(commit.end_lsn),
                     time: wire::time(commit.commit_time),
@@ -269,7 +266,7 @@ impl DeltaAssembler {
             pgoutput::Message::Message(message) => {
                 // The decoder's change counts for the ordinal.
                 self.transaction.ordinal += u64::from(message.transactional);
-                self.reading.next.push_back(Step::Decoded(offset));
+                self.reading.next.push_back(FrameStep::Decoded(offset));
             }
             pgoutput::Message::Type(_) | pgoutput::Message::Origin(_) => {}
         }
@@ -280,10 +277,10 @@ impl DeltaAssembler {
     fn change(
         &mut self,
         relation: u32,
-        make: impl FnOnce(&CapturedRelation) -> Result<RowChange, CaptureError>,
+        make: impl FnOnce(&StreamedTable) -> Result<RowChange, CaptureError>,
     ) -> Result<(), CaptureError> {
         let Some(relation) = self.relations.get(relation)?.map(Arc::clone) else {
-            self.reading.next.extend([Step::Collected, Step::Other]);
+            self.reading.next.extend([FrameStep::Collected, FrameStep::Other]);
             return Ok(());
         };
         let mut change = make(&relation)?;
@@ -293,7 +290,7 @@ impl DeltaAssembler {
         let steps = if open.is_full_for(&relation, &change, &self.spec, absolute) {
             self.publish(relation.table)
         } else {
-            [Step::Collected, Step::Collected]
+            [FrameStep::Collected, FrameStep::Collected]
         };
         let open = self.transaction.table(relation.table);
         open.add(&relation, change, absolute);
@@ -302,22 +299,23 @@ impl DeltaAssembler {
     }
 
     /// The document of a table as a part of a sequence, which begins here if it has not begun: two ordinals.
-    fn publish(&mut self, table: usize) -> [Step; 2] {
+    fn publish(&mut self, table: usize) -> [FrameStep; 2] {
         let ordinal = self.transaction.ordinal;
         let (begins, follows) = (self.id(ordinal), self.id(ordinal + 1));
         let Some(aggregate) = self.aggregates.get(table) else {
-            return [Step::Collected, Step::Collected];
+            return [FrameStep::Collected, FrameStep::Collected];
         };
         let open = self.transaction.table(table);
         let first = if open.is_sequence() {
-            Step::Collected
+            FrameStep::Collected
         } else {
             let id = begins.clone();
             let header = |out: &mut Vec<u8>| open.begin_sequence(id, out);
-            Step::Event(Box::new(EventRow::new(&begins, aggregate, header)))
+            let row = EventRow::new(&begins, aggregate, header);
+            FrameStep::Event(Box::new(EventRow { table: delta::HEADER_TABLE_ID, ..row }))
         };
         let chunk = EventRow::new(&follows, aggregate, |out| open.push_chunk(out));
-        [first, Step::Event(Box::new(chunk))]
+        [first, FrameStep::Event(Box::new(chunk))]
     }
 
     /// All rows of some tables were removed: two ordinals.
@@ -329,23 +327,23 @@ impl DeltaAssembler {
                 captured = true;
             }
         }
-        let last = if captured { Step::Collected } else { Step::Other };
-        self.reading.next.extend([Step::Collected, last]);
+        let last = if captured { FrameStep::Collected } else { FrameStep::Other };
+        self.reading.next.extend([FrameStep::Collected, last]);
         Ok(())
     }
 
     /// The document of a table at the commit: one ordinal, also if there is none.
-    fn last_document(&mut self) -> Step {
+    fn last_document(&mut self) -> FrameStep {
         if self.transaction.tables.is_empty() {
-            return Step::Collected;
+            return FrameStep::Collected;
         }
         let (table, open) = self.transaction.tables.remove(0);
         match self.aggregates.get(table).filter(|_| open.ends_with_document()) {
             Some(aggregate) => {
                 let id = self.id(self.transaction.ordinal);
-                Step::Event(Box::new(EventRow::new(&id, aggregate, |out| open.push_last(out))))
+                FrameStep::Event(Box::new(EventRow::new(&id, aggregate, |out| open.push_last(out))))
             }
-            None => Step::Collected,
+            None => FrameStep::Collected,
         }
     }
 
@@ -379,27 +377,27 @@ impl<F: Frames> Batch for AssembledBatch<'_, F> {
         if !self.assembler.go_to(self.batch, place)? {
             return Ok(None);
         }
-        let DeltaAssembler { reading, table, decoder, .. } = &mut *self.assembler;
+        let DeltaAssembler { reading, decoder, .. } = &mut *self.assembler;
         let change = match &reading.current {
-            Some(Step::Table) => Change::Table(table.as_table()),
-            Some(Step::Begin { commit, first, time, transaction }) => Change::Begin {
+            Some(FrameStep::Table(table)) => Change::Table(table.as_table()),
+            Some(FrameStep::Begin { commit, first, time, transaction }) => Change::Begin {
                 commit: *commit,
                 first: *first,
                 time: *time,
                 transaction: Some(*transaction),
             },
-            Some(Step::Collected) => Change::Collected,
-            Some(Step::Other) => Change::Other,
-            Some(Step::Event(event)) => Change::Row(event.row()),
-            Some(Step::Commit { commit, end, time }) => {
+            Some(FrameStep::Collected) => Change::Collected,
+            Some(FrameStep::Other) => Change::Other,
+            Some(FrameStep::Event(event)) => Change::Row(event.row()),
+            Some(FrameStep::Commit { commit, end, time }) => {
                 Change::Commit { commit: *commit, end: *end, time: *time }
             }
-            Some(Step::Decoded(offset)) => match self.batch.frame_at(*offset) {
+            Some(FrameStep::Decoded(offset)) => match self.batch.frame_at(*offset) {
                 Some((frame, _)) => decoder.change(&frame)?,
                 None => Change::Nothing,
             },
-            Some(Step::Blocked) => Change::Blocked,
-            Some(Step::Last) | None => Change::Nothing,
+            Some(FrameStep::Blocked) => Change::Blocked,
+            Some(FrameStep::Last) | None => Change::Nothing,
         };
         Ok(Some((change, place + 1)))
     }

@@ -38,11 +38,14 @@ pub(super) struct RowChange {
     pub(super) deleted: Option<DocumentRow>,
     /// The row that is there now.
     pub(super) inserted: Option<DocumentRow>,
+    /// The deleted row has no key that can be compared with those of inserted rows, so the change must not be in one
+    /// document with rows that were inserted before it.
+    pub(super) loose: bool,
 }
 
 /// Which document of a sequence it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Chunk<'a> {
+pub(super) struct DocumentChunk<'a> {
     /// The sequence.
     pub(super) sequence: &'a str,
     /// The number in the sequence, from 1.
@@ -140,7 +143,9 @@ impl Document {
     /// Takes values that the server did not send from the row that the change replaces, if that row is in this
     /// document.
     pub(super) fn complete(&self, change: &mut RowChange) {
-        let RowChange { deleted: Some(deleted), inserted: Some(inserted) } = change else { return };
+        let RowChange { deleted: Some(deleted), inserted: Some(inserted), .. } = change else {
+            return;
+        };
         if inserted.unchanged.is_empty() {
             return;
         }
@@ -216,9 +221,9 @@ impl Document {
     }
 
     /// Appends the document.
-    pub(super) fn push(&self, chunk: Option<Chunk<'_>>, out: &mut Vec<u8>) {
+    pub(super) fn push(&self, chunk: Option<DocumentChunk<'_>>, out: &mut Vec<u8>) {
         out.extend_from_slice(b"{\"v\":1");
-        if let Some(Chunk { sequence, number, totals }) = chunk {
+        if let Some(DocumentChunk { sequence, number, totals }) = chunk {
             out.extend_from_slice(b",\"sequence\":\"");
             out.extend_from_slice(sequence.as_bytes());
             push_number(out, "\",\"chunk\":", number);
@@ -285,15 +290,15 @@ mod tests {
     }
 
     fn insert(key: &str, value: &str) -> RowChange {
-        RowChange { inserted: Some(row(key, Some(value))), deleted: None }
+        RowChange { inserted: Some(row(key, Some(value))), ..RowChange::default() }
     }
 
     fn delete(key: &str) -> RowChange {
-        RowChange { deleted: Some(row(key, None)), inserted: None }
+        RowChange { deleted: Some(row(key, None)), ..RowChange::default() }
     }
 
     fn update(key: &str, value: &str) -> RowChange {
-        RowChange { deleted: Some(row(key, None)), inserted: Some(row(key, Some(value))) }
+        RowChange { inserted: Some(row(key, Some(value))), ..delete(key) }
     }
 
     fn document(changes: &[RowChange], absolute: bool) -> String {
@@ -336,8 +341,8 @@ mod tests {
             row.key = Some(Arc::clone(&row.json));
             Some(row)
         };
-        let insert = |value| RowChange { inserted: whole(value), deleted: None };
-        let delete = |value| RowChange { deleted: whole(value), inserted: None };
+        let insert = |value| RowChange { inserted: whole(value), ..RowChange::default() };
+        let delete = |value| RowChange { deleted: whole(value), ..RowChange::default() };
         let one = [insert("1"), insert("1"), insert("2"), delete("1")];
         let expected = r#"{"v":1,"inserted":[{"k":1,"v":1},{"k":1,"v":2}],"deleted":[]}"#;
         assert_eq!(document(&one, false), expected);
@@ -402,10 +407,10 @@ mod tests {
         let mut document = Document::default();
         document.add(insert("1", "1"), false);
         let mut out = Vec::new();
-        let chunk = Chunk { sequence: "S-1", number: 3, totals: None };
+        let chunk = DocumentChunk { sequence: "S-1", number: 3, totals: None };
         document.push(Some(chunk), &mut out);
         out.push(b'\n');
-        document.push(Some(Chunk { totals: Some((2001, 7)), ..chunk }), &mut out);
+        document.push(Some(DocumentChunk { totals: Some((2001, 7)), ..chunk }), &mut out);
         out.push(b'\n');
         push_header("S-1", &mut out);
         let expected = r#"{"v":1,"sequence":"S-1","chunk":3,"inserted":[{"k":1,"v":1}],"deleted":[]}

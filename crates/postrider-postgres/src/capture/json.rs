@@ -3,7 +3,7 @@
 //! A number stays the text that the server has sent, so it keeps every digit. An array or a row whose text does not
 //! have the shape that the catalog describes is written as a string: its type was changed since.
 
-use super::shapes::Shape;
+use super::shapes::JsonShape;
 
 /// A value is not UTF-8, which a database in `SQL_ASCII` allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -11,7 +11,7 @@ pub(super) struct NotUtf8;
 
 /// Appends a value; `None` is `null`.
 pub(super) fn push_value(
-    shape: &Shape,
+    shape: &JsonShape,
     text: Option<&[u8]>,
     out: &mut Vec<u8>,
 ) -> Result<(), NotUtf8> {
@@ -21,16 +21,16 @@ pub(super) fn push_value(
     };
     let start = out.len();
     let written = match shape {
-        Shape::Text => false,
-        Shape::Bool => push_bool(text, out),
-        Shape::Number => push_number(text, out),
-        Shape::Json => push_json(text, out)?,
-        Shape::Timestamp => push_timestamp(text, out),
-        Shape::Array { element, delimiter } => {
+        JsonShape::Text => false,
+        JsonShape::Bool => push_bool(text, out),
+        JsonShape::Number => push_number(text, out),
+        JsonShape::Json => push_json(text, out)?,
+        JsonShape::Timestamp => push_timestamp(text, out),
+        JsonShape::Array { element, delimiter } => {
             ArrayText { rest: text, delimiter: *delimiter, element }.push(out)?
         }
-        Shape::Vector { element } => push_vector(text, element, out)?,
-        Shape::Record { fields } => push_record(text, fields, out)?,
+        JsonShape::Vector { element } => push_vector(text, element, out)?,
+        JsonShape::Record { fields } => push_record(text, fields, out)?,
     };
     if !written {
         out.truncate(start);
@@ -141,7 +141,7 @@ fn push_timestamp(text: &[u8], out: &mut Vec<u8>) -> bool {
 struct ArrayText<'a> {
     rest: &'a [u8],
     delimiter: u8,
-    element: &'a Shape,
+    element: &'a JsonShape,
 }
 
 impl ArrayText<'_> {
@@ -220,7 +220,7 @@ impl ArrayText<'_> {
 }
 
 /// `int2vector` and `oidvector`: numbers with spaces between them.
-fn push_vector(text: &[u8], element: &Shape, out: &mut Vec<u8>) -> Result<bool, NotUtf8> {
+fn push_vector(text: &[u8], element: &JsonShape, out: &mut Vec<u8>) -> Result<bool, NotUtf8> {
     out.push(b'[');
     let parts = text.split(|byte| *byte == b' ').filter(|part| !part.is_empty());
     for (at, part) in parts.enumerate() {
@@ -236,7 +236,7 @@ fn push_vector(text: &[u8], element: &Shape, out: &mut Vec<u8>) -> Result<bool, 
 /// The text of a row: `(1,"a b",)`. Nothing between two commas is NULL.
 fn push_record(
     text: &[u8],
-    fields: &[(Vec<u8>, Shape)],
+    fields: &[(Vec<u8>, JsonShape)],
     out: &mut Vec<u8>,
 ) -> Result<bool, NotUtf8> {
     let Some(mut rest) = text.strip_prefix(b"(").and_then(|text| text.strip_suffix(b")")) else {
@@ -337,71 +337,71 @@ fn value_end(text: &[u8]) -> usize {
 mod tests {
     use super::*;
 
-    fn json(shape: &Shape, text: &str) -> String {
+    fn json(shape: &JsonShape, text: &str) -> String {
         let mut out = Vec::new();
         push_value(shape, Some(text.as_bytes()), &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 
-    fn array(element: Shape) -> Shape {
-        Shape::Array { element: Box::new(element), delimiter: b',' }
+    fn array(element: JsonShape) -> JsonShape {
+        JsonShape::Array { element: Box::new(element), delimiter: b',' }
     }
 
     #[test]
     fn a_value_is_written_by_the_shape_of_its_type() {
         for (shape, text, expected) in [
-            (Shape::Bool, "t", "true"),
-            (Shape::Bool, "f", "false"),
+            (JsonShape::Bool, "t", "true"),
+            (JsonShape::Bool, "f", "false"),
             (
-                Shape::Number,
+                JsonShape::Number,
                 "-12345678901234567890.0123456789000",
                 "-12345678901234567890.0123456789000",
             ),
-            (Shape::Number, "1e+20", "1e+20"),
-            (Shape::Number, "NaN", "\"NaN\""),
-            (Shape::Number, "-Infinity", "\"-Infinity\""),
-            (Shape::Json, "{\"a\": [1, null]}", "{\"a\": [1, null]}"),
-            (Shape::Text, "a\"b\\c\n\u{1}\u{7f}ä", "\"a\\\"b\\\\c\\n\\u0001\u{7f}ä\""),
-            (Shape::Timestamp, "2026-10-25 02:30:00.5", "\"2026-10-25T02:30:00.5\""),
-            (Shape::Timestamp, "2026-10-25 02:30:00+00", "\"2026-10-25T02:30:00+00:00\""),
-            (Shape::Timestamp, "2026-10-25 02:30:00-03:30", "\"2026-10-25T02:30:00-03:30\""),
-            (Shape::Timestamp, "0044-03-15 12:00:00+00 BC", "\"0044-03-15T12:00:00+00:00 BC\""),
-            (Shape::Timestamp, "-infinity", "\"-infinity\""),
+            (JsonShape::Number, "1e+20", "1e+20"),
+            (JsonShape::Number, "NaN", "\"NaN\""),
+            (JsonShape::Number, "-Infinity", "\"-Infinity\""),
+            (JsonShape::Json, "{\"a\": [1, null]}", "{\"a\": [1, null]}"),
+            (JsonShape::Text, "a\"b\\c\n\u{1}\u{7f}ä", "\"a\\\"b\\\\c\\n\\u0001\u{7f}ä\""),
+            (JsonShape::Timestamp, "2026-10-25 02:30:00.5", "\"2026-10-25T02:30:00.5\""),
+            (JsonShape::Timestamp, "2026-10-25 02:30:00+00", "\"2026-10-25T02:30:00+00:00\""),
+            (JsonShape::Timestamp, "2026-10-25 02:30:00-03:30", "\"2026-10-25T02:30:00-03:30\""),
+            (JsonShape::Timestamp, "0044-03-15 12:00:00+00 BC", "\"0044-03-15T12:00:00+00:00 BC\""),
+            (JsonShape::Timestamp, "-infinity", "\"-infinity\""),
         ] {
             assert_eq!(json(&shape, text), expected, "{text}");
         }
         let mut out = Vec::new();
-        push_value(&Shape::Text, None, &mut out).unwrap();
+        push_value(&JsonShape::Text, None, &mut out).unwrap();
         assert_eq!(out, b"null");
-        assert_eq!(push_value(&Shape::Text, Some(b"\xE4"), &mut out), Err(NotUtf8));
+        assert_eq!(push_value(&JsonShape::Text, Some(b"\xE4"), &mut out), Err(NotUtf8));
     }
 
     #[test]
     fn arrays_and_rows_are_nested_and_other_texts_are_strings() {
         let field = |name: &str, shape| (format!("\"{name}\":").into_bytes(), shape);
-        let row = || Shape::Record {
+        let row = || JsonShape::Record {
             fields: vec![
-                field("n", Shape::Number),
-                field("t", Shape::Text),
-                field("b", Shape::Bool),
+                field("n", JsonShape::Number),
+                field("t", JsonShape::Text),
+                field("b", JsonShape::Bool),
             ],
         };
         for (shape, text, expected) in [
-            (array(Shape::Number), "{}", "[]"),
-            (array(Shape::Number), "{1,NULL,NaN}", "[1,null,\"NaN\"]"),
-            (array(Shape::Number), "[0:1]={{1,2},{3,4}}", "[[1,2],[3,4]]"),
-            (array(Shape::Text), r#"{a,"NULL","b \"c\\",""}"#, r#"["a","NULL","b \"c\\",""]"#),
-            (array(Shape::Json), r#"{"{\"a\": \"b\"}",null}"#, r#"[{"a": "b"},null]"#),
-            (array(Shape::Timestamp), "{\"2026-10-25 02:30:00\"}", "[\"2026-10-25T02:30:00\"]"),
+            (array(JsonShape::Number), "{}", "[]"),
+            (array(JsonShape::Number), "{1,NULL,NaN}", "[1,null,\"NaN\"]"),
+            (array(JsonShape::Number), "[0:1]={{1,2},{3,4}}", "[[1,2],[3,4]]"),
+            (array(JsonShape::Text), r#"{a,"NULL","b \"c\\",""}"#, r#"["a","NULL","b \"c\\",""]"#),
+            (array(JsonShape::Json), r#"{"{\"a\": \"b\"}",null}"#, r#"[{"a": "b"},null]"#),
+            (array(JsonShape::Timestamp), "{\"2026-10-25 02:30:00\"}", "[\"2026-10-25T02:30:00\"]"),
             (row(), r#"(1,"a ""b"" \\",t)"#, r#"{"n":1,"t":"a \"b\" \\","b":true}"#),
             (row(), r#"(,"",)"#, r#"{"n":null,"t":"","b":null}"#),
             (array(row()), r#"{"(1,x,f)"}"#, r#"[{"n":1,"t":"x","b":false}]"#),
-            (Shape::Vector { element: Box::new(Shape::Number) }, "1 2", "[1,2]"),
+            (JsonShape::Vector { element: Box::new(JsonShape::Number) }, "1 2", "[1,2]"),
             // The type has another field since, and is no array any more.
             (row(), "(1,x)", "\"(1,x)\""),
             (row(), "(1,x,t,2)", "\"(1,x,t,2)\""),
-            (array(Shape::Number), "{1,2", "\"{1,2\""),
-            (array(Shape::Number), "x", "\"x\""),
+            (array(JsonShape::Number), "{1,2", "\"{1,2\""),
+            (array(JsonShape::Number), "x", "\"x\""),
         ] {
             assert_eq!(json(&shape, text), expected, "{text}");
         }

@@ -27,10 +27,10 @@ mod error;
 mod json;
 mod oids;
 mod open_table;
-mod relation;
 mod relations;
 mod shapes;
 mod spec;
+mod streamed_table;
 pub mod tables;
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,8 @@
 //! A table that the open transaction has changed: its document, and the sequence that the document belongs to.
 
-use super::document::{self, Chunk, Document, RowChange};
-use super::relation::CapturedRelation;
+use super::document::{self, Document, DocumentChunk, RowChange};
 use super::spec::CaptureSpec;
+use super::streamed_table::StreamedTable;
 use std::sync::Arc;
 
 /// The net changes of a table that are not published yet.
@@ -10,7 +10,7 @@ use std::sync::Arc;
 pub(super) struct OpenTable {
     document: Document,
     /// The description of the table under which the rows of the document were made.
-    relation: Option<Arc<CapturedRelation>>,
+    relation: Option<Arc<StreamedTable>>,
     sequence: Option<Sequence>,
 }
 
@@ -31,7 +31,7 @@ impl OpenTable {
     /// description of the table, so that a row may have another key.
     pub(super) fn is_full_for(
         &self,
-        relation: &Arc<CapturedRelation>,
+        relation: &Arc<StreamedTable>,
         change: &RowChange,
         spec: &CaptureSpec,
         absolute: bool,
@@ -39,7 +39,7 @@ impl OpenTable {
         if !self.document.has_rows() {
             return false;
         }
-        if self.relation.as_ref() != Some(relation) {
+        if change.loose || self.relation.as_ref() != Some(relation) {
             return true;
         }
         let (rows, bytes) = self.document.with(change, absolute);
@@ -49,19 +49,14 @@ impl OpenTable {
     }
 
     /// Takes values that the server did not send from the row that the change replaces.
-    pub(super) fn complete(&self, relation: &Arc<CapturedRelation>, change: &mut RowChange) {
+    pub(super) fn complete(&self, relation: &Arc<StreamedTable>, change: &mut RowChange) {
         if self.relation.as_ref() == Some(relation) {
             self.document.complete(change);
         }
     }
 
     /// Adds a change.
-    pub(super) fn add(
-        &mut self,
-        relation: &Arc<CapturedRelation>,
-        change: RowChange,
-        absolute: bool,
-    ) {
+    pub(super) fn add(&mut self, relation: &Arc<StreamedTable>, change: RowChange, absolute: bool) {
         self.document.add(change, absolute);
         self.relation = Some(Arc::clone(relation));
     }
@@ -107,7 +102,7 @@ impl OpenTable {
         sequence.inserted += count(inserted);
         sequence.deleted += count(deleted);
         let totals = last.then_some((sequence.inserted, sequence.deleted));
-        let chunk = Chunk { sequence: &sequence.id, number: sequence.documents, totals };
+        let chunk = DocumentChunk { sequence: &sequence.id, number: sequence.documents, totals };
         document.push(Some(chunk), out);
     }
 }

@@ -1,9 +1,9 @@
 //! The tables that the stream of one connection has described.
 
 use super::error::{CaptureError, CaptureFault};
-use super::relation::CapturedRelation;
 use super::shapes::{ShapeFacts, Shapes};
 use super::spec::CaptureSpec;
+use super::streamed_table::StreamedTable;
 use pg_replication::pgoutput::Relation;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub(super) struct Relations {
     /// were committed.
     oids: Vec<Option<u32>>,
     /// A table without a description here is not captured.
-    described: HashMap<u32, Option<Arc<CapturedRelation>>>,
+    described: HashMap<u32, Option<Arc<StreamedTable>>>,
     shapes: Shapes,
     /// Types that the last description needs and that must be looked up.
     unknown_types: Vec<u32>,
@@ -51,7 +51,7 @@ impl Relations {
         unknown_types.sort_unstable();
         unknown_types.dedup();
         if unknown_types.is_empty() {
-            let captured = CapturedRelation::new(table, relation, shapes);
+            let captured = StreamedTable::new(table, relation, shapes);
             described.insert(relation.id, Some(Arc::new(captured)));
         }
         unknown_types.is_empty()
@@ -67,7 +67,7 @@ impl Relations {
     }
 
     /// The description of a table; `None` if it is not captured.
-    pub(super) fn get(&self, id: u32) -> Result<Option<&Arc<CapturedRelation>>, CaptureError> {
+    pub(super) fn get(&self, id: u32) -> Result<Option<&Arc<StreamedTable>>, CaptureError> {
         let error = CaptureError { relation: id, fault: CaptureFault::NotDescribed };
         self.described.get(&id).map(Option::as_ref).ok_or(error)
     }

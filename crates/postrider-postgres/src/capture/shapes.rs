@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 
 /// How the text of a value becomes JSON.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Shape {
+pub(super) enum JsonShape {
     /// A string.
     Text,
     /// `t` or `f`.
@@ -22,19 +22,19 @@ pub(super) enum Shape {
     /// An array.
     Array {
         /// The shape of the elements.
-        element: Box<Shape>,
+        element: Box<JsonShape>,
         /// What is between them.
         delimiter: u8,
     },
     /// Elements with spaces between them.
     Vector {
         /// The shape of the elements.
-        element: Box<Shape>,
+        element: Box<JsonShape>,
     },
     /// A row.
     Record {
         /// The fields: name in quotes with a colon, and shape.
-        fields: Vec<(Vec<u8>, Shape)>,
+        fields: Vec<(Vec<u8>, JsonShape)>,
     },
 }
 
@@ -62,20 +62,20 @@ const DEPTH_MAX: usize = 64;
 /// The shapes of the types of one connection. Another server has other OIDs.
 #[derive(Debug, Default)]
 pub(super) struct Shapes {
-    known: BTreeMap<u32, Arc<Shape>>,
+    known: BTreeMap<u32, Arc<JsonShape>>,
 }
 
 /// The shape of a built-in type that needs no query; `None` if the catalog must be read.
-fn built_in(oid: u32) -> Option<Shape> {
+fn built_in(oid: u32) -> Option<JsonShape> {
     Some(match oid {
-        16 => Shape::Bool,
-        20 | 21 | 23 | 700 | 701 | 1700 => Shape::Number,
-        114 | 3802 => Shape::Json,
-        1114 | 1184 => Shape::Timestamp,
-        22 => Shape::Vector { element: Box::new(Shape::Number) },
-        30 => Shape::Vector { element: Box::new(Shape::Text) },
+        16 => JsonShape::Bool,
+        20 | 21 | 23 | 700 | 701 | 1700 => JsonShape::Number,
+        114 | 3802 => JsonShape::Json,
+        1114 | 1184 => JsonShape::Timestamp,
+        22 => JsonShape::Vector { element: Box::new(JsonShape::Number) },
+        30 => JsonShape::Vector { element: Box::new(JsonShape::Text) },
         17 | 18 | 19 | 25 | 26 | 142 | 600 | 650 | 774 | 790 | 829 | 869 | 1042 | 1043 | 1082
-        | 1083 | 1186 | 1266 | 1560 | 1562 | 2950 => Shape::Text,
+        | 1083 | 1186 | 1266 | 1560 | 1562 | 2950 => JsonShape::Text,
         _ => return None,
     })
 }
@@ -101,25 +101,25 @@ impl Shapes {
     }
 
     /// The shape of a type.
-    pub(super) fn of(&self, oid: u32) -> Arc<Shape> {
+    pub(super) fn of(&self, oid: u32) -> Arc<JsonShape> {
         let known = self.known.get(&oid).map(Arc::clone);
-        known.unwrap_or_else(|| Arc::new(built_in(oid).unwrap_or(Shape::Text)))
+        known.unwrap_or_else(|| Arc::new(built_in(oid).unwrap_or(JsonShape::Text)))
     }
 }
 
-fn shape(oid: u32, facts: &BTreeMap<u32, &ShapeFacts>, depth: usize) -> Shape {
+fn shape(oid: u32, facts: &BTreeMap<u32, &ShapeFacts>, depth: usize) -> JsonShape {
     if let Some(shape) = built_in(oid) {
         return shape;
     }
-    let Some(of) = facts.get(&oid).filter(|_| depth < DEPTH_MAX) else { return Shape::Text };
+    let Some(of) = facts.get(&oid).filter(|_| depth < DEPTH_MAX) else { return JsonShape::Text };
     if let Some(fields) = &of.fields {
         let field =
             |(name, oid): &(String, u32)| (member_name(name), shape(*oid, facts, depth + 1));
-        return Shape::Record { fields: fields.iter().map(field).collect() };
+        return JsonShape::Record { fields: fields.iter().map(field).collect() };
     }
     match (of.base, of.element) {
-        (0, 0) => Shape::Text,
-        (0, element) => Shape::Array {
+        (0, 0) => JsonShape::Text,
+        (0, element) => JsonShape::Array {
             element: Box::new(shape(element, facts, depth + 1)),
             delimiter: of.delimiter,
         },
@@ -207,15 +207,15 @@ mod tests {
                 facts(1007, 0, 23, None),
             ],
         );
-        let numbers = || Shape::Array { element: Box::new(Shape::Number), delimiter: b',' };
-        assert_eq!(*shapes.of(20_001), Shape::Number);
+        let numbers = || JsonShape::Array { element: Box::new(JsonShape::Number), delimiter: b',' };
+        assert_eq!(*shapes.of(20_001), JsonShape::Number);
         assert_eq!(*shapes.of(20_002), numbers());
         assert_eq!(*shapes.of(1007), numbers());
         let fields =
-            vec![(b"\"a\\\"\":".to_vec(), Shape::Bool), (b"\"list\":".to_vec(), numbers())];
-        assert_eq!(*shapes.of(20_003), Shape::Record { fields });
+            vec![(b"\"a\\\"\":".to_vec(), JsonShape::Bool), (b"\"list\":".to_vec(), numbers())];
+        assert_eq!(*shapes.of(20_003), JsonShape::Record { fields });
         // It was dropped.
-        assert_eq!(*shapes.of(20_004), Shape::Text);
+        assert_eq!(*shapes.of(20_004), JsonShape::Text);
         assert!(!asked.iter().any(|oid| shapes.is_unknown(*oid)), "each type is asked for once");
     }
 }

@@ -3,4 +3,5 @@
 mod changes;
 mod consumer;
 mod histories;
+mod records;
 mod support;

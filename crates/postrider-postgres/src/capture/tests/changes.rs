@@ -1,8 +1,8 @@
 //! The changes that single transactions become.
 
 use super::support::{
-    ColumnOf, Sent, Value, assembler, begin, commit, delete, insert, read, relation, spec, text,
-    truncate, update,
+    ColumnOf, SentFrames, Value, assembler, begin, commit, delete, insert, read, relation, spec,
+    text, truncate, update,
 };
 use crate::capture::{CaptureError, CaptureFault, ShapeFacts};
 use postrider_core::source::{Batch as _, Change, Unreadable};
@@ -19,7 +19,7 @@ fn orders() -> Vec<u8> {
 fn events(rows: u32, bytes: usize, messages: &[Vec<u8>]) -> Result<Vec<String>, Unreadable> {
     let mut rng = fastrand::Rng::with_seed(1);
     let mut assembler = assembler(&spec(&["orders", "lines"], rows, bytes));
-    let sent = Sent([&[begin(0x100), orders()], messages, &[commit(0x100)]].concat());
+    let sent = SentFrames([&[begin(0x100), orders()], messages, &[commit(0x100)]].concat());
     let made = read(&mut assembler, &[sent], &mut rng)?;
     let shown = |event: &super::support::Event| {
         format!("{} {} {}", event.position.ordinal, event.aggregate_type, event.document)
@@ -115,7 +115,7 @@ fn rows_from_before_and_after_a_change_of_the_table_are_in_two_documents() {
     let by_note = relation(ID, "orders", b'i', &[("id", 23, false), ("note", 25, true)]);
     let messages = [
         insert(ID, &[text(1), text("a")]),
-        // Sent again without a change.
+        // SentFrames again without a change.
         orders(),
         insert(ID, &[text(2), text("b")]),
         by_note,
@@ -161,6 +161,29 @@ fn unchanged_values_come_from_the_old_row_or_are_named() {
     );
 }
 
+/// A partition that identifies rows by a key, of a partitioned table that sends whole rows.
+#[test]
+fn a_key_that_can_not_be_compared_is_not_in_one_document_with_rows_before_it() {
+    let whole = relation(ID, "orders", b'f', &[("id", 23, true), ("note", 25, true)]);
+    let messages = [
+        whole,
+        insert(ID, &[text(1), text("a")]),
+        update(ID, None, &[text(1), text("b")]),
+        delete(ID, (b'K', &[text(1), Value::Null])),
+    ];
+    let documents: Vec<String> = events(10, 1 << 20, &messages).unwrap();
+    let rows: Vec<&str> =
+        documents.iter().filter_map(|of| of.split("\"inserted\":").nth(1)).collect();
+    assert_eq!(
+        rows,
+        [
+            r#"[{"id":1,"note":"a"}],"deleted":[]}"#,
+            r#"[{"id":1,"note":"b"}],"deleted":[{"id":1,"note":"b"}]}"#,
+            r#"[],"deleted":[{"id":1}]}"#,
+        ]
+    );
+}
+
 #[test]
 fn a_change_that_can_not_be_read_is_an_error_without_content() {
     let no_key = relation(ID, "orders", b'n', &[("id", 23, false), ("note", 25, false)]);
@@ -171,6 +194,7 @@ fn a_change_that_can_not_be_read_is_an_error_without_content() {
         (vec![delete(ID, (b'K', &[text(1)]))], CaptureFault::Width),
         (vec![no_key, update(ID, None, &[text(1), text("a")])], CaptureFault::NoIdentity),
         (vec![update(ID, None, &[Value::Unchanged, text("a")])], CaptureFault::NoKeyValue),
+        (vec![delete(ID, (b'K', &[Value::Null, text("a")]))], CaptureFault::NoKeyValue),
     ] {
         assert_eq!(fault(&messages), expected);
     }
@@ -191,17 +215,21 @@ fn types_of_the_catalog_are_looked_up_before_rows_are_read() {
     let mut assembler = assembler(&spec(&["orders"], 10, 1 << 20));
     let columns: [ColumnOf; 2] = [("id", 23, true), ("note", 20_001, false)];
     let described = relation(ID, "orders", b'd', &columns);
-    let sent =
-        Sent(vec![begin(0x100), described, insert(ID, &[text(1), text("{1,2}")]), commit(0x100)]);
+    let sent = SentFrames(vec![
+        begin(0x100),
+        described,
+        insert(ID, &[text(1), text("{1,2}")]),
+        commit(0x100),
+    ]);
     assembler.begin_batch();
-    // The table of documents, and the beginning.
-    for place in 0..2 {
+    // The table of documents, with both of its numbers, and the beginning.
+    for place in 0..3 {
         assert!(assembler.batch(&sent).change_at(place).unwrap().is_some());
     }
     for _ in 0..2 {
         let blocked = assembler
             .batch(&sent)
-            .change_at(2)
+            .change_at(3)
             .unwrap()
             .map(|(change, _)| matches!(change, Change::Blocked));
         assert_eq!((blocked, assembler.unknown_types()), (Some(true), &[20_001][..]));
@@ -210,12 +238,12 @@ fn types_of_the_catalog_are_looked_up_before_rows_are_read() {
     assembler.add_shapes(&[facts]);
     assert_eq!(assembler.unknown_types(), &[0; 0]);
     let mut documents = Vec::new();
-    for place in 2..6 {
+    for place in 3..7 {
         let mut batch = assembler.batch(&sent);
         if let Some((Change::Row(row), _)) = batch.change_at(place).unwrap() {
             documents.push(String::from_utf8(row.text(4).unwrap().to_vec()).unwrap());
         }
     }
     assert_eq!(documents, [r#"{"v":1,"inserted":[{"id":1,"note":[1,2]}],"deleted":[]}"#]);
-    assert!(assembler.batch(&sent).change_at(6).unwrap().is_none());
+    assert!(assembler.batch(&sent).change_at(7).unwrap().is_none());
 }

@@ -6,12 +6,12 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// The rows of one table, by the columns that identify them.
-pub(super) type Copy = BTreeMap<String, Map<String, Value>>;
+pub(super) type TableCopy = BTreeMap<String, Map<String, Value>>;
 
 /// Copies of tables.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Consumer {
-    pub(super) tables: BTreeMap<String, Copy>,
+pub(super) struct TableConsumer {
+    pub(super) tables: BTreeMap<String, TableCopy>,
     /// The columns that identify a row, by table.
     keys: BTreeMap<String, &'static str>,
     /// Events that are not above the highest position of their aggregate are skipped.
@@ -19,7 +19,7 @@ pub(super) struct Consumer {
     highest: BTreeMap<String, Position>,
 }
 
-impl Consumer {
+impl TableConsumer {
     pub(super) fn new(keys: &[(&str, &'static str)], deduplicates: bool) -> Self {
         let keys = keys.iter().map(|(table, key)| (format!("public.{table}"), *key)).collect();
         Self { keys, deduplicates, ..Self::default() }
@@ -45,7 +45,7 @@ impl Consumer {
             copy.clear();
         }
         let rows = |name: &str| document[name].as_array().expect("a list").clone();
-        let mut removed = Copy::new();
+        let mut removed = TableCopy::new();
         for row in rows("deleted") {
             if let Some(row) = copy.remove(&row[key].to_string()) {
                 removed.insert(row[key].to_string(), row);
@@ -71,7 +71,7 @@ impl Consumer {
     }
 
     /// The rows, without empty tables.
-    pub(super) fn state(&self) -> BTreeMap<&str, &Copy> {
+    pub(super) fn state(&self) -> BTreeMap<&str, &TableCopy> {
         let tables = self.tables.iter().filter(|(_, copy)| !copy.is_empty());
         tables.map(|(table, copy)| (table.as_str(), copy)).collect()
     }

@@ -1,6 +1,6 @@
 //! Random histories: what a consumer has is what the tables have, whatever the limits, and however often it stops.
 
-use super::consumer::{Consumer, Copy};
+use super::consumer::{TableConsumer, TableCopy};
 use super::support::{
     ColumnOf, Made, Value, assembler, batches, begin, commit, delete, insert, read, relation, spec,
     text, truncate, update,
@@ -136,7 +136,7 @@ impl Database {
     }
 
     /// The tables as a consumer keeps them.
-    fn state(&self) -> BTreeMap<String, Copy> {
+    fn state(&self) -> BTreeMap<String, TableCopy> {
         let mut state = BTreeMap::new();
         for (rows, (name, key, _)) in self.tables.iter().zip(TABLES) {
             let object = |row: &Row| {
@@ -148,7 +148,7 @@ impl Database {
                 let row: serde_json::Value = serde_json::from_str(&row).unwrap();
                 (row[key].to_string(), row.as_object().unwrap().clone())
             };
-            let copy: Copy = rows.values().map(object).collect();
+            let copy: TableCopy = rows.values().map(object).collect();
             if !copy.is_empty() {
                 state.insert(format!("public.{name}"), copy);
             }
@@ -166,8 +166,8 @@ fn random_spec(rng: &mut fastrand::Rng) -> CaptureSpec {
     all(rows, [600, 700, 1000, 1 << 20][rng.usize(..4)])
 }
 
-fn consumer(deduplicates: bool) -> Consumer {
-    Consumer::new(&TABLES.map(|(name, key, _)| (name, key)), deduplicates)
+fn consumer(deduplicates: bool) -> TableConsumer {
+    TableConsumer::new(&TABLES.map(|(name, key, _)| (name, key)), deduplicates)
 }
 
 fn made(messages: &[Vec<u8>], spec: &CaptureSpec, absolute: bool, rng: &mut fastrand::Rng) -> Made {
@@ -178,9 +178,9 @@ fn made(messages: &[Vec<u8>], spec: &CaptureSpec, absolute: bool, rng: &mut fast
     read(&mut assembler, &batches(messages, rng), rng).unwrap()
 }
 
-fn assert_state(consumer: &Consumer, database: &Database, case: &str) {
+fn assert_state(consumer: &TableConsumer, database: &Database, case: &str) {
     let expected = database.state();
-    let expected: BTreeMap<&str, &Copy> =
+    let expected: BTreeMap<&str, &TableCopy> =
         expected.iter().map(|(name, of)| (name.as_str(), of)).collect();
     assert_eq!(consumer.state(), expected, "{case}");
 }

@@ -2,7 +2,7 @@
 
 use super::document::{DocumentRow, RowChange, UnchangedColumn};
 use super::json::{self, NotUtf8};
-use super::shapes::{self, Shape, Shapes};
+use super::shapes::{self, JsonShape, Shapes};
 use super::{CaptureError, CaptureFault};
 use pg_replication::pgoutput::{Column, Columns, OldTuple, Relation, Tuple};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ const FULL: u8 = b'f';
 
 /// The columns of a captured table, and the columns of its replica identity.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) struct CapturedRelation {
+pub(super) struct StreamedTable {
     /// Index of the table in the specification.
     pub(super) table: usize,
     /// The OID.
@@ -21,50 +21,49 @@ pub(super) struct CapturedRelation {
     full: bool,
     /// The replica identity has columns.
     has_key: bool,
-    columns: Vec<CapturedColumn>,
+    columns: Vec<StreamedColumn>,
 }
 
 /// A column of a captured table.
 #[derive(PartialEq, Eq, Debug)]
-struct CapturedColumn {
+struct StreamedColumn {
     /// The name in quotes, with a colon.
     member: Arc<[u8]>,
     /// Whether it belongs to the replica identity.
     key: bool,
-    shape: Arc<Shape>,
+    shape: Arc<JsonShape>,
     /// The type can be changed or dropped: then the text of the value counts for the size of a document instead of its
     /// JSON, so that a transaction that is sent again is divided in the same places.
     may_change: bool,
 }
 
 /// The value of a column, and whether the server has sent it.
-type Sent<'a> = Option<Option<&'a [u8]>>;
+type SentValue<'a> = Option<Option<&'a [u8]>>;
 
-impl CapturedRelation {
+impl StreamedTable {
     /// The table with the index `table`, as it is described.
     pub(super) fn new(table: usize, relation: &Relation<'_>, shapes: &Shapes) -> Self {
         let full = relation.replica_identity == FULL;
-        let column = |column: pg_replication::pgoutput::RelationColumn<'_>| CapturedColumn {
+        let column = |column: pg_replication::pgoutput::RelationColumn<'_>| StreamedColumn {
             member: shapes::member_name(column.name).into(),
             key: column.key,
             shape: shapes.of(column.type_oid),
             may_change: shapes::may_change(column.type_oid),
         };
-        let columns: Vec<CapturedColumn> = relation.columns.iter().map(column).collect();
+        let columns: Vec<StreamedColumn> = relation.columns.iter().map(column).collect();
         let has_key = full || columns.iter().any(|column| column.key);
         Self { table, id: relation.id, full, has_key, columns }
     }
 
     /// A new row.
     pub(super) fn inserted(&self, new: &Tuple<'_>) -> Result<RowChange, CaptureError> {
-        let inserted = Some(self.row(new, None)?);
-        Ok(RowChange { deleted: None, inserted })
+        Ok(RowChange { inserted: Some(self.row(new, None)?), ..RowChange::default() })
     }
 
     /// A deleted row.
     pub(super) fn deleted(&self, old: &OldTuple<'_>) -> Result<RowChange, CaptureError> {
-        let deleted = Some(self.old_row(old)?);
-        Ok(RowChange { deleted, inserted: None })
+        let (deleted, loose) = self.old_row(old)?;
+        Ok(RowChange { deleted: Some(deleted), inserted: None, loose })
     }
 
     /// A changed row.
@@ -73,26 +72,45 @@ impl CapturedRelation {
         old: Option<&OldTuple<'_>>,
         new: &Tuple<'_>,
     ) -> Result<RowChange, CaptureError> {
-        // Without an old row the columns of the replica identity are unchanged.
-        let deleted = match old {
+        let (deleted, loose) = match old {
             Some(old) => self.old_row(old)?,
-            None => self.key_row(new)?,
+            // The columns of the replica identity are unchanged. Those of a partition that has another one than the
+            // partitioned table are not known, but they are in the row.
+            None if self.full => (DocumentRow { key: None, ..self.row(new, None)? }, true),
+            None => (self.key_row(new)?, false),
         };
         let inserted = Some(self.row(new, old)?);
-        Ok(RowChange { deleted: Some(deleted), inserted })
+        Ok(RowChange { deleted: Some(deleted), inserted, loose })
     }
 
     fn error(&self, fault: CaptureFault) -> CaptureError {
         CaptureError { relation: self.id, fault }
     }
 
-    /// A deleted row, or its key.
-    fn old_row(&self, old: &OldTuple<'_>) -> Result<DocumentRow, CaptureError> {
+    /// A deleted row, or its key, and whether the key can't be compared with those of other rows.
+    fn old_row(&self, old: &OldTuple<'_>) -> Result<(DocumentRow, bool), CaptureError> {
         match old {
-            OldTuple::Key(key) => self.key_row(key),
-            OldTuple::Whole(row) if self.full => self.row(row, None),
-            OldTuple::Whole(row) => self.key_row(row),
+            OldTuple::Key(key) if self.full => Ok((self.partition_key(key)?, true)),
+            OldTuple::Key(row) | OldTuple::Whole(row) if !self.full => {
+                Ok((self.key_row(row)?, false))
+            }
+            OldTuple::Key(row) | OldTuple::Whole(row) => Ok((self.row(row, None)?, false)),
         }
+    }
+
+    /// The key that a partition with a replica identity of its own sends, while the partitioned table sends whole rows.
+    /// No column of a replica identity is NULL, and all others are.
+    fn partition_key(&self, tuple: &Tuple<'_>) -> Result<DocumentRow, CaptureError> {
+        self.check_width(tuple)?;
+        let mut object = Object::new();
+        for (column, value) in self.columns.iter().zip(tuple.columns()) {
+            if let Some(Some(value)) = sent(value).map_err(|fault| self.error(fault))? {
+                let pushed = object.push(column, Some(value));
+                pushed.map_err(|NotUtf8| self.error(CaptureFault::NotText))?;
+            }
+        }
+        let (json, size_bytes) = object.end();
+        Ok(DocumentRow { json, key: None, size_bytes, unchanged: Vec::new() })
     }
 
     /// The columns of the replica identity, of a row that has them.
@@ -107,8 +125,13 @@ impl CapturedRelation {
                 continue;
             }
             let value = sent(value).map_err(|fault| self.error(fault))?;
-            let Some(value) = value else { return Err(self.error(CaptureFault::NoKeyValue)) };
-            object.push(column, value).map_err(|NotUtf8| self.error(CaptureFault::NotText))?;
+            // A partition with another replica identity than the partitioned table does not send it.
+            let Some(Some(value)) = value else {
+                return Err(self.error(CaptureFault::NoKeyValue));
+            };
+            object
+                .push(column, Some(value))
+                .map_err(|NotUtf8| self.error(CaptureFault::NotText))?;
         }
         let (json, size_bytes) = object.end();
         let key = Some(Arc::clone(&json));
@@ -169,7 +192,7 @@ impl CapturedRelation {
 }
 
 /// The value of a column; `None` if the server has not sent it.
-fn sent(column: Column<'_>) -> Result<Sent<'_>, CaptureFault> {
+fn sent(column: Column<'_>) -> Result<SentValue<'_>, CaptureFault> {
     match column {
         Column::Null => Ok(Some(None)),
         Column::Unchanged => Ok(None),
@@ -189,7 +212,7 @@ impl Object {
         Self { json: vec![b'{'], size_bytes: "{}".len() }
     }
 
-    fn push(&mut self, column: &CapturedColumn, value: Option<&[u8]>) -> Result<(), NotUtf8> {
+    fn push(&mut self, column: &StreamedColumn, value: Option<&[u8]>) -> Result<(), NotUtf8> {
         if self.json.len() > 1 {
             self.json.push(b',');
         }
