@@ -87,7 +87,7 @@ struct Cost {
 pub(crate) fn table_outbox(args: &Args, servers: &Servers) {
     let control = Database::open(servers, "postgres");
     control.drop_slot(NAME);
-    control.run(&format!("drop database if exists {DATABASE}"));
+    control.run(&format!("drop database if exists {DATABASE} with (force)"));
     control.run(&format!("create database {DATABASE}"));
     let database = Database::open(servers, DATABASE);
     let ways = prepare(servers, &database);
@@ -116,7 +116,7 @@ pub(crate) fn table_outbox(args: &Args, servers: &Servers) {
     }
     drop(database);
     control.drop_slot(NAME);
-    control.run(&format!("drop database {DATABASE}"));
+    control.run(&format!("drop database {DATABASE} with (force)"));
 }
 
 /// The tables, and what publishes them. Without the toolkit's function there is no table with triggers.

@@ -339,7 +339,8 @@ pub(super) const LIST: &[Group] = &[
         name: "Captured tables",
         page: "captured-tables",
         about: "What can't be captured ([table-outbox.md](../table-outbox.md)) is refused by `setup` before anything is \
-                changed. A change of the publication, of a table or of its replica identity halts the running pipeline.",
+                changed. A change of the publication, of a table or of its replica identity halts the running pipeline; \
+                what a publication has left out until then is in no stream.",
         inputs: &[
             "captured table without a replica identity",
             "captured table whose primary key is deferrable",

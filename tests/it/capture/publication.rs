@@ -133,6 +133,14 @@ async fn captured_table_that_is_dropped_halts_until_the_list_has_it_no_more() {
     halted.assert_says("PR009", &["\"order_lines\" does not exist"], &["capture.tables"]);
     answer("captured table dropped while running", &pipeline, &halted);
     pipeline.config = pipeline.config.replace(", \"public.order_lines\"", "");
+    // What the slot still has of it would be left out.
+    let halted = run_to_halt(&pipeline.config).await;
+    halted.assert_says(
+        "PR025",
+        &["capture.tables had \"public\".\"order_lines\""],
+        &["postrider adopt"],
+    );
+    postrider_ok(&pipeline.config, &["adopt"]);
     streams_again(&pipeline.config).await;
 }
 
@@ -215,7 +223,11 @@ async fn partition_that_is_attached_later_is_captured_and_logged() {
                    create table t1 partition of t for values from (0) to (10)";
         let (pipeline, relay) = streaming(version, ddl, "tables = [\"t\"]").await;
         // The monitor has to have seen the partitions before.
-        relay.await_log("streaming", SOON).await;
+        relay
+            .await_status("the slot", SOON, |status| {
+                status["pipelines"][0]["slot_state"].is_string()
+            })
+            .await;
         pipeline.sql.batch("create table t2 partition of t for values from (10) to (20)").await;
         pipeline
             .sql
@@ -276,7 +288,7 @@ async fn table_that_is_added_to_the_list_is_added_to_the_publication_by_the_prin
     finding(&pipeline, "capture_publication", "error");
     run_the_fix(&pipeline, &halted).await;
     let relay = Relay::spawn(&pipeline.config);
-    relay.await_log("setting_changed", SOON).await;
+    relay.await_log("capture.tables has \"public\".\"bills\"", SOON).await;
     relay.await_state("streaming", SOON).await;
     let status = relay.status().await.expect("a status");
     let captured = status["pipelines"][0]["captured"].to_string();

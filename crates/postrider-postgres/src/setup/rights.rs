@@ -375,7 +375,7 @@ impl RightsFacts {
                 }
                 if facts.names.captures() {
                     lines.push(format!(
-                        "or as a superuser, or as a role that is a member of the owners of {}: {}",
+                        "as a superuser, or as a role that is a member of the owners of {}: {}",
                         facts.names.captured_list(),
                         call.by("OWNER")
                     ));

@@ -158,7 +158,8 @@ fn kind(table: &CapturedFacts, found: &CapturedRelation) -> Option<CaptureProble
     Some(unfit(
         "capture_unlogged",
         format!("captured table {name} is {what}: WAL has no rows of it"),
-        "no change of it is in the stream, and no publication takes it",
+        "changes that are made while it is so are in no stream, and no publication takes it: load its consumers again \
+         from the table afterwards",
         fix,
     ))
 }
@@ -166,7 +167,10 @@ fn kind(table: &CapturedFacts, found: &CapturedRelation) -> Option<CaptureProble
 /// A partition whose rows are in no WAL of this server.
 fn not_in_wal(table: &CapturedFacts, group: &LeafGroup) -> CaptureProblem {
     let (name, leaf) = (&table.table.name, &group.example);
-    let count = group.oids.len();
+    let count = match group.oids.len() {
+        1 => String::new(),
+        count => format!(" ({count} such partitions)"),
+    };
     let (kind, fix) = if group.is_foreign {
         ("a foreign table", format!("ALTER TABLE {name} DETACH PARTITION {leaf};"))
     } else {
@@ -174,7 +178,7 @@ fn not_in_wal(table: &CapturedFacts, group: &LeafGroup) -> CaptureProblem {
     };
     unfit(
         "capture_partition_unlogged",
-        format!("partition {leaf} of captured table {name} is {kind} ({count} such partitions)"),
+        format!("partition {leaf} of captured table {name} is {kind}{count}"),
         "changes of its rows are in no stream",
         fix,
     )
@@ -361,7 +365,8 @@ fn differing(
     unfit(
         "capture_identity",
         format!("{what} has another replica identity than the table, with fewer columns"),
-        "columns that identify a deleted row would be null",
+        "an UPDATE or DELETE of its rows is published with null in the columns that it lacks, so that consumers do not \
+         find the row: if there was one, load them again from the table",
         fix,
     )
 }
