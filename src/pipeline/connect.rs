@@ -20,7 +20,7 @@ use crate::error::HaltReason;
 use crate::event::{HistoryId, Position};
 use crate::offset::Offset;
 use crate::postgres::capture::CaptureSpec;
-use crate::postgres::catalog::{self, Instance};
+use crate::postgres::catalog::{self, Instance, TableFacts};
 use crate::postgres::control::{Control, FactsQuery};
 use crate::postgres::error_policy::Phase;
 use crate::postgres::pipeline_lock::{PipelineLock, lock_stream};
