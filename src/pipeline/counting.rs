@@ -2,7 +2,7 @@
 //!
 //! The documents of captured tables are divided by the configuration, so such a position is valid for the configuration
 //! under which it was stored. After a change of it, a transaction that may be published in part is published again from
-//! its beginning, in documents that are right whatever part of it a consumer has: absolute ones. That are the
+//! its beginning, in documents that are right whatever part of it a consumer has: absolute ones. These are the
 //! transactions that were committed before the first start with the new configuration; every later start divides them
 //! in the same places until they are resolved.
 

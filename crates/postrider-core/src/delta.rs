@@ -37,8 +37,8 @@ pub const PAYLOAD: &str = "payload";
 /// The event type of all documents.
 pub const DELTA_TYPE: &str = "table_delta";
 
-/// The description of the table of documents under one of its two numbers, with its columns in the order in which a source fills them: id,
-/// aggregate type, aggregate id, event type, payload.
+/// The description of the table of documents under one of its two numbers, with its columns in the order in which a
+/// source fills them: id, aggregate type, aggregate id, event type, payload.
 pub fn table(id: TableId) -> OwnedTable {
     let column = |name: &str, kind| Column { name: name.to_owned(), of: ValueType::of(kind) };
     OwnedTable {

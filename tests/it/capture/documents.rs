@@ -87,7 +87,7 @@ async fn values_of_every_type_are_as_to_jsonb_writes_them() {
                 let id = &row["id"];
                 let differ = format!(
                     "select string_agg(x.key || ': ' || coalesce(o.value::text, 'absent') || ' is not ' || x.value::text, '; ') \
-                     from (select to_jsonb(t) as whole from everything t where id = {id}) t \
+                     from (select to_jsonb(every) as whole from everything every where id = {id}) t \
                      cross join jsonb_each(t.whole) x \
                      left join jsonb_each((select r from jsonb_array_elements('{text}'::jsonb -> 'inserted') r \
                                            where r ->> 'id' = '{id}')) o on o.key = x.key \

@@ -413,9 +413,13 @@ mod tests {
         document.push(Some(DocumentChunk { totals: Some((2001, 7)), ..chunk }), &mut out);
         out.push(b'\n');
         push_header("S-1", &mut out);
-        let expected = r#"{"v":1,"sequence":"S-1","chunk":3,"inserted":[{"k":1,"v":1}],"deleted":[]}
-{"v":1,"sequence":"S-1","chunk":3,"last":true,"chunks":3,"inserted_count":2001,"deleted_count":7,"inserted":[{"k":1,"v":1}],"deleted":[]}
-{"v":1,"claim_check":false,"sequence":"S-1"}"#;
+        let counts = r#""chunks":3,"inserted_count":2001,"deleted_count":7"#;
+        let rows = r#""inserted":[{"k":1,"v":1}],"deleted":[]}"#;
+        let expected = format!(
+            "{{\"v\":1,\"sequence\":\"S-1\",\"chunk\":3,{rows}\n\
+             {{\"v\":1,\"sequence\":\"S-1\",\"chunk\":3,\"last\":true,{counts},{rows}\n\
+             {{\"v\":1,\"claim_check\":false,\"sequence\":\"S-1\"}}"
+        );
         assert_eq!(String::from_utf8(out).unwrap(), expected);
     }
 }

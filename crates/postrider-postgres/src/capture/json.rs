@@ -3,7 +3,37 @@
 //! A number stays the text that the server has sent, so it keeps every digit. An array or a row whose text does not
 //! have the shape that the catalog describes is written as a string: its type was changed since.
 
-use super::shapes::JsonShape;
+/// How the text of a value becomes JSON.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum JsonShape {
+    /// A string.
+    Text,
+    /// `t` or `f`.
+    Bool,
+    /// A number.
+    Number,
+    /// JSON.
+    Json,
+    /// A time with a date, with or without a zone.
+    Timestamp,
+    /// An array.
+    Array {
+        /// The shape of the elements.
+        element: Box<JsonShape>,
+        /// What is between them.
+        delimiter: u8,
+    },
+    /// Elements with spaces between them.
+    Vector {
+        /// The shape of the elements.
+        element: Box<JsonShape>,
+    },
+    /// A row.
+    Record {
+        /// The fields: name in quotes with a colon, and shape.
+        fields: Vec<(Vec<u8>, JsonShape)>,
+    },
+}
 
 /// A value is not UTF-8, which a database in `SQL_ASCII` allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,6 +100,15 @@ pub(super) fn push_string(text: &[u8], out: &mut Vec<u8>) -> Result<(), NotUtf8>
     out.extend_from_slice(rest);
     out.push(b'"');
     Ok(())
+}
+
+/// A name as the name of a member: in quotes, with a colon.
+pub(super) fn member_name(name: &str) -> Vec<u8> {
+    let mut out = Vec::with_capacity(name.len() + 3);
+    // A `str` is UTF-8.
+    push_string(name.as_bytes(), &mut out).unwrap_or_default();
+    out.push(b':');
+    out
 }
 
 /// Length of a text as a JSON string, with its quotes. Unit: bytes.

@@ -1,42 +1,10 @@
 //! The shapes of types: how `to_jsonb` writes the values of a type. Those of arrays, domains and rows are in the catalog.
 
-use super::json;
+use super::json::{JsonShape, member_name};
 use crate::error::SourceError;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio_postgres::Client;
-
-/// How the text of a value becomes JSON.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum JsonShape {
-    /// A string.
-    Text,
-    /// `t` or `f`.
-    Bool,
-    /// A number.
-    Number,
-    /// JSON.
-    Json,
-    /// A time with a date, with or without a zone.
-    Timestamp,
-    /// An array.
-    Array {
-        /// The shape of the elements.
-        element: Box<JsonShape>,
-        /// What is between them.
-        delimiter: u8,
-    },
-    /// Elements with spaces between them.
-    Vector {
-        /// The shape of the elements.
-        element: Box<JsonShape>,
-    },
-    /// A row.
-    Record {
-        /// The fields: name in quotes with a colon, and shape.
-        fields: Vec<(Vec<u8>, JsonShape)>,
-    },
-}
 
 /// A type as the catalog has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -125,15 +93,6 @@ fn shape(oid: u32, facts: &BTreeMap<u32, &ShapeFacts>, depth: usize) -> JsonShap
         },
         (base, _) => shape(base, facts, depth + 1),
     }
-}
-
-/// A name as the name of a member: in quotes, with a colon.
-pub(super) fn member_name(name: &str) -> Vec<u8> {
-    let mut out = Vec::with_capacity(name.len() + 3);
-    // A `str` is UTF-8.
-    json::push_string(name.as_bytes(), &mut out).unwrap_or_default();
-    out.push(b':');
-    out
 }
 
 /// What is done, for an error.

@@ -1,8 +1,8 @@
 //! A captured table as the stream describes it: what its rows look like as JSON, and what identifies them.
 
 use super::document::{DocumentRow, RowChange, UnchangedColumn};
-use super::json::{self, NotUtf8};
-use super::shapes::{self, JsonShape, Shapes};
+use super::json::{self, JsonShape, NotUtf8};
+use super::shapes::{self, Shapes};
 use super::{CaptureError, CaptureFault};
 use pg_replication::pgoutput::{Column, Columns, OldTuple, Relation, Tuple};
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl StreamedTable {
     pub(super) fn new(table: usize, relation: &Relation<'_>, shapes: &Shapes) -> Self {
         let full = relation.replica_identity == FULL;
         let column = |column: pg_replication::pgoutput::RelationColumn<'_>| StreamedColumn {
-            member: shapes::member_name(column.name).into(),
+            member: json::member_name(column.name).into(),
             key: column.key,
             shape: shapes.of(column.type_oid),
             may_change: shapes::may_change(column.type_oid),
