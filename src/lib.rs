@@ -4,7 +4,7 @@
 //! test that fails on any other dependency.
 
 pub use postrider_core::{
-    backoff, error, event, finding, intake_status, offset, outbox_rows, parked, record, row,
+    backoff, delta, error, event, finding, intake_status, offset, outbox_rows, parked, record, row,
     row_buffer, source, status, store, timestamp, units, zone,
 };
 pub use postrider_formats as formats;

@@ -32,6 +32,7 @@ mod process;
 mod rivals;
 mod servers;
 mod sinks;
+mod table_outbox;
 mod targets;
 mod tls;
 mod topic;

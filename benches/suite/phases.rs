@@ -10,6 +10,7 @@ use crate::plot;
 use crate::poll;
 use crate::servers::Servers;
 use crate::sinks;
+use crate::table_outbox;
 use crate::tls::Tls;
 use crate::trials::{self, Memory};
 use crate::wal::{self, Road, Workload};
@@ -49,6 +50,9 @@ pub(crate) fn all(args: &Args, servers: &Servers, page: &mut Page) {
     }
     if args.does("latency") {
         trials::latency(args, servers, page, &mut memory);
+    }
+    if args.does("table-outbox") {
+        table_outbox::table_outbox(args, servers);
     }
     if args.does("sinks") && (!args.quick || args.is_partial()) {
         sinks::sinks(args, servers, page);

@@ -157,7 +157,9 @@ async fn check_broker(
     let promises = format!("{}: {}", spec.common.sink.kind(), capabilities.words());
     findings.push(Finding::ok("sink", promises));
     let of_rows = topics.map(|topics| spec.common.outbox.replaced(topics));
-    let topics = spec.common.outbox.constant_topic().map(|topic| vec![topic]).or(of_rows);
+    let of_captured = Some(spec.captured_topics()).filter(|topics| !topics.is_empty());
+    let constant = spec.common.outbox.constant_topic().map(|topic| vec![topic]);
+    let topics = constant.or(of_captured).or(of_rows);
     if topics.as_ref().is_none_or(Vec::is_empty) {
         let why = if topics.is_some() {
             "the outbox table has no rows"

@@ -63,9 +63,14 @@ pub(super) async fn run(
 ) -> Result<Exit, CliError> {
     let spec = the_one(config)?;
     let Some(table) = &spec.poll.table else {
+        let hint = if spec.names.captures() {
+            "captured tables are the application's data: partition them as its migrations do"
+        } else {
+            "logical messages leave no rows"
+        };
         return Err(CliError::NotConverted {
             why: format!("pipeline {} has no outbox table", spec.name()),
-            hint: "logical messages leave no rows".to_owned(),
+            hint: hint.to_owned(),
         });
     };
     let request = ConversionRequest {

@@ -63,7 +63,7 @@ async fn one(
     listen: Option<SocketAddr>,
     args: &RepairArgs,
 ) -> Result<Exit, CliError> {
-    spec.from_table = args.from_table;
+    spec.repair.from_table = args.from_table;
     let (name, key) = (spec.name().to_owned(), spec.key().clone());
     let refused = |halt| CliError::Repair { pipeline: name.clone(), halt: Box::new(halt) };
     let control = Control::connect(&spec.conninfo, APPLICATION_NAME).await?;
@@ -141,7 +141,7 @@ async fn assess(
         return Ok(Err(halt));
     }
     let row = repair::read(control.client(), spec.key()).await?;
-    let verdict = match repair::assess(&facts, row.as_ref(), spec.from_table) {
+    let verdict = match repair::assess(&facts, row.as_ref(), spec.repair.from_table) {
         Ok(verdict) => verdict,
         Err(halt) => return Ok(Err(halt)),
     };
@@ -219,7 +219,7 @@ async fn count(
 /// Runs the pipeline until all listed rows are published or a signal stops it.
 async fn publish(mut spec: PipelineSpec) -> Result<Exit, CliError> {
     let mut signals = Signals::listen().map_err(CliError::Runtime)?;
-    spec.only_repair = true;
+    spec.repair.only = true;
     let status_handle = StatusHandle::of(spec.key());
     let metrics = Metrics::default().pipeline(&status_handle);
     let (handle, stop) = Stop::new();

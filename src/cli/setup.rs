@@ -294,7 +294,16 @@ fn not_granted((what, sql): (&str, &str)) -> String {
 
 /// The topics that `sink.create_topics` creates and whose names do not depend on an event.
 fn known_topics(spec: &PipelineSpec) -> Vec<String> {
-    if spec.common.sink.creates() { spec.needs(Purpose::Live).destinations } else { Vec::new() }
+    if !spec.common.sink.creates() {
+        return Vec::new();
+    }
+    let mut topics = spec.needs(Purpose::Live).destinations;
+    for topic in spec.captured_topics() {
+        if !topics.contains(&topic) {
+            topics.push(topic);
+        }
+    }
+    topics
 }
 
 /// Creates the topics that do not exist, and returns a line for each. A failure does not end `setup`, because the
@@ -354,6 +363,10 @@ fn can_create_table(pipeline: &PipelineConfig) -> Result<(), CliError> {
     let outbox = &pipeline.outbox;
     let plain = outbox.columns.is_empty() && outbox.extra.is_empty();
     match (&outbox.table, plain) {
+        (None, _) if outbox.capture.is_some() => Err(CliError::CreateTable {
+            pipeline: pipeline.name.clone(),
+            why: "captures tables: there is no outbox table to create",
+        }),
         (None, _) => Err(CliError::CreateTable {
             pipeline: pipeline.name.clone(),
             why: "publishes only logical messages: there is no table to create",

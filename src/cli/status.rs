@@ -309,6 +309,7 @@ fn render(pipelines: &[Value], color: bool) -> String {
     let columns = Columns { right: RIGHT, painted: STATE };
     let mut text = grid(HEAD, &rows.collect::<Vec<_>>(), &columns);
     for pipeline in pipelines {
+        text.push_str(&captured(pipeline));
         text.push_str(&problem(pipeline));
         text.push_str(&maintenance(pipeline));
         text.push_str(&retention(pipeline));
@@ -458,6 +459,17 @@ fn paint(pipeline: &Value) -> &'static str {
         (_, Some("halted" | "blocked" | "failed")) => "\x1b[31m",
         _ => "\x1b[33m",
     }
+}
+
+/// The tables that a pipeline captures, if it captures any.
+fn captured(pipeline: &Value) -> String {
+    let tables = rows(pipeline, "captured").iter().filter_map(Value::as_str);
+    let tables: Vec<String> = tables.map(printable).collect();
+    if tables.is_empty() {
+        return String::new();
+    }
+    let name = pipeline["pipeline"].as_str().unwrap_or("-");
+    format!("\n\n{name}: captures {}", tables.join(", "))
 }
 
 /// Why a pipeline is not ready, and the remedy.

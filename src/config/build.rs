@@ -8,7 +8,8 @@ use super::types::{Mark, Ordering, PipelineConfig, SizeMax};
 use crate::error::Chain;
 use crate::outbox::{Mapper, OnUpdate, OutboxSpec, Role, StandardHeaders, TimestampSource};
 use crate::pipeline::{
-    CommonSpec, MaintenanceSettings, Mode, OnSlotLost, PipelineSpec, PollSettings, poll_spec,
+    CommonSpec, MaintenanceSettings, Mode, OnSlotLost, PipelineSpec, PollSettings, RepairRequest,
+    poll_spec,
 };
 use crate::postgres::Conninfo;
 use crate::postgres::names::{DecidingColumn, Names, TableName, Times};
@@ -44,6 +45,10 @@ pub(super) fn spec(
         }
     }
     check_sink(context, &path, pipeline, &outbox);
+    let capture = pipeline.outbox.capture.as_ref();
+    for (key, why) in capture.map_or_else(Vec::new, |of| super::capture::conflicts(pipeline, of)) {
+        context.error_at(&format!("{path}.{key}"), why);
+    }
     let is_given = !pipeline.source.url.reveal().is_empty() && !is_broken("source.url");
     let conninfo = if is_given { conninfo(context, &path, pipeline) } else { None };
     let conninfo = conninfo.filter(|_| !context.has_error_under(&path))?;
@@ -61,7 +66,12 @@ pub(super) fn spec(
             key: PipelineKey::first(&pipeline.name),
             slot: pipeline.source.slot.clone(),
             publication: pipeline.source.publication.clone(),
-            table: outbox.table.as_ref().map(|t| TableName::new(t.schema.clone(), t.name.clone())),
+            table: pipeline
+                .outbox
+                .table
+                .as_ref()
+                .map(|t| TableName::new(t.schema.clone(), t.name.clone())),
+            captured: capture.map(|capture| capture.tables.clone()).unwrap_or_default(),
             times: times(&outbox, &poll, pipeline.mode != Mode::Wal),
             auto: pipeline.mode == Mode::Auto,
             updates: outbox.on_update == OnUpdate::Halt,
@@ -83,9 +93,9 @@ pub(super) fn spec(
         failover: pipeline.source.failover,
         wal_retain_max: pipeline.source.wal_retain_max,
         on_slot_lost: pipeline.source.on_slot_lost,
-        only_repair: false,
-        from_table: false,
+        repair: RepairRequest::default(),
         poll,
+        capture: capture.cloned(),
         bookmarks_retain_max: pipeline.kept.bookmarks.retain_max,
         confirm_interval: pipeline.flow.confirm_interval,
         maintenance: MaintenanceSettings { retention, ..maintenance.clone() },
@@ -173,7 +183,11 @@ fn times(outbox: &OutboxSpec, poll: &PollSettings, polls: bool) -> Times {
 
 fn poll(pipeline: &PipelineConfig, outbox: &OutboxSpec) -> PollSettings {
     let (from, parking) = (&pipeline.poll, &pipeline.parking);
-    let table = poll_spec(&pipeline.name, outbox, from.mark == Mark::Delete);
+    // The table of documents of captured tables is in no database.
+    let table = match pipeline.outbox.capture {
+        Some(_) => None,
+        None => poll_spec(&pipeline.name, outbox, from.mark == Mark::Delete),
+    };
     PollSettings {
         table: table.map(|table| PollSpec {
             block_key: parking.on_poison != OnPoison::SkipEvent,
@@ -246,32 +260,44 @@ fn needs(pipeline: &PipelineConfig, outbox: &OutboxSpec) -> Needs {
 }
 
 fn outbox(pipeline: &PipelineConfig) -> OutboxSpec {
-    let (from, route) = (&pipeline.outbox, &pipeline.route);
+    let from = &pipeline.outbox;
+    if from.capture.is_some() {
+        return routed(pipeline, OutboxSpec::for_deltas());
+    }
     let layout = OutboxSpec::for_layout(from.layout);
     let mut extra = layout.extra.clone();
     extra.extend(from.extra.iter().cloned());
-    let needed = pipeline.sink.record_headers();
-    let headers = route.headers.iter().map(|(name, template)| (name.clone(), template.clone()));
-    let mut spec = OutboxSpec {
+    let rows = OutboxSpec {
         table: from.table.clone(),
         columns: from.columns.clone(),
         extra,
         message_prefix: from.message_prefix.clone(),
         on_update: from.on_update,
-        topic: route.topic.clone().unwrap_or_else(|| layout.topic.clone()),
-        key: route.key.clone().unwrap_or_else(|| layout.key.clone()),
+        ..layout
+    };
+    routed(pipeline, rows)
+}
+
+/// How records are made of the rows of `rows`.
+fn routed(pipeline: &PipelineConfig, rows: OutboxSpec) -> OutboxSpec {
+    let route = &pipeline.route;
+    let needed = pipeline.sink.record_headers();
+    let headers = route.headers.iter().map(|(name, template)| (name.clone(), template.clone()));
+    let mut spec = OutboxSpec {
+        topic: route.topic.clone().unwrap_or_else(|| rows.topic.clone()),
+        key: route.key.clone().unwrap_or_else(|| rows.key.clone()),
         partition: route.partition.clone().unwrap_or_default(),
         replace: route.replace.clone(),
         timestamp: route.timestamp,
         zone: Zone::named(&pipeline.source.time_zone),
         headers: headers.chain(needed.templates).collect(),
-        standard_headers: route.standard_headers.unwrap_or(layout.standard_headers),
+        standard_headers: route.standard_headers.unwrap_or(rows.standard_headers),
         source: pipeline.name.clone(),
         null_payload: pipeline.payload.null,
         blank_is_tombstone: pipeline.payload.blank_is_tombstone,
         expand_json: pipeline.payload.expand_json,
         envelope: pipeline.payload.envelope.clone(),
-        ..layout
+        ..rows
     };
     let event_type = spec.column(Role::EventType).is_some();
     spec.standard_headers.event_type |= event_type && needed.event_type;
@@ -315,7 +341,9 @@ fn retention(
     marked: bool,
 ) -> Option<RetentionRule> {
     let settings = &pipeline.kept.retention;
-    if settings.keep.is_none() && settings.processed_events.is_none() {
+    let is_off = settings.keep.is_none() && settings.processed_events.is_none();
+    // Retention of captured tables is a mistake that has been reported.
+    if is_off || pipeline.outbox.capture.is_some() {
         return None;
     }
     let mistake = |key: &str, why: &str| {

@@ -6,6 +6,7 @@
 //! specifications of the pipelines.
 
 mod build;
+mod capture;
 mod file;
 #[cfg(feature = "kafka")]
 mod inboxes;

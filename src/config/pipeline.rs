@@ -12,6 +12,7 @@ use crate::outbox::{
     TimestampSource,
 };
 use crate::pipeline::{Mode, OnSlotLost};
+use crate::postgres::capture::CaptureSpec;
 use crate::postgres::names::TableName as PostgresTable;
 use crate::postgres::retention::{KeepFrom, RetentionAction, RetentionSettings, Width};
 use crate::relay::OnPoison;
@@ -76,7 +77,8 @@ fn one(name: &str, section: Section<'_>) -> PipelineConfig {
         Mode::Wal,
     );
     let source = source(name, section.section("source"));
-    let outbox = read_outbox(section.section("outbox"));
+    let capture = super::capture::read(section.section("capture"));
+    let outbox = read_outbox(section.section("outbox"), capture);
     let route = route(section.section("route"));
     let payload = payload(section.section("payload"), &keys(section.section("format")));
     let (sink, other_sinks) = read_sink(section.section("sink"));
@@ -422,10 +424,21 @@ fn width(partitions: &Section<'_>) -> Option<Width> {
 }
 
 /// `[pipelines.NAME.outbox]`
-fn read_outbox(section: Section<'_>) -> OutboxConfig {
+///
+/// `capture`: `[pipelines.NAME.capture]`, which takes its place.
+fn read_outbox(section: Section<'_>, capture: Option<CaptureSpec>) -> OutboxConfig {
     let table = section.optional("table");
     let message_prefix = section.optional("message_prefix");
-    let nothing = table.is_none() && message_prefix.is_none();
+    for key in ["table", "layout", "message_prefix", "on_update", "columns", "extra"] {
+        if capture.is_some() && section.has(key) {
+            let why = format!(
+                "outbox.{key} and capture.tables exclude each other: a pipeline publishes either the rows of an outbox \
+                 or the changes of tables; remove one of them, or give each a pipeline of its own"
+            );
+            section.error(key, why);
+        }
+    }
+    let nothing = table.is_none() && message_prefix.is_none() && capture.is_none();
     let reported = section.has_failed("table") || section.has_failed("message_prefix");
     if nothing && !reported && section.is_whole() {
         section
@@ -450,6 +463,7 @@ fn read_outbox(section: Section<'_>) -> OutboxConfig {
         on_update,
         columns: columns(&section.section("columns"), layout),
         extra: extra(&section.section("extra")),
+        capture,
     };
     section.finish();
     config

@@ -19,11 +19,14 @@ const REQUIRED: [&str; 8] = [
     "inboxes.*.database.url",
     "inboxes.*.source",
     "pipelines.*.source",
-    "pipelines.*.outbox",
+    "pipelines.*.capture.tables",
     "pipelines.*.source.url",
     "pipelines.*.route.replace.pattern",
     "pipelines.*.route.replace.with",
 ];
+
+/// The pipelines of the reference file: one with an outbox table, and one that captures tables.
+const PIPELINES: [&str; 2] = ["orders", "changes"];
 
 /// The intakes of the reference file, one of each kind of source.
 const INTAKES: [&str; 5] = ["mail", "payments", "events", "tasks", "jobs"];
@@ -107,7 +110,9 @@ fn notes_of(text: &'static str, table: &str) -> BTreeMap<String, Note> {
                 INTAKES.iter().fold(name.trim_end_matches(']').to_owned(), |name, intake| {
                     name.replace(&format!("inboxes.{intake}"), "inboxes.*")
                 });
-            table = name.replace("pipelines.orders", "pipelines.*");
+            table = PIPELINES.iter().fold(name, |name, pipeline| {
+                name.replace(&format!("pipelines.{pipeline}"), "pipelines.*")
+            });
             notes.insert(table.clone(), Note { description, default: None });
         } else if let Some((key, value)) = bare.split_once(" = ") {
             // The value is the default, unless the line is an example or contains the name of the pipeline.
@@ -199,6 +204,7 @@ fn scalar(kind: &Kind) -> Value {
             json!({"anyOf": [{"enum": words}, {"type": "string", "pattern": VARIABLE}]})
         }
         Kind::Words(words) => json!({"type": "array", "items": {"enum": words}}),
+        Kind::Texts => json!({"type": "array", "items": {"type": "string"}}),
         Kind::Scalar => json!({"type": ["string", "integer", "number", "boolean", "object"]}),
     }
 }

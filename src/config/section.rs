@@ -217,6 +217,12 @@ impl<'a> Section<'a> {
         Some(found)
     }
 
+    /// An array of strings with their variables replaced; `None` if it is missing or invalid.
+    pub(super) fn text_list(&self, key: &'static str) -> Option<Vec<String>> {
+        let (place, value) = self.get(key, Kind::Texts)?;
+        text_list(self.context, place, &self.path_of(key), value)
+    }
+
     /// All entries of a table whose keys the user chooses, in the order of the file. `kind`: the kind of each value.
     pub(super) fn entries(&self, kind: Kind) -> Vec<Entry<'a>> {
         self.context.asked(join(&self.pattern, "*"), kind);
@@ -570,6 +576,29 @@ pub(super) fn wrong_kind(
     context.error(place, path, format_args!("expected {expected}, found a value of type {found}"));
 }
 
+/// An array of strings at `path`, with their variables replaced; `None` if it is invalid.
+pub(super) fn text_list(
+    context: &Context<'_>,
+    place: FilePosition,
+    path: &str,
+    value: &DeValue<'_>,
+) -> Option<Vec<String>> {
+    let expected = "an array of strings";
+    let Some(array) = value.as_array() else {
+        wrong_kind(context, place, path, expected, value);
+        return None;
+    };
+    let mut texts = Vec::new();
+    for item in array {
+        let Some(text) = item.get_ref().as_str() else {
+            wrong_kind(context, place, path, expected, item.get_ref());
+            return None;
+        };
+        texts.push(context.fill(place, path, text)?);
+    }
+    Some(texts)
+}
+
 fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
@@ -836,6 +865,8 @@ pub(super) enum Kind {
     Word(Vec<String>),
     /// An array of words, each one of a few.
     Words(Vec<String>),
+    /// An array of any strings.
+    Texts,
     /// A string, a number or a boolean; or a table of these, which a dotted name without quotes is.
     Scalar,
 }
@@ -895,6 +926,9 @@ const OPEN: &[&str] = &[
     "wal_retain_max",
     "on_slot_lost",
     "table",
+    "tables",
+    "inline_threshold_rows",
+    "chunk_bytes",
     "layout",
     "message_prefix",
     "on_update",

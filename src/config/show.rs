@@ -7,6 +7,7 @@ use super::section::{FilePosition, quoted};
 use super::types::{Config, Mark, Ordering, PipelineConfig, SizeMax};
 use crate::outbox::{NullPayload, OnUpdate, OutboxSpec, Placement, TimestampSource};
 use crate::pipeline::{Mode, OnSlotLost};
+use crate::postgres::capture::CaptureSpec;
 use crate::postgres::names::TableName;
 use crate::postgres::retention::{KeepFrom, RetentionAction, RetentionSettings};
 use crate::postgres::store::inbox_maintenance::InboxKeep;
@@ -159,7 +160,10 @@ impl Rows<'_> {
             OnSlotLost::Repair => "repair",
         };
         self.add(&table, "on_slot_lost", json!(on_slot_lost));
-        self.outbox(pipeline, &of("outbox"));
+        match &pipeline.outbox.capture {
+            Some(capture) => self.capture(capture, &of("capture")),
+            None => self.outbox(pipeline, &of("outbox")),
+        }
         self.route(pipeline, spec, &of("route"));
         let (payload, table) = (&pipeline.payload, of("payload"));
         let of_null = match payload.null {
@@ -221,9 +225,33 @@ impl Rows<'_> {
         }
     }
 
+    fn capture(&mut self, capture: &CaptureSpec, table: &str) {
+        let written = |of: &TableName| format!("{}.{}", name(&of.schema), name(&of.name));
+        let tables: Vec<String> = capture.tables.iter().map(|of| written(&of.name)).collect();
+        self.add(table, "tables", json!(tables));
+        let columns = format!("{table}.columns");
+        for of in &capture.tables {
+            let Some(list) = &of.columns else { continue };
+            // The file may have the table's name in another way.
+            let prefix = format!("{columns}.");
+            let keys = [written(&of.name), of.qualified(), of.name.name.clone()];
+            let is_in_file = |key: &&String| {
+                self.config.places.get(&format!("{prefix}{}", quoted(key))).is_some()
+            };
+            let key = keys.iter().find(is_in_file).unwrap_or(&keys[0]);
+            self.add(&columns, &quoted(key), json!(list));
+        }
+        self.add(table, "inline_threshold_rows", json!(capture.inline_threshold_rows));
+        let bytes = u64::try_from(capture.chunk_bytes).unwrap_or(u64::MAX);
+        self.add(table, "chunk_bytes", json!(ShowSize(bytes).to_string()));
+    }
+
     fn route(&mut self, pipeline: &PipelineConfig, spec: &OutboxSpec, table: &str) {
         let route = &pipeline.route;
-        let layout = Origin::Layout(pipeline.outbox.layout.name());
+        let layout = match pipeline.outbox.capture {
+            Some(_) => Origin::Default,
+            None => Origin::Layout(pipeline.outbox.layout.name()),
+        };
         self.add_or(table, "topic", json!(spec.topic), layout.clone());
         self.add_or(table, "key", json!(spec.key), layout.clone());
         self.add(table, "partition", json!(route.partition.as_deref().unwrap_or_default()));

@@ -394,3 +394,72 @@ fn keys_of_messages_that_a_source_has_no_use_for_are_refused() {
         );
     }
 }
+
+/// A pipeline that captures tables.
+const CAPTURE: &str = r#"
+[pipelines.changes]
+source.url = "postgresql://postrider@localhost/app"
+sink.brokers = "localhost:9092"
+[pipelines.changes.capture]
+tables = ["Orders", "shop.\"Lines\""]
+"#;
+
+#[test]
+fn captured_tables_take_the_place_of_an_outbox() {
+    let config =
+        parsed(&format!("{CAPTURE}columns = {{ \"public.orders\" = [\"id\", \"total\"] }}\n"))
+            .unwrap();
+    let spec = &config.specs[0];
+    let capture = spec.capture.as_ref().unwrap();
+    assert_eq!((capture.inline_threshold_rows, capture.chunk_bytes), (1000, 512 << 10));
+    let names: Vec<_> = capture.tables.iter().map(|table| table.name.to_string()).collect();
+    assert_eq!(names, ["\"public\".\"orders\"", "\"shop\".\"Lines\""]);
+    assert_eq!(capture.tables[0].columns, Some(vec!["id".to_owned(), "total".to_owned()]));
+    assert_eq!(capture.tables[1].columns, None);
+    assert_eq!(spec.names.captured, capture.tables);
+    assert_eq!((&spec.names.table, spec.poll.table.is_some()), (&None, false));
+    assert_eq!(spec.captured_topics(), ["Lines", "orders"]);
+}
+
+#[test]
+fn captured_tables_and_what_does_not_go_with_them_exclude_each_other() {
+    for (lines, key, words) in [
+        ("outbox.table = \"outbox\"", "outbox.table", "outbox.table and capture.tables"),
+        ("outbox.layout = \"gcx\"", "outbox.layout", "outbox.layout and capture.tables"),
+        ("outbox.columns.id = \"n\"", "outbox.columns", "outbox.columns and capture.tables"),
+        ("outbox.message_prefix = \"m\"", "outbox.message_prefix", "capture.tables"),
+        ("mode = \"poll\"", "mode", "there is no outbox table to poll"),
+        ("mode = \"auto\"", "mode", "there is no outbox table to poll"),
+        ("source.on_slot_lost = \"repair\"", "source.on_slot_lost", "on_slot_lost = \"halt\""),
+        ("poll.mark_streamed = true", "poll.mark_streamed", "have no mark"),
+        ("retention.keep = \"7d\"", "retention.keep", "the application's data"),
+        ("payload.size_max = \"64KiB\"", "capture.chunk_bytes", "payload.size_max"),
+        ("capture.tables = []", "capture.tables", "at least one table"),
+        ("capture.tables = [\"a b\"]", "capture.tables", "found \"a b\""),
+        ("capture.tables = [\"a\", \"A\"]", "capture.tables", "there twice"),
+        ("capture.tables = [\"pg_catalog.pg_class\"]", "capture.tables", "belongs to PostgreSQL"),
+        ("capture.tables = [\"postrider.cursor\"]", "capture.tables", "belongs to Postrider"),
+        ("capture.columns.orders = []", "capture.columns.orders", "at least one column"),
+        ("capture.columns.orders = [\"a\", \"a\"]", "capture.columns.orders", "there twice"),
+        ("capture.columns.bills = [\"a\"]", "capture.columns.bills", "not in capture.tables"),
+        ("capture.inline_threshold_rows = 0", "capture.inline_threshold_rows", "from 1 to 100000"),
+        ("capture.chunk_bytes = \"1KiB\"", "capture.chunk_bytes", "from 64KiB to 64MiB"),
+    ] {
+        let tables = if lines.starts_with("capture.tables") {
+            ""
+        } else {
+            "capture.tables = [\"orders\"]\n"
+        };
+        let text = format!(
+            "[pipelines.changes]\n{lines}\n{tables}source.url = \"postgresql://postrider@localhost/app\"\n\
+             sink.brokers = \"localhost:9092\"\n"
+        );
+        // TOML has each table once: those in dotted keys may be in any order.
+        let findings = parsed(&text).expect_err(&text);
+        let found =
+            findings.list.iter().find(|found| found.key == format!("pipelines.changes.{key}"));
+        let found = found.unwrap_or_else(|| panic!("nothing at {key}: {findings}"));
+        assert!(found.message.contains(words), "{found:?}");
+        assert_eq!(findings.list.len(), 1, "{findings}");
+    }
+}

@@ -8,6 +8,7 @@ use crate::outbox::{
     TimestampSource,
 };
 use crate::pipeline::{MaintenanceSettings, Mode, OnSlotLost, PipelineSpec};
+use crate::postgres::capture::CaptureSpec;
 use crate::postgres::retention::RetentionSettings;
 use crate::relay::OnPoison;
 use crate::secret_file::SecretFile;
@@ -134,6 +135,8 @@ pub struct OutboxConfig {
     pub columns: Vec<(Role, String)>,
     /// Additional columns, and where each is placed.
     pub extra: Vec<Extra>,
+    /// `[pipelines.NAME.capture]`: the tables whose changes are published instead; `None`: none are.
+    pub capture: Option<CaptureSpec>,
 }
 
 /// `[pipelines.NAME.route]`

@@ -8,17 +8,19 @@
 //! The handshake creates no slot, and keeps nothing from one attempt to the next.
 
 use super::claim_reader::ClaimReader;
+use super::counting::Counting;
 use super::failure::Failure;
 use super::history::{ServerHistory, ServerPast};
 use super::slot_monitor::PublicationState;
-use super::spec::PipelineSpec;
+use super::spec::{PipelineSpec, TableOids};
 use super::store_port::{FormerOwner, StorePort};
 use super::{halts, settings_change};
 use crate::ack::Progress;
 use crate::error::HaltReason;
 use crate::event::{HistoryId, Position};
 use crate::offset::Offset;
-use crate::postgres::catalog::{self, Instance};
+use crate::postgres::capture::CaptureSpec;
+use crate::postgres::catalog::{self, Instance, TableFacts};
 use crate::postgres::control::{Control, FactsQuery};
 use crate::postgres::error_policy::Phase;
 use crate::postgres::pipeline_lock::{PipelineLock, lock_stream};
@@ -64,8 +66,8 @@ pub(super) struct Connected {
     pub(super) past: ServerPast,
     /// `server_version_num`.
     pub(super) version: u32,
-    /// OID of the outbox table.
-    pub(super) table_oid: Option<u32>,
+    /// OIDs of the outbox table and of the captured tables.
+    pub(super) tables: TableOids,
     /// Encoding of logical messages.
     pub(super) encoding: Encoding,
     /// The publication, if there is an outbox table.
@@ -74,6 +76,8 @@ pub(super) struct Connected {
     pub(super) parked: Vec<Loaded>,
     /// The cursor row, read after other processes could no longer write it.
     pub(super) progress: Progress,
+    /// How positions within a transaction are stored, unless this process was the owner before.
+    pub(super) counting: Counting,
 }
 
 /// What polling, or a repair, needs: this process is the owner of the pipeline.
@@ -190,14 +194,10 @@ async fn handshake(
     if let PipelineLock::HeldBy { pid } = locked {
         return Err(not_the_owner(&facts, pid));
     }
-    if facts.schema == SchemaState::Version(schema::VERSION)
-        && let Some(first) = unfinished_work(&control, spec).await.map_err(at(Phase::Handshake))?
-    {
-        return Err(first);
-    }
-    let resume = resume_point(&facts)?;
-    let halted = |halt| Failure::Halt(Box::new(halt));
     let known = (cluster, facts.table.as_ref());
+    comes_first(&control, spec, &facts, known).await?;
+    let mut resume = resume_point(&facts)?;
+    let halted = |halt| Failure::Halt(Box::new(halt));
     let change = settings_change::check_stream(control.client(), spec, known).await?;
     spec.fit(facts.table.as_ref()).map_err(halted)?;
     let encoding = spec.messages_encoding(&facts.server.encoding).map_err(halted)?;
@@ -216,13 +216,16 @@ async fn handshake(
     let mut wal = wal.start(&start).await.map_err(at(Phase::Start))?;
     let past = ServerPast { wal_end: facts.server.wal_end, switches: system.switches };
     let version = facts.server.version;
+    let captured = TableOids::read_captured(control.client(), spec).await;
+    let captured = captured.map_err(at(Phase::Control))?;
     let publication = PublicationState::of(&facts, &resume);
     let row = catalog::read_slot(control.client(), version, &spec.names.slot)
         .await
         .map_err(at(Phase::Control))?;
     match start::check_after_start(row.as_ref(), backend_pid, &resume) {
         AfterStart::Held => {
-            let (seized, progress, parked) = take_over(spec, &control, &resume).await?;
+            let TakenOver { seized, progress, parked, counting } =
+                take_over(spec, &control, &mut resume, &facts).await?;
             let epoch = seized.epoch;
             settings_change::record(control.client(), spec, epoch, &change).await?;
             let histories = settle(spec, &control, epoch, &facts, seen).await?;
@@ -234,11 +237,12 @@ async fn handshake(
                 resume,
                 past,
                 version,
-                table_oid: facts.table.as_ref().map(|table| table.oid),
+                tables: TableOids { outbox: facts.table.as_ref().map(|table| table.oid), captured },
                 encoding,
                 publication,
                 parked,
                 progress,
+                counting,
             };
             Ok(resumed)
         }
@@ -247,6 +251,28 @@ async fn handshake(
             None => Err(Failure::Wait { message }),
         },
     }
+}
+
+/// What comes before the objects of the pipeline are compared: work that was begun, and other captured tables. The
+/// remedy for a publication that differs from the captured tables would leave out what the slot still has of a table
+/// that was removed from the settings.
+async fn comes_first(
+    control: &Control,
+    spec: &PipelineSpec,
+    facts: &Facts,
+    known: (Option<&str>, Option<&TableFacts>),
+) -> Result<(), Failure> {
+    if facts.schema != SchemaState::Version(schema::VERSION) {
+        return Ok(());
+    }
+    let first = unfinished_work(control, spec).await;
+    if let Some(first) = first.map_err(|error| Failure::Source(error, Phase::Handshake))? {
+        return Err(first);
+    }
+    if spec.names.captures() {
+        settings_change::check_stream(control.client(), spec, known).await?;
+    }
+    Ok(())
 }
 
 /// Work that was begun and comes before the stream: a repair, a backfill, or polling while the new slot exists already.
@@ -262,26 +288,75 @@ async fn unfinished_work(
     Ok(polls_on.then_some(Failure::Unpolled))
 }
 
+/// What was read after this process had become the owner of the pipeline's tables.
+struct TakenOver {
+    /// The row of the cursor.
+    seized: Seized,
+    /// How far the pipeline is.
+    progress: Progress,
+    /// Rows of the parked table.
+    parked: Vec<Loaded>,
+    /// As [`Connected::counting`].
+    counting: Counting,
+}
+
 /// Takes ownership of the pipeline's tables, after that of the slot, and then reads the parked events. In this order a
 /// write of the previous owner that is still running is waited for, and then read.
 async fn take_over(
     spec: &PipelineSpec,
     control: &Control,
-    resume: &Resume,
-) -> Result<(Seized, Progress, Vec<Loaded>), Failure> {
+    resume: &mut Resume,
+    facts: &Facts,
+) -> Result<TakenOver, Failure> {
     let failed = |error| Failure::Source(error, Phase::Control);
     let (client, key) = (control.client(), spec.key());
     let seized = cursor::seize(client, key).await.map_err(failed)?;
+    let mut counting = Counting::new(spec.capture.clone(), facts.server.wal_end);
     // The start position by the row that the start check has read, or the row itself if it has moved forward since.
-    let read = Progress { watermark: resume.start, partial: resume.skip_before };
+    let mut read = Progress { watermark: resume.start, partial: resume.skip_before };
     let same_stream =
         seized.messages == spec.messages() && seized.publication == spec.names.publication;
-    let partial = seized.partial.filter(|_| same_stream);
+    let stored = seized.partial;
+    let partial = counting.resumed(stored).filter(|_| same_stream);
+    // Only a position that was counted in this way is used.
+    read.partial = read.partial.and_then(|read| counting.clone().resumed(Some(read)));
+    let within = resume.skip_before.take().is_some_and(CaptureSpec::is_within);
+    if within && read.partial.is_none() && partial.is_none() {
+        resume.notes.push(start::Note {
+            name: "partial_dropped",
+            message: "the captured tables or the limits of their documents changed in the middle of a transaction: its \
+                      published part is published again"
+                .to_owned(),
+        });
+    }
     let progress = read.max(Progress { watermark: seized.watermark, partial });
+    if counting.needs_position() && stored.is_none() {
+        store_first_position(control, resume, (seized.epoch, counting.stored(progress))).await?;
+    }
     requeue::put_before_stream(client, key, seized.epoch).await.map_err(failed)?;
     let parked = parked::load(client, key, progress.position()).await.map_err(failed)?;
     control.listen(spec.name()).await.map_err(failed)?;
-    Ok((seized, progress, parked))
+    Ok(TakenOver { seized, progress, parked, counting })
+}
+
+/// Stores the position of a pipeline that has none, before anything is published. `stored`: the epoch of this owner,
+/// and the position.
+async fn store_first_position(
+    control: &Control,
+    resume: &Resume,
+    (owner_epoch, partial): (i64, Option<Position>),
+) -> Result<(), Failure> {
+    let cursor = cursor::Cursor { owner_epoch, partial, ..resume.cursor.clone() };
+    let written = cursor::write(control.client(), &cursor, &cursor::SnapshotPolicy::Never).await;
+    match written.map_err(|error| Failure::Source(error, Phase::Control))? {
+        cursor::CursorWrite::Stored => Ok(()),
+        cursor::CursorWrite::Behind(_)
+        | cursor::CursorWrite::Rebound(_)
+        | cursor::CursorWrite::TakenOver
+        | cursor::CursorWrite::Missing => {
+            Err(Failure::Wait { message: "another process took the pipeline over".to_owned() })
+        }
+    }
 }
 
 /// The histories in force on this server, which this process owns now.

@@ -115,7 +115,7 @@ impl Embedded {
         let (name, from) = (spec.name.clone(), source.name());
         let guard =
             PanicGuard::new(status_handle.clone(), "the pipeline's thread panicked: see the log");
-        status_handle.update(|snapshot| snapshot.source.clone_from(&from));
+        status_handle.update(|snapshot| snapshot.from.source.clone_from(&from));
         let made = match needs_parking(&spec.outbox) {
             Some(halt) => Err(halt),
             None => Pipeline::new(spec, RowStatusRule::Off, status_handle.clone(), metrics),

@@ -159,6 +159,7 @@ impl Feeder<'_> {
                 }
                 Some(_) | None => Input::Change(Change::Skipped),
             },
+            source::Change::Collected => return self.collected(now),
             source::Change::Other => Input::Change(Change::Skipped),
             source::Change::Heartbeat(upto) => Input::Keepalive { upto: *upto },
             source::Change::Nothing => return FeedStep::Next,
@@ -171,6 +172,15 @@ impl Feeder<'_> {
             self.observer.skipped().not_inserts += 1;
         }
         self.engine.apply(now, input);
+        FeedStep::Next
+    }
+
+    /// A change that a later event has in it: it is no event, and not skipped.
+    fn collected(&mut self, now: Duration) -> FeedStep {
+        if self.engine.next_change() == NextChange::Wait {
+            return FeedStep::Stay;
+        }
+        self.engine.apply(now, Input::Change(Change::Skipped));
         FeedStep::Next
     }
 

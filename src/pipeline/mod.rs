@@ -9,10 +9,12 @@
 
 mod backlog_log;
 mod backlog_monitor;
+mod capture_change;
 mod claim;
 mod claim_reader;
 mod commit_watchdog;
 mod connect;
+mod counting;
 mod destinations;
 mod embedded;
 mod failpoint;
@@ -59,6 +61,7 @@ pub use settings_change::{
     Change, ChangeNote, LeftBehind, Settings, compare as compare_settings, left_behind, polls_now,
 };
 pub use spec::{
-    CommonSpec, OnSlotLost, PipelineSpec, PollSettings, log_database, poll_spec, repair_table,
+    CommonSpec, OnSlotLost, PipelineSpec, PollSettings, RepairRequest, TableOids, log_database,
+    poll_spec, repair_table,
 };
 pub use stop::{PipelineExit, Stop, StopHandle};

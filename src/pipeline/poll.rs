@@ -222,7 +222,7 @@ impl<'a> PollSession<'a> {
         match end {
             PollingEnd::Streams => {
                 // A service continues as the owner; `postrider repair` ends here.
-                if self.context.spec.only_repair && self.pipeline.give_up_in_flight() {
+                if self.context.spec.repair.only && self.pipeline.give_up_in_flight() {
                     self.leave_ownership().await;
                 }
                 // The session may exist a moment longer, and the stream asks for the lock at once.

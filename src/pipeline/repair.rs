@@ -56,7 +56,7 @@ pub fn selection(
         (None, Some(_)) => Ok(Selection::Unresolved),
         (None, None) if marks => Ok(Selection::Unmarked),
         // `--from-table`, which the command explains before it begins: every row, published or not.
-        (None, None) if spec.from_table => Ok(Selection::All),
+        (None, None) if spec.repair.from_table => Ok(Selection::All),
         (None, None) => Err(Box::new(unknown(spec.name()))),
     }
 }
@@ -104,10 +104,10 @@ fn verdict_for(
     facts: &Facts,
     row: Option<&RepairRow>,
 ) -> Result<Verdict, Failure> {
-    repair::assess(facts, row, spec.from_table).map_err(|halt| {
+    repair::assess(facts, row, spec.repair.from_table).map_err(|halt| {
         // Another process of the pipeline has finished the repair meanwhile, and has the slot. The command is refused
         // instead, because it must not wait.
-        if halt.reason == HaltReason::RelayRunning && !spec.only_repair {
+        if halt.reason == HaltReason::RelayRunning && !spec.repair.only {
             let active_pid = facts.slot.as_ref().and_then(|slot| slot.active_pid);
             Failure::StandBy { active_pid: active_pid.unwrap_or_default(), progress: None }
         } else {

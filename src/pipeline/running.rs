@@ -4,6 +4,7 @@
 //! relay in order. What they do alike is here: posts of the sink, retries, answers of the store, and the effects that
 //! need no connection.
 
+use super::counting::Counting;
 use super::destinations::SinkProblem;
 use super::failpoint::failpoint;
 use super::feed::{Fed, Feeder};
@@ -87,6 +88,8 @@ pub(super) struct Pipeline {
     pub(super) confirmed: Watermark,
     /// The histories that published positions belong to.
     histories: Histories,
+    /// How positions within a transaction are stored.
+    pub(super) counting: Counting,
     /// Zero of the relay's clock.
     epoch: Instant,
 }
@@ -130,6 +133,7 @@ impl Pipeline {
             observer: Observer::new(Arc::clone(&spec), status_handle, metrics),
             confirmed: Watermark::default(),
             histories: Histories::default(),
+            counting: Counting::default(),
             epoch: Instant::now(),
             spec,
         })
@@ -293,12 +297,12 @@ impl Pipeline {
             Effect::RecoverSink { call } => self.sink.recover(call),
             Effect::CommitSink { call, progress, attempts } => {
                 failpoint("sink_commit");
-                let Progress { watermark, partial } = progress;
-                if let Some(position) = partial.filter(|_| self.sink.keeps_whole()) {
+                if let Some(position) = progress.partial.filter(|_| self.sink.keeps_whole()) {
                     self.observer.sink().divided(position);
                 }
                 let history = self.histories.of(progress.position().commit);
-                let cursor = Cursor { history, watermark, partial };
+                let partial = self.counting.stored(progress);
+                let cursor = Cursor { history, watermark: progress.watermark, partial };
                 self.sink.commit(call, &SinkProgress { cursor, published: attempts });
             }
             // These were answers to the change that was fed.
@@ -428,8 +432,8 @@ impl Pipeline {
     fn recovered(&mut self, now: Duration, call: SinkCall, stored: Option<SinkProgress>) {
         let SinkProgress { cursor, published } = stored.clone().unwrap_or_default();
         let Cursor { history, watermark, partial } = cursor;
-        let progress = Progress { watermark, partial };
-        if stored.is_some() && !self.histories.has(progress.position().commit, history) {
+        let position = Progress { watermark, partial }.position();
+        if stored.is_some() && !self.histories.has(position.commit, history) {
             let (ours, id) = (self.histories.current(), self.sink.transactional_id());
             let halt = halts::other_history_of_sink(history, ours, id);
             return self.apply(now, Input::Halt(Box::new(halt)));
@@ -437,7 +441,10 @@ impl Pipeline {
         if stored.is_none() {
             self.observer.sink().without_progress();
         }
-        let progress = stored.map(|_| progress);
+        let progress = stored.map(|_| {
+            let partial = self.counting.resumed(partial);
+            Progress { watermark, partial }
+        });
         let recovered = Recovered { progress, attempts: published };
         self.apply(now, Input::SinkRecovered { call, recovered });
     }

@@ -5,6 +5,7 @@
 //! same comparison. A change that could lose events, or repeat a whole table, is a halt that names the ways out. Other
 //! changes are notes for the operator.
 
+use super::capture_change;
 use super::failure::{Failure, polling_helps};
 use super::history::identity;
 use super::mode::Mode;
@@ -118,9 +119,17 @@ fn belongs(spec: &PipelineSpec, cluster: Option<&str>, table_oid: Option<u32>) -
         cluster: cluster.map(str::to_owned),
         topic: topic_rule(outbox),
         key,
-        table: spec.names.table.as_ref().map(ToString::to_string),
+        table: if spec.names.captures() {
+            Some(capture_change::stored_tables(spec))
+        } else {
+            spec.names.table.as_ref().map(ToString::to_string)
+        },
         table_oid,
-        layout: outbox.layout.name().to_owned(),
+        layout: if spec.names.captures() {
+            capture_change::LAYOUT.to_owned()
+        } else {
+            outbox.layout.name().to_owned()
+        },
     }
 }
 
@@ -195,6 +204,9 @@ pub async fn compare(client: &Client, settings: Settings<'_>) -> Result<Change, 
     let other_rows =
         differences.iter().any(|of| matches!(of, Difference::Table | Difference::Recreated));
     let comparison = Comparison { client, spec, found: &found, before: &before, polls, other_rows };
+    if spec.names.captures() || before.layout == capture_change::LAYOUT {
+        return comparison.captured(differences, change).await;
+    }
     let old = comparison.old_table(&differences).await?;
     change.other_table = old.is_some();
     // Nothing was published under the previous settings.
@@ -290,6 +302,40 @@ struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
+    /// The comparison of a pipeline that captures tables, or captured some before.
+    async fn captured(
+        &self,
+        differences: Vec<Difference>,
+        mut change: Change,
+    ) -> Result<Change, SourceError> {
+        // Nothing was published under the previous settings.
+        if self.found.slot.is_some() && !self.found.advanced {
+            return Ok(change);
+        }
+        let tables =
+            capture_change::compare(self.client, self.spec, self.found, self.before).await?;
+        let of_place = [Difference::Sink, Difference::Cluster, Difference::Topic];
+        let place: Vec<Difference> =
+            differences.iter().copied().filter(|of| of_place.contains(of)).collect();
+        change.halt = match tables.halt {
+            Some(halt) => Some(halt),
+            None => self.elsewhere(&place, &change.now, None, false).await?,
+        };
+        if !tables.added.is_empty() {
+            change.notes.push(ChangeNote {
+                message: format!("capture.tables has {} from here on", tables.added.join(", ")),
+                why: "changes of a table from before the publication had it are in no stream: load its consumers from \
+                      the table"
+                    .to_owned(),
+                sql: None,
+            });
+        }
+        for difference in differences.into_iter().filter(|of| *of == Difference::Key) {
+            change.notes.extend(self.note(difference, &change.now, false).await?);
+        }
+        Ok(change)
+    }
+
     /// The halt of another mode, without a hand-over.
     async fn of_mode(&self) -> Result<Option<OfMode>, SourceError> {
         let halt = match (self.before.mode.as_str(), self.spec.common.mode) {
@@ -783,6 +829,10 @@ impl Comparison<'_> {
                 "(a) to publish {what}: postrider replay -p {pipeline} --source table with --id or --aggregate (the \
                  table has no time column), then postrider adopt -p {pipeline}; {twice}"
             ),
+            None if self.spec.names.captures() => {
+                "(a) what came before can't be published again: load the consumers there from the tables, after (b)"
+                    .to_owned()
+            }
             None => "(a) logical messages leave no rows: what came before can't be published again"
                 .to_owned(),
         }
@@ -929,6 +979,13 @@ impl Comparison<'_> {
     /// The sentence about what a new destination lacks. Streaming does not need SELECT on the table, so its rows may
     /// not be countable.
     async fn lacking(&self, now: &PositionSettings) -> String {
+        if self.spec.names.captures() {
+            return format!(
+                "Everything below {} went only to the old destination; the new destination lacks it, and captured \
+                 tables do not show what it was",
+                self.found.watermark
+            );
+        }
         let table = self.table();
         let polled = self.before.mode == "poll";
         let unmarked = async {

@@ -12,6 +12,7 @@ use super::timer::Timer;
 use crate::error::{Halt, HaltReason};
 use crate::offset::Offset;
 use crate::postgres::SourceError;
+use crate::postgres::capture::tables::CaptureVersion;
 use crate::postgres::catalog::{
     self, AffectedRows, LeafChange, PublicationChange, PublicationVersion, SlotRow,
 };
@@ -35,28 +36,46 @@ const INTERVAL: Duration = Duration::from_secs(5);
 pub(super) struct PublicationState {
     /// Identifies the slot: a new slot of the same name starts after earlier changes.
     pub(super) slot_created_lsn: Offset,
-    /// `None` if the publication may have left out rows before the stream began; the start has logged that.
-    pub(super) version: Option<PublicationVersion>,
-    /// OID of the outbox table.
-    pub(super) table: u32,
+    /// What it was.
+    known: KnownPublication,
+}
+
+/// What is known of a publication.
+#[derive(Clone, Debug)]
+enum KnownPublication {
+    /// It may have left out rows of the outbox table before the stream began; the start has logged that.
+    Incomplete,
+    /// The publication of an outbox table with this OID.
+    Outbox(PublicationVersion, u32),
+    /// The publication of captured tables. What it may have left out before the stream began is in no table, so the
+    /// start has logged it and nothing is to follow.
+    Captured(CaptureVersion),
 }
 
 impl PublicationState {
     /// The publication when a stream begins; `None` without a table.
     pub(super) fn of(facts: &Facts, resume: &Resume) -> Option<Self> {
-        let (table, publication) = (facts.table.as_ref()?, facts.publication.as_ref()?);
-        Some(Self {
-            slot_created_lsn: resume.cursor.slot_created_lsn,
-            version: Some(publication.version.clone()).filter(|_| !facts.since.publication),
-            table: table.oid,
-        })
+        let known = if let Some(captured) = &facts.captured {
+            KnownPublication::Captured(captured.publication.as_ref()?.version.clone())
+        } else {
+            let (table, publication) = (facts.table.as_ref()?, facts.publication.as_ref()?);
+            if facts.since.publication {
+                KnownPublication::Incomplete
+            } else {
+                KnownPublication::Outbox(publication.version.clone(), table.oid)
+            }
+        };
+        Some(Self { slot_created_lsn: resume.cursor.slot_created_lsn, known })
     }
 
     /// What a write of the cursor row may record as resolved.
     pub(super) fn ledger(&self) -> SnapshotPolicy {
-        match &self.version {
-            Some(version) => SnapshotPolicy::WhileUnchanged(version.clone(), self.table),
-            None => SnapshotPolicy::Never,
+        match &self.known {
+            KnownPublication::Outbox(version, table) => {
+                SnapshotPolicy::WhileUnchanged(version.clone(), *table)
+            }
+            KnownPublication::Captured(version) => SnapshotPolicy::WhileCaptured(version.clone()),
+            KnownPublication::Incomplete => SnapshotPolicy::Never,
         }
     }
 }
@@ -72,10 +91,10 @@ pub(super) struct SlotStatus {
     pub(super) oldest_parked: Option<Duration>,
     /// The stream waits for a standby.
     pub(super) waits_for_standby: bool,
-    /// OIDs of the partitions of the outbox table, in ascending order; empty without partitions.
+    /// OIDs of the partitions of the outbox table or of captured tables, in ascending order; empty without partitions.
     leaves: Vec<u32>,
     /// The publication, if the stream is known to be complete with it.
-    version: Option<PublicationVersion>,
+    known: Option<KnownPublication>,
     /// Why the stream may not continue.
     halt: Option<Halt>,
 }
@@ -134,7 +153,7 @@ impl SlotMonitor {
                 let status = query(&client, &spec, publication.as_ref()).await?;
                 if let Some(before) = before {
                     for change in changes(&client, &before, &status.leaves).await? {
-                        partition_changed(spec.name(), &change);
+                        partition_changed(spec.name(), &change, spec.names.captures());
                     }
                 }
                 Ok(status)
@@ -149,8 +168,8 @@ impl SlotMonitor {
     /// Keeps a result; returns the halt that it requires.
     pub(super) fn keep(&mut self, mut status: SlotStatus) -> Option<Halt> {
         let halt = status.halt.take();
-        if let (Some(publication), Some(version)) = (&mut self.publication, status.version.take()) {
-            publication.version = Some(version);
+        if let (Some(publication), Some(known)) = (&mut self.publication, status.known.take()) {
+            publication.known = known;
         }
         self.latest = Some(status);
         halt
@@ -179,13 +198,22 @@ async fn query(
 ) -> Result<SlotStatus, SourceError> {
     let columns = spec.columns();
     let facts = control::facts(client, &spec.ask(&None, &columns)).await?;
-    let mut halt = start::check_running(&facts).err().map(with_delay);
-    let mut version = None;
-    if halt.is_none()
-        && let Some(before) = publication.and_then(|publication| publication.version.as_ref())
-    {
-        match publication_now(client, spec, &facts, before).await? {
-            Ok(now) => version = Some(now),
+    let is_captured = spec.names.captures();
+    let mut halt = start::check_running(&facts).err().map(|halt| with_delay(halt, is_captured));
+    let mut known = None;
+    if halt.is_none() {
+        let now = match publication.map(|publication| &publication.known) {
+            Some(KnownPublication::Outbox(before, table)) => {
+                let now = publication_now(client, spec, &facts, before).await?;
+                now.map(|now| Some(KnownPublication::Outbox(now, *table)))
+            }
+            Some(KnownPublication::Captured(before)) => {
+                captured_now(spec, &facts, before).map(Some)
+            }
+            Some(KnownPublication::Incomplete) | None => Ok(None),
+        };
+        match now {
+            Ok(now) => known = now,
             Err(left_out) => halt = Some(left_out),
         }
     }
@@ -195,14 +223,17 @@ async fn query(
         None => false,
     };
     let wal_end = facts.server.wal_end;
-    let leaves = facts.table.map(|table| table.partitions.leaves).unwrap_or_default();
+    let leaves = match &facts.captured {
+        Some(captured) => captured.leaves(),
+        None => facts.table.map(|table| table.partitions.leaves).unwrap_or_default(),
+    };
     Ok(SlotStatus {
         slot: facts.slot,
         wal_end,
         oldest_parked,
         waits_for_standby,
         leaves,
-        version,
+        known,
         halt,
     })
 }
@@ -232,6 +263,29 @@ async fn publication_now(
     Ok(Ok(now.version.clone()))
 }
 
+/// The publication of captured tables as it is now, if it has left out nothing since `before`; otherwise the halt.
+/// Nothing in the tables shows how many changes were left out, so any change that was undone is a halt.
+fn captured_now(
+    spec: &PipelineSpec,
+    facts: &Facts,
+    before: &CaptureVersion,
+) -> Result<KnownPublication, Halt> {
+    let publication = facts.captured.as_ref().and_then(|captured| captured.publication.as_ref());
+    let Some(now) = publication.map(|publication| &publication.version) else {
+        return Ok(KnownPublication::Captured(before.clone()));
+    };
+    match before.change(now) {
+        PublicationChange::Unchanged => {}
+        PublicationChange::Explained => {
+            publication_changed(spec.name(), &facts.names.publication, false);
+        }
+        PublicationChange::MayHaveLeftOut => {
+            return Err(start::capture_left_out(facts, INTERVAL));
+        }
+    }
+    Ok(KnownPublication::Captured(now.clone()))
+}
+
 /// Partitions that were attached with rows in them, or detached, since the previous query.
 async fn changes(
     client: &Client,
@@ -250,9 +304,15 @@ async fn changes(
 
 /// Adds to the halt how late it may be. A publication that is changed during a stream leaves out rows from then on, and
 /// the stream does not show that.
-fn with_delay(mut halt: Halt) -> Halt {
-    if halt.reason == HaltReason::PublicationUnfit {
-        let seconds = INTERVAL.as_secs();
+fn with_delay(mut halt: Halt, is_captured: bool) -> Halt {
+    let seconds = INTERVAL.as_secs();
+    if halt.reason == HaltReason::PublicationUnfit && is_captured {
+        halt.meaning = format!(
+            "changes committed since it was changed, as a rule not more than {seconds} s ago, may have been skipped, \
+             and no table has them: load the consumers of these tables again after the fix; nothing more is confirmed \
+             while halted"
+        );
+    } else if halt.reason == HaltReason::PublicationUnfit {
         halt.meaning = format!(
             "rows committed since it was changed, as a rule not more than {seconds} s ago, may have been skipped: \
              they are still in the outbox unless the application deleted them; nothing more is confirmed while halted"
@@ -334,6 +394,25 @@ fn past(spec: &PipelineSpec, retained: u64, max: u64) -> Halt {
             message,
             meaning: "nothing is lost: the slot is dropped, and what is not published is taken from the table".into(),
             hint: "fix what delays the pipeline (see postrider status); a new slot is created automatically".into(),
+        };
+    }
+    if names.captures() {
+        return Halt {
+            reason: HaltReason::WalBudget,
+            message,
+            meaning: "nothing is lost yet: the slot keeps what is not published, and retains more WAL with all that \
+                      the database writes"
+                .into(),
+            hint: format!(
+                "fix what delays the pipeline and start again: it drains the backlog as long as that does not grow by \
+                 a {GROWTH_PART}th of the budget; or raise source.wal_retain_max; or, before the disk is full, begin \
+                 with a new slot: SELECT pg_drop_replication_slot({}); then DELETE FROM postrider.cursor WHERE \
+                 pipeline = {}; then postrider setup -p {name}. The changes in that WAL that are not published are \
+                 lost as events: load the consumers again from the tables {}",
+                literal(slot),
+                literal(name),
+                names.captured_list()
+            ),
         };
     }
     Halt {
@@ -427,16 +506,24 @@ fn publication_changed(pipeline: &str, publication: &str, undone: bool) {
             event = "publication_changed",
             pipeline,
             publication,
-            "the publication was changed while it was streamed; one ALTER PUBLICATION explains the difference, and \
-             inserts of the table were published before and after it"
+            "the publication was changed while it was streamed; one ALTER PUBLICATION explains the difference, and what \
+             the pipeline publishes was published before and after it"
         );
     }
 }
 
-/// A partition of the outbox table was attached with rows in it, or detached.
-fn partition_changed(pipeline: &str, change: &LeafChange) {
+/// A partition of the outbox table, or of a captured table, was attached with rows in it, or detached.
+fn partition_changed(pipeline: &str, change: &LeafChange, is_captured: bool) {
     let partition = change.name.to_string();
-    if change.detached {
+    if change.detached && is_captured {
+        warn!(
+            event = "partition_detached",
+            pipeline,
+            partition,
+            "the partition was detached: its rows are not in the table any more, and the stream has no deletion of \
+             them; changes of it from now on are not published"
+        );
+    } else if change.detached {
         info!(
             event = "partition_detached",
             pipeline,

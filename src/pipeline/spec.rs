@@ -2,17 +2,23 @@
 
 use super::halts;
 use super::mode::Mode;
+use crate::delta;
 use crate::error::Halt;
+use crate::event::Histories;
 use crate::maintenance::MaintenanceSettings;
 use crate::outbox::{
-    DeclaredColumn, MapError, Mapper, OutboxSpec, Role, SpecError, TimestampSource, Unfit,
+    DeclaredColumn, MapError, Mapper, OutboxSpec, Role, SpecError, TimestampSource, TopicPart,
+    Unfit,
 };
-use crate::postgres::catalog::{ColumnFacts, TableFacts};
+use crate::postgres::capture::{self, CaptureSpec, CapturedTable, DeltaAssembler};
+use crate::postgres::catalog::{self, ColumnFacts, TableFacts};
 use crate::postgres::control::FactsQuery;
 use crate::postgres::poll::{Backoff, PollSpec};
 use crate::postgres::schema_owner::SessionRights;
 use crate::postgres::start::Identity;
-use crate::postgres::{Conninfo, Encoding, EventObjects, Names, TableName};
+use crate::postgres::{
+    ChangeReader, Conninfo, Decoder, Encoding, EventObjects, Names, SourceError, TableName,
+};
 use crate::relay::{Limits, ParkingRules};
 #[cfg(feature = "postgres")]
 use crate::sink::postgres::PostgresConfig;
@@ -22,6 +28,7 @@ use crate::store::PipelineKey;
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio_postgres::Client;
 
 /// What a running pipeline does when its slot is lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -46,6 +53,15 @@ pub struct PollSettings {
     pub mark_streamed: bool,
 }
 
+/// What `postrider repair` asks for; by default nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RepairRequest {
+    /// Stop when there is nothing left to repair.
+    pub only: bool,
+    /// `--from-table`: repair even if the slot can be used.
+    pub from_table: bool,
+}
+
 /// One pipeline on PostgreSQL: one outbox, one slot, one sink.
 #[derive(Clone, Debug)]
 pub struct PipelineSpec {
@@ -61,10 +77,11 @@ pub struct PipelineSpec {
     pub wal_retain_max: Option<u64>,
     /// What to do in mode `wal` when the slot is lost.
     pub on_slot_lost: OnSlotLost,
-    /// `postrider repair`: stop when there is nothing left to repair.
-    pub only_repair: bool,
-    /// `postrider repair --from-table`: repair even if the slot can be used.
-    pub from_table: bool,
+    /// What `postrider repair` asks for.
+    pub repair: RepairRequest,
+    /// The captured tables, if the events are changes of tables instead of rows of an outbox. The outbox of
+    /// [`CommonSpec`] is then made by [`OutboxSpec::for_deltas`], and [`Names`] and polling have no table.
+    pub capture: Option<CaptureSpec>,
     /// How the table is polled and marked.
     pub poll: PollSettings,
     /// WAL that all bookmarks together may retain at most. Unit: bytes.
@@ -123,6 +140,9 @@ impl CommonSpec {
         let (mode, sink, layout) = (self.mode.name(), self.sink.kind(), self.outbox.layout.name());
         let cluster = cluster.map_or_else(String::new, |cluster| format!(" cluster {cluster}"));
         let (topic, table) = (topic_rule(&self.outbox), self.table());
+        if self.outbox.is_of_deltas() {
+            return format!("mode {mode}, {sink}{cluster}, topic {topic}, captured tables");
+        }
         let table = if table.is_empty() { "no table" } else { &table };
         format!("mode {mode}, {sink}{cluster}, topic {topic}, {table}, layout {layout}")
     }
@@ -227,6 +247,31 @@ impl PipelineSpec {
         }
     }
 
+    /// What makes changes of the frames of a new connection, for a stream whose rows `mapper` maps. `encoding`: that of
+    /// logical messages. `histories`: those of the pipeline's positions.
+    pub fn change_reader(
+        &self,
+        mapper: &Mapper,
+        found: TableOids,
+        encoding: Encoding,
+        histories: Histories,
+    ) -> ChangeReader {
+        match &self.capture {
+            None => {
+                let objects = self.decoded_objects(mapper);
+                ChangeReader::Rows(Box::new(Decoder::new(objects, found.outbox, encoding)))
+            }
+            Some(spec) => {
+                let message_prefix = self.common.outbox.message_prefix.clone();
+                let objects = EventObjects { message_prefix, ..EventObjects::default() };
+                let decoder = Decoder::new(objects, None, encoding);
+                let (spec, captured) = (spec.clone(), found.captured);
+                let deltas = DeltaAssembler::new(spec, captured, histories, decoder);
+                ChangeReader::Deltas(Box::new(deltas))
+            }
+        }
+    }
+
     /// The encoding of logical messages, for a database in `encoding`.
     ///
     /// # Errors
@@ -251,9 +296,69 @@ impl PipelineSpec {
         }
     }
 
+    /// The topics of captured tables, each once; empty if the template has a part that SQL or a sink decides.
+    pub fn captured_topics(&self) -> Vec<String> {
+        let (Some(capture), Some(parts)) = (&self.capture, self.common.outbox.topic_parts()) else {
+            return Vec::new();
+        };
+        let value = |table: &CapturedTable, columns: &[String]| match columns.first()?.as_str() {
+            delta::AGGREGATE_TYPE => Some(capture.aggregate_type(table)),
+            delta::AGGREGATE_ID => Some(table.qualified()),
+            delta::EVENT_TYPE => Some(delta::DELTA_TYPE.to_owned()),
+            _ => None,
+        };
+        let topic = |table: &CapturedTable| {
+            let part = |part: &TopicPart| match part {
+                TopicPart::Text(text) => Some(text.clone()),
+                TopicPart::Columns(columns) => value(table, columns),
+            };
+            parts.iter().map(part).collect::<Option<String>>()
+        };
+        let mut topics: Vec<String> = capture.tables.iter().filter_map(topic).collect();
+        topics = self.common.outbox.replaced(topics);
+        topics.sort_unstable();
+        topics.dedup();
+        topics
+    }
+
     /// The columns that the layout requires.
     pub fn columns(&self) -> Vec<String> {
         self.common.outbox.required_columns().into_iter().map(str::to_owned).collect()
+    }
+}
+
+/// The OIDs that the tables of a pipeline have now. Rows carry them also if a table had another name when they were
+/// committed.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct TableOids {
+    /// The outbox table, if there is one.
+    pub outbox: Option<u32>,
+    /// The captured tables, in the order of the specification.
+    pub captured: Vec<Option<u32>>,
+}
+
+impl TableOids {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// An error of the server or of the connection.
+    pub async fn read(client: &Client, spec: &PipelineSpec) -> Result<Self, SourceError> {
+        let outbox = match &spec.names.table {
+            Some(name) => catalog::read_table(client, name).await?.map(|table| table.oid),
+            None => None,
+        };
+        Ok(Self { outbox, captured: Self::read_captured(client, spec).await? })
+    }
+
+    /// Reads those of the captured tables.
+    pub(super) async fn read_captured(
+        client: &Client,
+        spec: &PipelineSpec,
+    ) -> Result<Vec<Option<u32>>, SourceError> {
+        match &spec.capture {
+            Some(capture) => capture::read_oids(client, &capture.tables).await,
+            None => Ok(Vec::new()),
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::postgres::store::cursor::{Cursor, CursorWrite};
 use crate::postgres::store::requeue;
 use crate::postgres::stream::WalStream;
 use crate::postgres::wire::{confirmable, from_wire};
-use crate::postgres::{Batch, Decoder, SourceError, SourceErrorKind, catalog};
+use crate::postgres::{Batch, ChangeReader, SourceError, SourceErrorKind, catalog};
 use crate::relay::{Effect, Input};
 use crate::row::TableId;
 use std::sync::Arc;
@@ -50,6 +50,13 @@ struct Feeding {
     place: usize,
 }
 
+impl Feeding {
+    fn begin(batch: Batch, reader: &mut ChangeReader) -> Self {
+        reader.begin_batch();
+        Self { batch, place: 0 }
+    }
+}
+
 /// A stream and what is running on it.
 struct StreamSession<'a> {
     /// The parts of the pipeline.
@@ -59,7 +66,7 @@ struct StreamSession<'a> {
     /// The connections.
     connected: Connected,
     /// Makes changes of the frames of this connection.
-    decoder: Decoder,
+    reader: ChangeReader,
     /// The batch that is being fed.
     feeding: Option<Feeding>,
     /// Queries slot and publication.
@@ -137,8 +144,10 @@ impl<'a> StreamSession<'a> {
         context: &'a mut SessionContext,
         connected: Connected,
     ) -> Self {
-        let objects = context.spec.decoded_objects(&pipeline.mapper);
-        let decoder = Decoder::new(objects, connected.table_oid, connected.encoding);
+        let found = connected.tables.clone();
+        let histories = pipeline.histories().clone();
+        let spec = &context.spec;
+        let reader = spec.change_reader(&pipeline.mapper, found, connected.encoding, histories);
         let created = connected.resume.cursor.slot_created_lsn;
         // The publication, as the previous stream of this slot knew it.
         let published = context.publication.take();
@@ -150,7 +159,7 @@ impl<'a> StreamSession<'a> {
             pipeline,
             context,
             connected,
-            decoder,
+            reader,
             feeding: None,
             slot_monitor,
             leave_at: None,
@@ -161,7 +170,7 @@ impl<'a> StreamSession<'a> {
 
     fn begin(&mut self) {
         let Self { pipeline, context, connected, .. } = self;
-        pipeline.mapper.clear_tables(connected.table_oid.map(TableId));
+        pipeline.mapper.clear_tables(connected.tables.outbox.map(TableId));
         pipeline.sink.awaits(None);
         let cursor = connected.progress;
         let history = ServerHistory::of(&connected.resume.cursor);
@@ -174,6 +183,10 @@ impl<'a> StreamSession<'a> {
         let requests = requests(loaded);
         let (former, epoch) = (connected.store.former().epoch, connected.store.epoch());
         let same_owner = context.streamed_as.replace(epoch) == Some(former);
+        if !same_owner {
+            // What is in memory was counted as before.
+            pipeline.counting = connected.counting.clone();
+        }
         pipeline.engine.streams(former, epoch);
         pipeline.sink.owned_as(epoch);
         let (parked, requests) = (entries.as_slice(), requests.as_slice());
@@ -252,16 +265,24 @@ impl<'a> StreamSession<'a> {
     /// Feeds the current batch, and what the connection has ready, until something stops it. One turn of the loop costs
     /// as much as several events, so everything that has arrived is fed in one turn.
     fn feed_ready(&mut self, now: Duration) -> Fed {
-        let Self { pipeline, connected, decoder, feeding: at_hand, .. } = self;
+        let Self { pipeline, connected, reader, feeding: at_hand, .. } = self;
         let mut changes = CHANGES_MAX;
         pipeline.observer.hold(None);
         loop {
             if at_hand.is_none() && !pipeline.engine.relay().stopping() {
-                *at_hand = connected.wal.ready().map(|batch| Feeding { batch, place: 0 });
+                *at_hand = connected.wal.ready().map(|batch| Feeding::begin(batch, reader));
             }
-            let Some(feeding) = at_hand else { return Fed::Whole };
-            let mut batch = decoder.batch(&feeding.batch);
-            match pipeline.feed(now, &mut batch, &mut feeding.place, &mut changes) {
+            let Some(Feeding { batch, place }) = at_hand else { return Fed::Whole };
+            let fed = match reader {
+                ChangeReader::Rows(decoder) => {
+                    pipeline.feed(now, &mut decoder.batch(batch), place, &mut changes)
+                }
+                ChangeReader::Deltas(deltas) => {
+                    deltas.set_absolute(pipeline.counting.absolute_upto());
+                    pipeline.feed(now, &mut deltas.batch(batch), place, &mut changes)
+                }
+            };
+            match fed {
                 Fed::Whole => *at_hand = None,
                 stopped @ (Fed::Turn | Fed::Waiting | Fed::Blocked | Fed::Ended) => return stopped,
             }
@@ -271,14 +292,11 @@ impl<'a> StreamSession<'a> {
     /// Queries the catalog for the types that the description of a table waits for. This happens with the first row of
     /// a connection, and with the first row after an ALTER TABLE.
     async fn add_types(&mut self) -> Result<(), SourceError> {
-        let client = self.connected.store.client();
-        let answer = catalog::read_types(client, self.decoder.unknown_types());
-        let found = tokio::time::timeout(TYPES_MAX, answer).await.unwrap_or_else(|elapsed| {
+        let answer = self.reader.look_up_types(self.connected.store.client());
+        tokio::time::timeout(TYPES_MAX, answer).await.unwrap_or_else(|elapsed| {
             let kind = SourceErrorKind::Timeout(TYPES_MAX);
             Err(SourceError::new(kind, catalog::READ_TYPES).caused_by(elapsed))
-        })?;
-        self.decoder.add_types(&found);
-        Ok(())
+        })
     }
 
     async fn wait(&mut self, stop: &Stop, more: bool) -> StreamEvent {
@@ -349,7 +367,7 @@ impl<'a> StreamSession<'a> {
             }
             StreamEvent::Batch(Ok(batch)) => {
                 self.pipeline.observer.lag().answered(std::time::Instant::now());
-                self.feeding = Some(Feeding { batch, place: 0 });
+                self.feeding = Some(Feeding::begin(batch, &mut self.reader));
             }
         }
         self.perform()
@@ -461,7 +479,7 @@ impl<'a> StreamSession<'a> {
         let cursor = Cursor {
             watermark: row.watermark,
             flush_limit: row.watermark.offset(),
-            partial: row.partial,
+            partial: self.pipeline.counting.stored(row),
             ..self.connected.resume.cursor.clone()
         };
         self.connected.store.write_cursor(cursor, self.slot_monitor.ledger(), statuses);

@@ -18,13 +18,13 @@ use crate::backoff::Backoff;
 use crate::error::{Halt, HaltReason};
 use crate::maintenance::{EventLogsSpec, InboxesSpec, Maintenance, MaintenanceSpec, RetentionSpec};
 use crate::metrics::{PipelineMetrics, Side};
-use crate::postgres::SourceError;
 use crate::postgres::error_policy::{self, Action, Class, Phase, Repeats};
 use crate::postgres::store::cursor;
 use crate::postgres::store::parked::PruneRule;
+use crate::postgres::{CapturedTable, SourceError};
 use crate::published::RowStatusRule;
 use crate::relay::Input;
-use crate::status::StatusHandle;
+use crate::status::{SourceSummary, StatusHandle};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,12 +76,15 @@ impl Supervisor {
     ) -> PipelineExit {
         let name = spec.name().to_owned();
         status_handle.update(|snapshot| {
-            snapshot.source = spec.source_name();
-            snapshot.slot.clone_from(&spec.names.slot);
+            snapshot.from = SourceSummary {
+                source: spec.source_name(),
+                slot: spec.names.slot.clone(),
+                captured: spec.names.captured.iter().map(CapturedTable::qualified).collect(),
+            };
         });
         let exit = match Self::new(spec, status_handle.clone(), metrics) {
             Ok(mut supervisor) => {
-                let repairs = supervisor.context.spec.only_repair;
+                let repairs = supervisor.context.spec.repair.only;
                 let maintenance =
                     (!repairs).then(|| supervisor.start_maintenance(status_handle.clone()));
                 let exit = Box::pin(supervisor.run(&stop)).await;
@@ -157,7 +160,7 @@ impl Supervisor {
     async fn run(&mut self, stop: &Stop) -> PipelineExit {
         let spec = Arc::clone(&self.context.spec);
         loop {
-            if spec.only_repair && self.repaired {
+            if spec.repair.only && self.repaired {
                 return PipelineExit::Stopped;
             }
             let lease = self.context.ownership.lease_ends();
@@ -165,7 +168,7 @@ impl Supervisor {
                 return exit;
             }
             let next = std::mem::take(&mut self.next);
-            let repairs = next == Next::Repair || spec.only_repair;
+            let repairs = next == Next::Repair || spec.repair.only;
             let polls = repairs || spec.common.mode == Mode::Poll || next == Next::Poll;
             let ended = if polls {
                 self.poll_once(repairs, stop).await

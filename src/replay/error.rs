@@ -49,7 +49,7 @@ pub enum ReplayError {
     NoLog,
     /// Neither the WAL nor the table can be read.
     #[error(
-        "there is nothing to replay from: no bookmark reaches back that far, and the pipeline has no table"
+        "there is nothing to replay from: no bookmark reaches back that far, and the pipeline has no outbox table"
     )]
     NoSource,
     /// The rows of the table have no time.

@@ -10,11 +10,12 @@ use crate::backoff::Backoff;
 use crate::error::Chain;
 use crate::event::Position;
 use crate::outbox::Mapper;
-use crate::pipeline::PipelineSpec;
+use crate::pipeline::{PipelineSpec, TableOids};
 use crate::postgres::control::Control;
 use crate::postgres::error_policy::{Action, Phase, Repeats, action};
 use crate::postgres::replay::{OutboxRows, ReplayCounts, RowSelection, SavedPosition};
-use crate::postgres::{Decoder, SourceError, catalog, replay as rows};
+use crate::postgres::store::cursor;
+use crate::postgres::{SourceError, catalog, replay as rows};
 use crate::row::TableId;
 use std::future::Future;
 use std::pin::Pin;
@@ -189,10 +190,9 @@ impl<'a> Run<'a> {
         }
         let offered = reader.feed(mapper, publisher)?;
         if let SourceReader::Stream(log) = &mut *reader
-            && !log.unknown_types().is_empty()
+            && log.reader().is_blocked()
         {
-            let found = catalog::read_types(self.control.client(), log.unknown_types()).await?;
-            log.add_types(&found);
+            log.reader().look_up_types(self.control.client()).await?;
             return Ok(None);
         }
         match offered {
@@ -211,18 +211,16 @@ impl<'a> Run<'a> {
         publisher.session_started();
         match &self.plan.source {
             Source::Log { bookmark, slot, messages, from: _, until } => {
-                let oid = match &self.spec.names.table {
-                    Some(name) => catalog::read_table(self.control.client(), name)
-                        .await?
-                        .map(|table| table.oid),
-                    None => None,
-                };
-                mapper.clear_tables(oid.map(TableId));
-                let encoding = catalog::read_server(self.control.client()).await?.encoding;
+                let client = self.control.client();
+                let found = TableOids::read(client, self.spec).await?;
+                mapper.clear_tables(found.outbox.map(TableId));
+                let encoding = catalog::read_server(client).await?.encoding;
                 let encoding = self.spec.messages_encoding(&encoding);
                 let unreadable = |halt| ReplayError::Messages(Box::new(halt));
-                let objects = self.spec.decoded_objects(mapper);
-                let decoder = Decoder::new(objects, oid, encoding.map_err(unreadable)?);
+                let encoding = encoding.map_err(unreadable)?;
+                let histories = cursor::histories(client, self.spec.key()).await?;
+                let histories = histories.unwrap_or_default();
+                let changes = self.spec.change_reader(mapper, found, encoding, histories);
                 let asked = match &self.plan.request.from {
                     From::Lsn { at, .. } => Some(at.commit),
                     From::Bookmark(_) | From::Since(_) | From::Anywhere => None,
@@ -239,7 +237,7 @@ impl<'a> Run<'a> {
                 let log = BookmarkStream::open(
                     &self.spec.conninfo,
                     APPLICATION_NAME,
-                    decoder,
+                    changes,
                     &range,
                     start,
                 )
@@ -321,6 +319,12 @@ impl<'a> Run<'a> {
         let done = match reader {
             SourceReader::Stream(log) if log.is_over() && publisher.is_settled() => {
                 SavedPosition::Upto(Position { commit: log.until(), ordinal: 0 })
+            }
+            // Another configuration may divide the changes of captured tables in another way when the replay is
+            // resumed, so a transaction that is done in part is published again from its beginning.
+            SourceReader::Stream(_) if self.spec.capture.is_some() => {
+                let whole = Position { ordinal: 0, ..publisher.done() };
+                SavedPosition::Upto(whole.max(publisher.selection.start))
             }
             SourceReader::Stream(_) => SavedPosition::Upto(publisher.done()),
             SourceReader::Table(_) => SavedPosition::Row(publisher.row_done().map(str::to_owned)),

@@ -9,12 +9,12 @@ use crate::event::Position;
 use crate::offset::Offset;
 use crate::outbox::{At, Mapper};
 use crate::postgres::replay::{FetchedRows, OutboxRows};
-use crate::postgres::value_types::TypeFacts;
 use crate::postgres::wire;
 use crate::postgres::{
-    Batch, Conninfo, Decoder, SourceError, SqlState, StartReplication, WalConnection, WalStream,
+    Batch, ChangeReader, Conninfo, SourceError, SqlState, StartReplication, WalConnection,
+    WalStream,
 };
-use crate::source::{Batch as _, Change};
+use crate::source::{self, Change};
 use crate::timestamp::Timestamp;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::time::sleep;
@@ -55,7 +55,7 @@ pub(super) struct BookmarkStream {
     /// The stream.
     wal: WalStream,
     /// Makes changes of the frames of this connection.
-    decoder: Decoder,
+    reader: ChangeReader,
     /// Frames that were read, and the place of the next change.
     batch: Option<(Batch, usize)>,
     /// How far the changes were offered.
@@ -79,7 +79,7 @@ impl BookmarkStream {
     pub(super) async fn open(
         conninfo: &Conninfo,
         application_name: &str,
-        decoder: Decoder,
+        reader: ChangeReader,
         range: &LogRange,
         start: Offset,
     ) -> Result<Self, ReplayError> {
@@ -105,7 +105,7 @@ impl BookmarkStream {
         };
         let range = range.clone();
         let position = LogPosition { range, in_transaction: false, at: start, over: false };
-        Ok(Self { wal, decoder, batch: None, position })
+        Ok(Self { wal, reader, batch: None, position })
     }
 
     /// The end of the part that is read.
@@ -123,14 +123,9 @@ impl BookmarkStream {
         self.position.over
     }
 
-    /// Types that the description of a table waits for: they have to be read from the catalog.
-    pub(super) fn unknown_types(&self) -> &[u32] {
-        self.decoder.unknown_types()
-    }
-
-    /// Adds what the catalog has of them.
-    pub(super) fn add_types(&mut self, found: &[TypeFacts]) {
-        self.decoder.add_types(found);
+    /// Makes changes of the frames: it may wait for types of the catalog.
+    pub(super) fn reader(&mut self) -> &mut ChangeReader {
+        &mut self.reader
     }
 
     /// Whether frames were read and not fed yet.
@@ -141,6 +136,7 @@ impl BookmarkStream {
     /// Waits for frames. Cancel-safe.
     pub(super) async fn read(&mut self) -> Result<(), SourceError> {
         self.batch = Some((self.wal.next().await?, 0));
+        self.reader.begin_batch();
         Ok(())
     }
 
@@ -152,30 +148,40 @@ impl BookmarkStream {
         publisher: &mut Publisher,
     ) -> Result<Offered, ReplayError> {
         let Some((batch, mut place)) = self.batch.take() else { return Ok(Offered::Done) };
-        let mut changes = self.decoder.batch(&batch);
-        let mut left = CHANGES_MAX;
-        // One reading of the clock for all: an event at the time of the event before it costs the relay less.
-        let now = Instant::now();
-        loop {
-            if self.position.over {
-                return Ok(Offered::Done);
-            }
-            let Some((change, next)) = changes.change_at(place)? else { return Ok(Offered::Done) };
-            let offered = match (left, self.position.offer(&change, mapper, publisher, now)?) {
-                (_, waits @ Offered::Wait(_)) => waits,
-                (0, Offered::Done) => {
-                    place = next;
-                    Offered::Done
-                }
-                (_, Offered::Done) => {
-                    place = next;
-                    left -= 1;
-                    continue;
-                }
-            };
+        let offering = (&mut self.position, mapper, publisher);
+        let whole = match &mut self.reader {
+            ChangeReader::Rows(decoder) => feed(&mut decoder.batch(&batch), &mut place, offering)?,
+            ChangeReader::Deltas(deltas) => feed(&mut deltas.batch(&batch), &mut place, offering)?,
+        };
+        Ok(whole.unwrap_or_else(|stopped| {
             self.batch = Some((batch, place));
-            return Ok(offered);
+            stopped
+        }))
+    }
+}
+
+/// Offers the changes of a batch from `place` on; an error with what stopped it before the end.
+fn feed(
+    changes: &mut impl source::Batch,
+    place: &mut usize,
+    (position, mapper, publisher): (&mut LogPosition, &mut Mapper, &mut Publisher),
+) -> Result<Result<Offered, Offered>, ReplayError> {
+    let mut left = CHANGES_MAX;
+    // One reading of the clock for all: an event at the time of the event before it costs the relay less.
+    let now = Instant::now();
+    loop {
+        if position.over {
+            return Ok(Ok(Offered::Done));
         }
+        let Some((change, next)) = changes.change_at(*place)? else { return Ok(Ok(Offered::Done)) };
+        match position.offer(&change, mapper, publisher, now)? {
+            waits @ Offered::Wait(_) => return Ok(Err(waits)),
+            Offered::Done => *place = next,
+        }
+        if left == 0 {
+            return Ok(Err(Offered::Done));
+        }
+        left -= 1;
     }
 }
 
@@ -237,7 +243,7 @@ impl LogPosition {
                 })
             }
             // These are no events, but have ordinals.
-            Change::Updated(_) | Change::Other => {
+            Change::Updated(_) | Change::Collected | Change::Other => {
                 next_change(publisher, now, |publisher, _| Ok(publisher.pass(now)))
             }
             Change::Message(_) | Change::Nothing => Ok(Offered::Done),

@@ -59,6 +59,7 @@ impl Pipeline {
             slot: format!("postrider_{name}"),
             publication: format!("postrider_{name}"),
             table: Some(TableName::new("public", "outbox")),
+            captured: Vec::new(),
             times: Times::default(),
             auto: false,
             updates: false,

@@ -203,6 +203,7 @@ fn map(table: &str, messages: &[Vec<u8>], placement: Placement) -> Vec<(usize, O
             | Change::Commit { .. }
             | Change::Updated(_)
             | Change::Message(_)
+            | Change::Collected
             | Change::Other
             | Change::Heartbeat(_)
             | Change::Nothing

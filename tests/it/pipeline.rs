@@ -104,6 +104,25 @@ impl Pipeline {
         Self { name, url: url.to_owned(), topic, config, sql, database: None }
     }
 
+    /// A pipeline that captures tables, in a database of its own, with one topic for all; not set up. `ddl` makes the
+    /// tables; `capture` has the lines of `[pipelines.NAME.capture]`.
+    pub(crate) async fn capturing(version: Version, test: &str, ddl: &str, capture: &str) -> Self {
+        let database = Database::create(version, test).await;
+        let (url, brokers, name) = (database.socket_url(), brokers(), unique(test));
+        let topic = Topics::new(&brokers, test).create("events", 1).await;
+        let config = format!(
+            "[pipelines.{name}]\n\
+             [pipelines.{name}.source]\nurl = \"{url}\"\n\
+             [pipelines.{name}.capture]\n{capture}\n\
+             [pipelines.{name}.route]\ntopic = \"{}\"\n\
+             [pipelines.{name}.sink]\nkind = \"kafka\"\nbrokers = \"{brokers}\"\n",
+            topic.name
+        );
+        let sql = Client::connect(&url).await.expect("a session");
+        sql.batch(ddl).await;
+        Self { name, url, topic, config, sql, database: Some(database) }
+    }
+
     /// From now on no more events than these are on their way to the broker.
     pub(crate) fn bound_in_flight(&mut self, events: usize) {
         let flow = format!("[pipelines.{}.flow]\nin_flight_events = {events}\n", self.name);

@@ -1,6 +1,7 @@
 //! The types that every part of Postrider uses, and the interfaces between the parts.
 
 pub mod backoff;
+pub mod delta;
 pub mod error;
 pub mod event;
 pub mod finding;

@@ -39,6 +39,8 @@ pub enum Change<'a> {
     Updated(Row<'a>),
     /// A message that the application has written into the source's log.
     Message(Message<'a>),
+    /// A change that a later [`Row`](Self::Row) of the transaction has in it. It counts for the ordinal.
+    Collected,
     /// Any other change of the transaction, such as a DELETE. It counts for the ordinal.
     Other,
     /// The open transaction is complete.

@@ -104,6 +104,19 @@ pub struct Head {
     pub retry_in_seconds: Option<f64>,
 }
 
+/// What a pipeline reads events from.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct SourceSummary {
+    /// The source database: hosts and name, without login. Together with the slot it distinguishes pipelines of the
+    /// same name.
+    pub source: String,
+    /// The replication slot.
+    pub slot: String,
+    /// The captured tables, each with its schema; empty for an outbox.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub captured: Vec<String>,
+}
+
 /// Number of changes that were skipped on purpose, by reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Skipped {
@@ -394,11 +407,9 @@ pub struct Snapshot {
     /// The pipeline's name, and its shard: the fields `pipeline` and `shard`.
     #[serde(flatten)]
     pub key: PipelineKey,
-    /// The source database: hosts and name, without login. Together with the slot it distinguishes pipelines of the
-    /// same name.
-    pub source: String,
-    /// The replication slot.
-    pub slot: String,
+    /// What events are read from: the fields `source`, `slot` and `captured`.
+    #[serde(flatten)]
+    pub from: SourceSummary,
     /// What the position belongs to: mode, destination, table and layout; `None` before the start check has compared
     /// them.
     pub belongs_to: Option<String>,

@@ -9,6 +9,7 @@ use crate::layout::Role;
 use crate::route::{Field, HeaderRule, Route, Template};
 use crate::spec::{NullPayload, OnUpdate, OutboxSpec, TableName, TimestampSource};
 use crate::time::{self, Ambiguous, InstantError, TimeCache};
+use postrider_core::delta;
 use postrider_core::event::{Aggregate, Histories, Position, shown_id};
 use postrider_core::record::{Header, OwnedRecord, Record};
 use postrider_core::row::{ByteRange, Kind, Row, Table, TableId, ValueType};
@@ -26,6 +27,8 @@ pub struct Mapper {
     table_id: Option<TableId>,
     prefix: Option<String>,
     on_update: OnUpdate,
+    /// The rows are documents of captured tables.
+    of_deltas: bool,
     route: Route,
     tables: Tables,
     message: MessageRow,
@@ -99,6 +102,7 @@ impl Mapper {
     pub fn new(spec: OutboxSpec) -> Result<Self, Vec<SpecError>> {
         let route = Route::compile(&spec)?;
         Ok(Self {
+            of_deltas: spec.is_of_deltas(),
             table: spec.table,
             table_id: None,
             prefix: spec.message_prefix,
@@ -167,6 +171,7 @@ impl Mapper {
             let what = "it has another number of columns than the relation";
             return Err(MapError::Inconsistent { table: row.table, what });
         }
+        self.scratch.unpositioned = self.of_deltas && row.table == delta::HEADER_TABLE_ID;
         let row = EventRow { bytes: row.bytes, cells: row.cells, columns: &plan.sources };
         map(&mut self.route, &mut self.scratch, row, at, false)
     }
@@ -232,6 +237,7 @@ impl Mapper {
         if !message.is_text || self.message.read(message.content, &self.route).is_err() {
             return Err(not_json(at.position, message.content));
         }
+        self.scratch.unpositioned = false;
         self.message
             .default_id(&self.route, |bytes| self.scratch.positions.append(at.position, bytes));
         let MessageRow { bytes, cells, sources, .. } = &self.message;
@@ -584,7 +590,8 @@ impl RecordMapper<'_> {
     /// Adds all headers. A header that can't be read is omitted, and is the error after all others were added.
     fn headers(&mut self) -> Result<(), Problem> {
         let mut problem = Ok(());
-        let Scratch { bytes: scratch, headers, positions, rows, .. } = &mut *self.scratch;
+        let Scratch { bytes: scratch, headers, positions, rows, unpositioned, .. } =
+            &mut *self.scratch;
         let fixed = &self.route.fixed;
         for rule in &self.route.headers {
             match rule {
@@ -608,7 +615,7 @@ impl RecordMapper<'_> {
                     let name = if *rows {
                         positions.append_current(scratch);
                         history
-                    } else if Positions::has(at) {
+                    } else if Positions::has(at) && !*unpositioned {
                         positions.append(at, scratch);
                         name
                     } else {
@@ -710,6 +717,8 @@ pub(super) struct Scratch {
     pub(super) positions: Positions,
     /// Events are rows that are read from the table, whose positions are not known.
     pub(super) rows: bool,
+    /// The event begins a sequence of documents ([`delta::HEADER_TABLE_ID`]).
+    pub(super) unpositioned: bool,
 }
 
 /// A checked text, which the next event often has too.

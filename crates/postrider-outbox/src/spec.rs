@@ -1,6 +1,7 @@
 //! The specification of an outbox: the part of the configuration that concerns it. `Mapper::new` checks it.
 
 use super::layout::{Layout, Role};
+use postrider_core::delta;
 use postrider_core::row_state::NamedRowState;
 use postrider_core::zone::Zone;
 use std::fmt;
@@ -179,6 +180,32 @@ impl OutboxSpec {
             envelope_json: ours,
             expand_json: false,
         }
+    }
+
+    /// The specification for the documents of captured tables ([`postrider_core::delta`]): the rows are made by the
+    /// source, so table and columns are fixed. Topic, key, headers and all others may be set.
+    pub fn for_deltas() -> Self {
+        let columns = [
+            (Role::Id, delta::ID),
+            (Role::AggregateType, delta::AGGREGATE_TYPE),
+            (Role::AggregateId, delta::AGGREGATE_ID),
+            (Role::EventType, delta::EVENT_TYPE),
+            (Role::Payload, delta::PAYLOAD),
+            (Role::Headers, ""),
+            (Role::Time, ""),
+        ];
+        Self {
+            table: Some(TableName { schema: delta::SCHEMA.into(), name: delta::TABLE.into() }),
+            columns: columns.map(|(role, column)| (role, column.to_owned())).into(),
+            timestamp: TimestampSource::Commit,
+            ..Self::for_layout(Layout::Postrider)
+        }
+    }
+
+    /// Whether the rows are the documents of captured tables ([`Self::for_deltas`]).
+    pub fn is_of_deltas(&self) -> bool {
+        let table = self.table.as_ref();
+        table.is_some_and(|of| of.schema == delta::SCHEMA && of.name == delta::TABLE)
     }
 
     /// The column of `role`, from [`columns`](Self::columns) or the layout; `None` if there is none.

@@ -296,6 +296,20 @@ pub async fn retained(client: &Client, name: &str) -> Result<Option<u64>, Source
     Ok(bytes.map(|bytes| u64::try_from(bytes).unwrap_or_default()))
 }
 
+/// Reads how many bytes of WAL there are after a position.
+///
+/// # Errors
+/// An error of the server or of the connection.
+pub async fn wal_after(client: &Client, position: &str) -> Result<u64, SourceError> {
+    let failed = |e| SourceError::control("read how much WAL there is after the position", e);
+    let sql = "SELECT greatest(pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery() \
+                 THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_insert_lsn() END, \
+                 $1::pg_catalog.text::pg_catalog.pg_lsn), 0)::pg_catalog.int8";
+    let row = client.query_one(sql, &[&position]).await.map_err(failed)?;
+    let bytes: i64 = row.try_get(0).map_err(failed)?;
+    Ok(bytes.unsigned_abs())
+}
+
 /// Whether the slot `name` of this database exists and has all of its WAL.
 ///
 /// # Errors
@@ -578,8 +592,8 @@ pub struct ChangesSince {
     pub table: bool,
 }
 
-/// Reads what was created or changed since the last transactions that are known to be resolved; nothing if no such
-/// transactions are known yet. The schema must be of this program's version.
+/// Reads what of the publication, and of these tables, was created or changed since the last transactions that are known
+/// to be resolved; nothing if no such transactions are known yet. The schema must be of this program's version.
 ///
 /// A change that is not found was certainly made before everything that may still be unpublished, unless it was made in
 /// a savepoint. A change that is found may be harmless, such as a change of the published statements.
@@ -590,7 +604,7 @@ pub async fn changed_since(
     client: &Client,
     key: &PipelineKey,
     name: &str,
-    table: Option<u32>,
+    tables: &[u32],
 ) -> Result<ChangesSince, SourceError> {
     let failed = |e| SourceError::control(format!("read the age of publication {name:?}"), e);
     // A row's transaction number has no epoch, so the epoch is chosen that puts it in the past. Of a table's catalog
@@ -604,15 +618,15 @@ rows AS (SELECT p.xmin::text::int8 AS xid, false AS created FROM pg_catalog.pg_p
          UNION ALL \
          SELECT r.xmin::text::int8, false FROM pg_catalog.pg_publication_rel r \
          JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid \
-         WHERE p.pubname = $2::text AND r.prrelid = $3 \
+         WHERE p.pubname = $2::text AND r.prrelid = ANY ($3) \
          UNION ALL \
          SELECT a.xmin::text::int8, true FROM pg_catalog.pg_attribute a \
-         WHERE a.attrelid = $3 AND a.attname = 'ctid' AND a.attnum < 0), \
+         WHERE a.attrelid = ANY ($3) AND a.attname = 'ctid' AND a.attnum < 0), \
 news AS (SELECT rows.created FROM past, known, rows \
          WHERE known.of IS NOT NULL AND NOT pg_catalog.pg_visible_in_snapshot(\
            (past.at - ((past.at - rows.xid) & 4294967295))::text::xid8, known.of)) \
 SELECT EXISTS (SELECT FROM news WHERE NOT created), EXISTS (SELECT FROM news WHERE created)";
-    let row = client.query_one(sql, &[&key.pipeline, &name, &table.unwrap_or(0), &key.shard]).await;
+    let row = client.query_one(sql, &[&key.pipeline, &name, &tables, &key.shard]).await;
     let row = row.map_err(failed)?;
     Ok(ChangesSince {
         publication: row.try_get(0).map_err(failed)?,

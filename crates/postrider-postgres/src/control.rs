@@ -6,6 +6,7 @@ use super::conninfo::Conninfo;
 use super::error::{SourceError, SourceErrorKind};
 use super::names::Names;
 use super::poll::PollSpec;
+use crate::capture::tables;
 use crate::catalog::{self, TableFacts};
 use crate::schema_owner::{self, SessionRights};
 use crate::statement::{Statement, StatementError};
@@ -285,10 +286,13 @@ pub async fn facts(client: &Client, ask: &FactsQuery<'_>) -> Result<start::Facts
         Some(spec) => Some(marks(client, spec, ask.polls).await?),
         None => None,
     };
+    let captured = tables::read_captured(client, names).await?;
     let since = match (schema, &cursor, &publication) {
         (schema::SchemaState::Version(schema::VERSION), Some(_), Some(_)) => {
-            let oid = table.as_ref().map(|table| table.oid);
-            catalog::changed_since(client, &names.key, &names.publication, oid).await?
+            let own = table.as_ref().map(|table| table.oid).into_iter();
+            let others = captured.iter().flat_map(tables::CaptureFacts::oids);
+            let oids: Vec<u32> = own.chain(others).collect();
+            catalog::changed_since(client, &names.key, &names.publication, &oids).await?
         }
         _ => catalog::ChangesSince::default(),
     };
@@ -307,9 +311,9 @@ pub async fn facts(client: &Client, ask: &FactsQuery<'_>) -> Result<start::Facts
         table,
         times,
         columns: ask.columns.to_vec(),
-        messages: ask.messages,
-        failover: ask.failover,
+        stream: start::StreamOptions { messages: ask.messages, failover: ask.failover },
         marks,
+        captured,
     })
 }
 

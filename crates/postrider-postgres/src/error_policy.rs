@@ -577,6 +577,18 @@ fn publication_missing(error: &SourceError, names: &Names) -> (String, String) {
 fn from_table(names: &Names) -> String {
     let (publication, pipeline) = (ident(&names.publication), &names.key.pipeline);
     let published = names.published();
+    if names.captures() {
+        return format!(
+            "every change that was committed after SELECT watermark FROM postrider.cursor WHERE pipeline = {key} and \
+             before a new slot is lost as an event; the tables have their result. A new slot, and the publication if \
+             it does not exist, begins with: SELECT pg_drop_replication_slot({}); then DELETE FROM postrider.cursor \
+             WHERE pipeline = {key}; then postrider setup -p {pipeline}. Then load the consumers again from the \
+             tables: {}",
+            literal(&names.slot),
+            names.captured_list(),
+            key = literal(pipeline)
+        );
+    }
     let Some(table) = &names.table else {
         return format!(
             "logical messages of that time are lost, since they leave no row: have the application emit them again. \

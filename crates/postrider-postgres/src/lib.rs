@@ -2,9 +2,10 @@
 //! connection comes from `pg_replication`; the control connection is a `tokio-postgres` client over the same transport
 //! and login.
 
+pub use change_reader::ChangeReader;
 pub use decoder::{DecodedBatch, Decoder, EventObjects};
 pub use encoding::Encoding;
-pub use names::{Names, TableName};
+pub use names::{CapturedTable, Names, TableName};
 pub use pg_replication::{
     Batch, Conninfo, ConninfoError, Frame, ServerReport, SourceError, SourceErrorKind, SqlState,
     StartReplication, TimelineSwitch, Transport, WalConnection, WalStream, client, connect_client,
@@ -13,7 +14,9 @@ pub use pg_replication::{
 pub use statement::{Statement, StatementError};
 pub use wire::Lsn;
 
+pub mod capture;
 pub mod catalog;
+mod change_reader;
 pub mod control;
 mod decoder;
 mod encoding;

@@ -28,6 +28,33 @@ impl fmt::Display for TableName {
     }
 }
 
+/// A table whose changes a pipeline publishes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CapturedTable {
+    /// The table.
+    pub name: TableName,
+    /// The columns that are published, as stored in the catalog; `None` for all columns, also those that are added
+    /// later.
+    pub columns: Option<Vec<String>>,
+}
+
+impl CapturedTable {
+    /// The qualified name without quotes: the aggregate id of the table's events.
+    pub fn qualified(&self) -> String {
+        format!("{}.{}", self.name.schema, self.name.name)
+    }
+
+    /// The table as an entry of `CREATE PUBLICATION … FOR TABLE`, with its columns. `ONLY`: tables that inherit from it
+    /// are not published; the partitions of a partitioned table always are.
+    pub fn published(&self) -> String {
+        let columns = self.columns.as_ref().map_or_else(String::new, |columns| {
+            let columns: Vec<String> = columns.iter().map(|column| ident(column)).collect();
+            format!(" ({})", columns.join(", "))
+        });
+        format!("ONLY {}{columns}", self.name)
+    }
+}
+
 /// The configured names of one pipeline's objects.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Names {
@@ -37,8 +64,10 @@ pub struct Names {
     pub slot: String,
     /// The publication.
     pub publication: String,
-    /// The outbox table; `None` if only logical messages are published.
+    /// The outbox table; `None` if only logical messages are published, or the changes of captured tables.
     pub table: Option<TableName>,
+    /// The tables whose changes are published instead of an outbox; empty for an outbox or logical messages.
+    pub captured: Vec<CapturedTable>,
     /// The columns of the table that hold times, and their zone.
     pub times: Times,
     /// `mode = "auto"`: `postrider run` polls the table while there is no slot, and creates a new one; there is no
@@ -51,9 +80,56 @@ pub struct Names {
 impl Names {
     /// The statements that the publication publishes, as its option `publish` names them.
     pub fn published(&self) -> &'static str {
-        if self.updates { "insert, update" } else { "insert" }
+        match (self.captures(), self.updates) {
+            (true, _) => "insert, update, delete, truncate",
+            (false, true) => "insert, update",
+            (false, false) => "insert",
+        }
+    }
+
+    /// Whether the pipeline publishes the changes of tables.
+    pub const fn captures(&self) -> bool {
+        !self.captured.is_empty()
+    }
+
+    /// The captured tables, as SQL, with commas.
+    pub fn captured_list(&self) -> String {
+        let names: Vec<String> = self.captured.iter().map(|table| table.name.to_string()).collect();
+        names.join(", ")
+    }
+
+    /// ` FOR TABLE …`: the tables that the publication has; empty for logical messages alone.
+    pub fn for_tables(&self) -> String {
+        let tables: Vec<String> = match &self.table {
+            Some(table) => vec![table.to_string()],
+            None => self.captured.iter().map(CapturedTable::published).collect(),
+        };
+        if tables.is_empty() { String::new() } else { format!(" FOR TABLE {}", tables.join(", ")) }
+    }
+
+    /// The options of the publication in `WITH (…)`, for a server of this version (`server_version_num`).
+    pub fn publication_options(&self, version: u32) -> String {
+        // Without it an UPDATE of a table that has such a column and REPLICA IDENTITY FULL fails.
+        let generated = if self.captures() && version >= PUBLISHES_GENERATED {
+            ", publish_generated_columns = stored"
+        } else {
+            ""
+        };
+        format!("publish = '{}', publish_via_partition_root = true{generated}", self.published())
+    }
+
+    /// What becomes of events that no slot sends, for a pipeline without an outbox table: a clause.
+    pub const fn unrepeatable(&self) -> &'static str {
+        if self.captures() {
+            "changes of captured tables are in WAL alone: they are lost as events, and the tables have their result"
+        } else {
+            "logical messages leave no row: they are lost"
+        }
     }
 }
+
+/// The first server with `publish_generated_columns`. Unit: `server_version_num`.
+pub const PUBLISHES_GENERATED: u32 = 180_000;
 
 /// The columns that hold times, and the zone of those that have none.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -132,6 +208,34 @@ mod tests {
         assert_eq!(literal("it's"), "'it''s'");
         assert_eq!(literal("a\\'b"), " E'a\\\\''b'");
         assert_eq!(TableName::new("public", "Out.box").to_string(), "\"public\".\"Out.box\"");
+    }
+
+    #[test]
+    fn a_publication_names_captured_tables_with_their_columns() {
+        let all = CapturedTable { name: TableName::new("public", "orders"), columns: None };
+        let columns = Some(vec!["id".to_owned(), "To\"tal".to_owned()]);
+        let some = CapturedTable { name: TableName::new("shop", "Lines"), columns };
+        let names = Names {
+            key: PipelineKey::first("changes"),
+            slot: "s".to_owned(),
+            publication: "p".to_owned(),
+            table: None,
+            captured: vec![all, some],
+            times: Times::default(),
+            auto: false,
+            updates: false,
+        };
+        assert_eq!(
+            names.for_tables(),
+            " FOR TABLE ONLY \"public\".\"orders\", ONLY \"shop\".\"Lines\" (\"id\", \"To\"\"tal\")"
+        );
+        let options =
+            "publish = 'insert, update, delete, truncate', publish_via_partition_root = true";
+        assert_eq!(names.publication_options(150_000), options);
+        assert_eq!(
+            names.publication_options(180_000),
+            format!("{options}, publish_generated_columns = stored")
+        );
     }
 
     #[test]

@@ -16,6 +16,13 @@ fn the_reference_file_has_the_defaults() {
     assert_eq!(values(REFERENCE), values(SMALL));
 }
 
+/// A key of a pipeline: that of the one which has it, as one has an outbox and the other captured tables.
+fn of_pipeline(key: &str, has: impl Fn(&str) -> bool) -> String {
+    let of = |name: &str| key.replace("pipelines.*", &format!("pipelines.{name}"));
+    let keys = ["orders", "changes"].map(of);
+    keys.iter().find(|key| has(key)).unwrap_or(&keys[0]).clone()
+}
+
 /// A key of an inbox: that of the one which has it, as they have different sources.
 fn of_inbox(key: &str, has: impl Fn(&str) -> bool) -> String {
     let of = |name: &str| key.replace("inboxes.*", name);
@@ -45,7 +52,10 @@ fn the_reference_file_has_every_key() {
         })
         .collect();
     for key in found.asked.keys() {
-        let key = key.replace("pipelines.*", "pipelines.orders");
+        let key = of_pipeline(key, |key| match key.split_once(".*") {
+            Some((table, _)) => found.places.under(table).next().is_some(),
+            None => found.places.get(key).is_some(),
+        });
         let key = of_inbox(&key, |key| found.places.get(key).is_some());
         if key.contains('*') {
             let (table, _) = key.split_once(".*").unwrap();
@@ -75,7 +85,10 @@ fn every_key_is_shown_with_where_it_comes_from() {
     let is_of_other_sink =
         |key: &str| !key.contains('*') && key.contains(".sink.") && found.places.get(key).is_none();
     for (key, kind) in &found.asked {
-        let key = key.replace("pipelines.*", "pipelines.orders");
+        let key = of_pipeline(key, |key| match key.split_once(".*") {
+            Some((table, _)) => shown.iter().any(|shown| shown.starts_with(table)),
+            None => shown.iter().any(|shown| shown == key),
+        });
         let key = of_inbox(&key, |key| shown.iter().any(|shown| shown == key));
         if key.contains(".extra.*.")
             || matches!(kind, section::Kind::Table | section::Kind::TableOrFalse)
@@ -89,9 +102,10 @@ fn every_key_is_shown_with_where_it_comes_from() {
         };
         assert!(shown.iter().any(is), "{key} is not shown");
     }
-    // The other inboxes have only the keys of their sources.
+    // The other pipeline has only the keys of its captured tables, the other inboxes those of their sources.
     let is_of_another = |row: &show::Shown| {
-        row.table.starts_with("inboxes.") && !row.table.starts_with("inboxes.mail")
+        row.table.starts_with("pipelines.changes")
+            || row.table.starts_with("inboxes.") && !row.table.starts_with("inboxes.mail")
     };
     assert!(
         rows.iter().all(|row| row.origin != show::Origin::Default || is_of_another(row)),

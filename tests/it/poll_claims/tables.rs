@@ -162,6 +162,7 @@ async fn rows_are_byte_for_byte_those_of_the_stream() {
                 Change::Begin { .. } | Change::Commit { .. } | Change::Nothing => {}
                 other @ (Change::Updated(_)
                 | Change::Message(_)
+                | Change::Collected
                 | Change::Other
                 | Change::Heartbeat(_)
                 | Change::Blocked) => panic!("{other:?}"),

@@ -53,8 +53,9 @@ const MODULES: &[(&str, &str)] = &[
 ];
 
 /// What `CORE` stands for in [`MODULES`].
-const CORE: [&str; 17] = [
+const CORE: [&str; 18] = [
     "backoff",
+    "delta",
     "error",
     "event",
     "finding",

@@ -165,6 +165,7 @@ fn names() -> Names {
         slot: "postrider_orders".to_owned(),
         publication: "postrider_orders".to_owned(),
         table: Some(TableName::new("public", "outbox")),
+        captured: Vec::new(),
         times: Times::default(),
         auto: false,
         updates: false,

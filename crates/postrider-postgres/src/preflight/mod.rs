@@ -6,6 +6,7 @@
 //! functions of these facts, in the order in which their remediation can be executed. The columns that a layout needs
 //! are checked elsewhere: the table's facts are part of the report.
 
+mod captured;
 mod facts;
 mod remediation;
 mod server;
@@ -16,6 +17,7 @@ mod tests;
 
 pub use table::TopicPart;
 
+use crate::capture::tables::{CaptureFacts, read_captured};
 use crate::catalog::{ChangesSince, PublicationFacts, ServerFacts, SlotRow, TableFacts};
 use crate::conninfo::{Conninfo, SslMode};
 use crate::control::Control;
@@ -178,11 +180,12 @@ async fn at_server(
         seen.findings.push(standby(ask, client).await);
         return Ok(());
     }
-    let snapshot = read(ask, client, server).await?;
+    let captured = read_captured(client, ask.names).await?;
+    let snapshot = read(ask, client, server, captured.as_ref()).await?;
     // After the facts are read, because the walsender would be in the lists of sessions.
     let replication = if ask.streams { replication(ask, client).await } else { None };
     let mut out = Vec::new();
-    rules(&snapshot, &mut out);
+    rules(&snapshot, captured.as_ref(), &mut out);
     if let Some(finding) = replication
         && !is_reported(&finding, &out)
     {
@@ -216,7 +219,7 @@ fn as_warning_while_polling(finding: &mut Finding) {
     }
 }
 
-fn rules(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
+fn rules(snapshot: &FactSnapshot<'_>, captured: Option<&CaptureFacts>, out: &mut Vec<Finding>) {
     let streams = snapshot.ask.streams;
     server::rules(snapshot, out);
     if streams {
@@ -228,7 +231,10 @@ fn rules(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
     table::polling_rules(snapshot, out);
     table::order(snapshot, out);
     if streams {
-        table::publication_rules(snapshot, out);
+        match captured {
+            Some(captured) => captured::rules(snapshot, captured, out),
+            None => table::publication_rules(snapshot, out),
+        }
         slot::standby_rules(snapshot, out);
         // From here on the remediation is `setup`, which requires the rules above to pass.
         slot::rules(snapshot, out);
@@ -388,9 +394,12 @@ impl FactSnapshot<'_> {
             table: self.table.clone(),
             times: self.times.clone(),
             columns: self.ask.columns.to_vec(),
-            messages: self.ask.messages,
-            failover: self.ask.failover,
+            stream: start::StreamOptions {
+                messages: self.ask.messages,
+                failover: self.ask.failover,
+            },
             marks: self.marks.clone(),
+            captured: None,
         }
     }
 }
@@ -411,6 +420,7 @@ async fn read<'a>(
     ask: &PreflightQuery<'a>,
     client: &Client,
     server: ServerFacts,
+    captured: Option<&CaptureFacts>,
 ) -> Result<FactSnapshot<'a>, SourceError> {
     let (names, user) = (ask.names, ask.conninfo.user());
     let settings = facts::settings(client).await?;
@@ -434,7 +444,11 @@ async fn read<'a>(
         crate::catalog::read_publication(client, &names.publication, names.table.as_ref()).await?;
     let oid = table.as_ref().map(|table| table.oid);
     let since = match (&cursor, &publication) {
-        (Some(_), Some(_)) => changed(client, names, oid).await,
+        (Some(_), Some(_)) => {
+            let captured = captured.iter().flat_map(|captured| captured.oids());
+            let oids: Vec<u32> = oid.into_iter().chain(captured).collect();
+            changed(client, names, &oids).await
+        }
         _ => ChangesSince::default(),
     };
     let (times, session_zones) = zones(client, names, oid).await?;
@@ -508,9 +522,9 @@ async fn own(ask: &PreflightQuery<'_>, client: &Client) -> Result<SchemaContents
 
 /// What was changed since what is known to be published; a cursor row that may not be read is reported by the rules
 /// about rights.
-async fn changed(client: &Client, names: &Names, table: Option<u32>) -> ChangesSince {
+async fn changed(client: &Client, names: &Names, tables: &[u32]) -> ChangesSince {
     let (key, publication) = (&names.key, &names.publication);
-    let changed = crate::catalog::changed_since(client, key, publication, table).await;
+    let changed = crate::catalog::changed_since(client, key, publication, tables).await;
     changed.unwrap_or_default()
 }
 

@@ -75,7 +75,10 @@ fn missing(snapshot: &FactSnapshot<'_>) -> Finding {
 
 /// Where to find the events that no slot sends.
 fn unpublished_events(snapshot: &FactSnapshot<'_>) -> &'static str {
-    if snapshot.ask.names.table.is_some() {
+    if snapshot.ask.names.captures() {
+        "otherwise they are lost as events, all of them, and the tables have their result: load the consumers again \
+         from the tables after these lines"
+    } else if snapshot.ask.names.table.is_some() {
         "otherwise their rows are published from the table, and a new slot is created (--dry-run counts them first)"
     } else {
         "otherwise they are lost, all of them: logical messages leave no row to publish from"

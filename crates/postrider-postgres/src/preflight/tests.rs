@@ -32,7 +32,7 @@ fn found(url: &str, change: impl FnOnce(&mut FactSnapshot<'_>)) -> Vec<Finding> 
     let mut snapshot = healthy(ask, &facts);
     change(&mut snapshot);
     let mut found = Vec::new();
-    rules(&snapshot, &mut found);
+    rules(&snapshot, None, &mut found);
     found
 }
 

@@ -472,7 +472,7 @@ fn bind(facts: &Facts, epoch: i64) -> String {
            resolved_snapshot = NULL, pending_snapshot = NULL, pending_lsn = NULL, polls_on = true, \
            before_slot = pg_catalog.pg_current_snapshot(), of_mode = 'auto' \
          FROM {} AND c.pipeline = {pipeline} AND c.shard = {} AND c.owner_epoch = {epoch}",
-        facts.messages,
+        facts.stream.messages,
         existing_slot_sql(slot),
         key.shard
     )

@@ -127,6 +127,10 @@ fn half_made(slot: &str) -> Halt {
 }
 
 fn table(facts: &Facts, options: &Options<'_>, plan: &mut SetupPlan) {
+    if facts.names.captures() {
+        let tables = facts.names.captured_list();
+        plan.adopted.push(format!("captured tables {tables}, with their replica identities"));
+    }
     let Some(name) = &facts.names.table else { return };
     match (&facts.table, options.create_table) {
         (Some(_), _) => plan.adopted.push(format!("table {name}")),
@@ -146,11 +150,13 @@ fn publication(facts: &Facts, plan: &mut SetupPlan) {
         plan.adopted.push(format!("publication {name:?}"));
         return;
     }
-    let table = facts.names.table.as_ref().map_or_else(String::new, |t| format!(" FOR TABLE {t}"));
     plan.steps.push(Step {
         kind: StepKind::Publication,
         title: format!("create publication {name:?}"),
-        why: if facts.names.updates {
+        why: if facts.names.captures() {
+            "Must exist before the slot. From here on PostgreSQL refuses an UPDATE or DELETE of these tables if their \
+             replica identity is removed. Partitions are published under the parent table's name."
+        } else if facts.names.updates {
             "Must exist before the slot. Publishes UPDATEs too, since outbox.on_update = \"halt\" has to see them: the \
              table needs a primary key or REPLICA IDENTITY FULL. Partitions are published under the parent table's \
              name."
@@ -159,9 +165,10 @@ fn publication(facts: &Facts, plan: &mut SetupPlan) {
              published under the parent table's name."
         },
         sql: transaction(&format!(
-            "CREATE PUBLICATION {}{table}\n    WITH (publish = '{}', publish_via_partition_root = true);",
+            "CREATE PUBLICATION {}{}\n    WITH ({});",
             ident(name),
-            facts.names.published()
+            facts.names.for_tables(),
+            facts.names.publication_options(facts.server.version)
         )),
     });
 }
@@ -314,7 +321,8 @@ pub(super) fn existing_slot_sql(slot: &str) -> String {
 /// A statement of its own: together with the use of a table it would fail with `XX000` if the catalog changes
 /// meanwhile.
 pub(super) fn creation(facts: &Facts) -> String {
-    let failover = if facts.failover && facts.server.version >= 170_000 { ", true" } else { "" };
+    let failover =
+        if facts.stream.failover && facts.server.version >= 170_000 { ", true" } else { "" };
     format!(
         "SELECT pg_catalog.pg_create_logical_replication_slot({}, 'pgoutput', false, false{failover})",
         literal(&facts.names.slot)
@@ -342,7 +350,7 @@ fn before_slot(table: Option<&TableName>) -> String {
 fn insert_cursor(facts: &Facts, lsn: &str, resolved: &str, source: &str) -> String {
     let (pipeline, shard) = (literal(&facts.names.key.pipeline), facts.names.key.shard);
     let publication = literal(&facts.names.publication);
-    let messages = facts.messages;
+    let messages = facts.stream.messages;
     format!(
         "INSERT INTO postrider.cursor (pipeline, shard, system_identifier, timeline, slot, slot_created_lsn,\n    \
          publication, messages, watermark, flush_limit, resolved_snapshot, before_slot, of_table_oid)\n\
@@ -443,9 +451,19 @@ pub fn check_backfill(facts: &Facts, row: Option<&RepairRow>) -> Result<(), Halt
         hint,
     };
     if facts.names.table.is_none() {
-        let message = "there is no outbox table to backfill from".to_owned();
-        let (reason, hint) = (HaltReason::NotApplicable, "omit --backfill".to_owned());
-        return Err(halt(reason, message, "nothing was changed", hint));
+        let message = if facts.names.captures() {
+            "captured tables are not published as they are before the slot: only their changes are"
+                .to_owned()
+        } else {
+            "there is no outbox table to backfill from".to_owned()
+        };
+        let hint = if facts.names.captures() {
+            "omit --backfill; load consumers from the tables after setup, and apply what follows to that"
+        } else {
+            "omit --backfill"
+        };
+        let reason = HaltReason::NotApplicable;
+        return Err(halt(reason, message, "nothing was changed", hint.to_owned()));
     }
     if facts.cursor.is_some() {
         return Err(halt(

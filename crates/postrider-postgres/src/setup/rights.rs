@@ -413,6 +413,13 @@ impl RightsFacts {
                 if step == StepKind::Publication && !self.admin_creates {
                     lines.push(create());
                 }
+                if facts.names.captures() {
+                    lines.push(format!(
+                        "as a superuser, or as a role that is a member of the owners of {}: {}",
+                        facts.names.captured_list(),
+                        call.by("OWNER")
+                    ));
+                }
                 let owner = self.table.as_ref().map(|table| &table.owner);
                 let owner = owner.filter(|owner| !owner.ours);
                 lines.extend(owner.map(|owner| self.act_for(owner, version, call)));

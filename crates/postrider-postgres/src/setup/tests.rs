@@ -67,8 +67,8 @@ fn messages_alone_need_a_publication_without_tables() {
     let mut facts = bare();
     facts.names.table = None;
     facts.table = None;
-    facts.messages = true;
-    facts.failover = false;
+    facts.stream.messages = true;
+    facts.stream.failover = false;
     let plan = plan(
         &facts,
         &Options { create_table: None, role: Some("postrider"), ..Options::default() },

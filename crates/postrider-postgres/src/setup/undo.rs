@@ -175,6 +175,9 @@ pub fn plan(
     rows(facts, holdings, is_guarded, &mut plan);
     retention(holdings, is_guarded, &mut plan);
     publication(facts, &mut plan);
+    if facts.names.captures() {
+        plan.stays.push(format!("tables {} with their rows", facts.names.captured_list()));
+    }
     if let Some(table) = facts.table.as_ref().and(facts.names.table.as_ref()) {
         plan.stays.push(format!("table {table} with its rows"));
     }
@@ -344,7 +347,12 @@ fn retention(holdings: &StoredRows, is_guarded: bool, plan: &mut UndoPlan) {
 fn publication(facts: &Facts, plan: &mut UndoPlan) {
     let Some(publication) = &facts.publication else { return };
     let name = &facts.names.publication;
-    if publication.all_tables || publication.other_tables > 0 {
+    // Without an outbox table every table counts as another one; of captured tables it is known which are.
+    let others = match facts.captured.as_ref().and_then(|captured| captured.publication.as_ref()) {
+        Some(captured) => captured.is_wide || !captured.others.is_empty(),
+        None => publication.all_tables || publication.other_tables > 0,
+    };
+    if others {
         plan.stays.push(format!("publication {name:?}: it publishes other tables too"));
         return;
     }

@@ -6,6 +6,7 @@
 //! The rules are checked in order: which server this is, which objects exist on it, who holds the slot, then the
 //! positions. The first rule that fails is reported, so that a wrong host is not reported as a missing slot.
 
+mod captured;
 mod objects;
 #[cfg(test)]
 pub(super) mod tests;
@@ -13,6 +14,7 @@ pub(super) mod tests;
 pub(crate) use objects::begin_with_every_row;
 pub(super) use objects::{VERSION_MIN, insert_again, log_leaf, run_without_slot, via_root};
 
+use crate::capture::tables::CaptureFacts;
 use crate::catalog::{
     AffectedRows, ChangesSince, PublicationFacts, ServerFacts, SlotRow, TableFacts,
 };
@@ -79,12 +81,21 @@ pub struct Facts {
     pub times: TimesFacts,
     /// The columns that the layout requires.
     pub columns: Vec<String>,
+    /// The options of the stream.
+    pub stream: StreamOptions,
+    /// How the rows of published events are marked, if they are.
+    pub marks: Option<RowStatusFacts>,
+    /// The captured tables and their publication; `None` for a pipeline that captures none.
+    pub captured: Option<CaptureFacts>,
+}
+
+/// The options of a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StreamOptions {
     /// Whether logical messages are streamed.
     pub messages: bool,
     /// Whether the slot is to be a failover slot, if the server supports them.
     pub failover: bool,
-    /// How the rows of published events are marked, if they are.
-    pub marks: Option<RowStatusFacts>,
 }
 
 /// How rows are marked, and the columns of the dead-letter table.
@@ -165,7 +176,9 @@ pub fn decide(facts: &Facts) -> Result<Decision, Halt> {
         objects::table,
         objects::leaves,
         objects::times,
+        captured::tables,
         objects::exists,
+        captured::publication,
         objects::rows,
         objects::published_columns,
         objects::mark_columns,
@@ -196,7 +209,14 @@ pub fn decide(facts: &Facts) -> Result<Decision, Halt> {
 /// # Errors
 /// Why it does not: rows that are inserted meanwhile are in no stream.
 pub fn check_publication(facts: &Facts) -> Result<(), Halt> {
-    check(&[objects::exists, objects::rows, objects::published_columns], facts)
+    const RULES: &[Rule] = &[
+        captured::tables,
+        objects::exists,
+        captured::publication,
+        objects::rows,
+        objects::published_columns,
+    ];
+    check(RULES, facts)
 }
 
 /// Checks the objects of the pipeline, without positions and without the holder of the slot: what `setup` requires of
@@ -226,7 +246,9 @@ pub fn check_objects(facts: &Facts) -> Result<(), Halt> {
     if facts.publication.is_some() && facts.table.is_some() {
         check(&[objects::rows, objects::published_columns], facts)?;
     }
-    Ok(())
+    // A captured table is looked at before anything is created: a publication makes statements of the application fail
+    // if a table has no replica identity.
+    check(&[captured::tables, captured::publication], facts)
 }
 
 /// Checks what polling requires: a primary, the right schema, and a suitable table. `Some` if the obstacle may go away
@@ -289,7 +311,18 @@ pub(super) fn slot_is_beyond(facts: &Facts) -> bool {
 
 /// Why a usable slot may not send everything that is unpublished: a fragment.
 pub(super) fn publication_gap(facts: &Facts) -> Option<String> {
-    objects::gap(facts)
+    if facts.names.captures() { captured::gap(facts) } else { objects::gap(facts) }
+}
+
+/// All problems of captured tables and of their publication.
+pub(super) fn capture_problems(facts: &Facts) -> Vec<captured::CaptureProblem> {
+    captured::problems(facts)
+}
+
+/// The halt for a publication of captured tables that was changed while it was streamed. `interval`: how often the
+/// publication is checked.
+pub fn capture_left_out(facts: &Facts, interval: Duration) -> Halt {
+    captured::left_out(facts, interval)
 }
 
 /// The halt for a publication that was changed while it was streamed, and may have left out rows. `interval`: how often
@@ -313,7 +346,9 @@ pub fn check_running(facts: &Facts) -> Result<(), Halt> {
         objects::table,
         objects::leaves,
         objects::times,
+        captured::tables,
         objects::exists,
+        captured::publication,
         objects::rows,
         objects::published_columns,
         objects::mark_columns,
@@ -492,7 +527,7 @@ fn moved(facts: &Facts) -> Option<Halt> {
                 if facts.names.table.is_some() {
                     "their rows are still in the outbox unless the application deleted them"
                 } else {
-                    "logical messages leave no row"
+                    facts.names.unrepeatable()
                 }
             ),
             format!("find out who moved it; then {}", repair(facts)),
@@ -518,7 +553,8 @@ fn resume(facts: &Facts, slot: &SlotRow, confirmed: Lsn) -> Resume {
     // between the two. The slot is behind the watermark after every crash, because the server keeps its position in
     // memory.
     let start = Watermark::resumed(cursor_at(facts, row).max(confirmed));
-    let same_stream = row.messages == facts.messages && row.publication == facts.names.publication;
+    let same_stream =
+        row.messages == facts.stream.messages && row.publication == facts.names.publication;
     let skip_before = row.partial.filter(|partial| same_stream && partial.commit >= start.offset());
     if row.partial.is_some() && !same_stream {
         notes.push(Note {
@@ -534,7 +570,7 @@ fn resume(facts: &Facts, slot: &SlotRow, confirmed: Lsn) -> Resume {
     let cursor = Cursor {
         timeline: facts.server.timeline,
         publication: facts.names.publication.clone(),
-        messages: facts.messages,
+        messages: facts.stream.messages,
         watermark: start,
         flush_limit: limit,
         partial: skip_before,
@@ -552,7 +588,7 @@ pub(crate) fn adopted(facts: &Facts, confirmed: Lsn) -> Cursor {
         slot: facts.names.slot.clone(),
         slot_created_lsn: confirmed,
         publication: facts.names.publication.clone(),
-        messages: facts.messages,
+        messages: facts.stream.messages,
         watermark: Watermark::resumed(confirmed),
         flush_limit: confirmed,
         partial: None,
@@ -825,14 +861,8 @@ fn all(facts: &Facts, slot: &SlotRow) -> Vec<Note> {
             ),
         );
     }
-    if let Some(gap) = objects::gap(facts) {
-        note(
-            "publication_changed",
-            format!(
-                "{gap}. They are not taken for published until they are published from the table, now or later: {}",
-                objects::from_the_table(facts)
-            ),
-        );
+    if let Some(gap) = gap_note(facts) {
+        note("publication_changed", gap);
     }
     if slot.wal_status.as_deref() == Some("unreserved") {
         note(
@@ -840,14 +870,30 @@ fn all(facts: &Facts, slot: &SlotRow) -> Vec<Note> {
             format!("slot {:?} is about to be lost: its WAL is being removed", slot.name),
         );
     }
-    if facts.failover && version >= 170_000 && !slot.failover {
+    if facts.stream.failover && version >= 170_000 && !slot.failover {
         note(
             "no_failover",
             format!("slot {:?} is not a failover slot: a standby will not have it", slot.name),
         );
     }
-    notes.extend(facts.publication.iter().flat_map(|p| of_publication(p, &facts.names)));
+    // The rules about captured tables leave nothing to note.
+    if !facts.names.captures() {
+        notes.extend(facts.publication.iter().flat_map(|p| of_publication(p, &facts.names)));
+    }
     notes
+}
+
+/// The publication may have left out rows that are not known to be published, and what publishes them.
+fn gap_note(facts: &Facts) -> Option<String> {
+    if facts.names.captures() {
+        return captured::gap(facts);
+    }
+    objects::gap(facts).map(|gap| {
+        format!(
+            "{gap}. They are not taken for published until they are published from the table, now or later: {}",
+            objects::from_the_table(facts)
+        )
+    })
 }
 
 /// The server was promoted with a slot ahead of the row: everything in between was confirmed, and so published, or

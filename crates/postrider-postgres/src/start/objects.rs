@@ -260,7 +260,7 @@ pub(super) fn slot_lost(facts: &Facts) -> Option<Halt> {
 
 fn rows_remain(facts: &Facts) -> String {
     facts.names.table.as_ref().map_or_else(
-        || "logical messages leave no row: they are lost".to_owned(),
+        || facts.names.unrepeatable().to_owned(),
         |table| format!("their rows are still in {table} unless the application deleted them"),
     )
 }
@@ -312,6 +312,9 @@ pub(crate) fn run_without_slot(names: &Names, slot: bool) -> String {
 
 /// The commands for a pipeline without a table, hence without rows to publish.
 fn begin_without(facts: &Facts) -> String {
+    if facts.names.captures() {
+        return super::captured::begin_again(facts);
+    }
     let drop_slot = match facts.slot {
         Some(_) => {
             format!("SELECT pg_drop_replication_slot({}); then ", literal(&facts.names.slot))
@@ -628,11 +631,11 @@ pub(super) fn missing_publication(facts: &Facts) -> Halt {
 
 /// The statement that creates the publication.
 pub(super) fn create(facts: &Facts) -> String {
-    let table = facts.names.table.as_ref().map_or_else(String::new, |t| format!(" FOR TABLE {t}"));
     format!(
-        "CREATE PUBLICATION {}{table} WITH (publish = '{}', publish_via_partition_root = true)",
+        "CREATE PUBLICATION {}{} WITH ({})",
         ident(&facts.names.publication),
-        facts.names.published()
+        facts.names.for_tables(),
+        facts.names.publication_options(facts.server.version)
     )
 }
 

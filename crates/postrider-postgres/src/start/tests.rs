@@ -37,6 +37,7 @@ pub(crate) fn good() -> Facts {
             slot: "postrider_orders".to_owned(),
             publication: "postrider_orders".to_owned(),
             table: Some(TableName::new("public", "outbox")),
+            captured: Vec::new(),
             times: Times::default(),
             auto: false,
             updates: false,
@@ -86,9 +87,9 @@ pub(crate) fn good() -> Facts {
             columns: columns.iter().map(column).collect(),
         }),
         columns: columns.to_vec(),
-        messages: false,
-        failover: true,
+        stream: StreamOptions { messages: false, failover: true },
         marks: None,
+        captured: None,
     }
 }
 
@@ -224,7 +225,7 @@ const POSITIONS: &[(&str, Edit)] = &[
     }),
     ("a transaction partly published, messages since", |f| {
         cursor(f).partial = Some(Position { commit: at("0/5000"), ordinal: 7 });
-        f.messages = true;
+        f.stream.messages = true;
     }),
     ("a transaction partly published, other publication since", |f| {
         cursor(f).partial = Some(Position { commit: at("0/5000"), ordinal: 7 });
@@ -307,7 +308,7 @@ const OBJECTS: &[(&str, Edit)] = &[
         f.table = None;
         publication(f).table = None;
         f.columns.clear();
-        f.messages = true;
+        f.stream.messages = true;
     }),
     ("logical messages alone, the slot lost", |f| {
         f.names.table = None;

@@ -8,6 +8,7 @@
 //! limit was moved or created again by another session. With `synchronous_commit = off` a crash of the server could
 //! keep the slot's move and lose the row's, and the pipeline would halt without a reason.
 
+use crate::capture::tables::{CaptureVersion, entries_sql};
 use crate::catalog::{
     PublicationVersion, SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn, pg_lsn, version_sql,
 };
@@ -97,6 +98,8 @@ pub enum SnapshotPolicy {
     Always,
     /// Only while the catalog rows of the publication, for the table with this OID, have this version.
     WhileUnchanged(PublicationVersion, u32),
+    /// Only while the catalog rows of the publication of captured tables, and of all its entries, have this version.
+    WhileCaptured(CaptureVersion),
     /// No: the publication may have left out rows that are not known to be published.
     Never,
 }
@@ -435,12 +438,18 @@ pub async fn write(
             .of(Statement::Cursor)
     };
     let unchanged = version_sql("$6::pg_catalog.text", "$14::pg_catalog.oid", true);
-    let (whole, of) = match ledger {
-        SnapshotPolicy::Always => ("true".to_owned(), None),
+    let rows: &str;
+    let (whole, of): (String, Vec<&(dyn ToSql + Sync)>) = match ledger {
+        SnapshotPolicy::Always => ("true".to_owned(), Vec::new()),
         SnapshotPolicy::WhileUnchanged(version, table) => {
-            (format!("{unchanged} = $15"), Some((version.rows(), table)))
+            rows = version.rows();
+            (format!("{unchanged} = $15"), vec![table, &rows])
         }
-        SnapshotPolicy::Never => ("false".to_owned(), None),
+        SnapshotPolicy::WhileCaptured(version) => {
+            rows = version.rows();
+            (format!("{} = $14", entries_sql("$6::pg_catalog.text", true)), vec![&rows])
+        }
+        SnapshotPolicy::Never => ("false".to_owned(), Vec::new()),
     };
     let ledger = LEDGER.replace("{whole}", &whole);
     let sql = format!(
@@ -456,9 +465,7 @@ pub async fn write(
     );
     let values = Values::of(cursor);
     let mut parameters = values.parameters(cursor).to_vec();
-    if let Some((rows, table)) = &of {
-        parameters.extend([table as &(dyn ToSql + Sync), rows]);
-    }
+    parameters.extend(of);
     let row = client.query_one(&sql, &parameters).await.map_err(failed)?;
     if row.try_get(0).map_err(failed)? {
         return Ok(CursorWrite::Stored);

@@ -46,6 +46,7 @@ fn replay(version: &str, name: &str, spec: &OutboxSpec) -> String {
             | Change::Updated(_)
             | Change::Other
             | Change::Heartbeat(_)
+            | Change::Collected
             | Change::Nothing => continue,
         };
         writeln!(out, "{}", print(record)).unwrap();
