@@ -20,7 +20,7 @@ use crate::error::HaltReason;
 use crate::event::{HistoryId, Position};
 use crate::offset::Offset;
 use crate::postgres::capture::CaptureSpec;
-use crate::postgres::catalog::{self, Instance};
+use crate::postgres::catalog::{self, Instance, TableFacts};
 use crate::postgres::control::{Control, FactsQuery};
 use crate::postgres::error_policy::Phase;
 use crate::postgres::pipeline_lock::{PipelineLock, lock_stream};
@@ -195,17 +195,7 @@ async fn handshake(
         return Err(not_the_owner(&facts, pid));
     }
     let known = (cluster, facts.table.as_ref());
-    if facts.schema == SchemaState::Version(schema::VERSION) {
-        let first = unfinished_work(&control, spec).await.map_err(at(Phase::Handshake))?;
-        if let Some(first) = first {
-            return Err(first);
-        }
-        // Before the publication is compared with the captured tables: the remedy for a difference there would leave
-        // out what the slot still has of a table that was removed from the settings.
-        if spec.names.captures() {
-            settings_change::check_stream(control.client(), spec, known).await?;
-        }
-    }
+    comes_first(&control, spec, &facts, known).await?;
     let mut resume = resume_point(&facts)?;
     let halted = |halt| Failure::Halt(Box::new(halt));
     let change = settings_change::check_stream(control.client(), spec, known).await?;
@@ -261,6 +251,28 @@ async fn handshake(
             None => Err(Failure::Wait { message }),
         },
     }
+}
+
+/// What comes before the objects of the pipeline are compared: work that was begun, and other captured tables. The
+/// remedy for a publication that differs from the captured tables would leave out what the slot still has of a table
+/// that was removed from the settings.
+async fn comes_first(
+    control: &Control,
+    spec: &PipelineSpec,
+    facts: &Facts,
+    known: (Option<&str>, Option<&TableFacts>),
+) -> Result<(), Failure> {
+    if facts.schema != SchemaState::Version(schema::VERSION) {
+        return Ok(());
+    }
+    let first = unfinished_work(control, spec).await;
+    if let Some(first) = first.map_err(|error| Failure::Source(error, Phase::Handshake))? {
+        return Err(first);
+    }
+    if spec.names.captures() {
+        settings_change::check_stream(control.client(), spec, known).await?;
+    }
+    Ok(())
 }
 
 /// Work that was begun and comes before the stream: a repair, a backfill, or polling while the new slot exists already.

@@ -55,17 +55,14 @@ enum KnownPublication {
 impl PublicationState {
     /// The publication when a stream begins; `None` without a table.
     pub(super) fn of(facts: &Facts, resume: &Resume) -> Option<Self> {
-        let known = match &facts.captured {
-            Some(captured) => {
-                KnownPublication::Captured(captured.publication.as_ref()?.version.clone())
-            }
-            None => {
-                let (table, publication) = (facts.table.as_ref()?, facts.publication.as_ref()?);
-                if facts.since.publication {
-                    KnownPublication::Incomplete
-                } else {
-                    KnownPublication::Outbox(publication.version.clone(), table.oid)
-                }
+        let known = if let Some(captured) = &facts.captured {
+            KnownPublication::Captured(captured.publication.as_ref()?.version.clone())
+        } else {
+            let (table, publication) = (facts.table.as_ref()?, facts.publication.as_ref()?);
+            if facts.since.publication {
+                KnownPublication::Incomplete
+            } else {
+                KnownPublication::Outbox(publication.version.clone(), table.oid)
             }
         };
         Some(Self { slot_created_lsn: resume.cursor.slot_created_lsn, known })

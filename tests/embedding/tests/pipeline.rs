@@ -463,9 +463,9 @@ fn status_names_the_source_and_no_slot() {
         (running.status().state == PipelineState::Streaming, running.status().state)
     });
     let status = running.status();
-    assert!(status.source.starts_with("spool "), "{}", status.source);
+    assert!(status.from.source.starts_with("spool "), "{}", status.from.source);
     assert_eq!(
-        (status.slot.as_str(), status.slot_state, status.slot_retained_bytes),
+        (status.from.slot.as_str(), status.slot_state, status.slot_retained_bytes),
         ("", None, None)
     );
     assert!(status.belongs_to.is_some_and(|text| text.starts_with("mode embedded, folder")));

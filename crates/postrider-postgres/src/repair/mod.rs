@@ -56,31 +56,7 @@ pub fn assess(facts: &Facts, row: Option<&RepairRow>, from_table: bool) -> Resul
     check_server(facts)?;
     let name = &facts.names.slot;
     if facts.names.table.is_none() {
-        return Err(Halt {
-            reason: HaltReason::TableUnfit,
-            message: if facts.names.captures() {
-                "captured tables cannot be repaired from: they do not show which changes were published".to_owned()
-            } else {
-                "there is no outbox table to repair from".to_owned()
-            },
-            meaning: if facts.names.captures() {
-                "changes that were not streamed are lost as events; the tables have their result"
-                    .to_owned()
-            } else {
-                "logical messages leave no row: those that were not streamed are lost".to_owned()
-            },
-            hint: format!(
-                "begin a new slot: postrider setup --undo -p {pipeline} --url {admin}; then postrider setup -p \
-                 {pipeline} --url {admin}{load}",
-                pipeline = facts.names.key.pipeline,
-                admin = admin_url(&facts.server.database),
-                load = if facts.names.captures() {
-                    "; then load the consumers again from the tables"
-                } else {
-                    ""
-                }
-            ),
-        });
+        return Err(no_outbox(facts));
     }
     if facts.publication.is_none() {
         return Err(no_publication(facts));
@@ -156,6 +132,33 @@ fn of_another_cluster(facts: &Facts, halt: Halt) -> Halt {
         start::begin_with_every_row(facts)
     );
     Halt { hint, ..halt }
+}
+
+/// There is no table from which events could be published again.
+fn no_outbox(facts: &Facts) -> Halt {
+    let (pipeline, admin) = (&facts.names.key.pipeline, admin_url(&facts.server.database));
+    let (message, meaning, load) = if facts.names.captures() {
+        (
+            "captured tables cannot be repaired from: they do not show which changes were published",
+            "changes that were not streamed are lost as events; the tables have their result",
+            "; then load the consumers again from the tables",
+        )
+    } else {
+        (
+            "there is no outbox table to repair from",
+            "logical messages leave no row: those that were not streamed are lost",
+            "",
+        )
+    };
+    Halt {
+        reason: HaltReason::TableUnfit,
+        message: message.to_owned(),
+        meaning: meaning.to_owned(),
+        hint: format!(
+            "begin a new slot: postrider setup --undo -p {pipeline} --url {admin}; then postrider setup -p {pipeline} \
+             --url {admin}{load}"
+        ),
+    }
 }
 
 /// The halt for another running relay of the pipeline.

@@ -10,7 +10,7 @@ use crate::capture::tables::{
     ReplicaIdentity,
 };
 use crate::catalog::{Persistence, RelationKind};
-use crate::names::{PUBLISHES_GENERATED, ident, literal};
+use crate::names::{CapturedTable, PUBLISHES_GENERATED, ident, literal};
 use postrider_core::error::{Halt, HaltReason};
 use std::time::Duration;
 
@@ -450,7 +450,7 @@ fn as_published(table: &CapturedFacts) -> Option<String> {
 /// whose earlier changes would be left out.
 fn set_tables(facts: &Facts) -> String {
     let (names, publication) = (&facts.names, ident(&facts.names.publication));
-    let tables: Vec<String> = names.captured.iter().map(|table| table.published()).collect();
+    let tables: Vec<String> = names.captured.iter().map(CapturedTable::published).collect();
     format!(
         "BEGIN; LOCK TABLE {} IN SHARE MODE; ALTER PUBLICATION {publication} SET TABLE {}; COMMIT;",
         names.captured_list(),

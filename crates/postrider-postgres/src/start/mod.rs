@@ -861,16 +861,8 @@ fn all(facts: &Facts, slot: &SlotRow) -> Vec<Note> {
             ),
         );
     }
-    if let Some(gap) = captured::gap(facts).filter(|_| facts.names.captures()) {
+    if let Some(gap) = gap_note(facts) {
         note("publication_changed", gap);
-    } else if let Some(gap) = objects::gap(facts) {
-        note(
-            "publication_changed",
-            format!(
-                "{gap}. They are not taken for published until they are published from the table, now or later: {}",
-                objects::from_the_table(facts)
-            ),
-        );
     }
     if slot.wal_status.as_deref() == Some("unreserved") {
         note(
@@ -889,6 +881,19 @@ fn all(facts: &Facts, slot: &SlotRow) -> Vec<Note> {
         notes.extend(facts.publication.iter().flat_map(|p| of_publication(p, &facts.names)));
     }
     notes
+}
+
+/// The publication may have left out rows that are not known to be published, and what publishes them.
+fn gap_note(facts: &Facts) -> Option<String> {
+    if facts.names.captures() {
+        return captured::gap(facts);
+    }
+    objects::gap(facts).map(|gap| {
+        format!(
+            "{gap}. They are not taken for published until they are published from the table, now or later: {}",
+            objects::from_the_table(facts)
+        )
+    })
 }
 
 /// The server was promoted with a slot ahead of the row: everything in between was confirmed, and so published, or
