@@ -102,11 +102,11 @@ pub struct TransactionLimits {
     pub records_max: usize,
     /// Bytes of keys, values and headers of the records of the stream. The last record may exceed it.
     pub bytes_max: u64,
-    /// Time between the closes of two transactions; after a transaction of a quarter of `records_max` or more, time since
-    /// the first record was reported. Publication is late by up to this time and the time of a commit.
+    /// Time between the closes of two transactions; after a transaction of a quarter of `records_max` or more, time
+    /// since the first record was reported. Publication is late by up to this time and the time of a commit.
     pub interval: Duration,
-    /// With a time, a transaction of the source is not divided: its records are in one transaction of the sink. The other
-    /// bounds are looked at behind its end, so that a transaction of the sink may have twice `records_max` records and
+    /// With a time, a transaction of the source is not divided: its records are in one transaction of the sink. The
+    /// other bounds are looked at behind its end, so that a transaction of the sink may have twice `records_max` records and
     /// twice `bytes_max` bytes. A transaction of the source may be divided nevertheless if it is larger than these
     /// bounds, or if the sink's transaction has been open for this time, which servers of the sink must allow.
     pub whole_for: Option<Duration>,
