@@ -23,6 +23,7 @@ const WRITES: &str = "insert into public.outbox_messages (tenant_id, aggregate_t
 const READS: &str = "select payload from public.outbox_messages where id = 1";
 
 /// Rows of the partition; a fifth of them where rows are deleted, and where a table is partitioned.
+#[expect(clippy::disallowed_methods, reason = "scripts/bench sets other sizes")]
 fn rows() -> u32 {
     let rows = std::env::var("POSTRIDER_RETENTION_ROWS");
     rows.map_or(5_000_000, |rows| rows.parse().expect("a number of rows"))
