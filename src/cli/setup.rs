@@ -22,6 +22,7 @@ use crate::postgres::{Conninfo, SqlState, catalog};
 use crate::sink::Purpose;
 use clap::ValueEnum;
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::io::{self, BufRead as _, IsTerminal as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -200,12 +201,11 @@ fn printed(
              creates the slot and lists these rows for publishing.\n"
         )
     });
-    let refused: String = options
-        .rights
-        .into_iter()
-        .flat_map(RightsFacts::not_granted)
-        .map(|right| format!("-- {}\n", not_granted(right)))
-        .collect();
+    let mut refused = String::new();
+    for right in options.rights.into_iter().flat_map(RightsFacts::not_granted) {
+        // Writing to a String does not fail.
+        writeln!(refused, "-- {}", not_granted(right)).unwrap_or_default();
+    }
     format!("-- Pipeline {pipeline}\n{first}{left}{refused}{plan}")
 }
 

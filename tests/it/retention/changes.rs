@@ -6,8 +6,8 @@ use crate::pipeline::{Pipeline, drop_slot};
 use crate::relay::{postrider, postrider_ok};
 use crate::server::{Client, Version};
 use postrider::outbox::Layout;
-use postrider::postgres::SqlState;
 use postrider::postgres::retention::{Guard, Hold, RetentionAction, RetentionSettings, Width};
+use postrider::postgres::{SourceError, SqlState};
 
 /// A repair and a replay from the table wait for a removal that has begun, and the next one sees them.
 #[tokio::test]
@@ -219,7 +219,7 @@ async fn table_that_is_altered_truncated_or_replaced_loses_no_unpublished_row() 
 
         sql.batch("drop table public.outbox").await;
         let report = fixture.try_pass().await;
-        let state = report.errors.first().and_then(|error| error.sqlstate());
+        let state = report.errors.first().and_then(SourceError::sqlstate);
         assert_eq!(state, Some(SqlState::UNDEFINED_TABLE), "{report:?}");
     }
 }

@@ -97,9 +97,9 @@ async fn rows_from_before_the_slot_stay_until_a_person_decides() {
     .await;
     let all = &status["pipelines"][0]["maintenance"]["retention"]["blocked"];
     let hint = all[0]["hint"].as_str().expect("a hint");
-    let (replay, rest) =
+    let (command, rest) =
         hint.split_once("postrider replay ").expect("a command").1.split_once(';').unwrap();
-    let args: Vec<&str> = ["replay"].into_iter().chain(replay.split(' ')).collect();
+    let args: Vec<&str> = ["replay"].into_iter().chain(command.split(' ')).collect();
     postrider_ok(&pipeline.config, &args);
     pipeline.topic.await_records(30, SOON).await;
     let statement = rest.split_once("removed then): ").expect("a statement").1;

@@ -23,6 +23,7 @@ const WRITES: &str = "insert into public.outbox_messages (tenant_id, aggregate_t
 const READS: &str = "select payload from public.outbox_messages where id = 1";
 
 /// Rows of the partition; a fifth of them where rows are deleted, and where a table is partitioned.
+#[expect(clippy::disallowed_methods, reason = "scripts/bench sets other sizes")]
 fn rows() -> u32 {
     let rows = std::env::var("POSTRIDER_RETENTION_ROWS");
     rows.map_or(5_000_000, |rows| rows.parse().expect("a number of rows"))
@@ -36,8 +37,8 @@ struct Others {
 }
 
 impl Others {
-    async fn start(url: &str, reads: &str, writes: &str) -> Self {
-        let (reader, writer) = (Beside::start(url, reads), Beside::start(url, writes));
+    async fn start(url: &str, select: &str, insert: &str) -> Self {
+        let (reader, writer) = (Beside::start(url, select), Beside::start(url, insert));
         for beside in [&reader, &writer] {
             await_that("statements of an idle server", SOON, || async {
                 let count = beside.count();
@@ -174,9 +175,9 @@ async fn partitions_beside_rows(version: Version, rows: u32) {
     assert_eq!((report.taken, fixture.count("public.archive").await), (1, i64::from(rows)));
 
     sql.batch("alter table public.archive detach partition public.past").await;
-    let moves = "with moved as (delete from public.past returning *) \
+    let statement = "with moved as (delete from public.past returning *) \
                  insert into public.moved select * from moved";
-    let moved = timed(&fixture, moves).await;
+    let moved = timed(&fixture, statement).await;
     let left = sql.text(size).await.unwrap_or_default();
     line(version, "`DELETE … RETURNING`, `INSERT`", moved, &format!("{left} for VACUUM"));
     assert_eq!(fixture.count("public.moved").await, i64::from(rows));
