@@ -26,7 +26,7 @@ impl Commits {
             } else if rest.starts_with("_sum") {
                 commits.sum = value;
             } else if let Some((_, bound)) = rest.split_once("le=\"") {
-                let bound = bound.trim_end_matches("\"}");
+                let (bound, _) = bound.split_once('"').expect("a label");
                 let bound =
                     if bound == "+Inf" { f64::INFINITY } else { bound.parse().expect("a bound") };
                 commits.buckets.push((bound, value));
