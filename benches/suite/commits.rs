@@ -26,8 +26,7 @@ impl Commits {
             } else if rest.starts_with("_sum") {
                 commits.sum = value;
             } else if let Some((_, bound)) = rest.split_once("le=\"") {
-                // Labels are in the order of their names.
-                let bound = bound.split('"').next().unwrap_or_default();
+                let (bound, _) = bound.split_once('"').expect("a label");
                 let bound =
                     if bound == "+Inf" { f64::INFINITY } else { bound.parse().expect("a bound") };
                 commits.buckets.push((bound, value));

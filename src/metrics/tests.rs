@@ -160,6 +160,17 @@ fn a_scrape_shows_everything() {
         postrider_sink_commit_seconds_bucket{le="30.0",pipeline="orders",shard="0"} 1
         postrider_sink_commit_seconds_bucket{le="60.0",pipeline="orders",shard="0"} 1
         postrider_sink_commit_seconds_bucket{le="+Inf",pipeline="orders",shard="0"} 1
+        # HELP postrider_sink_transactions Transactions of the sink since the start, by outcome
+        # TYPE postrider_sink_transactions counter
+        postrider_sink_transactions_total{pipeline="orders",shard="0",outcome="committed"} 20
+        postrider_sink_transactions_total{pipeline="orders",shard="0",outcome="aborted"} 2
+        postrider_sink_transactions_total{pipeline="orders",shard="0",outcome="unknown"} 1
+        # HELP postrider_sink_transaction_records Records of committed transactions of the sink
+        # TYPE postrider_sink_transaction_records counter
+        postrider_sink_transaction_records_total{pipeline="orders",shard="0"} 200
+        # HELP postrider_sink_fenced Producers that brokers have fenced off since the start
+        # TYPE postrider_sink_fenced counter
+        postrider_sink_fenced_total{pipeline="orders",shard="0"} 3
         # HELP postrider_lag_seconds Age of the oldest commit that is not published or parked
         # TYPE postrider_lag_seconds gauge
         postrider_lag_seconds{pipeline="orders",shard="0"} 0.25

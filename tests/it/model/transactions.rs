@@ -57,8 +57,7 @@ async fn transaction_that_took_too_long_is_aborted_and_its_producer_commits_noth
     assert!(reason.contains("transactional id"), "{reason}");
     let fenced = sink.sink.transactional().expect("transactions").fenced_total();
     assert_eq!(fenced, Some(1));
-    sink.sink.reset();
-    assert_eq!(sink.recover().await, None, "the progress was a part of the transaction");
+    assert_eq!(sink.recover_again().await, None, "the progress was a part of the transaction");
     orders_have(&orders, &["behind", "behind", "behind"]).await;
 }
 
@@ -76,8 +75,7 @@ async fn commit_whose_answer_is_lost_is_done_once() {
     assert!(turnstile.answered() >= 2, "{}", turnstile.answered());
     let reason = sink.broken().await;
     assert!(reason.contains("sent twice"), "{reason}");
-    sink.sink.reset();
-    assert_eq!(sink.recover().await, Some(FIRST.parse().unwrap()));
+    assert_eq!(sink.recover_again().await, Some(FIRST.parse().unwrap()));
     sink.send(&orders.name, "2").await;
     let call = sink.commit(SECOND);
     sink.committed(call).await;
@@ -101,8 +99,7 @@ async fn commit_whose_call_is_lost_is_called_again() {
     turnstile.open();
     sink.committed(call).await;
     sink.broken().await;
-    sink.sink.reset();
-    assert_eq!(sink.recover().await, Some(FIRST.parse().unwrap()));
+    assert_eq!(sink.recover_again().await, Some(FIRST.parse().unwrap()));
     orders_have(&orders, &["1"]).await;
 }
 

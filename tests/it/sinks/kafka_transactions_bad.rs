@@ -41,7 +41,7 @@ async fn pipeline_with(test: &str, tables: &str) -> SinkPipeline<Exact> {
 /// requests.
 #[tokio::test]
 async fn coordinator_that_answers_nothing_for_long_is_waited_for() {
-    let tables = "[.sink.transaction]\ntimeout = \"2s\"\n\
+    let tables = "[.sink.transaction]\ntimeout = \"4s\"\n\
                   [.sink.properties]\n\"socket.timeout.ms\" = \"3000\"\n";
     let pipeline = pipeline_with("coordinator", tables).await;
     let relay = pipeline.run();
@@ -247,7 +247,7 @@ async fn coordinator_that_moves_to_another_broker_is_followed() {
     for topic in [&orders, &progress] {
         create(topic, &[1]).await;
     }
-    let spec = transactional(&orders, &progress, id, Duration::from_mins(1));
+    let spec = transactional(&orders, &progress, id, Duration::from_mins(1)).await;
     let mut sink = TransactionCaller::open(&spec);
     sink.recover().await;
     publish(&mut sink, &orders, "1", FIRST).await;
@@ -312,8 +312,7 @@ async fn publish(sink: &mut TransactionCaller, orders: &Topic, value: &str, prog
         if goes_on {
             continue;
         }
-        sink.sink.reset();
-        if sink.recover().await.as_ref() == Some(&progress) {
+        if sink.recover_again().await.as_ref() == Some(&progress) {
             return;
         }
     }

@@ -7,7 +7,7 @@ use crate::topic::{ReadRecord, Topic, Topics, client_config};
 use postrider::record::{Outcome, Ticket};
 use postrider::sink::kafka::{self, KafkaSpec, KafkaTransaction};
 use postrider::sink::{Mailbox, NotTaken, Post, Sink, SinkCall, SinkProgress};
-use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+use rdkafka::producer::{FutureProducer, FutureRecord};
 use std::time::Duration;
 
 /// A sink with transactions, called as the pipeline calls it.
@@ -74,6 +74,33 @@ impl TransactionCaller {
         .await
     }
 
+    /// The sink was given up: resets it, and recovers, as often as that is given up too.
+    pub(crate) async fn recover_again(&mut self) -> Option<SinkProgress> {
+        loop {
+            self.sink.reset();
+            let number = self.call();
+            self.sink.transactional().expect("transactions").recover(number);
+            let recovered = self.until("recovery", |post| match post {
+                Post::Recovered { call, progress } if *call == number => {
+                    Some(Some(progress.clone()))
+                }
+                Post::Broken { .. } => Some(None),
+                Post::Recovered { .. }
+                | Post::Report { .. }
+                | Post::Retry
+                | Post::Located
+                | Post::Down { .. }
+                | Post::Held { .. }
+                | Post::Up { .. }
+                | Post::Committed { .. }
+                | Post::Unfit { .. } => None,
+            });
+            if let Some(progress) = recovered.await {
+                return progress;
+            }
+        }
+    }
+
     /// Hands a record over, and waits until a broker has it.
     pub(crate) async fn send(&mut self, topic: &str, value: &str) {
         let ticket = Ticket(self.calls << 32 | self.posts.len() as u64);
@@ -137,22 +164,22 @@ pub(crate) async fn topics_at(brokers: &str, test: &str, timeout: Duration) -> (
     let topics = Topics::new(brokers, test);
     let orders = topics.create("orders", 3).await;
     let progress = topics.create_with("progress", 1, &[("cleanup.policy", "compact")]).await;
-    let spec = transactional(&orders, &progress, unique(test), timeout);
+    let spec = transactional(&orders, &progress, unique(test), timeout).await;
     (orders, spec)
 }
 
 /// A sink with transactions, and the first record of its progress.
-pub(crate) fn transactional(
+pub(crate) async fn transactional(
     orders: &Topic,
     progress: &Topic,
     id: String,
     timeout: Duration,
 ) -> KafkaSpec {
     let progress_topic = progress.name.clone();
-    let first: BaseProducer = client_config(&orders.brokers).create().expect("a producer");
-    let begun = BaseRecord::to(&progress_topic).key(&id).payload("1 -").partition(0);
-    first.send(begun).expect("a record");
-    first.flush(SOON).expect("the first record");
+    // Not by a producer that blocks: the way to the brokers may be a task of this test.
+    let first: FutureProducer = client_config(&orders.brokers).create().expect("a producer");
+    let begun = FutureRecord::to(&progress_topic).key(&id).payload("1 -").partition(0);
+    first.send(begun, SOON).await.expect("the first record");
     let transaction = Some(Box::new(KafkaTransaction { id, progress_topic, timeout }));
     KafkaSpec { transaction, ..sink_caller::spec(&orders.brokers) }
 }

@@ -538,8 +538,8 @@ impl Relay {
     /// transaction without events is committed if the cursor row is due: the sink stores the progress first.
     ///
     /// Within a transaction of the source that is not to be divided, neither the interval nor the cursor row counts. It
-    /// is divided if the sink's transaction has been open for too long, where it could not end otherwise, and where a halt promises that everything before its cause is
-    /// published.
+    /// is divided if the sink's transaction has been open for too long, if it could not end otherwise, and if a halt
+    /// promises that everything before its cause is published.
     fn commit_if_due(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         let (limit, unsendable) = match &self.phase {
             Phase::Running | Phase::Draining | Phase::Halting { until: Until::Settled, .. } => {

@@ -130,6 +130,17 @@ pub(super) fn sent_once(spec: &KafkaSpec) -> Duration {
     Duration::from_millis(pause.saturating_mul(RETRY_BACKOFF_PERCENT_MIN) / 100)
 }
 
+/// The error of a time-out of requests that is longer than that of transactions, which librdkafka refuses.
+fn long_request(spec: &KafkaSpec) -> Option<OpenError> {
+    let transaction = spec.transaction.as_ref()?;
+    let millis = spec.properties.get("socket.timeout.ms")?.trim().parse::<u64>().ok()?;
+    (Duration::from_millis(millis) > transaction.timeout).then(|| OpenError::Refused {
+        name: "socket.timeout.ms".to_owned(),
+        why: "a request could take longer than the brokers allow a transaction to take",
+        fix: "set at most `transaction.timeout`",
+    })
+}
+
 /// The error of pauses that are too short for transactions.
 fn short_pause(spec: &KafkaSpec) -> Option<OpenError> {
     spec.transaction.as_ref()?;
@@ -175,6 +186,7 @@ pub(super) fn mistakes(spec: &KafkaSpec) -> Vec<OpenError> {
     let mut errors: Vec<OpenError> = spec.properties.iter().filter_map(of).collect();
     errors.extend(build.allows_all(spec).err());
     errors.extend(short_pause(spec));
+    errors.extend(long_request(spec));
     errors
 }
 

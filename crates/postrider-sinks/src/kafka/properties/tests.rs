@@ -240,4 +240,8 @@ fn transactions_have_their_id_and_a_pause_before_a_repetition() {
         assert!(client_config(&spec(&[(name, "100")])).is_ok(), "{name} without transactions");
     }
     assert_eq!(client_config(&spec(&[])).unwrap().get("transactional.id"), None);
+    for (millis, refused) in [("15000", false), ("15001", true)] {
+        let config = client_config(&with(&[("socket.timeout.ms", millis)]));
+        assert_eq!(matches!(config, Err(OpenError::Refused { .. })), refused, "{millis}");
+    }
 }
