@@ -84,7 +84,9 @@ impl Database {
                     (0..3).filter(|_| self.rng.bool()).chain([table]).collect();
                 let ids: Vec<u32> = others.iter().map(|table| Self::id(*table)).collect();
                 self.messages.push(truncate(&ids));
-                others.iter().for_each(|table| self.tables[*table].clear());
+                for table in others {
+                    self.tables[table].clear();
+                }
             }
             (1..=8, _) | (_, None) => {
                 let Some((key, row)) = self.new_row(table) else { return };

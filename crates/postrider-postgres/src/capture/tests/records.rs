@@ -30,8 +30,8 @@ fn a_document_is_a_record_as_an_event_of_an_outbox_is() {
         match change {
             Change::Table(table) => mapper.table(&table).unwrap(),
             Change::Row(row) => {
-                let mapped = mapper.row(&row, at).unwrap().expect("an event");
-                let record = mapped.record();
+                let event = mapper.row(&row, at).unwrap().expect("an event");
+                let record = event.record();
                 let named = |name| record.headers.iter().find(|header| header.name == name);
                 let header = |name| {
                     let value = named(name).and_then(|header| header.value);
@@ -40,7 +40,7 @@ fn a_document_is_a_record_as_an_event_of_an_outbox_is() {
                 assert_eq!((record.topic, record.key), ("orders", Some(&b"public.orders"[..])));
                 assert_eq!(record.timestamp_ms, Some(1_704_164_645_500));
                 assert_eq!(
-                    (header("type").as_deref(), mapped.event_type),
+                    (header("type").as_deref(), event.event_type),
                     (Some("table_delta"), "table_delta")
                 );
                 assert!(header("id").is_some_and(|id| id.ends_with(&format!("{ordinal:08X}"))));

@@ -103,6 +103,7 @@ pub(super) fn truncate(ids: &[u32]) -> Vec<u8> {
     bytes
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "so that a test gives a number or a text")]
 pub(super) fn text(value: impl ToString) -> Value {
     Value::Text(value.to_string())
 }
