@@ -319,10 +319,10 @@ async fn settings_of_an_outbox_table_are_refused() {
     let of_pipeline = |line: &str| pipeline.config.replacen(&head, &format!("{head}{line}\n"), 1);
     for (input, config) in [
         ("captured tables and an outbox table", table("outbox", "table = \"outbox\"")),
-        ("captured tables with mode = \"poll\"", of_pipeline("mode = \"poll\"")),
-        ("captured tables with mode = \"auto\"", of_pipeline("mode = \"auto\"")),
+        ("captured tables with mode poll", of_pipeline("mode = \"poll\"")),
+        ("captured tables with mode auto", of_pipeline("mode = \"auto\"")),
         (
-            "captured tables with on_slot_lost = \"repair\"",
+            "captured tables with on_slot_lost repair",
             pipeline.with_line("source", "on_slot_lost = \"repair\""),
         ),
         ("captured tables with retention", table("retention", "keep = \"7d\"")),
