@@ -76,10 +76,10 @@ mod tests {
     use crate::postgres::TableName;
     use crate::postgres::capture::CapturedTable;
 
-    fn capture(inline_threshold_rows: u32) -> Option<CaptureSpec> {
+    fn capture(inline_threshold_rows: u32) -> CaptureSpec {
         let name = TableName::new("public", "orders");
         let tables = vec![CapturedTable { name, columns: None }];
-        Some(CaptureSpec { tables, inline_threshold_rows, chunk_bytes: 1 << 20 })
+        CaptureSpec { tables, inline_threshold_rows, chunk_bytes: 1 << 20 }
     }
 
     fn at(commit: u64, ordinal: u64) -> Position {
@@ -99,35 +99,35 @@ mod tests {
         }
         // The tables were captured before.
         let stored =
-            Counting::new(capture(10), Offset::new(100)).stored(progress(8, Some(at(8, 5))));
+            Counting::new(Some(capture(10)), Offset::new(100)).stored(progress(8, Some(at(8, 5))));
         assert_eq!(plain.resumed(stored), None);
         assert_eq!(plain.absolute_upto(), Offset::ZERO);
     }
 
     #[test]
     fn after_another_configuration_what_was_committed_before_is_absolute_until_it_is_resolved() {
-        let first = Counting::new(capture(10), Offset::new(100));
+        let first = Counting::new(Some(capture(10)), Offset::new(100));
         let stored = first.stored(progress(80, Some(at(80, 5))));
-        let mut same = Counting::new(capture(10), Offset::new(200));
+        let mut same = Counting::new(Some(capture(10)), Offset::new(200));
         assert_eq!((same.resumed(stored), same.absolute_upto()), (Some(at(80, 5)), Offset::ZERO));
-        let mut other = Counting::new(capture(11), Offset::new(200));
+        let mut other = Counting::new(Some(capture(11)), Offset::new(200));
         assert_eq!((other.resumed(stored), other.absolute_upto()), (None, Offset::new(200)));
         // It stops within the transaction, and after it.
         let within = other.stored(progress(80, Some(at(80, 7))));
         let before = other.stored(progress(80, None));
         let after = other.stored(progress(208, None));
-        let mut again = Counting::new(capture(11), Offset::new(300));
+        let mut again = Counting::new(Some(capture(11)), Offset::new(300));
         assert_eq!(
             (again.resumed(within), again.absolute_upto()),
             (Some(at(80, 7)), Offset::new(300))
         );
-        let mut again = Counting::new(capture(11), Offset::new(300));
+        let mut again = Counting::new(Some(capture(11)), Offset::new(300));
         assert_eq!((again.resumed(before), again.absolute_upto()), (None, Offset::new(300)));
         assert_eq!((again.resumed(after), again.absolute_upto()), (None, Offset::ZERO));
         // The sink is further than the row, in a transaction that is not absolute.
         assert_eq!(again.resumed(stored), None);
         let ahead =
-            Counting::new(capture(11), Offset::ZERO).stored(progress(216, Some(at(216, 3))));
+            Counting::new(Some(capture(11)), Offset::ZERO).stored(progress(216, Some(at(216, 3))));
         assert_eq!((again.resumed(ahead), again.absolute_upto()), (Some(at(216, 3)), Offset::ZERO));
         // Before the first start.
         assert_eq!((again.resumed(None), again.absolute_upto()), (None, Offset::ZERO));

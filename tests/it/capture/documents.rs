@@ -206,7 +206,9 @@ async fn columns_that_are_added_renamed_and_dropped_are_in_the_next_document() {
     let records = all(&pipeline, relay).await;
     let mut found = lines(&records);
     let sequence = document(&records[3])["sequence"].as_str().expect("a sequence").to_owned();
-    found.iter_mut().for_each(|line| *line = line.replace(&sequence, "S"));
+    for line in &mut found {
+        *line = line.replace(&sequence, "S");
+    }
     assert_eq!(
         found,
         [
@@ -229,10 +231,9 @@ async fn a_partitioned_table_is_one_table_and_two_schemas_may_have_one_name() {
                create schema other; create table other.orders (id int primary key)";
     let capture = "tables = [\"public.orders\", \"other.orders\"]";
     let pipeline = Pipeline::capturing(Version::Pg17, "partitions", ddl, capture).await;
-    let header = "headers = { kind = \"{aggregate_type}\" }\n[pipelines";
     let sink = format!("[pipelines.{}.sink]", pipeline.name);
-    let config =
-        pipeline.config.replace(&sink, &format!("{header}{}", &sink["[pipelines".len()..]));
+    let header = "headers = { kind = \"{aggregate_type}\" }";
+    let config = pipeline.config.replace(&sink, &format!("{header}\n{sink}"));
     postrider_ok(&config, &["setup"]);
     let relay = Relay::spawn(&config);
     relay.await_state("streaming", SOON).await;

@@ -29,7 +29,9 @@ impl Keeper {
 
     /// Applies records in order.
     pub(crate) fn apply_all(&mut self, records: &[ReadRecord]) {
-        records.iter().for_each(|record| self.apply(record));
+        for record in records {
+            self.apply(record);
+        }
     }
 
     fn apply(&mut self, record: &ReadRecord) {

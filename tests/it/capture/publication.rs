@@ -367,14 +367,13 @@ async fn lost_slot_is_begun_again_by_the_printed_lines() {
     assert!(found["why"].to_string().contains("lost as events"), "{found}");
     for line in found["mend"].as_array().expect("lines") {
         let text = line["line"].as_str().expect("a line");
-        match line["kind"].as_str() {
-            Some("sql") => pipeline.sql.batch(text).await,
-            _ => {
-                let args: Vec<&str> = text.split(' ').skip_while(|word| *word != "setup").collect();
-                let done = postrider(&pipeline.config, &args);
-                assert_eq!(done.status.code(), Some(0), "{text}: {}", said(&done));
-            }
+        if line["kind"] == "sql" {
+            pipeline.sql.batch(text).await;
+            continue;
         }
+        let args: Vec<&str> = text.split(' ').skip_while(|word| *word != "setup").collect();
+        let done = postrider(&pipeline.config, &args);
+        assert_eq!(done.status.code(), Some(0), "{text}: {}", said(&done));
     }
     streams_again(&pipeline.config).await;
 }
