@@ -93,31 +93,6 @@ async fn status_and_metrics_show_progress_and_transactions() {
     relay.terminate(SOON).await;
 }
 
-/// Rights to the topic of the progress are taken away, all of them and then those to write.
-#[tokio::test]
-async fn progress_topic_that_is_not_allowed_is_named_and_waited_for() {
-    let pipeline = pipeline_with("rights", "").await;
-    let relay = pipeline.run();
-    pipeline.insert("orders", "a", &[1]).await;
-    pipeline.await_values("orders", "a", &["1"]).await;
-    pipeline.resolved().await;
-    let kafka = &pipeline.server.kafka;
-    kafka.deny_writes(PROGRESS);
-    pipeline.insert("orders", "a", &[2]).await;
-    await_named(&relay).await;
-    kafka.deny(PROGRESS, false);
-    pipeline.await_values("orders", "a", &["1", "2"]).await;
-    relay.terminate(SOON).await;
-    kafka.deny(PROGRESS, true);
-    let relay = pipeline.run();
-    pipeline.insert("orders", "a", &[3]).await;
-    await_named(&relay).await;
-    kafka.deny(PROGRESS, false);
-    pipeline.await_values("orders", "a", &["1", "2", "3"]).await;
-    assert_eq!(pipeline.server.read("orders").await.expect("records").len(), 3, "nothing twice");
-    relay.terminate(SOON).await;
-}
-
 /// The status names the topic of the progress as the reason.
 async fn await_named(relay: &Relay) {
     let named = |status: &Value| {
