@@ -73,7 +73,7 @@ async fn again(caller: &mut Caller, topic: &Topic, value: &[u8]) {
 }
 
 /// With the one partition on these brokers, of which the first leads.
-pub(crate) async fn create(topic: &Topic, brokers: &[i32]) {
+async fn create(topic: &Topic, brokers: &[i32]) {
     let replicas = [brokers];
     let new = NewTopic::new(&topic.name, 1, TopicReplication::Variable(&replicas));
     // It may be on its way out still.

@@ -5,21 +5,11 @@ use super::kafka::KafkaServer;
 use super::pipeline::{SinkPipeline, state};
 use super::scenarios::grown;
 use super::server::SinkServer;
-use super::transaction_caller::{FIRST, SECOND, TransactionCaller, transactional, values};
 use crate::await_that::{SOON, await_that};
 use crate::halted::run_to_halt;
-use crate::kafka_astray::create;
 use crate::load::{Load, Plan};
-use crate::private::PrivateKafka;
 use crate::relay::{Relay, postrider_ok};
-use crate::server::unique;
-use crate::topic::{Topic, client_config};
-use postrider::record::{Outcome, Ticket};
-use postrider::sink::{NotTaken, Post, SinkProgress};
-use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::producer::{BaseProducer, Producer};
 use serde_json::Value;
-use std::time::Duration;
 
 type Exact = KafkaServer<true, true>;
 
@@ -103,31 +93,6 @@ async fn status_and_metrics_show_progress_and_transactions() {
     relay.terminate(SOON).await;
 }
 
-/// Rights to the topic of the progress are taken away, all of them and then those to write.
-#[tokio::test]
-async fn progress_topic_that_is_not_allowed_is_named_and_waited_for() {
-    let pipeline = pipeline_with("rights", "").await;
-    let relay = pipeline.run();
-    pipeline.insert("orders", "a", &[1]).await;
-    pipeline.await_values("orders", "a", &["1"]).await;
-    pipeline.resolved().await;
-    let kafka = &pipeline.server.kafka;
-    kafka.deny_writes(PROGRESS);
-    pipeline.insert("orders", "a", &[2]).await;
-    await_named(&relay).await;
-    kafka.deny(PROGRESS, false);
-    pipeline.await_values("orders", "a", &["1", "2"]).await;
-    relay.terminate(SOON).await;
-    kafka.deny(PROGRESS, true);
-    let relay = pipeline.run();
-    pipeline.insert("orders", "a", &[3]).await;
-    await_named(&relay).await;
-    kafka.deny(PROGRESS, false);
-    pipeline.await_values("orders", "a", &["1", "2", "3"]).await;
-    assert_eq!(pipeline.server.read("orders").await.expect("records").len(), 3, "nothing twice");
-    relay.terminate(SOON).await;
-}
-
 /// The status names the topic of the progress as the reason.
 async fn await_named(relay: &Relay) {
     let named = |status: &Value| {
@@ -188,29 +153,28 @@ async fn transactional_id_of_another_pipeline_halts_the_second_one_and_says_whos
 /// Events of a transaction of the database, in the tests of `boundary = "source"`.
 const WHOLE: u32 = 400;
 
-/// Transactions of Kafka are committed as often as possible, and a reader never sees a part of one of the database.
+/// The log line of one that is divided.
+const DIVIDED: &str = "is published in several transactions";
+
+/// Transactions of Kafka are committed as often as possible, and none ends within one of the database. The record that
+/// ends a transaction has an offset of its own, so offsets are consecutive within a transaction.
 #[tokio::test]
 async fn transaction_of_the_database_becomes_visible_as_a_whole() {
     let tables =
         "[.sink.transaction]\nboundary = \"source\"\ncommit_interval = \"1ms\"\nevents_max = 500\n";
     let pipeline = pipeline_with("whole", tables).await;
     let relay = pipeline.run();
-    let mut seen = std::collections::BTreeSet::new();
     for number in 1..=20 {
         let numbers: Vec<u32> = (0..WHOLE).map(|event| number * WHOLE + event).collect();
         pipeline.insert("orders", &format!("a{number}"), &numbers).await;
-        let count = pipeline.server.read("orders").await.expect("records").len();
-        assert_eq!(count % WHOLE as usize, 0, "a part is visible");
-        seen.insert(count);
     }
-    await_that("all transactions", SOON, || async {
-        let count = pipeline.server.read("orders").await?.len();
-        assert_eq!(count % WHOLE as usize, 0, "a part is visible");
-        if count == 20 * WHOLE as usize { Ok(()) } else { Err(count.to_string()) }
-    })
-    .await;
-    assert!(seen.len() > 2, "they became visible one after the other: {seen:?}");
-    assert!(!relay.stderr().contains("transaction_divided"), "{}", relay.stderr());
+    let whole = WHOLE as usize;
+    let records = pipeline.await_records("orders", 20 * whole).await;
+    let transactions = records.chunk_by(|one, next| one.offset + 1 == next.offset);
+    let sizes: Vec<usize> = transactions.map(<[_]>::len).collect();
+    assert!(sizes.len() > 2, "more than one transaction: {sizes:?}");
+    assert!(sizes.iter().all(|size| size % whole == 0), "one ends within another: {sizes:?}");
+    assert!(!relay.stderr().contains(DIVIDED), "{}", relay.stderr());
     relay.terminate(SOON).await;
 }
 
@@ -230,108 +194,8 @@ async fn transaction_that_is_larger_than_the_bounds_is_divided_and_logged() {
         1_000,
         "nothing twice"
     );
-    relay.await_log("transaction_divided", SOON).await;
-    let divided = relay.stderr().matches("transaction_divided").count();
+    relay.await_log(DIVIDED, SOON).await;
+    let divided = relay.stderr().matches(DIVIDED).count();
     assert_eq!(divided, 1, "once for each transaction: {}", relay.stderr());
     relay.terminate(SOON).await;
-}
-
-/// The broker that coordinates the transactions of the id is killed, and the other one takes over.
-#[tokio::test]
-async fn coordinator_that_moves_to_another_broker_is_followed() {
-    let broker = PrivateKafka::start("transaction.state.log.replication.factor=2").await;
-    let mut second = broker.start_beside().await;
-    let id = coordinated_by(&broker, 2).await;
-    let topic = |name: &str| Topic { brokers: broker.brokers(), name: unique(name) };
-    let (orders, progress) = (topic("orders"), topic("progress"));
-    for topic in [&orders, &progress] {
-        create(topic, &[1]).await;
-    }
-    let spec = transactional(&orders, &progress, id, Duration::from_mins(1)).await;
-    let mut sink = TransactionCaller::open(&spec);
-    sink.recover().await;
-    publish(&mut sink, &orders, "1", FIRST).await;
-    second.kill().await;
-    publish(&mut sink, &orders, "2", SECOND).await;
-    assert_eq!(values(&orders.read_all().await), ["1", "2"]);
-}
-
-/// A transactional id that this broker coordinates, with brokers of which each leads a part of the transactions.
-async fn coordinated_by(broker: &PrivateKafka, wanted: i32) -> String {
-    let log = "__transaction_state";
-    // The topic is created for the first producer.
-    let first: BaseProducer = client_config(&broker.brokers())
-        .set("transactional.id", unique("first"))
-        .create()
-        .expect("a producer");
-    first.init_transactions(SOON).expect("transactions");
-    let leaders = await_that("leaders of both brokers", SOON, async || {
-        let client: BaseConsumer = client_config(&broker.brokers()).create().expect("a client");
-        let metadata = client.fetch_metadata(Some(log), SOON).map_err(|error| error.to_string())?;
-        let partitions = metadata.topics()[0].partitions();
-        let mut leaders: Vec<(i32, i32)> =
-            partitions.iter().map(|partition| (partition.id(), partition.leader())).collect();
-        leaders.sort_unstable();
-        let both = [1, 2].iter().all(|broker| leaders.iter().any(|(_, leader)| leader == broker));
-        if both { Ok(leaders) } else { Err(format!("{leaders:?}")) }
-    })
-    .await;
-    let count = u32::try_from(leaders.len()).expect("a number");
-    // Java's hash of a string, without its sign (Kafka, `TransactionStateManager.partitionFor`).
-    let hash = |id: &str| {
-        id.bytes().fold(0_u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()))
-    };
-    let partition = |id: &str| usize::try_from((hash(id) & 0x7fff_ffff) % count).expect("an index");
-    let ids = (0..1_000).map(|number| format!("id-{number}"));
-    let mut of_wanted = ids.filter(|id| leaders[partition(id)].1 == wanted);
-    of_wanted.next().expect("an id")
-}
-
-/// Publishes a record with this progress, as a pipeline does: whenever the sink is given up, it says what it has.
-async fn publish(sink: &mut TransactionCaller, orders: &Topic, value: &str, progress: &str) {
-    let progress: SinkProgress = progress.parse().expect("a progress");
-    let record = crate::sink_caller::record(&orders.name, "k", value.as_bytes());
-    let acked = |post: &Post| matches!(post, Post::Report { outcome: Outcome::Acked, .. });
-    let mut ticket = 0;
-    loop {
-        ticket += 1;
-        let goes_on = match sink.sink.enqueue(Ticket(ticket), &record) {
-            Ok(()) if ended(sink, acked).await => {
-                sink.commit(&progress.to_string());
-                if ended(sink, |post| matches!(post, Post::Committed { .. })).await {
-                    return;
-                }
-                false
-            }
-            Ok(()) => false,
-            Err(NotTaken::Destination | NotTaken::Full) => {
-                ended(sink, |post| matches!(post, Post::Retry)).await
-            }
-            Err(why) => panic!("{why:?}"),
-        };
-        if goes_on {
-            continue;
-        }
-        if sink.recover_again().await.as_ref() == Some(&progress) {
-            return;
-        }
-    }
-}
-
-/// Waits for such a post, or for the end of the producer: then false.
-async fn ended(sink: &mut TransactionCaller, wanted: impl Fn(&Post) -> bool) -> bool {
-    sink.until("post", |post| match post {
-        Post::Broken { .. } => Some(false),
-        post if wanted(post) => Some(true),
-        Post::Report { .. }
-        | Post::Retry
-        | Post::Located
-        | Post::Down { .. }
-        | Post::Held { .. }
-        | Post::Up { .. }
-        | Post::Recovered { .. }
-        | Post::Committed { .. }
-        | Post::Unfit { .. } => None,
-    })
-    .await
 }

@@ -49,6 +49,9 @@ impl<S: SinkServer> SinkPipeline<S> {
     pub(super) async fn namesake(&self, test: &str, sink: &str) -> (Database, String) {
         let database = Database::create(Version::ALL[0], test).await;
         let config = config(&self.name, &database.socket_url(), sink);
+        // Both databases may be on one server, whose slots have one name each.
+        let source = format!("[pipelines.{}.source]\n", self.name);
+        let config = config.replace(&source, &format!("{source}slot = \"{}\"\n", unique(test)));
         postrider_ok(&config, &["setup", "--create-table"]);
         (database, config)
     }
