@@ -439,28 +439,28 @@ impl RightsFacts {
                 Some(_) => {}
                 None => lines.push(create()),
             },
-            StepKind::Slot | StepKind::Cursor => {
-                lines.push(format!(
-                    "{}run setup as the relay's role, which creates the rest: {} (without --url)",
-                    if self.replicates && self.ours {
-                        ""
-                    } else {
-                        "when the role has its rights, "
-                    },
-                    call.command
-                ));
-                if !self.admin_replicates {
-                    lines.push(format!(
-                        "or, {}: {}",
-                        self.kind.who(&self.admin, version),
-                        self.kind.replicate(&self.admin)
-                    ));
-                }
-            }
+            StepKind::Slot | StepKind::Cursor => lines.extend(self.denied_slot(version, call)),
             StepKind::Rights
             | StepKind::TableRights
             | StepKind::Retention
             | StepKind::Replication => {}
+        }
+        lines
+    }
+
+    /// The same for the slot and the cursor row.
+    fn denied_slot(&self, version: u32, call: &SetupCommand) -> Vec<String> {
+        let mut lines = vec![format!(
+            "{}run setup as the relay's role, which creates the rest: {} (without --url)",
+            if self.replicates && self.ours { "" } else { "when the role has its rights, " },
+            call.command
+        )];
+        if !self.admin_replicates {
+            lines.push(format!(
+                "or, {}: {}",
+                self.kind.who(&self.admin, version),
+                self.kind.replicate(&self.admin)
+            ));
         }
         lines
     }
