@@ -308,9 +308,7 @@ impl CliError {
             Self::Ask { .. } => hint(NO_ANSWER),
             Self::Toolkit(error) => of_toolkit(error),
             Self::NotAgreed | Self::UninstallNotAgreed => hint(CONFIRM),
-            Self::SinkNotPrepared { .. } => hint(
-                "correct the reason, then run postrider setup again: nothing is published before",
-            ),
+            Self::SinkNotPrepared { .. } => hint(NOT_PREPARED),
             Self::NeedsYes { .. } => hint(CHECK_EVENTS),
             Self::GroupNeedsYes { .. } => hint(CONFIRM_GROUP),
             Self::NoGroup { .. } => hint("create it: postrider groups create NAME --event-log LOG"),
@@ -324,8 +322,9 @@ impl CliError {
             Self::NoRetention { .. } => hint(NO_RETENTION),
             Self::PartitionNeedsYes => hint("read the steps above, and run it again with --yes"),
             Self::WhichPipeline { .. } => hint("select one with -p"),
-            Self::NoPipeline { hint: text, .. } => hint(text),
-            Self::NotConverted { hint: text, .. } => hint(text),
+            Self::NoPipeline { hint: text, .. } | Self::NotConverted { hint: text, .. } => {
+                hint(text)
+            }
             Self::NoInboxDatabase { .. } | Self::WhichInboxDatabase { .. } => hint(INBOX_DATABASE),
             Self::IntakeHasDatabase { .. } => hint(INTAKE_DATABASE),
             Self::Ambiguous { .. } => hint("give the position of the event in place of its id"),
@@ -365,6 +364,9 @@ impl CliError {
         }
     }
 }
+
+const NOT_PREPARED: &str =
+    "correct the reason, then run postrider setup again: nothing is published before";
 
 const INBOX_DATABASE: &str = "name the database of the service that has the inbox with --url";
 
