@@ -5,7 +5,7 @@ use super::kafka::KafkaServer;
 use super::pipeline::{SinkPipeline, state};
 use super::scenarios::grown;
 use super::server::SinkServer;
-use crate::await_that::{SOON, await_that};
+use crate::await_that::SOON;
 use crate::halted::run_to_halt;
 use crate::load::{Load, Plan};
 use crate::relay::{Relay, postrider_ok};
