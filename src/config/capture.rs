@@ -135,8 +135,8 @@ pub(super) fn conflicts(
     match pipeline.mode {
         Mode::Poll => conflict(
             "mode",
-            "\"poll\" does not go with capture.tables: changes are read from WAL alone, and there is no outbox table to \
-             poll; set mode = \"wal\"",
+            "\"poll\" does not go with capture.tables: changes are read from WAL alone, and there is no outbox table \
+             to poll; set mode = \"wal\"",
         ),
         Mode::Auto => conflict(
             "mode",

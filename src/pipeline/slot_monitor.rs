@@ -506,8 +506,8 @@ fn publication_changed(pipeline: &str, publication: &str, undone: bool) {
             event = "publication_changed",
             pipeline,
             publication,
-            "the publication was changed while it was streamed; one ALTER PUBLICATION explains the difference, and what \
-             the pipeline publishes was published before and after it"
+            "the publication was changed while it was streamed; one ALTER PUBLICATION explains the difference, and \
+             what the pipeline publishes was published before and after it"
         );
     }
 }

@@ -592,8 +592,8 @@ pub struct ChangesSince {
     pub table: bool,
 }
 
-/// Reads what of the publication, and of these tables, was created or changed since the last transactions that are known
-/// to be resolved; nothing if no such transactions are known yet. The schema must be of this program's version.
+/// Reads what of the publication, and of these tables, was created or changed since the last transactions that are
+/// known to be resolved; nothing if no such transactions are known yet. The schema must be of this program's version.
 ///
 /// A change that is not found was certainly made before everything that may still be unpublished, unless it was made in
 /// a savepoint. A change that is found may be harmless, such as a change of the published statements.

@@ -1,5 +1,5 @@
-//! What can't be captured is refused by `setup` before anything is changed, and by `check` and `run`, with the reason and
-//! what fixes it; after the fix the same table is accepted.
+//! What can't be captured is refused by `setup` before anything is changed, and by `check` and `run`, with the reason
+//! and what fixes it; after the fix the same table is accepted.
 
 use super::{BOTH, TABLES, finding, ours, said};
 use crate::answers::{Answer, answer};
@@ -230,8 +230,8 @@ async fn table_that_can_not_be_captured_is_refused_before_anything_is_changed() 
     }
 }
 
-/// The statement that is refused by PostgreSQL afterwards is one that worked: with a publication and without an identity
-/// the application fails, and without setup it does not.
+/// The statement that is refused by PostgreSQL afterwards is one that worked: with a publication and without an
+/// identity the application fails, and without setup it does not.
 #[tokio::test]
 async fn application_updates_a_table_that_setup_has_refused() {
     for version in Version::ALL {
@@ -319,10 +319,10 @@ async fn settings_of_an_outbox_table_are_refused() {
     let of_pipeline = |line: &str| pipeline.config.replacen(&head, &format!("{head}{line}\n"), 1);
     for (input, config) in [
         ("captured tables and an outbox table", table("outbox", "table = \"outbox\"")),
-        ("captured tables with mode = \"poll\"", of_pipeline("mode = \"poll\"")),
-        ("captured tables with mode = \"auto\"", of_pipeline("mode = \"auto\"")),
+        ("captured tables with mode poll", of_pipeline("mode = \"poll\"")),
+        ("captured tables with mode auto", of_pipeline("mode = \"auto\"")),
         (
-            "captured tables with on_slot_lost = \"repair\"",
+            "captured tables with on_slot_lost repair",
             pipeline.with_line("source", "on_slot_lost = \"repair\""),
         ),
         ("captured tables with retention", table("retention", "keep = \"7d\"")),
