@@ -1,5 +1,4 @@
-//! The shapes of types: how `to_jsonb` writes the values of a type. Those of arrays, domains and rows are in the
-//! catalog.
+//! The shapes of types: how `to_jsonb` writes their values. Those of arrays, domains and rows are in the catalog.
 
 use super::json::{JsonShape, member_name};
 use crate::error::SourceError;
