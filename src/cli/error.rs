@@ -322,9 +322,8 @@ impl CliError {
             Self::NoRetention { .. } => hint(NO_RETENTION),
             Self::PartitionNeedsYes => hint("read the steps above, and run it again with --yes"),
             Self::WhichPipeline { .. } => hint("select one with -p"),
-            Self::NoPipeline { hint: text, .. } | Self::NotConverted { hint: text, .. } => {
-                hint(text)
-            }
+            Self::NoPipeline { hint: text, .. } => hint(text),
+            Self::NotConverted { hint: text, .. } => hint(text),
             Self::NoInboxDatabase { .. } | Self::WhichInboxDatabase { .. } => hint(INBOX_DATABASE),
             Self::IntakeHasDatabase { .. } => hint(INTAKE_DATABASE),
             Self::Ambiguous { .. } => hint("give the position of the event in place of its id"),
