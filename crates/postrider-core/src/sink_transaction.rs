@@ -107,8 +107,9 @@ pub struct TransactionLimits {
     pub interval: Duration,
     /// With a time, a transaction of the source is not divided: its records are in one transaction of the sink. The
     /// other bounds are looked at behind its end, so that a transaction of the sink may have twice `records_max`
-    /// records and twice `bytes_max` bytes. A transaction of the source may be divided nevertheless if it is larger than these
-    /// bounds, or if the sink's transaction has been open for this time, which servers of the sink must allow.
+    /// records and twice `bytes_max` bytes. A transaction of the source may be divided nevertheless if it is larger
+    /// than these bounds, or if the sink's transaction has been open for this time, which servers of the sink must
+    /// allow.
     pub whole_for: Option<Duration>,
 }
 
