@@ -85,7 +85,7 @@ impl SchemaConfig {
         let registry = RegistryKeys::read(&*table);
         let files = read_files(&*format.table("schemas"));
         let has_registry = !registry.urls.is_empty();
-        if !has_registry && (encoding != Encoding::None || registry.register || !files.is_empty()) {
+        if !has_registry && (encoding != Encoding::None || registry.register) {
             let message = "is missing: schemas have their ids from a registry; for example url = \
                            \"https://registry:8081\"";
             table.error("url", message.to_owned());
