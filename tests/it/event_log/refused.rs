@@ -307,7 +307,7 @@ async fn a_log_that_is_older_than_the_cursor_halts_and_is_filled_from_a_bookmark
     pipeline.resolved().await;
     relay.terminate(SOON).await;
     let drop = "drop schema postrider cascade; drop schema postrider_log cascade; \
-                drop schema postrider_inbox cascade";
+                drop schema postrider_inbox cascade; drop schema postrider_outbox cascade";
     pipeline.log.batch(drop).await;
     ran(Command::new(bin.join("pg_restore")).args(["-d", &pipeline.log_url]).arg(&file));
     std::fs::remove_file(&file).expect("the dump");
