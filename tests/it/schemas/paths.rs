@@ -1,5 +1,5 @@
-//! Every way on which an event is published has the same format: stream, polling, retry, replay. A dead letter is as the
-//! application wrote it.
+//! Every way on which an event is published has the same format: stream, polling, retry, replay. A dead letter is as
+//! the application wrote it.
 
 use super::{insert, pipeline};
 use crate::await_that::SOON;

@@ -893,8 +893,8 @@ fn transaction_of_the_source_that_takes_too_long_is_divided() {
     );
 }
 
-/// An event that comes while a commit is made waits no longer than the interval since the close before it, and the first
-/// one after a pause waits for nothing.
+/// An event that comes while a commit is made waits no longer than the interval since the close before it, and the
+/// first event after a pause waits for nothing.
 #[test]
 fn interval_counts_from_the_close_before() {
     let limits = TransactionLimits { records_max: 9, ..transaction_limits() };
