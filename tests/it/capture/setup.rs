@@ -227,7 +227,7 @@ async fn neither_the_relay_nor_a_writer_needs_a_right() {
     }
 }
 
-/// An administrator that does not own the tables is refused, and told who can.
+/// An administrator that does not own the tables is refused, and the message names who can.
 #[tokio::test]
 async fn login_that_does_not_own_the_tables_creates_no_publication() {
     let pipeline = Pipeline::capturing(Version::Pg17, "owner", TABLES, BOTH).await;
