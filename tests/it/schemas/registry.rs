@@ -174,7 +174,8 @@ async fn events_of_an_incompatible_schema_are_parked_until_the_schema_is_correct
 async fn a_newer_schema_is_found_by_the_event_that_needs_it() {
     let registry = PrivateRegistry::start().await;
     let keys = "subject = \"record_name\"\nrefresh = \"24h\"";
-    let keys = format!("{keys}\n[.parking]\nbackoff = {{ step = \"300ms\", steps_max = 1 }}");
+    let parking = "[.parking]\nattempts_max = 1000\nbackoff = { step = \"300ms\", steps_max = 1 }";
+    let keys = format!("{keys}\n{parking}");
     let pipeline = pipeline(&registry, "newer", "encode = \"avro\"", &keys).await;
     registry.register("Order", "AVRO", SCHEMA).await;
     let _relay = pipeline.run();

@@ -139,3 +139,17 @@ fn users_read_no_retired_words() {
     }
     assert_none("retired words", &found);
 }
+
+/// A statement is sent as it is, and a database of another encoding than UTF-8 refuses what its encoding lacks.
+#[test]
+fn statements_are_ascii() {
+    let statements = files_in("sql").into_iter().filter(|path| has_extension(path, "sql"));
+    let found: Vec<String> = statements
+        .flat_map(|path| {
+            let sql = text(&path).expect("SQL is UTF-8");
+            let lines = sql.lines().zip(1..).filter(|(line, _)| !line.is_ascii());
+            lines.map(|(_, line)| format!("{}:{line}", path.display())).collect::<Vec<_>>()
+        })
+        .collect();
+    assert_none("lines of SQL with other characters than ASCII", &found);
+}
