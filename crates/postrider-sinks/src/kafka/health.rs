@@ -3,7 +3,7 @@
 //! The metadata thread asks these types with counts and times; they send nothing themselves.
 
 use super::producer::Producers;
-use super::shared::{Shared, Suspicion};
+use super::shared::{OutageOf, Shared, Suspicion};
 use super::spec::OpenError;
 use super::topics::Unusable;
 use postrider_core::error::Chain;
@@ -257,7 +257,11 @@ impl ReportedProblems {
     }
 
     pub(super) fn report(&mut self, problem: Problem) {
-        if is_news(self.of_all.as_ref(), &problem) {
+        // The records of a transaction that can't be committed are in flight: the reason is the transaction's.
+        let is_explained =
+            problem.about == About::Stall && self.shared.outages.is(OutageOf::Transactions);
+        if !is_explained && is_news(self.of_all.as_ref(), &problem) {
+            self.shared.outages.begins(OutageOf::Brokers);
             let Problem { about: _, reason, hint } = problem.clone();
             self.shared.mailbox.post(Post::Down { reason, hint, topic: None, missing: false });
             self.of_all = Some((problem, Instant::now()));
@@ -281,7 +285,9 @@ impl ReportedProblems {
     pub(super) fn over(&mut self, about: About) {
         if self.is_about(about) {
             self.of_all = None;
-            self.shared.mailbox.post(Post::Up { topic: None });
+            if self.shared.outages.ends(OutageOf::Brokers) {
+                self.shared.mailbox.post(Post::Up { topic: None });
+            }
         }
     }
 

@@ -47,6 +47,8 @@ pub(super) struct Shared {
     pub(super) large: LargeRecords,
     /// Which cluster records may go to.
     pub(super) admission: Admission,
+    /// Who has reported that nothing can be sent, and not that this is over.
+    pub(super) outages: Outages,
     /// Old producers are being closed: nothing may be sent before that is done.
     pub(super) settling: AtomicBool,
     pub(super) topics: Mutex<BTreeMap<String, Arc<Facts>>>,
@@ -149,6 +151,48 @@ pub(super) struct RetiredProducers {
     pub(super) producers: Arc<Producers>,
 }
 
+/// What a report is about that no record can be sent, to whatever topic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum OutageOf {
+    /// No broker answers, or none acknowledges anything.
+    Brokers,
+    /// No transaction can be begun or committed.
+    Transactions,
+}
+
+/// The reports that no record can be sent and that are not over. Two threads make them, and the pipeline shows the last
+/// one: it is told of the end when nothing is left of both.
+#[derive(Default)]
+pub(super) struct Outages {
+    reported: Mutex<Vec<OutageOf>>,
+}
+
+impl Outages {
+    fn reported(&self) -> MutexGuard<'_, Vec<OutageOf>> {
+        self.reported.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An outage is reported.
+    pub(super) fn begins(&self, of: OutageOf) {
+        let mut reported = self.reported();
+        if !reported.contains(&of) {
+            reported.push(of);
+        }
+    }
+
+    /// An outage is over. Returns whether none is left.
+    pub(super) fn ends(&self, of: OutageOf) -> bool {
+        let mut reported = self.reported();
+        reported.retain(|other| *other != of);
+        reported.is_empty()
+    }
+
+    /// Whether this one is reported.
+    pub(super) fn is(&self, of: OutageOf) -> bool {
+        self.reported().contains(&of)
+    }
+}
+
 impl Shared {
     pub(super) fn new(mailbox: Mailbox) -> Self {
         Self {
@@ -161,6 +205,7 @@ impl Shared {
             rights: AtomicBool::new(false),
             large: LargeRecords::default(),
             admission: Admission::default(),
+            outages: Outages::default(),
             settling: AtomicBool::new(false),
             topics: Mutex::default(),
             topics_version: AtomicU64::new(0),
