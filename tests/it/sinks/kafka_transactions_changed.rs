@@ -12,6 +12,7 @@ use crate::relay::{Relay, postrider_ok};
 use crate::topic::{admin, client_config, create_topic};
 use rdkafka::admin::{AdminOptions, NewTopic, TopicReplication};
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::metadata::MetadataPartition;
 use serde_json::Value;
 
 type Exact = KafkaServer<true, true>;
@@ -21,13 +22,13 @@ const PROGRESS: &str = "postrider.progress";
 const STATES: &str = "__transaction_state";
 
 /// Partitions of that topic, by the properties of a test's brokers.
-const STATES_PARTITIONS: i32 = 4;
+const STATES_PARTITIONS: usize = 4;
 
 /// The broker that leads each partition of the topic of transactions.
 fn coordinators(brokers: &str) -> Result<Vec<i32>, String> {
     let client: BaseConsumer = client_config(brokers).create().map_err(|e| e.to_string())?;
     let metadata = client.fetch_metadata(Some(STATES), SOON).map_err(|e| e.to_string())?;
-    Ok(metadata.topics()[0].partitions().iter().map(|one| one.leader()).collect())
+    Ok(metadata.topics()[0].partitions().iter().map(MetadataPartition::leader).collect())
 }
 
 async fn await_coordinator(brokers: &str, broker: i32) {
@@ -35,7 +36,7 @@ async fn await_coordinator(brokers: &str, broker: i32) {
         let brokers = brokers.to_owned();
         let found = tokio::task::spawn_blocking(move || coordinators(&brokers)).await;
         let found = found.map_err(|error| error.to_string())??;
-        if found.len() == 4 && found.iter().all(|leader| *leader == broker) {
+        if found.len() == STATES_PARTITIONS && found.iter().all(|leader| *leader == broker) {
             Ok(())
         } else {
             Err(format!("{found:?}"))
@@ -51,21 +52,21 @@ async fn coordinator_that_is_killed_is_succeeded_and_no_event_is_lost_or_comes_t
     let server = Exact::start().await;
     let first = server.kafka.brokers();
     let mut second = server.kafka.start_beside().await;
-    let replicas: Vec<&[i32]> = vec![&[2, 1]; 4];
-    let states = NewTopic::new(STATES, STATES_PARTITIONS, TopicReplication::Variable(&replicas))
-        .set("cleanup.policy", "compact");
-    let here: Vec<&[i32]> = vec![&[1]];
-    let [orders, progress] =
-        ["orders", PROGRESS].map(|name| NewTopic::new(name, 1, TopicReplication::Variable(&here)));
-    let progress = progress.set("cleanup.policy", "compact");
+    let both: [&[i32]; STATES_PARTITIONS] = [&[2, 1]; STATES_PARTITIONS];
+    let states = NewTopic::new(STATES, 4, TopicReplication::Variable(&both));
+    let states = states.set("cleanup.policy", "compact");
+    let here: [&[i32]; 1] = [&[1]];
+    let orders = NewTopic::new("orders", 1, TopicReplication::Variable(&here));
     let orders = orders.set("retention.ms", "-1");
-    let made = admin(&first).create_topics([&states, &orders, &progress], &AdminOptions::new());
-    for result in made.await.expect("an answer") {
+    let progress = NewTopic::new(PROGRESS, 1, TopicReplication::Variable(&here));
+    let progress = progress.set("cleanup.policy", "compact");
+    let topics = [&states, &orders, &progress];
+    let made = admin(&first).create_topics(topics, &AdminOptions::new()).await;
+    for result in made.expect("an answer") {
         result.expect("a topic");
     }
     await_coordinator(&first, 2).await;
-    let both = format!("{first},{}", second.brokers());
-    let sink = server.sink(None).replace(&first, &both);
+    let sink = server.sink(None).replace(&first, &format!("{first},{}", second.brokers()));
     let pipeline = SinkPipeline::to(server, "coordinators", &sink).await;
     let relay = pipeline.run();
     let load = Load::start(&Plan { rate: 500, ..pipeline.plan() }, 1);

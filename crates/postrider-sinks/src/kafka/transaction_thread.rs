@@ -36,8 +36,11 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 const LATE: Duration = Duration::from_secs(5);
 
 /// How long the records of a transaction may be in flight at its commit before the brokers are asked whether the
-/// progress can be written at all, and how long their answer may take.
+/// progress can be written at all, and how long their answer may take: nothing else is done meanwhile.
 const DOUBT: Duration = Duration::from_secs(1);
+
+/// The same time before a transaction is begun. Without an answer it is begun.
+const WRITABLE_MAX: Duration = Duration::from_secs(2);
 
 /// A call of the pipeline that is not answered yet.
 pub(super) enum KafkaCall {
@@ -338,7 +341,7 @@ impl CommitThread {
                     Err(Some(progress::absent(&self.spec, &self.transaction)))
                 }
                 Ok(found) => {
-                    self.unwritable(producer, LATE).map_or(Ok(found), |why| Err(Some(why)))
+                    self.unwritable(producer, WRITABLE_MAX).map_or(Ok(found), |why| Err(Some(why)))
                 }
                 Err(why) => Err(why),
             };

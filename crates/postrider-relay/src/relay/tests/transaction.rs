@@ -998,12 +998,14 @@ fn no_attempt_begins_while_ten_thousand_row_statuses_wait_to_be_written() {
     let limits = TransactionLimits { records_max: 1_000, ..transaction_limits() };
     let mut script = Script::new(rules, Some(limits));
     // The longest position that can be stored.
-    let commit = Offset::new(u64::MAX - 1_000_000);
+    let commit = Offset::new(u64::MAX / 2);
     let at = |number| Position { commit, ordinal: u64::from(u32::MAX) - number };
     let rows: Vec<Entry> =
         (0..ROWS).rev().map(|number| row(at(number), &number.to_string(), "waiting")).collect();
-    let cursor =
-        Progress { watermark: Watermark::resumed(Offset::new(u64::MAX - 1_000)), partial: None };
+    let cursor = Progress {
+        watermark: Watermark::resumed(Offset::new(u64::MAX / 2 + 1_000)),
+        partial: None,
+    };
     let (same_history, same_owner) = (true, true);
     let started = Input::Started { cursor, same_history, same_owner, parked: &rows, requests: &[] };
     let mut attempts = Attempts::default();
@@ -1063,7 +1065,18 @@ impl Attempts {
                         self.is_writing = true;
                         continue;
                     }
-                    _ => continue,
+                    Effect::Publish(_)
+                    | Effect::Park { .. }
+                    | Effect::DeadLetterRefused { .. }
+                    | Effect::Released { .. }
+                    | Effect::Published { .. }
+                    | Effect::Overtaken { .. }
+                    | Effect::Probe { .. }
+                    | Effect::DeadLetter { .. }
+                    | Effect::Confirm(_)
+                    | Effect::Restart { .. }
+                    | Effect::Drained
+                    | Effect::Halt(_) => continue,
                 };
                 script.relay.apply(script.now, answer, &mut more);
             }
