@@ -363,6 +363,7 @@ impl BootstrapAgain {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use postrider_core::sink::Mailbox;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -418,6 +419,37 @@ mod tests {
         assert!(!stall.is_due(later));
         stall.look(0, true, later + STALL);
         assert!(stall.is_due(later + STALL));
+    }
+
+    /// The pipeline shows one outage: an end of one of two would look like the end of both until the other one is
+    /// reported again.
+    #[test]
+    fn end_of_an_outage_is_reported_when_no_other_one_lasts() {
+        let mailbox = Mailbox::default();
+        let shared = Arc::new(Shared::new(mailbox.clone()));
+        let mut problems = ReportedProblems::new(Arc::clone(&shared));
+        let posted = || {
+            let mut posts = Vec::new();
+            mailbox.take(&mut posts);
+            let names = posts.iter().map(|post| match post {
+                Post::Down { .. } => "down",
+                Post::Up { .. } => "up",
+                other => panic!("{other:?}"),
+            });
+            names.collect::<Vec<_>>()
+        };
+        problems.report(of_broker("localhost:9092", None));
+        shared.outages.begins(OutageOf::Transactions);
+        problems.over(About::Broker);
+        assert_eq!(posted(), ["down"]);
+        // The records in flight are those of the transaction.
+        problems.report(of_stall(STALL));
+        problems.over(About::Stall);
+        assert!(posted().is_empty());
+        problems.report(of_broker("localhost:9092", None));
+        assert!(!shared.outages.ends(OutageOf::Transactions), "no broker answers");
+        problems.over(About::Broker);
+        assert_eq!(posted(), ["down", "up"]);
     }
 
     /// Polling claims nothing while a stall is reported: without an acknowledgement it would never be over.

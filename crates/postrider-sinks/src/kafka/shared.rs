@@ -54,12 +54,19 @@ pub(super) struct Shared {
     pub(super) topics: Mutex<BTreeMap<String, Arc<Facts>>>,
     /// Increases with every change of `topics`.
     pub(super) topics_version: AtomicU64,
-    /// Topics that a broker reports as unavailable.
-    pub(super) refused: Mutex<BTreeMap<String, UnavailableTopic>>,
-    /// All topics that were ever known, with their settings as they were last read.
-    pub(super) seen_settings: Mutex<BTreeMap<String, Option<TopicSettings>>>,
+    /// Topics that are not known at present.
+    unknown: UnknownTopics,
     pub(super) inbox: Mutex<Inbox>,
     pub(super) wakeup: Condvar,
+}
+
+/// What is remembered of topics while they are not known.
+#[derive(Default)]
+struct UnknownTopics {
+    /// Topics that a broker reports as unavailable.
+    refused: Mutex<BTreeMap<String, UnavailableTopic>>,
+    /// All topics that were ever known, with their settings as they were last read.
+    seen_settings: Mutex<BTreeMap<String, Option<TopicSettings>>>,
 }
 
 /// What is counted since the sink was opened.
@@ -209,8 +216,7 @@ impl Shared {
             settling: AtomicBool::new(false),
             topics: Mutex::default(),
             topics_version: AtomicU64::new(0),
-            refused: Mutex::default(),
-            seen_settings: Mutex::default(),
+            unknown: UnknownTopics::default(),
             inbox: Mutex::default(),
             wakeup: Condvar::new(),
         }
@@ -297,7 +303,7 @@ impl Shared {
     }
 
     pub(super) fn refused(&self) -> MutexGuard<'_, BTreeMap<String, UnavailableTopic>> {
-        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unknown.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A broker that was asked at `at` reports the topic as unavailable.
@@ -314,7 +320,7 @@ impl Shared {
     }
 
     pub(super) fn seen_settings(&self) -> MutexGuard<'_, BTreeMap<String, Option<TopicSettings>>> {
-        self.seen_settings.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unknown.seen_settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the topic was ever known.
