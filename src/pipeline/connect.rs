@@ -322,7 +322,12 @@ async fn take_over(
     let stream = StreamOptions::new(&spec.names.publication, spec.messages(), same_stream);
     let mut counting = Counting::new(spec.capture.clone(), stream, facts.server.wal_end);
     let stored = seized.partial;
-    let partial = counting.resumed(stored).filter(|_| same_stream);
+    let partial = if same_stream {
+        counting.resumed(stored)
+    } else {
+        counting.begins_again(stored);
+        None
+    };
     // Only a position that was counted in this way is used.
     read.partial = read.partial.and_then(|read| counting.clone().resumed(Some(read)));
     let within = resume.skip_before.take().is_some_and(CaptureSpec::is_within);

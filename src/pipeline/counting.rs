@@ -140,7 +140,7 @@ impl Counting {
         Ok(self.resumed(Some(position)))
     }
 
-    /// The sink has a part of a transaction that is published again from its beginning.
+    /// The cursor row, or the sink, has a part of a transaction that is published again from its beginning.
     pub(super) fn begins_again(&mut self, stored: Option<Position>) {
         if let (Some(stored), Some(stream)) = (stored, self.stream) {
             // No specification of captured tables has made it: their documents are absolute.
