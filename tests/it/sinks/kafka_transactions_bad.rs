@@ -93,7 +93,7 @@ async fn status_and_metrics_show_progress_and_transactions() {
     let status = relay.await_status("the cursor row", SOON, shown).await;
     let id = transactional_id(&pipeline).await;
     assert_eq!(transactions(&status)["id"], id, "{status}");
-    let since = transactions(&status)["owner_since"].as_str().unwrap_or_default();
+    let since = transactions(&status)["taken_over_at"].as_str().unwrap_or_default();
     let sql = format!("select now() - timestamptz '{since}' between '0' and '10 min'");
     assert_eq!(pipeline.sql.text(&sql).await.as_deref(), Some("t"), "{status}");
     assert_eq!(transactions(&status)["records_total"], 3, "{status}");
