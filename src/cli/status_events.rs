@@ -24,8 +24,8 @@ pub(super) fn transactions(pipeline: &Value) -> String {
     if !transactions["id"].is_null() {
         write!(lines, "\n  transactional id {}", text("id")).unwrap_or_default();
     }
-    if let Some(owner) = transactions["owner_epoch"].as_i64() {
-        write!(lines, "\n  owner {owner} of the pipeline").unwrap_or_default();
+    if !transactions["taken_over_at"].is_null() {
+        write!(lines, "\n  taken over at {}", text("taken_over_at")).unwrap_or_default();
     }
     let committed = counted(count("committed_total"), "transaction", "transactions");
     let records = counted(count("records_total"), "record", "records");
@@ -118,7 +118,7 @@ mod tests {
     fn transactions_are_shown_beside_the_cursor_row() {
         assert_eq!(transactions(&json!({ "pipeline": "orders" })), "");
         let sink = json!({
-            "id": "postrider.app.orders", "owner_epoch": 7, "progress": "68F1A2B3 0/200",
+            "id": "postrider.app.orders", "taken_over_at": "2026-11-30T02:57:20.123456Z", "progress": "68F1A2B3 0/200",
             "cursor_row": "68F1A2B3 0/100", "committed_total": 1_234, "records_total": 12_340,
             "aborted_total": 1, "unknown_total": 0, "fenced_total": 2,
         });
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(
             shown,
             "\n\norders: the sink has the progress 68F1A2B3 0/200, the cursor row is 68F1A2B3 0/100\n  \
-             transactional id postrider.app.orders\n  owner 7 of the pipeline\n  \
+             transactional id postrider.app.orders\n  taken over at 2026-11-30T02:57:20.123456Z\n  \
              1,234 transactions committed with 12,340 records, 1 aborted, 2 fenced"
         );
         // Before the sink has said what it has.

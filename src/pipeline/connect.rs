@@ -8,7 +8,7 @@
 //! The handshake creates no slot, and keeps nothing from one attempt to the next.
 
 use super::claim_reader::ClaimReader;
-use super::counting::Counting;
+use super::counting::{Counting, StreamOptions};
 use super::failure::Failure;
 use super::history::{ServerHistory, ServerPast};
 use super::slot_monitor::PublicationState;
@@ -226,6 +226,10 @@ async fn handshake(
         AfterStart::Held => {
             let TakenOver { seized, progress, parked, counting } =
                 take_over(spec, &control, &mut resume, &facts).await?;
+            // The position that counts is that of the sink, which is not known yet.
+            if spec.common.sink.capabilities().transactions.is_some() {
+                resume.notes.retain(|note| note.name != "partial_dropped");
+            }
             let epoch = seized.epoch;
             settings_change::record(control.client(), spec, epoch, &change).await?;
             let histories = settle(spec, &control, epoch, &facts, seen).await?;
@@ -311,13 +315,19 @@ async fn take_over(
     let failed = |error| Failure::Source(error, Phase::Control);
     let (client, key) = (control.client(), spec.key());
     let seized = cursor::seize(client, key).await.map_err(failed)?;
-    let mut counting = Counting::new(spec.capture.clone(), facts.server.wal_end);
     // The start position by the row that the start check has read, or the row itself if it has moved forward since.
     let mut read = Progress { watermark: resume.start, partial: resume.skip_before };
     let same_stream =
         seized.messages == spec.messages() && seized.publication == spec.names.publication;
+    let stream = StreamOptions::new(&spec.names.publication, spec.messages(), same_stream);
+    let mut counting = Counting::new(spec.capture.clone(), stream, facts.server.wal_end);
     let stored = seized.partial;
-    let partial = counting.resumed(stored).filter(|_| same_stream);
+    let partial = if same_stream {
+        counting.resumed(stored)
+    } else {
+        counting.begins_again(stored);
+        None
+    };
     // Only a position that was counted in this way is used.
     read.partial = read.partial.and_then(|read| counting.clone().resumed(Some(read)));
     let within = resume.skip_before.take().is_some_and(CaptureSpec::is_within);

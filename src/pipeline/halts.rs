@@ -4,6 +4,7 @@
 use super::mode::Mode;
 use crate::error::{Chain, Halt, HaltReason};
 use crate::event::{HistoryId, Position, shown_id};
+use crate::offset::Offset;
 use crate::outbox::{EventKept, MapError, Poison, SpecError, TableName};
 use crate::record::Refusal;
 use crate::relay::PollingRefused;
@@ -263,5 +264,33 @@ pub(super) fn other_history_of_sink(
         meaning: "the sink may have events that the source has lost; nothing was published"
             .to_owned(),
         hint,
+    }
+}
+
+/// The sink has a part of a transaction, and the changes of the transaction are counted in another way now.
+pub(super) fn recounted_transaction(
+    pipeline: &str,
+    commit: Offset,
+    transactional_id: Option<&str>,
+) -> Halt {
+    let again = transactional_id.map_or_else(String::new, |_| {
+        format!(
+            ". (b) to publish this transaction again from its beginning, so that consumers see its published part \
+             twice: postrider setup --adopt-cursor -p {pipeline}. Then start again"
+        )
+    });
+    Halt {
+        reason: HaltReason::PipelineChanged,
+        message: format!(
+            "the sink has a part of the transaction that was committed at {commit}, and outbox.message_prefix or \
+             source.publication was changed since: the stream has other changes of this transaction now"
+        ),
+        meaning: "nothing was published, and nothing is lost. The sink has stored how many changes are published, and \
+                  with the new settings the same number would leave out events, or publish some twice"
+            .to_owned(),
+        hint: format!(
+            "(a) to lose and repeat nothing: set both as they were, start, and wait until postrider status shows no \
+             lag for a few seconds; stop, set the new values, and start again{again}"
+        ),
     }
 }

@@ -4,7 +4,7 @@
 //! relay in order. What they do alike is here: posts of the sink, retries, answers of the store, and the effects that
 //! need no connection.
 
-use super::counting::Counting;
+use super::counting::{Counting, Recounted};
 use super::destinations::SinkProblem;
 use super::failpoint::failpoint;
 use super::feed::{Fed, Feeder};
@@ -301,7 +301,7 @@ impl Pipeline {
                     self.observer.sink().divided(position);
                 }
                 let history = self.histories.of(progress.position().commit);
-                let partial = self.counting.stored(progress);
+                let partial = self.counting.stored_by_sink(progress);
                 let cursor = Cursor { history, watermark: progress.watermark, partial };
                 self.sink.commit(call, &SinkProgress { cursor, published: attempts });
             }
@@ -441,12 +441,28 @@ impl Pipeline {
         if stored.is_none() {
             self.observer.sink().without_progress();
         }
-        let progress = stored.map(|_| {
-            let partial = self.counting.resumed(partial);
-            Progress { watermark, partial }
-        });
+        let partial = match self.counting.resumed_from_sink(partial) {
+            Ok(partial) => partial,
+            // Documents of captured tables are absolute then, and mean the same if they come twice.
+            Err(Recounted) if self.promises_once() && !self.counting.needs_position() => {
+                let id = self.sink.transactional_id();
+                let halt = halts::recounted_transaction(&self.spec.name, position.commit, id);
+                return self.apply(now, Input::Halt(Box::new(halt)));
+            }
+            Err(Recounted) => {
+                self.counting.begins_again(partial);
+                self.observer.sink().published_part_again(position.commit);
+                None
+            }
+        };
+        let progress = stored.map(|_| Progress { watermark, partial });
         let recovered = Recovered { progress, attempts: published };
         self.apply(now, Input::SinkRecovered { call, recovered });
+    }
+
+    /// Whether consumers see each event once.
+    fn promises_once(&self) -> bool {
+        self.spec.sink.capabilities().exactly_once
     }
 
     /// The sink accepts no records. With the topic comes whether it was never known.

@@ -126,6 +126,18 @@ impl SinkLog {
         }
     }
 
+    /// The published part of a transaction of the source is published again, because its changes are counted in another
+    /// way than before.
+    pub(super) fn published_part_again(&self, commit: Offset) {
+        warn!(
+            event = "note",
+            pipeline = self.name,
+            note = "partial_dropped",
+            "options of the stream, or captured tables, changed in the middle of the transaction that was committed at \
+             {commit}: its published part is published again"
+        );
+    }
+
     /// A transaction of the sink ends within one of the source, which was to stay whole. Reported once for each.
     pub(super) fn divided(&mut self, position: Position) {
         if self.divided.replace(position.commit) != Some(position.commit) {

@@ -251,7 +251,7 @@ impl SinkPort {
         }
     }
 
-    /// The process owns the pipeline as the owner of this number.
+    /// The process owns the pipeline as the owner of this epoch.
     pub(super) fn owned_as(&mut self, epoch: i64) {
         if let Some(transactions) = &mut self.transactions {
             transactions.owned_as(epoch);

@@ -4,6 +4,7 @@
 //! not answered before the sink was reset. What became of the last kind, the recovery says to the relay.
 
 use crate::status::TransactionsSummary;
+use crate::timestamp::Timestamp;
 use std::time::{Duration, Instant};
 
 /// The commit that is not answered yet.
@@ -33,9 +34,10 @@ impl TransactionMeter {
         Self { summary, open: 0, called: None, keeps_whole }
     }
 
-    /// The process owns the pipeline as the owner of this number.
+    /// The process owns the pipeline as the owner of this epoch, which is the time of the takeover in microseconds since
+    /// 1970.
     pub(super) fn owned_as(&mut self, epoch: i64) {
-        self.summary.owner_epoch = Some(epoch);
+        self.summary.taken_over_at = Timestamp { unix_micros: epoch }.to_rfc3339();
     }
 
     /// Whether transactions of the source are not to be divided.
@@ -87,6 +89,9 @@ mod tests {
     #[test]
     fn transactions_are_counted_when_they_end_and_by_how() {
         let mut meter = TransactionMeter::new(Some("orders"), false);
+        assert_eq!(meter.summary().taken_over_at, None);
+        meter.owned_as(1_796_007_440_123_456);
+        assert_eq!(meter.summary().taken_over_at.as_deref(), Some("2026-11-30T02:57:20.123456Z"));
         assert!(meter.committed().is_none(), "nothing was called");
         meter.record();
         meter.record();

@@ -15,7 +15,7 @@ mod seaweed;
 mod tls;
 
 pub(crate) use copies::topic_that_lacks_a_copy;
-pub(crate) use kafka::PrivateKafka;
+pub(crate) use kafka::{Operation, PrivateKafka, Resource};
 pub(crate) use nats::PrivateNats;
 pub(crate) use pooler::PrivatePooler;
 pub(crate) use postgres::PrivatePostgres;

@@ -1,12 +1,14 @@
 //! What the endpoint and `postrider status` say, held against what is so.
 
-use crate::await_that::SOON;
+use crate::await_that::{SOON, await_that};
+use crate::parking::Scene;
 use crate::pipeline::Pipeline;
 use crate::private::{PrivateKafka, free_port};
 use crate::relay::{Relay, postrider};
 use crate::server::Version;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
+use std::ops::RangeInclusive;
 use std::process::{Command, Stdio};
 
 /// The value of one sample of `/metrics`.
@@ -76,6 +78,67 @@ async fn endpoint_tells_the_truth_of_a_broker_that_goes_and_comes() {
     // A broker that has just started may stall once more: what counts is that the endpoint is well again by itself.
     let well = |status: &Value| status["pipelines"][0]["ready"] == true;
     relay.await_status("ready", 2 * SOON, well).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// Waits until a sample of `/metrics` is in this range.
+async fn await_metric(relay: &Relay, (name, label): (&str, &str), wanted: RangeInclusive<f64>) {
+    await_that(&format!("{name} {label} in {wanted:?}"), SOON, || async {
+        match metric(relay, name, label).await {
+            Some(value) if wanted.contains(&value) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+}
+
+/// The series of a pipeline's own work change with what they count.
+#[tokio::test]
+async fn metrics_change_with_what_they_count() {
+    let mut scene = Scene::set(Version::Pg17, "counted").await;
+    scene
+        .pipeline
+        .sql("create table other (i int); alter publication {publication} add table other")
+        .await;
+    let relay = scene.run();
+    relay.await_state("streaming", SOON).await;
+    scene.pipeline.sql.batch("insert into other values (1), (2)").await;
+    // The second event of `c` waits behind the first one, which its topic does not take.
+    scene.insert(&["a", "b", "!c", "c"]).await;
+    let some = 1.0..=f64::MAX;
+    for (series, wanted) in [
+        (("postrider_events_total", "\"published\""), 2.0..=2.0),
+        (("postrider_events_total", "\"parked\""), 2.0..=2.0),
+        (("postrider_events_total", "\"skipped\""), 2.0..=2.0),
+        (("postrider_skipped_total", "\"others\""), 2.0..=2.0),
+        (("postrider_publish_latency_seconds_count", ""), 2.0..=2.0),
+        (("postrider_parked_events", "\"waiting\""), 1.0..=1.0),
+        (("postrider_parked_events", "\"behind\""), 1.0..=1.0),
+        // It is attempted again and again.
+        (("postrider_parked_attempts", ""), 3.0..=f64::MAX),
+        (("postrider_parked_oldest_seconds", ""), some.clone()),
+        (("postrider_slot_retained_bytes", ""), some.clone()),
+        (("postrider_slot_retain_max_bytes", ""), some.clone()),
+        (("postrider_slot_state", "\"reserved\""), 1.0..=1.0),
+        (("postrider_source_contact_seconds", ""), 0.0..=10.0),
+        (("postrider_lag_bytes", ""), 0.0..=f64::MAX),
+        (("outbox_lag_seconds", ""), 0.0..=10.0),
+        (("outbox_throughput", ""), 2.0..=2.0),
+        (("outbox_failures", ""), some.clone()),
+        (("outbox_dlq_depth", ""), 0.0..=0.0),
+    ] {
+        await_metric(&relay, series, wanted).await;
+    }
+    scene.raise_the_limit().await;
+    for (series, wanted) in [
+        (("postrider_events_total", "\"published\""), 4.0..=4.0),
+        (("postrider_parked_events", "\"waiting\""), 0.0..=0.0),
+        (("postrider_parked_events", "\"behind\""), 0.0..=0.0),
+        (("postrider_parked_attempts", ""), 0.0..=0.0),
+        (("outbox_throughput", ""), 4.0..=4.0),
+    ] {
+        await_metric(&relay, series, wanted).await;
+    }
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 

@@ -167,9 +167,9 @@ pub struct TransactionsSummary {
     /// The name by which brokers know the pipeline's producers: Kafka's transactional id. `None` if there is no such
     /// name.
     pub id: Option<String>,
-    /// The number of this process among the owners of the pipeline, as in the cursor row; `None` before its first
-    /// stream.
-    pub owner_epoch: Option<i64>,
+    /// When this process took the pipeline over, by the clock of the source's database, which it does with each
+    /// connection; `None` before its first stream.
+    pub taken_over_at: Option<String>,
     /// The progress that the sink has stored, as this process knows it; `None` until the sink has said so.
     pub progress: Option<String>,
     /// The cursor row, which is never ahead of the progress.

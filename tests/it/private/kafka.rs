@@ -26,13 +26,42 @@ pub(crate) struct PrivateKafka {
 
 /// Kinds of resources, operations and permissions, as the protocol numbers them.
 const TOPIC: u8 = 2;
+const GROUP: u8 = 3;
 const CLUSTER: u8 = 4;
 const TRANSACTIONAL_ID: u8 = 5;
 const ALL: u8 = 2;
+const READ: u8 = 3;
 const WRITE: u8 = 4;
 const CREATE: u8 = 5;
+const DESCRIBE: u8 = 8;
 const DENY: u8 = 2;
 const ALLOW: u8 = 3;
+
+/// What a right is about, by its literal name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Resource<'a> {
+    Topic(&'a str),
+    Group(&'a str),
+    TransactionalId(&'a str),
+}
+
+impl<'a> Resource<'a> {
+    const fn kind_and_name(self) -> (u8, &'a str) {
+        match self {
+            Self::Topic(name) => (TOPIC, name),
+            Self::Group(name) => (GROUP, name),
+            Self::TransactionalId(name) => (TRANSACTIONAL_ID, name),
+        }
+    }
+}
+
+/// What may be done with a resource.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Operation {
+    Read,
+    Write,
+    Describe,
+}
 
 impl PrivateKafka {
     /// Starts one with extra lines for `server.properties`.
@@ -110,6 +139,25 @@ impl PrivateKafka {
         } else {
             self.change_rules(31, (TRANSACTIONAL_ID, id), &[0xff, 0xff, 0xff, 0xff, 1, 1]);
         }
+    }
+
+    /// Denies everybody this operation, and no other one.
+    pub(crate) fn deny_operation(&self, resource: Resource<'_>, operation: Operation) {
+        let operation = match operation {
+            Operation::Read => READ,
+            Operation::Write => WRITE,
+            Operation::Describe => DESCRIBE,
+        };
+        // Allowed first: a resource with a rule is closed to all that no rule allows.
+        for (operation, permission) in [(ALL, ALLOW), (operation, DENY)] {
+            let rest = [text("User:ANONYMOUS"), text("*"), vec![operation, permission]].concat();
+            self.change_rules(30, resource.kind_and_name(), &rest);
+        }
+    }
+
+    /// Removes all rules of a resource.
+    pub(crate) fn remove_rules(&self, resource: Resource<'_>) {
+        self.change_rules(31, resource.kind_and_name(), &[0xff, 0xff, 0xff, 0xff, 1, 1]);
     }
 
     /// Denies everybody to write to a topic, and nothing else.
@@ -259,6 +307,15 @@ impl PrivateKafka {
         let data = self.dir.0.join("data");
         fs::remove_dir_all(&data).expect("its data");
         copy(&saved.path().join("data"), &data);
+    }
+
+    /// Replaces its data by those of another cluster, which has no topic: its addresses stay. It must not be running.
+    pub(crate) async fn become_another_cluster(&mut self) {
+        assert!(self.child.is_none(), "the broker runs");
+        let data = self.dir.0.join("data");
+        fs::remove_dir_all(&data).expect("its data");
+        self.cluster = cluster_id();
+        template::storage().await.copy(&data, &self.cluster);
     }
 
     /// SIGSTOP: connections stay open and nothing answers.

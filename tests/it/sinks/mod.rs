@@ -8,6 +8,7 @@ mod http;
 mod kafka;
 mod kafka_transactions;
 mod kafka_transactions_bad;
+mod kafka_transactions_changed;
 mod kills;
 mod nats;
 mod nats_cluster;

@@ -19,7 +19,9 @@ pub use assembler::{AssembledBatch, DeltaAssembler, Frames};
 pub use error::{CaptureError, CaptureFault};
 pub use oids::read_oids;
 pub use shapes::{READ_SHAPES, ShapeFacts, read_shapes};
-pub use spec::{CHUNK_BYTES_MIN, CaptureSpec, CapturedTable, TABLES_MAX, THRESHOLD_ROWS};
+pub use spec::{
+    CHUNK_BYTES_MIN, CaptureSpec, CapturedTable, SettingsNumber, TABLES_MAX, THRESHOLD_ROWS,
+};
 
 mod assembler;
 mod document;

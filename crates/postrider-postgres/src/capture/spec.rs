@@ -74,27 +74,53 @@ impl CaptureSpec {
         stored.ordinal & ((1 << ORDINAL_BITS) - 1) > 0
     }
 
-    /// The number of this specification, of 30 bits and not 0: another specification has another one. It is stored, so
-    /// it is the same in every build (FNV-1a).
+    /// The number of this specification: another specification has another one.
     fn number(&self) -> u32 {
-        let mut hash: u32 = 0x811C_9DC5;
-        let mut add = |bytes: &[u8]| {
-            for byte in bytes.iter().chain(&[0]) {
-                hash = (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
-            }
-        };
-        add(&[RULE_VERSION]);
-        add(&self.inline_threshold_rows.to_be_bytes());
-        add(&u64::try_from(self.chunk_bytes).unwrap_or(u64::MAX).to_be_bytes());
+        let mut number = SettingsNumber::default();
+        number.add(&[RULE_VERSION]);
+        number.add(&self.inline_threshold_rows.to_be_bytes());
+        number.add(&u64::try_from(self.chunk_bytes).unwrap_or(u64::MAX).to_be_bytes());
         for CapturedTable { name, columns } in &self.tables {
-            add(name.schema.as_bytes());
-            add(name.name.as_bytes());
-            add(if columns.is_some() { b"columns" } else { b"all" });
+            number.add(name.schema.as_bytes());
+            number.add(name.name.as_bytes());
+            number.add(if columns.is_some() { b"columns" } else { b"all" });
             for column in columns.iter().flatten() {
-                add(column.as_bytes());
+                number.add(column.as_bytes());
             }
         }
-        ((hash ^ hash >> 30) & 0x3FFF_FFFF).max(1)
+        number.get()
+    }
+}
+
+/// A number of 30 bits, and not 0, for settings: other settings have another one. It is stored with positions that
+/// belong to the settings, so it is the same in every build (FNV-1a).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SettingsNumber(u32);
+
+impl Default for SettingsNumber {
+    fn default() -> Self {
+        Self(0x811C_9DC5)
+    }
+}
+
+impl SettingsNumber {
+    /// Adds the value of a setting.
+    pub fn add(&mut self, value: &[u8]) {
+        for byte in value.iter().chain(&[0]) {
+            self.0 = (self.0 ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+        }
+    }
+
+    /// The number.
+    fn get(self) -> u32 {
+        ((self.0 ^ self.0 >> 30) & 0x3FFF_FFFF).max(1)
+    }
+
+    /// A stored position within a transaction with this number in the upper bits of its ordinal, beside the number of a
+    /// [`CaptureSpec`] that may be there. Called with the result, it returns the position without the number.
+    #[must_use]
+    pub fn toggled(self, stored: Position) -> Position {
+        Position { ordinal: stored.ordinal ^ u64::from(self.get()) << (ORDINAL_BITS + 1), ..stored }
     }
 }
 

@@ -3,7 +3,7 @@
 //! The metadata thread asks these types with counts and times; they send nothing themselves.
 
 use super::producer::Producers;
-use super::shared::{Shared, Suspicion};
+use super::shared::{OutageOf, Shared, Suspicion};
 use super::spec::OpenError;
 use super::topics::Unusable;
 use postrider_core::error::Chain;
@@ -257,7 +257,11 @@ impl ReportedProblems {
     }
 
     pub(super) fn report(&mut self, problem: Problem) {
-        if is_news(self.of_all.as_ref(), &problem) {
+        // The records of a transaction that can't be committed are in flight: the reason is the transaction's.
+        let is_explained =
+            problem.about == About::Stall && self.shared.outages.is(OutageOf::Transactions);
+        if !is_explained && is_news(self.of_all.as_ref(), &problem) {
+            self.shared.outages.begins(OutageOf::Brokers);
             let Problem { about: _, reason, hint } = problem.clone();
             self.shared.mailbox.post(Post::Down { reason, hint, topic: None, missing: false });
             self.of_all = Some((problem, Instant::now()));
@@ -281,7 +285,9 @@ impl ReportedProblems {
     pub(super) fn over(&mut self, about: About) {
         if self.is_about(about) {
             self.of_all = None;
-            self.shared.mailbox.post(Post::Up { topic: None });
+            if self.shared.outages.ends(OutageOf::Brokers) {
+                self.shared.mailbox.post(Post::Up { topic: None });
+            }
         }
     }
 
@@ -357,6 +363,7 @@ impl BootstrapAgain {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use postrider_core::sink::Mailbox;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -412,6 +419,37 @@ mod tests {
         assert!(!stall.is_due(later));
         stall.look(0, true, later + STALL);
         assert!(stall.is_due(later + STALL));
+    }
+
+    /// The pipeline shows one outage: an end of one of two would look like the end of both until the other one is
+    /// reported again.
+    #[test]
+    fn end_of_an_outage_is_reported_when_no_other_one_lasts() {
+        let mailbox = Mailbox::default();
+        let shared = Arc::new(Shared::new(mailbox.clone()));
+        let mut problems = ReportedProblems::new(Arc::clone(&shared));
+        let posted = || {
+            let mut posts = Vec::new();
+            mailbox.take(&mut posts);
+            let names = posts.iter().map(|post| match post {
+                Post::Down { .. } => "down",
+                Post::Up { .. } => "up",
+                other => panic!("{other:?}"),
+            });
+            names.collect::<Vec<_>>()
+        };
+        problems.report(of_broker("localhost:9092", None));
+        shared.outages.begins(OutageOf::Transactions);
+        problems.over(About::Broker);
+        assert_eq!(posted(), ["down"]);
+        // The records in flight are those of the transaction.
+        problems.report(of_stall(STALL));
+        problems.over(About::Stall);
+        assert!(posted().is_empty());
+        problems.report(of_broker("localhost:9092", None));
+        assert!(!shared.outages.ends(OutageOf::Transactions), "no broker answers");
+        problems.over(About::Broker);
+        assert_eq!(posted(), ["down", "up"]);
     }
 
     /// Polling claims nothing while a stall is reported: without an acknowledgement it would never be over.

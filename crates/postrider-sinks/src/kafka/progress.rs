@@ -8,7 +8,7 @@
 //! Other pipelines may have open transactions in the topic, behind which no committed record can be read. So the end of
 //! the topic is requested first, with all records, and then committed records are read up to that end.
 
-use super::native::{self, PartitionEnd, TransactionFailure};
+use super::native::{self, Description, PartitionEnd, TransactionFailure};
 use super::producer::{Context, PROGRESS, Polled, Producer, TRANSACTIONAL_ID};
 use super::secrets::Secrets;
 use super::shared::Shared;
@@ -178,13 +178,7 @@ fn problem(spec: &KafkaSpec, topic: &str, code: Code) -> ProgressProblem {
             ),
             hint: format!("before the first start: postrider setup. {IF_LOST}"),
         },
-        Code::TopicAuthorizationFailed => ProgressProblem {
-            reason: format!("topic \"{topic}\", which has the progress, is not open to us"),
-            hint: format!(
-                "kafka-acls.sh --bootstrap-server {brokers} --add --allow-principal User:NAME --operation Read \
-                 --operation Write --operation Describe --topic {topic}"
-            ),
-        },
+        Code::TopicAuthorizationFailed => denied(spec, topic, "describe"),
         code => ProgressProblem {
             reason: format!("no answer about topic \"{topic}\", which has the progress: {code}"),
             hint: format!(
@@ -193,6 +187,51 @@ fn problem(spec: &KafkaSpec, topic: &str, code: Code) -> ProgressProblem {
             ),
         },
     }
+}
+
+/// A right to the topic is missing. `operation`: what is not allowed.
+fn denied(spec: &KafkaSpec, topic: &str, operation: &str) -> ProgressProblem {
+    ProgressProblem {
+        reason: format!(
+            "the brokers do not allow us to {operation} topic \"{topic}\", which has the progress"
+        ),
+        hint: format!(
+            "kafka-acls.sh --bootstrap-server {} --add --allow-principal User:NAME --operation Read --operation Write \
+             --operation Describe --topic {topic}",
+            spec.brokers
+        ),
+    }
+}
+
+/// Why no record with a progress can be written; `None` if one can, or if the brokers do not say. Waits at most
+/// `timeout`.
+///
+/// A transaction that fails for this reason does not name the topic: librdkafka reports every record of the transaction
+/// as discarded.
+pub(super) fn unwritable(
+    spec: &KafkaSpec,
+    transaction: &KafkaTransaction,
+    producer: &Producer,
+    timeout: Duration,
+) -> Option<ProgressProblem> {
+    let topic = &transaction.progress_topic;
+    let name = CString::new(topic.as_str()).unwrap_or_default();
+    match native::describe(producer, &name, timeout) {
+        Ok(Description { may_write: Some(false), .. }) => Some(denied(spec, topic, "write")),
+        Ok(_) => None,
+        Err(code) => is_of_topic(code).then(|| problem(spec, topic, code)),
+    }
+}
+
+/// Whether a code blames the topic, and not the brokers.
+const fn is_of_topic(code: Code) -> bool {
+    matches!(
+        code,
+        Code::UnknownTopicOrPartition
+            | Code::UnknownTopic
+            | Code::UnknownPartition
+            | Code::TopicAuthorizationFailed
+    )
 }
 
 /// The record of the pipeline is none of Postrider's, or of a later version.
@@ -222,6 +261,7 @@ impl ConsumerContext for Quiet {}
 /// Reads committed records of the topic.
 struct ProgressReader<'a> {
     consumer: Option<BaseConsumer<Quiet>>,
+    spec: &'a KafkaSpec,
     producer: &'a Producer,
     name: &'a CString,
     topic: &'a str,
@@ -229,7 +269,7 @@ struct ProgressReader<'a> {
 
 impl<'a> ProgressReader<'a> {
     fn open(
-        spec: &KafkaSpec,
+        spec: &'a KafkaSpec,
         transaction: &'a KafkaTransaction,
         producer: &'a Producer,
         name: &'a CString,
@@ -238,7 +278,7 @@ impl<'a> ProgressReader<'a> {
         let consumer: Result<BaseConsumer<Quiet>, _> = config.create_with_context(Quiet);
         let consumer = consumer.map_err(|error| Some(unmade(&OpenError::Create(error))))?;
         let consumer = Some(consumer);
-        Ok(Self { consumer, producer, name, topic: &transaction.progress_topic })
+        Ok(Self { consumer, spec, producer, name, topic: &transaction.progress_topic })
     }
 
     /// The value of the last committed record with this key between two offsets; the second one is not included.
@@ -278,6 +318,11 @@ impl<'a> ProgressReader<'a> {
                 // The end may have no record that could be read: records of transactions that were aborted, or that
                 // were compacted. This end is not before `to`, because the stable end was not when the reading began.
                 Some(Err(KafkaError::PartitionEOF(_))) => return Ok(found),
+                Some(Err(error))
+                    if error.rdkafka_error_code() == Some(Code::TopicAuthorizationFailed) =>
+                {
+                    return Err(Some(denied(self.spec, self.topic, "read")));
+                }
                 Some(Err(error)) => last_error = Some(error.to_string()),
                 Some(Ok(_)) | None => {}
             }
@@ -413,6 +458,9 @@ fn begin(
     create(spec, transaction, &plain)?;
     if !adopt_cursor && read_once(spec, transaction, &plain)? != StoredProgress::Absent {
         return Ok(format!("topic \"{progress_topic}\" has the progress of \"{id}\""));
+    }
+    if let Some(problem) = unwritable(spec, transaction, &plain, ANSWER_MAX) {
+        return Err(problem);
     }
     // From here on no former process can commit.
     let producer = producer(spec, true).map_err(|error| unmade(&error))?;

@@ -47,17 +47,26 @@ pub(super) struct Shared {
     pub(super) large: LargeRecords,
     /// Which cluster records may go to.
     pub(super) admission: Admission,
+    /// Who has reported that nothing can be sent, and not that this is over.
+    pub(super) outages: Outages,
     /// Old producers are being closed: nothing may be sent before that is done.
     pub(super) settling: AtomicBool,
     pub(super) topics: Mutex<BTreeMap<String, Arc<Facts>>>,
     /// Increases with every change of `topics`.
     pub(super) topics_version: AtomicU64,
-    /// Topics that a broker reports as unavailable.
-    pub(super) refused: Mutex<BTreeMap<String, UnavailableTopic>>,
-    /// All topics that were ever known, with their settings as they were last read.
-    pub(super) seen_settings: Mutex<BTreeMap<String, Option<TopicSettings>>>,
+    /// Topics that are not known at present.
+    unknown: UnknownTopics,
     pub(super) inbox: Mutex<Inbox>,
     pub(super) wakeup: Condvar,
+}
+
+/// What is remembered of topics while they are not known.
+#[derive(Default)]
+struct UnknownTopics {
+    /// Topics that a broker reports as unavailable.
+    refused: Mutex<BTreeMap<String, UnavailableTopic>>,
+    /// All topics that were ever known, with their settings as they were last read.
+    seen_settings: Mutex<BTreeMap<String, Option<TopicSettings>>>,
 }
 
 /// What is counted since the sink was opened.
@@ -149,6 +158,48 @@ pub(super) struct RetiredProducers {
     pub(super) producers: Arc<Producers>,
 }
 
+/// What a report is about that no record can be sent, to whatever topic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum OutageOf {
+    /// No broker answers, or none acknowledges anything.
+    Brokers,
+    /// No transaction can be begun or committed.
+    Transactions,
+}
+
+/// The reports that no record can be sent and that are not over. Two threads make them, and the pipeline shows the last
+/// one: it is told of the end when nothing is left of both.
+#[derive(Default)]
+pub(super) struct Outages {
+    reported: Mutex<Vec<OutageOf>>,
+}
+
+impl Outages {
+    fn reported(&self) -> MutexGuard<'_, Vec<OutageOf>> {
+        self.reported.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An outage is reported.
+    pub(super) fn begins(&self, of: OutageOf) {
+        let mut reported = self.reported();
+        if !reported.contains(&of) {
+            reported.push(of);
+        }
+    }
+
+    /// An outage is over. Returns whether none is left.
+    pub(super) fn ends(&self, of: OutageOf) -> bool {
+        let mut reported = self.reported();
+        reported.retain(|other| *other != of);
+        reported.is_empty()
+    }
+
+    /// Whether this one is reported.
+    pub(super) fn is(&self, of: OutageOf) -> bool {
+        self.reported().contains(&of)
+    }
+}
+
 impl Shared {
     pub(super) fn new(mailbox: Mailbox) -> Self {
         Self {
@@ -161,11 +212,11 @@ impl Shared {
             rights: AtomicBool::new(false),
             large: LargeRecords::default(),
             admission: Admission::default(),
+            outages: Outages::default(),
             settling: AtomicBool::new(false),
             topics: Mutex::default(),
             topics_version: AtomicU64::new(0),
-            refused: Mutex::default(),
-            seen_settings: Mutex::default(),
+            unknown: UnknownTopics::default(),
             inbox: Mutex::default(),
             wakeup: Condvar::new(),
         }
@@ -252,7 +303,7 @@ impl Shared {
     }
 
     pub(super) fn refused(&self) -> MutexGuard<'_, BTreeMap<String, UnavailableTopic>> {
-        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unknown.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A broker that was asked at `at` reports the topic as unavailable.
@@ -269,7 +320,7 @@ impl Shared {
     }
 
     pub(super) fn seen_settings(&self) -> MutexGuard<'_, BTreeMap<String, Option<TopicSettings>>> {
-        self.seen_settings.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unknown.seen_settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the topic was ever known.

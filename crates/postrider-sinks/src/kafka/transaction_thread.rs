@@ -11,7 +11,7 @@ use super::producer::{Context, PROGRESS, Polled, Producer, Producers};
 use super::progress::{self, ProgressProblem, StoredProgress};
 use super::properties;
 use super::secrets::Secrets;
-use super::shared::Shared;
+use super::shared::{OutageOf, Shared};
 use super::spec::KafkaSpec;
 use super::transaction_spec::KafkaTransaction;
 use postrider_core::record::Record;
@@ -34,6 +34,13 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 
 /// How long a call may take before the reason is reported, and how often it is reported again.
 const LATE: Duration = Duration::from_secs(5);
+
+/// How long the records of a transaction may be in flight at its commit before the brokers are asked whether the
+/// progress can be written at all, and how long their answer may take: nothing else is done meanwhile.
+const DOUBT: Duration = Duration::from_secs(1);
+
+/// The same time before a transaction is begun. Without an answer it is begun.
+const WRITABLE_MAX: Duration = Duration::from_secs(2);
 
 /// A call of the pipeline that is not answered yet.
 pub(super) enum KafkaCall {
@@ -171,6 +178,9 @@ pub(super) struct CommitThread {
     producers: Option<Arc<Producers>>,
     /// When the problem of the present call was reported last.
     reported_at: Option<Instant>,
+    /// No transaction was committed since the start, or since one has failed: whether the progress can be written is
+    /// asked before the next one is begun. Otherwise one transaction after the other would fail.
+    is_in_doubt: bool,
 }
 
 /// The producers were replaced, or can't be used any more: nobody waits for an answer.
@@ -194,6 +204,7 @@ impl CommitThread {
             generation: 0,
             producers: None,
             reported_at: None,
+            is_in_doubt: true,
         }
     }
 
@@ -229,12 +240,13 @@ impl CommitThread {
             return;
         }
         self.reported_at = Some(Instant::now());
+        self.shared.outages.begins(OutageOf::Transactions);
         let post = Post::Down { reason, hint: Some(hint), topic: None, missing: false };
         self.link.answer(self.generation, &self.shared, post, |_| {});
     }
 
     fn report_over(&mut self) {
-        if self.reported_at.take().is_some() {
+        if self.reported_at.take().is_some() && self.shared.outages.ends(OutageOf::Transactions) {
             let post = Post::Up { topic: None };
             self.link.answer(self.generation, &self.shared, post, |_| {});
         }
@@ -317,26 +329,38 @@ impl CommitThread {
         false
     }
 
-    /// Reads the progress, after all former producers are excluded.
+    /// Reads the progress, after all former producers are excluded. In doubt, waits until it can be written as well.
     fn read(&mut self, producers: &Producers) -> Result<Option<SinkProgress>, Abandoned> {
         let producer = producers.first();
         loop {
             self.check(producers)?;
             let (link, generation) = (Arc::clone(&self.link), self.generation);
             let is_wanted = || link.is(generation) && !producer.client().context().is_broken();
-            match progress::read(&self.spec, &self.transaction, producer, &is_wanted) {
-                Ok(StoredProgress::At(progress)) => return Ok(Some(progress)),
-                Ok(StoredProgress::Begun) => return Ok(None),
+            let found = match progress::read(&self.spec, &self.transaction, producer, &is_wanted) {
                 Ok(StoredProgress::Absent) => {
-                    let ProgressProblem { reason, hint } =
-                        progress::absent(&self.spec, &self.transaction);
-                    self.report(reason, hint);
+                    Err(Some(progress::absent(&self.spec, &self.transaction)))
                 }
+                Ok(found) => {
+                    self.unwritable(producer, WRITABLE_MAX).map_or(Ok(found), |why| Err(Some(why)))
+                }
+                Err(why) => Err(why),
+            };
+            match found {
+                Ok(StoredProgress::At(progress)) => return Ok(Some(progress)),
+                Ok(StoredProgress::Begun | StoredProgress::Absent) => return Ok(None),
                 Err(None) => {}
                 Err(Some(ProgressProblem { reason, hint })) => self.report(reason, hint),
             }
             self.link.pause(self.generation, READ_PAUSE);
         }
+    }
+
+    /// In doubt, asks the brokers why the progress can't be written; `None` if it can.
+    fn unwritable(&self, producer: &Producer, timeout: Duration) -> Option<ProgressProblem> {
+        if !self.is_in_doubt {
+            return None;
+        }
+        progress::unwritable(&self.spec, &self.transaction, producer, timeout)
     }
 
     /// Every record of the transaction is acknowledged.
@@ -348,10 +372,23 @@ impl CommitThread {
     ) -> Result<(), Abandoned> {
         let producer = producers.first();
         self.check(producers)?;
+        self.is_in_doubt = true;
         self.write(producer, progress)?;
         let began = Instant::now();
+        let mut asks_at = began + DOUBT;
         while !native::flush(producer, STEP) {
             self.check(producers)?;
+            // librdkafka reports some failures only to the next call about the transaction.
+            if let Some(failure) = producers.transaction_failure() {
+                return Err(give_up(producer, failed(producer, "commit", &failure)));
+            }
+            if Instant::now() >= asks_at {
+                if let Some(ProgressProblem { reason, hint }) = self.unwritable(producer, DOUBT) {
+                    self.report(reason.clone(), hint);
+                    return Err(give_up(producer, reason));
+                }
+                asks_at = Instant::now() + LATE;
+            }
             self.report_late(began);
         }
         self.check(producers)?;
@@ -366,6 +403,7 @@ impl CommitThread {
         // An answer to the first of two requests would look the same. The second one could then commit a part of the
         // next transaction, without its progress: a new producer excludes that.
         let was_sent_once = began.elapsed() < properties::sent_once(&self.spec);
+        self.is_in_doubt = false;
         self.report_over();
         let post = Post::Committed { call };
         let next = if was_sent_once { native::begin_transaction(producer) } else { Ok(()) };

@@ -2,10 +2,18 @@
 
 use super::{
     OnPoison, Script, check_stopping_transactions, check_transactions, check_whole_transactions,
-    rules, transaction_limits, transcript_of_transactions,
+    row, rules, transaction_limits, transcript_of_transactions,
 };
+use crate::ack::Progress;
+use crate::relay::{Effect, Input, ParkingRules, Recovered};
 use expect_test::expect;
-use postrider_core::sink::TransactionLimits;
+use postrider_core::event::Position;
+use postrider_core::offset::{Offset, Watermark};
+use postrider_core::parked::Entry;
+use postrider_core::record::Outcome;
+use postrider_core::sink::{SinkProgress, TransactionLimits};
+use postrider_core::store::Cursor;
+use std::time::Duration;
 
 /// Neither the report nor the time resolves an event.
 #[test]
@@ -978,4 +986,101 @@ fn interval_counts_from_the_first_event_after_a_large_transaction() {
         wait 1            │ commit sink 0/10+0/20:2 (closed)
     "#]]
     .assert_eq(&transcript);
+}
+
+/// Row statuses that wait to be written, and with them the size of what a commit stores, are bounded: no attempt begins
+/// meanwhile. Those that are in flight then are added.
+#[test]
+fn no_attempt_begins_while_ten_thousand_row_statuses_wait_to_be_written() {
+    const ROWS: u64 = 10_100;
+    const AT_ONCE: usize = 32;
+    let rules = ParkingRules { rows_max: 20_000, ..rules(OnPoison::BlockKey) };
+    let limits = TransactionLimits { records_max: 1_000, ..transaction_limits() };
+    let mut script = Script::new(rules, Some(limits));
+    // The longest position that can be stored.
+    let commit = Offset::new(u64::MAX / 2);
+    let at = |number| Position { commit, ordinal: u64::from(u32::MAX) - number };
+    let rows: Vec<Entry> =
+        (0..ROWS).rev().map(|number| row(at(number), &number.to_string(), "waiting")).collect();
+    let cursor = Progress {
+        watermark: Watermark::resumed(Offset::new(u64::MAX / 2 + 1_000)),
+        partial: None,
+    };
+    let (same_history, same_owner) = (true, true);
+    let started = Input::Started { cursor, same_history, same_owner, parked: &rows, requests: &[] };
+    let mut attempts = Attempts::default();
+    attempts.run(&mut script, started);
+    let listed = attempts.listed.iter().map(Vec::len).max().unwrap();
+    assert!((10_000..10_000 + AT_ONCE).contains(&attempts.begun), "{}", attempts.begun);
+    assert!(listed <= attempts.begun, "{listed}");
+    let last = attempts.listed.pop().unwrap();
+    let stored = SinkProgress { cursor: Cursor::default(), published: last }.to_string();
+    assert!((300_000..400_000).contains(&stored.len()), "{} bytes", stored.len());
+    while attempts.is_writing {
+        attempts.is_writing = false;
+        attempts.run(&mut script, Input::ParkingWritten { locked: &[] });
+    }
+    assert_eq!(attempts.begun as u64, ROWS, "all of them, once there is room");
+}
+
+/// Attempts of parked events, each of which the sink takes, and whose row statuses nobody writes.
+#[derive(Default)]
+struct Attempts {
+    begun: usize,
+    /// What each commit has listed.
+    listed: Vec<Vec<Position>>,
+    /// Row statuses are being written.
+    is_writing: bool,
+}
+
+impl Attempts {
+    /// Applies an input, and answers all effects except writes of row statuses, until no more come.
+    fn run(&mut self, script: &mut Script, input: Input<'_>) {
+        let mut effects = Vec::new();
+        script.relay.apply(script.now, input, &mut effects);
+        loop {
+            let mut more = Vec::new();
+            if effects.is_empty() {
+                script.now += Duration::from_millis(20);
+                script.relay.apply(script.now, Input::Tick, &mut more);
+                if more.is_empty() {
+                    return;
+                }
+            }
+            for effect in effects {
+                let answer = match effect {
+                    Effect::RecoverSink { call } => {
+                        Input::SinkRecovered { call, recovered: Recovered::default() }
+                    }
+                    Effect::WriteCursor(_) => Input::CursorWritten,
+                    Effect::Attempt { ticket, .. } => {
+                        self.begun += 1;
+                        Input::Report { ticket, outcome: Outcome::Acked }
+                    }
+                    Effect::CommitSink { call, attempts, .. } => {
+                        self.listed.push(attempts);
+                        Input::SinkCommitted { call }
+                    }
+                    Effect::WriteParking { .. } => {
+                        self.is_writing = true;
+                        continue;
+                    }
+                    Effect::Publish(_)
+                    | Effect::Park { .. }
+                    | Effect::DeadLetterRefused { .. }
+                    | Effect::Released { .. }
+                    | Effect::Published { .. }
+                    | Effect::Overtaken { .. }
+                    | Effect::Probe { .. }
+                    | Effect::DeadLetter { .. }
+                    | Effect::Confirm(_)
+                    | Effect::Restart { .. }
+                    | Effect::Drained
+                    | Effect::Halt(_) => continue,
+                };
+                script.relay.apply(script.now, answer, &mut more);
+            }
+            effects = more;
+        }
+    }
 }
