@@ -188,13 +188,25 @@ async fn check_broker(
     let keyed = !spec.common.outbox.key.is_empty();
     let asked = tokio::task::spawn_blocking(move || sink.preflight(&needs, &topics, keyed)).await;
     // The task does not panic and is not aborted.
-    findings.append(&mut asked.unwrap_or_default());
+    let mut asked = asked.unwrap_or_default();
+    asked.iter_mut().for_each(|finding| name_the_pipeline(finding, spec.name()));
+    findings.append(&mut asked);
 }
 
 fn part(part: outbox::TopicPart) -> TopicPart {
     match part {
         outbox::TopicPart::Text(text) => TopicPart::Text(text),
         outbox::TopicPart::Columns(columns) => TopicPart::Columns(columns),
+    }
+}
+
+/// Adds `-p` to the `postrider` commands of a sink's finding: a sink does not know the name of its pipeline, without
+/// which the command is refused if the file has several pipelines.
+fn name_the_pipeline(finding: &mut Finding, pipeline: &str) {
+    for mend in finding.fix.iter_mut().filter(|mend| mend.kind == FixKind::Shell) {
+        if mend.line.starts_with("postrider ") && !mend.line.contains(" -p ") {
+            mend.line = format!("{} -p {pipeline}", mend.line);
+        }
     }
 }
 

@@ -597,6 +597,8 @@ pub struct TableFacts {
     pub persistence: Persistence,
     /// Whether the table is a partition of another table.
     pub is_partition: bool,
+    /// Whether the role of the session has the rights of the table's owner.
+    pub owned: bool,
     /// Whether inserts into the table wake a polling relay (`setup --notify`).
     pub notifies: bool,
     /// The partitions of a partitioned table.
@@ -661,7 +663,7 @@ SELECT c.oid, c.relkind::pg_catalog.text, c.relpersistence::pg_catalog.text, c.r
        k.name, k.type_name, k.not_null, k.generated, \
        EXISTS (SELECT FROM pg_catalog.pg_trigger t \
                WHERE t.tgrelid = c.oid AND t.tgname = 'postrider_notify'), \
-       k.oid, k.base_oid, k.base_modifier, k.is_text \
+       k.oid, k.base_oid, k.base_modifier, k.is_text, pg_catalog.pg_has_role(c.relowner, 'USAGE') \
 FROM pg_catalog.pg_class c \
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
 CROSS JOIN LATERAL (SELECT \
@@ -834,6 +836,7 @@ pub async fn read_table(
             },
             is_partition: row.try_get(3)?,
             notifies: row.try_get(8)?,
+            owned: row.try_get(13)?,
             partitions: Partitions::default(),
             columns: columns.collect(),
         })

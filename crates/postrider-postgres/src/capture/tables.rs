@@ -29,6 +29,12 @@ impl CaptureFacts {
         self.tables.iter().filter_map(|table| Some(table.found.as_ref()?.oid)).collect()
     }
 
+    /// Whether the role of the session has the rights of the owner of each table that exists, without which it may not
+    /// create a publication of them.
+    pub fn owned(&self) -> bool {
+        self.tables.iter().filter_map(|table| table.found.as_ref()).all(|found| found.owned)
+    }
+
     /// The OIDs of all partitions of captured tables, in ascending order.
     pub fn leaves(&self) -> Vec<u32> {
         let found = self.tables.iter().filter_map(|table| table.found.as_ref());
@@ -59,6 +65,8 @@ pub struct CapturedRelation {
     pub kind: RelationKind,
     /// How its rows are stored.
     pub persistence: Persistence,
+    /// Whether the role of the session has the rights of its owner.
+    pub owned: bool,
     /// The root of the partitioned table that it is a partition of.
     pub root: Option<TableName>,
     /// The columns, in order, without dropped ones.
@@ -173,7 +181,7 @@ SELECT w.place, c.oid, c.relkind::pg_catalog.text, c.relpersistence::pg_catalog.
        (SELECT coalesce(pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY a.attnum), '{}') \
           FROM pg_catalog.pg_attribute a \
           WHERE a.attrelid = c.oid AND a.attnum = ANY (r.prattrs::pg_catalog.int2[])), \
-       pg_catalog.pg_get_expr(r.prqual, r.prrelid) \
+       pg_catalog.pg_get_expr(r.prqual, r.prrelid), pg_catalog.pg_has_role(c.relowner, 'USAGE') \
 FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[])) \
   WITH ORDINALITY AS w (schema, name, place) \
 JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema \
@@ -300,6 +308,7 @@ fn relation(row: &Row) -> Result<Found, tokio_postgres::Error> {
             "u" => Persistence::Unlogged,
             _ => Persistence::Temporary,
         },
+        owned: row.try_get(13)?,
         root: schema.zip(root).map(|(schema, name)| TableName::new(schema, name)),
         columns: columns.collect(),
         children: row.try_get(9)?,

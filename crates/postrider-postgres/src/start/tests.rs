@@ -83,6 +83,7 @@ pub(crate) fn good() -> Facts {
             kind: RelationKind::Table,
             persistence: Persistence::Logged,
             is_partition: false,
+            owned: true,
             notifies: false,
             partitions: Partitions::default(),
             columns: columns.iter().map(column).collect(),
