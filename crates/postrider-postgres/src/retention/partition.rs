@@ -11,12 +11,17 @@
 //! detach a transaction may have added a row, so the second look is the one that counts: nobody can write to the table
 //! then except by its own name, which a lock excludes. A process that ends at any place leaves a partition, or a table
 //! with the comment, which the next pass finds in the catalog.
+//!
+//! While a partition is detached concurrently, no query of the table finds its rows. The stream needs no query. Polling
+//! would not find a row that was added meanwhile, and the mark of a row that the stream has published could not be
+//! written. So a partition of a table whose rows are marked is detached by one transaction, which excludes writers for
+//! some milliseconds and first looks for rows without a mark ([`detach_published`]).
 
 use super::hold::Hold;
 use super::limit;
 use super::root::{Child, PartitionedRoot, mark};
 use super::rows::HeldRows;
-use crate::names::literal;
+use crate::names::{TableName, literal};
 use pg_replication::error::{SourceError, SqlState};
 use std::time::Duration;
 use tokio_postgres::Client;
@@ -58,7 +63,17 @@ pub enum Taken {
     Kept(Ready),
 }
 
-/// Marks a partition with a comment, and detaches it.
+/// While a partition is detached by one transaction, writers and readers of the table wait for this session. It gives
+/// up before the server's `deadlock_timeout` (1 s), so that a statement that waits for its locks never fails.
+const EXCLUSIVE_LIMITS: &str = "SET statement_timeout = '700ms'; SET lock_timeout = '300ms'";
+
+/// Attempts of such a transaction.
+const EXCLUSIVE_ATTEMPTS: u32 = 5;
+
+/// The constraint that repeats the bounds of a partition.
+const BOUNDS: &str = "postrider_bounds";
+
+/// Marks a partition with a comment, and detaches it. Its rows are in no query of the table from its beginning on.
 pub(super) async fn detach(
     client: &Client,
     root: &PartitionedRoot,
@@ -74,6 +89,91 @@ pub(super) async fn detach(
     let detached = client.batch_execute(&sql).await.map_err(failed);
     limit(client).await?;
     detached
+}
+
+/// Marks a partition with a comment and detaches it, unless it has a row (`o`) that meets `unpublished`. Returns whether
+/// it was detached. At every moment each such row is in the queries of the table.
+pub(super) async fn detach_published(
+    client: &Client,
+    root: &PartitionedRoot,
+    child: &Child,
+    unpublished: &str,
+) -> Result<bool, SourceError> {
+    let failed = |e| SourceError::control(format!("detach partition {}", child.name), e);
+    add_bounds(client, child).await?;
+    client.batch_execute(EXCLUSIVE_LIMITS).await.map_err(failed)?;
+    let mut done = try_detach(client, root, child, unpublished).await;
+    for _ in 1..EXCLUSIVE_ATTEMPTS {
+        if !done.as_ref().is_err_and(is_waiting) {
+            break;
+        }
+        tokio::time::sleep(FINALIZE_PAUSE).await;
+        done = try_detach(client, root, child, unpublished).await;
+    }
+    limit(client).await?;
+    done
+}
+
+/// Adds the constraint with which the table is attached again, or to the archive, without reading its rows; a `DETACH
+/// CONCURRENTLY` leaves one by itself. Nobody waits while the rows are compared with it.
+async fn add_bounds(client: &Client, child: &Child) -> Result<(), SourceError> {
+    let table = &child.name;
+    let failed = |e| SourceError::control(format!("bound the rows of partition {table}"), e);
+    let sql = "SELECT pg_get_partition_constraintdef(to_regclass($1))";
+    let row = client.query_one(sql, &[&table.to_string()]).await.map_err(failed)?;
+    let Some(bounds) = row.try_get::<_, Option<String>>(0).map_err(failed)? else { return Ok(()) };
+    let sql = format!(
+        "ALTER TABLE {table} DROP CONSTRAINT IF EXISTS {BOUNDS}, ADD CONSTRAINT {BOUNDS} CHECK ({bounds}) NOT VALID"
+    );
+    client.batch_execute(&sql).await.map_err(failed)?;
+    client.batch_execute(READ_LIMITS).await.map_err(failed)?;
+    let sql = format!("ALTER TABLE {table} VALIDATE CONSTRAINT {BOUNDS}");
+    let validated = client.batch_execute(&sql).await.map_err(failed);
+    limit(client).await?;
+    validated
+}
+
+/// One attempt of [`detach_published`].
+async fn try_detach(
+    client: &Client,
+    root: &PartitionedRoot,
+    child: &Child,
+    unpublished: &str,
+) -> Result<bool, SourceError> {
+    let failed = |e| SourceError::control(format!("detach partition {}", child.name), e);
+    let detached = detach_within(client, root, child, unpublished).await;
+    let end = if matches!(detached, Ok(true)) { "COMMIT" } else { "ROLLBACK" };
+    let ended = client.batch_execute(end).await;
+    detached.and_then(|detached| ended.map(|()| detached)).map_err(failed)
+}
+
+/// Begins a transaction that detaches the partition, if it may be detached. The table is locked before its partition,
+/// as writers lock them.
+async fn detach_within(
+    client: &Client,
+    root: &PartitionedRoot,
+    child: &Child,
+    unpublished: &str,
+) -> Result<bool, tokio_postgres::Error> {
+    let (name, table) = (&root.name, &child.name);
+    let lock = format!(
+        "BEGIN; LOCK TABLE ONLY {name} IN ACCESS EXCLUSIVE MODE; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"
+    );
+    client.batch_execute(&lock).await?;
+    let sql = format!("SELECT EXISTS (SELECT FROM {table} AS o WHERE {unpublished})");
+    if client.query_one(&sql, &[]).await?.try_get(0)? {
+        return Ok(false);
+    }
+    let comment = literal(&format!("{}{}", mark(name), child.bound));
+    let detach =
+        format!("COMMENT ON TABLE {table} IS {comment}; ALTER TABLE {name} DETACH PARTITION {table}");
+    client.batch_execute(&detach).await?;
+    Ok(true)
+}
+
+/// The statement that removes the constraint with the bounds of a partition, if there is one.
+pub(super) fn drop_bounds(table: &TableName) -> String {
+    format!("ALTER TABLE {table} DROP CONSTRAINT IF EXISTS {BOUNDS}")
 }
 
 /// Ends a `DETACH CONCURRENTLY` that was interrupted.
@@ -108,8 +208,10 @@ pub(super) async fn attach_again(
     let (name, table) = (&root.name, &child.name);
     let failed = |e| SourceError::control(format!("attach partition {table} again"), e);
     let sql = format!(
-        "BEGIN; ALTER TABLE {name} ATTACH PARTITION {table} {bound}; COMMENT ON TABLE {table} IS NULL; COMMIT",
-        bound = child.bound
+        "BEGIN; ALTER TABLE {name} ATTACH PARTITION {table} {bound}; COMMENT ON TABLE {table} IS NULL; {drop_bounds}; \
+         COMMIT",
+        bound = child.bound,
+        drop_bounds = drop_bounds(table)
     );
     let Err(error) = client.batch_execute(&sql).await else { return Ok(()) };
     drop(client.batch_execute("ROLLBACK").await);
