@@ -575,6 +575,24 @@ mod tests {
     }
 
     #[test]
+    fn commands_of_a_sink_name_the_pipeline() {
+        let mut finding = Finding::error("progress_topic", "it does not exist")
+            .shell("postrider setup")
+            .shell("postrider setup -p orders --url 'u'")
+            .shell("kafka-topics.sh --create");
+        name_the_pipeline(&mut finding, "orders");
+        let lines: Vec<&str> = finding.fix.iter().map(|fix| fix.line.as_str()).collect();
+        assert_eq!(
+            lines,
+            [
+                "postrider setup -p orders",
+                "postrider setup -p orders --url 'u'",
+                "kafka-topics.sh --create"
+            ]
+        );
+    }
+
+    #[test]
     fn plain_lines_name_the_pipeline_and_the_fix() {
         expect![[r#"
             orders: ok: server_version: PostgreSQL 18.4
