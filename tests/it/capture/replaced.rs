@@ -11,7 +11,8 @@ use crate::stream::published;
 use crate::topic::ReadRecord;
 use std::collections::BTreeMap;
 
-const CAPTURE: &str = "tables = [\"orders\", \"logs\"]\ninline_threshold_rows = 10\nchunk_bytes = \"64KiB\"";
+const CAPTURE: &str =
+    "tables = [\"orders\", \"logs\"]\ninline_threshold_rows = 10\nchunk_bytes = \"64KiB\"";
 
 /// Copies of one event are the same document at the same position, and the first copies of the documents of a table are
 /// in the order of their positions: a consumer that skips what is not above the highest position misses nothing.

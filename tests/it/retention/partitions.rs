@@ -295,7 +295,8 @@ async fn polled_table_hides_no_row_that_is_not_published() {
         let hint = fixture.rule.hint(&report.errors[0], &[]).unwrap_or_default();
         assert!(hint.contains("FROM pg_stat_activity WHERE xact_start IS NOT NULL"), "{hint}");
         writer.batch("commit").await;
-        let polled = "public.outbox where published_at is null and created_at < now() - interval '30 days'";
+        let polled =
+            "public.outbox where published_at is null and created_at < now() - interval '30 days'";
         assert_eq!(fixture.count(polled).await, 1, "polling finds it");
         let report = fixture.pass().await;
         assert_eq!((report.taken, report.held.of(Guard::Unmarked)), (0, 1), "{report:?}");
@@ -317,7 +318,8 @@ async fn partitions_of_a_polled_table_are_archived_with_nothing_left_behind() {
     for version in [Version::Pg15, Version::Pg18] {
         let mut fixture = polled_by_days(version, "retention_polled_old").await;
         let sql = &fixture.pipeline.sql;
-        sql.batch("create table public.old (like public.outbox) partition by range (created_at)").await;
+        sql.batch("create table public.old (like public.outbox) partition by range (created_at)")
+            .await;
         for _ in 0..3 {
             sql.batch(OLD).await;
         }

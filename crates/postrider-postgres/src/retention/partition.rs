@@ -165,8 +165,9 @@ async fn detach_within(
         return Ok(false);
     }
     let comment = literal(&format!("{}{}", mark(name), child.bound));
-    let detach =
-        format!("COMMENT ON TABLE {table} IS {comment}; ALTER TABLE {name} DETACH PARTITION {table}");
+    let detach = format!(
+        "COMMENT ON TABLE {table} IS {comment}; ALTER TABLE {name} DETACH PARTITION {table}"
+    );
     client.batch_execute(&detach).await?;
     Ok(true)
 }

@@ -323,9 +323,12 @@ fn stops_within_transactions_lose_no_row_whether_documents_are_absolute_or_not()
                 let to = rng.u64(from..=end) + 1;
                 let again = made(&messages, &spec, absolute, &mut rng);
                 for consumer in &mut consumers {
-                    consumer.apply_all(again.events.iter().filter(|event| {
-                        (from..to).contains(&event.position.ordinal)
-                    }));
+                    consumer.apply_all(
+                        again
+                            .events
+                            .iter()
+                            .filter(|event| (from..to).contains(&event.position.ordinal)),
+                    );
                 }
                 from = if to > end { end } else { to - rng.u64(..=(to - from) / 2) };
             }
