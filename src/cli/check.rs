@@ -189,7 +189,9 @@ async fn check_broker(
     let asked = tokio::task::spawn_blocking(move || sink.preflight(&needs, &topics, keyed)).await;
     // The task does not panic and is not aborted.
     let mut asked = asked.unwrap_or_default();
-    asked.iter_mut().for_each(|finding| name_the_pipeline(finding, spec.name()));
+    for finding in &mut asked {
+        name_the_pipeline(finding, spec.name());
+    }
     findings.append(&mut asked);
 }
 

@@ -95,9 +95,9 @@ fn other_source(spec: &PipelineSpec, before: &PositionSettings) -> Halt {
             .to_owned(),
         hint: format!(
             "give the new settings a pipeline of their own: another name after [pipelines.], and postrider setup -p \
-             that name --url {admin}. To end the old one first: set the old values again, stop the writers, start, \
-             wait until postrider status shows no lag for a few seconds, stop, and postrider setup --undo -p {name} \
-             --url {admin}; it lists what is lost",
+             NAME --url {admin}. To end the old one first: set the old values again, stop the writers, start, wait \
+             until postrider status shows no lag for a few seconds, stop, and postrider setup --undo -p {name} --url \
+             {admin}; it lists what is lost",
             admin = admin_url(spec.conninfo.dbname())
         ),
     }

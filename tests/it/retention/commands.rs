@@ -325,7 +325,7 @@ async fn event_that_is_committed_beside_the_end_of_its_partition_is_published_an
         })
         .await;
         writer.batch("commit").await;
-        await_rows(&pipeline, &relay, "public.outbox where published_at is null", "0").await;
+        await_rows(&pipeline, &relay, "public.past where published_at is not null", "1").await;
         let rows =
             pipeline.sql.text("select count(*) from public.outbox").await.unwrap_or_default();
         let id = pipeline.sql.text("select id from public.past").await.expect("the old event");

@@ -100,7 +100,6 @@ pub(super) async fn detach_published(
     unpublished: &str,
 ) -> Result<bool, SourceError> {
     let failed = |e| SourceError::control(format!("detach partition {}", child.name), e);
-    add_bounds(client, child).await?;
     client.batch_execute(EXCLUSIVE_LIMITS).await.map_err(failed)?;
     let mut done = try_detach(client, root, child, unpublished).await;
     for _ in 1..EXCLUSIVE_ATTEMPTS {
@@ -116,7 +115,7 @@ pub(super) async fn detach_published(
 
 /// Adds the constraint with which the table is attached again, or to the archive, without reading its rows; a `DETACH
 /// CONCURRENTLY` leaves one by itself. Nobody waits while the rows are compared with it.
-async fn add_bounds(client: &Client, child: &Child) -> Result<(), SourceError> {
+pub(super) async fn add_bounds(client: &Client, child: &Child) -> Result<(), SourceError> {
     let table = &child.name;
     let failed = |e| SourceError::control(format!("bound the rows of partition {table}"), e);
     let sql = "SELECT pg_get_partition_constraintdef(to_regclass($1))";

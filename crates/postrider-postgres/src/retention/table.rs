@@ -6,7 +6,8 @@ use super::guard::{Guard, RowGuard, all, counts};
 use super::hold::Hold;
 use super::horizon::{Horizon, Reader, ReaderFacts};
 use super::partition::{
-    READ_LIMITS, Ready, Taken, attach_again, detach, detach_published, drop_bounds, finalize,
+    READ_LIMITS, Ready, Taken, add_bounds, attach_again, detach, detach_published, drop_bounds,
+    finalize,
 };
 use super::root::{Child, PartitionState, PartitionedRoot};
 use super::rows::{Archive, BlockRange, Chunk, HeldRows};
@@ -507,6 +508,9 @@ impl RetentionTable {
             let ready = self.ready(client, &child.name).await?;
             if ready != Ready::Yes {
                 return Ok(Taken::Kept(ready));
+            }
+            if self.rule.marked {
+                add_bounds(client, child).await?;
             }
         }
         if !enter(client, &root.name).await? {
