@@ -33,13 +33,18 @@ pub(super) const READ_LIMITS: &str = "SET statement_timeout = '5min'";
 /// session.
 const DETACH_LIMITS: &str = "SET statement_timeout = '30s'; SET lock_timeout = '10s'";
 
-/// `FINALIZE` waits for older snapshots with its locks. It ends before the server's `deadlock_timeout` (1 s), so that a
-/// statement that waits for these locks never fails.
-const FINALIZE_LIMITS: &str = "SET statement_timeout = '700ms'; SET lock_timeout = '300ms'";
+/// While a `FINALIZE` waits for older snapshots, and while a partition is detached by one transaction, writers and
+/// readers of the table wait for this session. It gives up before the server's `deadlock_timeout` (1 s), so that a
+/// statement that waits for its locks never fails.
+const EXCLUSIVE_LIMITS: &str = "SET statement_timeout = '700ms'; SET lock_timeout = '300ms'";
 
-/// Attempts of a `FINALIZE`, and the pause between two of them: they take 10 seconds together.
+/// Attempts of a `FINALIZE`, which take 10 seconds together, and of such a transaction; the pause between two of them.
 const FINALIZE_ATTEMPTS: u32 = 10;
-const FINALIZE_PAUSE: Duration = Duration::from_millis(300);
+const DETACH_ATTEMPTS: u32 = 5;
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(300);
+
+/// The constraint that repeats the bounds of a partition.
+const BOUNDS: &str = "postrider_bounds";
 
 /// Whether all rows of a partition may be removed.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -62,16 +67,6 @@ pub enum Taken {
     /// It is a partition of the table, as before.
     Kept(Ready),
 }
-
-/// While a partition is detached by one transaction, writers and readers of the table wait for this session. It gives
-/// up before the server's `deadlock_timeout` (1 s), so that a statement that waits for its locks never fails.
-const EXCLUSIVE_LIMITS: &str = "SET statement_timeout = '700ms'; SET lock_timeout = '300ms'";
-
-/// Attempts of such a transaction.
-const EXCLUSIVE_ATTEMPTS: u32 = 5;
-
-/// The constraint that repeats the bounds of a partition.
-const BOUNDS: &str = "postrider_bounds";
 
 /// Marks a partition with a comment, and detaches it. Its rows are in no query of the table from its beginning on.
 pub(super) async fn detach(
@@ -102,11 +97,11 @@ pub(super) async fn detach_published(
     let failed = |e| SourceError::control(format!("detach partition {}", child.name), e);
     client.batch_execute(EXCLUSIVE_LIMITS).await.map_err(failed)?;
     let mut done = try_detach(client, root, child, unpublished).await;
-    for _ in 1..EXCLUSIVE_ATTEMPTS {
+    for _ in 1..DETACH_ATTEMPTS {
         if !done.as_ref().is_err_and(is_waiting) {
             break;
         }
-        tokio::time::sleep(FINALIZE_PAUSE).await;
+        tokio::time::sleep(ATTEMPT_PAUSE).await;
         done = try_detach(client, root, child, unpublished).await;
     }
     limit(client).await?;
@@ -184,7 +179,7 @@ pub(super) async fn finalize(
 ) -> Result<(), SourceError> {
     let (name, table) = (&root.name, &child.name);
     let failed = |e| SourceError::control(format!("finish the detach of partition {table}"), e);
-    client.batch_execute(FINALIZE_LIMITS).await.map_err(failed)?;
+    client.batch_execute(EXCLUSIVE_LIMITS).await.map_err(failed)?;
     let sql = format!("ALTER TABLE {name} DETACH PARTITION {table} FINALIZE");
     let mut done = client.batch_execute(&sql).await.map_err(failed);
     for _ in 1..FINALIZE_ATTEMPTS {
@@ -192,7 +187,7 @@ pub(super) async fn finalize(
         if !done.as_ref().is_err_and(is_waiting) {
             break;
         }
-        tokio::time::sleep(FINALIZE_PAUSE).await;
+        tokio::time::sleep(ATTEMPT_PAUSE).await;
         done = client.batch_execute(&sql).await.map_err(failed);
     }
     limit(client).await?;
