@@ -60,7 +60,7 @@ async fn document_that_is_refused_holds_back_its_table_and_nothing_comes_out_of_
         alter(&pipeline.topic, "max.message.bytes", "1000000").await;
         await_that("all parked documents to be published", SOON, || async {
             let left = parked(&pipeline).await;
-            if left.is_empty() { Ok(()) } else { Err(left) }
+            if left.is_empty() { Ok(()) } else { Err(left.join(" ")) }
         })
         .await;
         pipeline.sql.batch("update orders set n = 8 where id = 7").await;
