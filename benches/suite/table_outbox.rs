@@ -233,9 +233,12 @@ fn cells(text: &mut String, values: &[f64], shown: impl Fn(f64) -> String) {
     }
 }
 
-/// Replaces the result in the page.
+/// Replaces the result in the page, if it is in the directory of the pages.
 fn write(page: &Path, text: &str) {
-    let old = fs::read_to_string(page).expect("docs/table-outbox.md");
+    let Ok(old) = fs::read_to_string(page) else {
+        println!("there is no {}: the result is only printed", page.display());
+        return;
+    };
     let (before, rest) = old.split_once(BEGIN).expect("the place of the result");
     let (_, after) = rest.split_once(END).expect("its end");
     fs::write(page, format!("{before}{BEGIN}\n{text}{END}{after}")).expect("a page");

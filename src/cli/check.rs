@@ -188,13 +188,27 @@ async fn check_broker(
     let keyed = !spec.common.outbox.key.is_empty();
     let asked = tokio::task::spawn_blocking(move || sink.preflight(&needs, &topics, keyed)).await;
     // The task does not panic and is not aborted.
-    findings.append(&mut asked.unwrap_or_default());
+    let mut asked = asked.unwrap_or_default();
+    for finding in &mut asked {
+        name_the_pipeline(finding, spec.name());
+    }
+    findings.append(&mut asked);
 }
 
 fn part(part: outbox::TopicPart) -> TopicPart {
     match part {
         outbox::TopicPart::Text(text) => TopicPart::Text(text),
         outbox::TopicPart::Columns(columns) => TopicPart::Columns(columns),
+    }
+}
+
+/// Adds `-p` to the `postrider` commands of a sink's finding: a sink does not know the name of its pipeline, without
+/// which the command is refused if the file has several pipelines.
+fn name_the_pipeline(finding: &mut Finding, pipeline: &str) {
+    for mend in finding.fix.iter_mut().filter(|mend| mend.kind == FixKind::Shell) {
+        if mend.line.starts_with("postrider ") && !mend.line.contains(" -p ") {
+            mend.line = format!("{} -p {pipeline}", mend.line);
+        }
     }
 }
 
@@ -560,6 +574,24 @@ mod tests {
             route: "db:5432 → k1:9092".to_owned(),
             findings,
         }]
+    }
+
+    #[test]
+    fn commands_of_a_sink_name_the_pipeline() {
+        let mut finding = Finding::error("progress_topic", "it does not exist")
+            .shell("postrider setup")
+            .shell("postrider setup -p orders --url 'u'")
+            .shell("kafka-topics.sh --create");
+        name_the_pipeline(&mut finding, "orders");
+        let lines: Vec<&str> = finding.fix.iter().map(|fix| fix.line.as_str()).collect();
+        assert_eq!(
+            lines,
+            [
+                "postrider setup -p orders",
+                "postrider setup -p orders --url 'u'",
+                "kafka-topics.sh --create"
+            ]
+        );
     }
 
     #[test]

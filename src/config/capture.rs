@@ -21,8 +21,14 @@ const CHUNK_BYTES_MAX: u64 = 64 << 20;
 
 /// Schemas whose tables are no application's: those of PostgreSQL, and Postrider's own, whose changes publishing would
 /// itself cause.
-const NOT_CAPTURED: [&str; 5] =
-    ["pg_catalog", "information_schema", "postrider", "postrider_log", "postrider_outbox"];
+const NOT_CAPTURED: [&str; 6] = [
+    "pg_catalog",
+    "information_schema",
+    "postrider",
+    "postrider_log",
+    "postrider_inbox",
+    "postrider_outbox",
+];
 
 /// Reads the table; `None` if it is not in the file.
 pub(super) fn read(section: Section<'_>) -> Option<CaptureSpec> {

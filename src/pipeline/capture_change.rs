@@ -7,6 +7,7 @@ use super::spec::PipelineSpec;
 use crate::error::{Halt, HaltReason};
 use crate::postgres::SourceError;
 use crate::postgres::catalog;
+use crate::postgres::names::admin_url;
 use crate::postgres::store::cursor::{PositionSettings, SettingsRow};
 use tokio_postgres::Client;
 
@@ -93,9 +94,11 @@ fn other_source(spec: &PipelineSpec, before: &PositionSettings) -> Halt {
         meaning: "nothing was published. The slot has events of the old settings, which these settings do not publish"
             .to_owned(),
         hint: format!(
-            "give the new settings a pipeline of their own: another name after [pipelines.], and postrider setup. To \
-             end the old one first: set the old values again, stop the writers, start, wait until postrider status \
-             shows no lag for a few seconds, stop, and postrider setup --undo -p {name}; it lists what is lost"
+            "give the new settings a pipeline of their own: another name after [pipelines.], and postrider setup -p \
+             NAME --url {admin}. To end the old one first: set the old values again, stop the writers, start, wait \
+             until postrider status shows no lag for a few seconds, stop, and postrider setup --undo -p {name} --url \
+             {admin}; it lists what is lost",
+            admin = admin_url(spec.conninfo.dbname())
         ),
     }
 }

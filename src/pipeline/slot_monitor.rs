@@ -12,12 +12,10 @@ use super::timer::Timer;
 use crate::error::{Halt, HaltReason};
 use crate::offset::Offset;
 use crate::postgres::SourceError;
-use crate::postgres::capture::tables::CaptureVersion;
-use crate::postgres::catalog::{
-    self, AffectedRows, LeafChange, PublicationChange, PublicationVersion, SlotRow,
-};
+use crate::postgres::catalog::{self, AffectedRows, LeafChange, SlotRow};
 use crate::postgres::control::{self, Control};
 use crate::postgres::names::literal;
+use crate::postgres::publication_version::{PublicationChange, PublicationVersion};
 use crate::postgres::start::{self, Facts, Resume};
 use crate::postgres::store::cursor::SnapshotPolicy;
 use crate::postgres::store::parked;
@@ -49,7 +47,7 @@ enum KnownPublication {
     Outbox(PublicationVersion, u32),
     /// The publication of captured tables. What it may have left out before the stream began is in no table, so the
     /// start has logged it and nothing is to follow.
-    Captured(CaptureVersion),
+    Captured(PublicationVersion),
 }
 
 impl PublicationState {
@@ -268,7 +266,7 @@ async fn publication_now(
 fn captured_now(
     spec: &PipelineSpec,
     facts: &Facts,
-    before: &CaptureVersion,
+    before: &PublicationVersion,
 ) -> Result<KnownPublication, Halt> {
     let publication = facts.captured.as_ref().and_then(|captured| captured.publication.as_ref());
     let Some(now) = publication.map(|publication| &publication.version) else {

@@ -108,7 +108,14 @@ impl Pipeline {
     /// tables; `capture` has the lines of `[pipelines.NAME.capture]`.
     pub(crate) async fn capturing(version: Version, test: &str, ddl: &str, capture: &str) -> Self {
         let database = Database::create(version, test).await;
-        let (url, brokers, name) = (database.socket_url(), brokers(), unique(test));
+        let mut pipeline = Self::capturing_on(&database.socket_url(), test, ddl, capture).await;
+        pipeline.database = Some(database);
+        pipeline
+    }
+
+    /// The same in a database of any server.
+    pub(crate) async fn capturing_on(url: &str, test: &str, ddl: &str, capture: &str) -> Self {
+        let (brokers, name) = (brokers(), unique(test));
         let topic = Topics::new(&brokers, test).create("events", 1).await;
         let config = format!(
             "[pipelines.{name}]\n\
@@ -118,9 +125,9 @@ impl Pipeline {
              [pipelines.{name}.sink]\nkind = \"kafka\"\nbrokers = \"{brokers}\"\n",
             topic.name
         );
-        let sql = Client::connect(&url).await.expect("a session");
+        let sql = Client::connect(url).await.expect("a session");
         sql.batch(ddl).await;
-        Self { name, url, topic, config, sql, database: Some(database) }
+        Self { name, url: url.to_owned(), topic, config, sql, database: None }
     }
 
     /// From now on no more events than these are on their way to the broker.

@@ -6,6 +6,7 @@
 
 use crate::error::SourceError;
 use crate::names::TableName;
+use crate::publication_version::{self, PublicationVersion};
 use crate::value_types::TypeFacts;
 use crate::wire::Lsn;
 use postrider_core::store::PipelineKey;
@@ -386,72 +387,6 @@ impl PublicationFacts {
     }
 }
 
-/// The versions of the catalog rows of a publication. PostgreSQL decodes with the publication as it was at each commit
-/// and reports no change in the stream, so a change that was undone before it was noticed shows only here: every change
-/// gives the changed row another `xmin`, and a row that was deleted and created again has another OID.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct PublicationVersion {
-    /// OID and `xmin` of the publication's row, and of the rows that add the outbox table to it ([`version_sql`]).
-    rows: String,
-    /// The OIDs alone.
-    oids: String,
-    /// What the publication publishes, and its owner.
-    settings: String,
-    /// The snapshot that saw these rows.
-    snapshot: String,
-}
-
-/// How a publication changed between two readings.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum PublicationChange {
-    /// The publication was not changed.
-    Unchanged,
-    /// One statement explains the change, and the publication published inserts of the table before and after it.
-    Explained,
-    /// The publication was changed and changed back, or dropped and created again: rows in between may have been left
-    /// out.
-    MayHaveLeftOut,
-}
-
-impl PublicationVersion {
-    /// Compares this version with `now`. Both publish inserts of the outbox table.
-    pub fn change(&self, now: &Self) -> PublicationChange {
-        if self.rows == now.rows {
-            PublicationChange::Unchanged
-        } else if self.oids == now.oids && self.settings != now.settings {
-            PublicationChange::Explained
-        } else {
-            PublicationChange::MayHaveLeftOut
-        }
-    }
-
-    /// OIDs and `xmin`s, as [`version_sql`] gives them.
-    pub(super) fn rows(&self) -> &str {
-        &self.rows
-    }
-}
-
-/// An SQL expression for the catalog rows of publication `name` and for the entry of the table with OID `table` in it,
-/// both SQL expressions: OIDs and, with `xmin`, their versions.
-pub(super) fn version_sql(name: &str, table: &str, xmin: bool) -> String {
-    let row = |row: &str| {
-        let xmin = if xmin { format!(" || '.' || {row}.xmin::text") } else { String::new() };
-        format!("{row}.oid::text{xmin}")
-    };
-    format!(
-        "(SELECT {publication} \
-            || coalesce(' table ' || (SELECT {relation} FROM pg_catalog.pg_publication_rel vr \
-                 WHERE vr.prpubid = vp.oid AND vr.prrelid = {table}), '') \
-            || coalesce(' schema ' || (SELECT {schema} FROM pg_catalog.pg_publication_namespace vn \
-                 JOIN pg_catalog.pg_class vc ON vc.relnamespace = vn.pnnspid \
-                 WHERE vn.pnpubid = vp.oid AND vc.oid = {table}), '') \
-          FROM pg_catalog.pg_publication vp WHERE vp.pubname = {name})",
-        publication = row("vp"),
-        relation = row("vr"),
-        schema = row("vn"),
-    )
-}
-
 /// How a publication publishes one table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PublishedTable {
@@ -476,8 +411,7 @@ SELECT p.pubinsert, p.pubdelete OR p.pubtruncate, p.puballtables, p.pubviaroot, 
                         WHERE r.prpubid = p.oid AND r.prrelid = c.oid) \
                 OR EXISTS (SELECT FROM pg_catalog.pg_publication_namespace s \
                            WHERE s.pnpubid = p.oid AND s.pnnspid = n.oid))), \
-       pg_catalog.concat_ws(' ', p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot, p.pubowner), \
-       pg_catalog.pg_current_snapshot()::pg_catalog.text, {rows}, {oids}, p.pubupdate \
+       p.pubupdate, {version} \
 FROM pg_catalog.pg_publication p \
 LEFT JOIN LATERAL ( \
   SELECT x.schemaname, x.tablename, x.attnames, x.rowfilter \
@@ -505,8 +439,9 @@ pub async fn read_publication(
     let oid = "(SELECT vt.oid FROM pg_catalog.pg_class vt \
                JOIN pg_catalog.pg_namespace vs ON vs.oid = vt.relnamespace \
                WHERE vs.nspname = $2::pg_catalog.text AND vt.relname = $3::pg_catalog.text)";
-    let version = |xmin| version_sql("$1::pg_catalog.text", oid, xmin);
-    let sql = FACTS.replace("{rows}", &version(true)).replace("{oids}", &version(false));
+    let rows = |xmin| publication_version::table_sql("$1::pg_catalog.text", oid, xmin);
+    let version = publication_version::columns_sql(&rows(true), &rows(false), "");
+    let sql = FACTS.replace("{version}", &version);
     let row = client.query_opt(&sql, &[&name, &schema, &relation]).await.map_err(failed)?;
     row.map(|row| publication_from_row(&row).map_err(failed)).transpose()
 }
@@ -516,19 +451,14 @@ fn publication_from_row(row: &Row) -> Result<PublicationFacts, tokio_postgres::E
     let row_filter: Option<String> = row.try_get(5)?;
     Ok(PublicationFacts {
         insert: row.try_get(0)?,
-        update: row.try_get(12)?,
+        update: row.try_get(8)?,
         delete_or_truncate: row.try_get(1)?,
         all_tables: row.try_get(2)?,
         via_root: row.try_get(3)?,
         names_table: row.try_get(7)?,
         table: columns.map(|columns| PublishedTable { row_filter, columns }),
         other_tables: u32::try_from(row.try_get::<_, i64>(6)?).unwrap_or(u32::MAX),
-        version: PublicationVersion {
-            settings: row.try_get(8)?,
-            snapshot: row.try_get(9)?,
-            rows: row.try_get(10)?,
-            oids: row.try_get(11)?,
-        },
+        version: PublicationVersion::read(row, 9)?,
     })
 }
 
@@ -574,7 +504,7 @@ pub async fn affected_rows(
          WHERE NOT pg_catalog.pg_visible_in_snapshot((past.at - ((past.at - o.xmin::text::int8) & 4294967295)) \
                    ::text::xid8, $1::text::pg_catalog.pg_snapshot)"
     );
-    let rows = match client.query_one(&sql, &[&version.snapshot]).await {
+    let rows = match client.query_one(&sql, &[&version.snapshot()]).await {
         Ok(row) => Some(row.try_get::<_, i64>(0).map_err(failed)?.unsigned_abs()),
         // No right to read it, or too large to be read within the session's time.
         Err(error) if error.as_db_error().is_some() => None,
@@ -634,15 +564,6 @@ SELECT EXISTS (SELECT FROM news WHERE NOT created), EXISTS (SELECT FROM news WHE
     })
 }
 
-#[cfg(test)]
-impl PublicationVersion {
-    /// A version for tests.
-    pub fn of(rows: &str, oids: &str, settings: &str) -> Self {
-        let [rows, oids, settings] = [rows, oids, settings].map(str::to_owned);
-        Self { rows, oids, settings, snapshot: "10:10:".to_owned() }
-    }
-}
-
 /// The kind of relation that has the table's name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RelationKind {
@@ -676,6 +597,8 @@ pub struct TableFacts {
     pub persistence: Persistence,
     /// Whether the table is a partition of another table.
     pub is_partition: bool,
+    /// Whether the role of the session has the rights of the table's owner.
+    pub owned: bool,
     /// Whether inserts into the table wake a polling relay (`setup --notify`).
     pub notifies: bool,
     /// The partitions of a partitioned table.
@@ -740,7 +663,7 @@ SELECT c.oid, c.relkind::pg_catalog.text, c.relpersistence::pg_catalog.text, c.r
        k.name, k.type_name, k.not_null, k.generated, \
        EXISTS (SELECT FROM pg_catalog.pg_trigger t \
                WHERE t.tgrelid = c.oid AND t.tgname = 'postrider_notify'), \
-       k.oid, k.base_oid, k.base_modifier, k.is_text \
+       k.oid, k.base_oid, k.base_modifier, k.is_text, pg_catalog.pg_has_role(c.relowner, 'USAGE') \
 FROM pg_catalog.pg_class c \
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
 CROSS JOIN LATERAL (SELECT \
@@ -913,6 +836,7 @@ pub async fn read_table(
             },
             is_partition: row.try_get(3)?,
             notifies: row.try_get(8)?,
+            owned: row.try_get(13)?,
             partitions: Partitions::default(),
             columns: columns.collect(),
         })
@@ -989,31 +913,6 @@ mod tests {
                 message.contains("two servers") && message.contains("load balancer"),
                 "{message}"
             );
-        }
-    }
-}
-
-#[cfg(test)]
-mod publication_tests {
-    use super::*;
-
-    #[test]
-    fn a_change_that_was_undone_is_distinguished_from_one_that_remains() {
-        let before = PublicationVersion::of("1.7 table 2.7", "1 table 2", "insert");
-        for (rows, oids, settings, change) in [
-            ("1.7 table 2.7", "1 table 2", "insert", PublicationChange::Unchanged),
-            ("1.9 table 2.7", "1 table 2", "insert, delete", PublicationChange::Explained),
-            // Changed and changed back, or changed to the current value.
-            ("1.9 table 2.7", "1 table 2", "insert", PublicationChange::MayHaveLeftOut),
-            // Removed and added again.
-            ("1.7 table 3.9", "1 table 3", "insert", PublicationChange::MayHaveLeftOut),
-            ("1.9 table 3.9", "1 table 3", "insert, delete", PublicationChange::MayHaveLeftOut),
-            // Dropped and created again.
-            ("4.9 table 5.9", "4 table 5", "insert", PublicationChange::MayHaveLeftOut),
-            ("1.9 schema 3.9", "1 schema 3", "insert", PublicationChange::MayHaveLeftOut),
-        ] {
-            let now = PublicationVersion::of(rows, oids, settings);
-            assert_eq!(before.change(&now), change, "{rows} {settings}");
         }
     }
 }

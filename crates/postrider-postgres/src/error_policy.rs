@@ -582,11 +582,11 @@ fn from_table(names: &Names) -> String {
             "every change that was committed after SELECT watermark FROM postrider.cursor WHERE pipeline = {key} and \
              before a new slot is lost as an event; the tables have their result. A new slot, and the publication if \
              it does not exist, begins with: SELECT pg_drop_replication_slot({}); then DELETE FROM postrider.cursor \
-             WHERE pipeline = {key}; then postrider setup -p {pipeline}. Then load the consumers again from the \
-             tables: {}",
+             WHERE pipeline = {key}; then {setup}. Then load the consumers again from the tables: {}",
             literal(&names.slot),
             names.captured_list(),
-            key = literal(pipeline)
+            key = literal(pipeline),
+            setup = setup_as_admin(names)
         );
     }
     let Some(table) = &names.table else {

@@ -26,6 +26,7 @@ pub mod names;
 pub mod pipeline_lock;
 pub mod poll;
 pub mod preflight;
+pub mod publication_version;
 pub mod repair;
 pub mod replay;
 pub mod retention;

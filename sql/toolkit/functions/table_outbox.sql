@@ -3,7 +3,8 @@
 -- rights of another role.
 --
 -- Locks: the list of outboxes first, then the table and its partitions, then the tables of the outbox. A writer has
--- them in the same order.
+-- them in the same order. disable_outbox takes its strongest lock of the table at once: with a weaker one first, a
+-- transaction that has read the table and then writes would be waited for, and would wait.
 
 CREATE OR REPLACE FUNCTION postrider.outbox_get(p_name text) RETURNS postrider.table_outbox
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$

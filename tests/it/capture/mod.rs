@@ -2,8 +2,10 @@
 
 mod documents;
 mod keeper;
+mod parked;
 mod publication;
 mod refusals;
+mod replaced;
 mod sequences;
 mod setup;
 

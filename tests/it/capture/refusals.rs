@@ -171,6 +171,39 @@ const REFUSED: &[Refused] = &[
         then: "",
     },
     Refused {
+        input: "a captured foreign table",
+        version: Version::Pg17,
+        ddl: "create foreign data wrapper w; create server s foreign data wrapper w; \
+              create foreign table t (id int) server s",
+        capture: "tables = [\"t\"]",
+        id: "capture_kind",
+        says: "is not a table",
+        fix: "name the tables themselves",
+        then: "",
+    },
+    Refused {
+        input: "a captured sequence",
+        version: Version::Pg16,
+        ddl: "create sequence t",
+        capture: "tables = [\"t\"]",
+        id: "capture_kind",
+        says: "is not a table",
+        fix: "name the tables themselves",
+        then: "",
+    },
+    // A name without a schema is that of a table in public, and one in a schema of temporary tables is refused in the
+    // file.
+    Refused {
+        input: "a captured temporary table",
+        version: Version::Pg18,
+        ddl: "create temporary table t (id int primary key)",
+        capture: "tables = [\"t\"]",
+        id: "capture_missing",
+        says: "does not exist",
+        fix: "correct capture.tables",
+        then: "create table public.t (id int primary key)",
+    },
+    Refused {
         input: "a captured table that is unlogged",
         version: Version::Pg15,
         ddl: "create unlogged table t (id int primary key)",
@@ -179,6 +212,28 @@ const REFUSED: &[Refused] = &[
         says: "unlogged",
         fix: "SET LOGGED",
         then: "alter table t set logged",
+    },
+    Refused {
+        input: "a captured partitioned table that is unlogged",
+        version: Version::Pg15,
+        ddl: "create unlogged table t (id int primary key) partition by range (id)",
+        capture: "tables = [\"t\"]",
+        id: "capture_unlogged",
+        says: "marked UNLOGGED",
+        fix: "without UNLOGGED in its place",
+        then: "",
+    },
+    Refused {
+        input: "a captured table with a foreign partition",
+        version: Version::Pg18,
+        ddl: "create foreign data wrapper w; create server s foreign data wrapper w; \
+              create table t (id int) partition by range (id); alter table t replica identity full; \
+              create foreign table t1 partition of t for values from (0) to (10) server s",
+        capture: "tables = [\"t\"]",
+        id: "capture_partition_unlogged",
+        says: "is a foreign table",
+        fix: "DETACH PARTITION public.t1",
+        then: "alter table t detach partition t1",
     },
     Refused {
         input: "a captured table with an unlogged partition",

@@ -12,12 +12,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Two tables with different identities.
-const DDL: &str = "create table orders (id int primary key, n int, note text); \
+pub(super) const DDL: &str = "create table orders (id int primary key, n int, note text); \
                    create table logs (id int primary key, n int, note text); \
                    alter table logs replica identity full";
 
 /// A transaction that changes the rows of both tables in turn: it inserts, updates and deletes.
-fn large(rows: usize) -> String {
+pub(super) fn large(rows: usize) -> String {
     format!(
         "do $$ begin \
            for i in 1..{rows} loop \
@@ -40,13 +40,13 @@ async fn pipeline(version: Version, test: &str, threshold: u32) -> Pipeline {
     pipeline
 }
 
-async fn confirmed(pipeline: &Pipeline) {
+pub(super) async fn confirmed(pipeline: &Pipeline) {
     let end = pipeline.wal_end().await;
     await_that("all to be confirmed", 3 * SOON, || pipeline.confirmed(&end)).await;
 }
 
 /// Every sequence is complete and in order, among records without repetitions.
-fn assert_sequences(records: &[ReadRecord], threshold: usize) -> usize {
+pub(super) fn assert_sequences(records: &[ReadRecord], threshold: usize) -> usize {
     let mut open: Vec<(String, String, u64)> = Vec::new();
     let mut complete = 0;
     for record in records {
@@ -75,7 +75,7 @@ fn assert_sequences(records: &[ReadRecord], threshold: usize) -> usize {
 }
 
 /// Without the records whose id came before.
-fn first_copies(records: &[ReadRecord]) -> Vec<ReadRecord> {
+pub(super) fn first_copies(records: &[ReadRecord]) -> Vec<ReadRecord> {
     let mut seen = BTreeSet::new();
     let first = |record: &&ReadRecord| seen.insert(record.header("id").map(str::to_owned));
     records.iter().filter(first).cloned().collect()

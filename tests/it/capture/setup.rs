@@ -3,6 +3,8 @@
 
 use super::{BOTH, TABLES, finding, findings, ours, said};
 use crate::await_that::SOON;
+use crate::check::Patient;
+use crate::halted::run_to_halt;
 use crate::pipeline::Pipeline;
 use crate::relay::{postrider, postrider_ok};
 use crate::server::{Client, Version, describe, unique};
@@ -224,6 +226,39 @@ async fn neither_the_relay_nor_a_writer_needs_a_right() {
             .sql
             .batch(&format!("drop owned by {relay}, {writer}; drop role {relay}, {writer}"))
             .await;
+    }
+}
+
+/// The relay's role may create schemas and slots, and does not own the tables: what `check` and the halt print is a
+/// command for an administrator, and it works.
+#[tokio::test]
+async fn proposed_setup_is_for_an_administrator_if_the_relay_does_not_own_the_tables() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let mut pipeline = Pipeline::capturing(version, "proposed", TABLES, BOTH).await;
+        let relay = unique("relay");
+        let database = database(&pipeline).await;
+        let role = format!(
+            "create role {relay} login replication; grant create on database {database} to {relay}"
+        );
+        pipeline.sql.batch(&role).await;
+        let admin = pipeline.url.clone();
+        let own = admin.replacen("user=postgres", &format!("user={relay}"), 1);
+        let own = own.replacen("://postgres@", &format!("://{relay}@"), 1);
+        assert_ne!(own, admin, "the URL names a user");
+        pipeline.config = pipeline.config.replace(&admin, &own);
+        let halted = run_to_halt(&pipeline.config).await;
+        assert!(halted.hint.contains("--url postgresql://ADMIN@HOST/"), "{halted:#?}");
+        let patient = Patient::new(&pipeline.config, &admin);
+        let checked = patient.check(&[]);
+        let missing = checked.expect("publication_missing", "error");
+        assert!(missing["mend"].to_string().contains(" --url "), "{missing:#}");
+        patient.mend(missing).await;
+        let checked = patient.check(&[]);
+        assert!(checked.find("publication_missing").is_none(), "{checked}");
+        let process = pipeline.run();
+        process.await_state("streaming", SOON).await;
+        assert_eq!(process.terminate(SOON).await.code, Some(0));
+        pipeline.sql.batch(&format!("drop owned by {relay}; drop role {relay}")).await;
     }
 }
 

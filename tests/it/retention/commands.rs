@@ -284,6 +284,57 @@ async fn relay_that_is_killed_while_a_partition_is_detached_is_continued() {
     }
 }
 
+/// A transaction has inserted an old event and is open while `postrider retain` wants to drop the partition: after its
+/// commit the event is published, and its row gets its mark, by the stream too.
+#[tokio::test]
+async fn event_that_is_committed_beside_the_end_of_its_partition_is_published_and_marked() {
+    for (version, mode, state) in
+        [(Version::Pg15, "poll", "polling"), (Version::Pg18, "auto", "streaming")]
+    {
+        let mut pipeline = Pipeline::in_layout(version, "retention_beside", "adr30").await;
+        postrider_ok(&pipeline.config, &["setup", "--undo", "--yes"]);
+        let head = format!("[pipelines.{}]\n", pipeline.name);
+        let with = format!("{head}mode = \"{mode}\"\npoll = {{ interval = \"50ms\" }}\n");
+        pipeline.config = pipeline.config.replacen(&head, &with, 1);
+        retains(&mut pipeline, "keep = \"7d\"\naction = \"drop\"");
+        pipeline
+            .sql
+            .batch(
+                "alter table public.outbox rename to plain; \
+                 create table public.outbox (like public.plain including defaults) partition by range (created_at); \
+                 create table public.past partition of public.outbox for values from (minvalue) \
+                   to (date_trunc('day', now()) - interval '9 days'); \
+                 create table public.present partition of public.outbox for values \
+                   from (date_trunc('day', now()) - interval '9 days') to (maxvalue)",
+            )
+            .await;
+        postrider_ok(&pipeline.config, &["setup"]);
+        let relay = pipeline.run();
+        relay.await_state(state, SOON).await;
+        let event = "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload, created_at) \
+                     values ('o', gen_random_uuid(), 'e', '1', now() - interval '30 days')";
+        let writer = Client::connect(&pipeline.url).await.unwrap();
+        writer.batch(&format!("begin; {event}")).await;
+        await_that("a pass that waits for the transaction", SOON, || async {
+            // Another transaction, which the pass needs to be resolved.
+            pipeline.sql.batch(&event.replace("30 days", "1 day")).await;
+            let pass = postrider(&pipeline.config, &["retain"]);
+            let printed = [&pass.stdout, &pass.stderr].map(|text| String::from_utf8_lossy(text));
+            let printed = printed.concat();
+            if printed.contains("xact_start") { Ok(()) } else { Err(printed) }
+        })
+        .await;
+        writer.batch("commit").await;
+        await_rows(&pipeline, &relay, "public.past where published_at is not null", "1").await;
+        let rows =
+            pipeline.sql.text("select count(*) from public.outbox").await.unwrap_or_default();
+        let id = pipeline.sql.text("select id from public.past").await.expect("the old event");
+        let records = pipeline.topic.await_records(rows.parse().expect("a number"), SOON).await;
+        assert!(records.iter().any(|record| record.header("id") == Some(&*id)), "{records:?}");
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
+}
+
 /// The role of the relay has no right to delete: the reason is printed with the GRANT.
 #[tokio::test]
 async fn missing_rights_are_named_with_the_statement_that_grants_them() {

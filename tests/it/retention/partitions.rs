@@ -209,7 +209,7 @@ async fn partition_that_a_reader_holds_is_reported_and_taken_by_a_later_pass() {
     assert!(count > 0 && longest < Duration::from_secs(1), "{count}, {longest:?}");
     assert_eq!(report.taken, 0, "{report:?}");
     let hint = fixture.rule.hint(&report.errors[0], &[]).unwrap_or_default();
-    assert!(hint.contains("FROM pg_stat_activity WHERE backend_xmin IS NOT NULL"), "{hint}");
+    assert!(hint.contains("FROM pg_stat_activity WHERE xact_start IS NOT NULL"), "{hint}");
     holder.batch("commit").await;
     let report = fixture.pass().await;
     assert_eq!((report.taken, report.errors.len()), (2, 0), "{report:?}");
@@ -240,6 +240,99 @@ async fn partition_that_got_a_row_while_it_was_detached_is_attached_again() {
         fixture.published().await;
         assert_eq!(fixture.pass().await.taken, 1);
         assert_eq!(fixture.count("pg_class where relname = 'wide'").await, 0);
+    }
+}
+
+/// An outbox that is polled, by days. Its rows have marks.
+async fn polled_by_days(version: Version, test: &str) -> Fixture {
+    let settings = RetentionSettings {
+        keep: Some(3 * DAY),
+        action: RetentionAction::Drop,
+        width: Some(Width::Day),
+        ..RetentionSettings::default()
+    };
+    let mut fixture = Fixture::with(version, test, Layout::Adr30, settings).await;
+    (fixture.rule.mode, fixture.rule.marked) = ("poll", true);
+    let sql = &fixture.pipeline.sql;
+    sql.batch(
+        "alter table public.outbox rename to plain; \
+         create table public.outbox (like public.plain including defaults) partition by range (created_at); \
+         create index on public.outbox (created_at) where published_at is null; \
+         create table public.wide partition of public.outbox for values \
+           from (date_trunc('day', now()) - interval '40 days') to (date_trunc('day', now()) - interval '30 days'); \
+         create table public.d3 partition of public.outbox for values \
+           from (date_trunc('day', now()) - interval '3 days') to (date_trunc('day', now()))",
+    )
+    .await;
+    sql.batch("update postrider.cursor set slot = '', resolved_snapshot = null").await;
+    fixture.belongs().await;
+    fixture
+}
+
+/// An event of 35 days ago.
+const OLD: &str = "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload, created_at) \
+                   values ('o', gen_random_uuid(), 'e', '1', now() - interval '35 days')";
+
+/// Polling reads the table: at no moment may a row without its mark be in a partition that queries of the table do not
+/// find. Here the transaction of the row is open while the rows of the partition are read.
+#[tokio::test]
+async fn polled_table_hides_no_row_that_is_not_published() {
+    for version in Version::ALL {
+        let fixture = polled_by_days(version, "retention_polled").await;
+        let sql = &fixture.pipeline.sql;
+        for _ in 0..3 {
+            sql.batch(OLD).await;
+        }
+        sql.batch("update public.outbox set published_at = created_at").await;
+        let writer = Client::connect(&fixture.pipeline.url).await.expect("a session");
+        writer.batch(&format!("begin; {OLD}")).await;
+        let current = OLD.replace("interval '35 days'", "interval '1 day'");
+        let beside = Beside::start(&fixture.pipeline.url, &current);
+        let report = fixture.try_pass().await;
+        let Waits { count, longest } = beside.stop();
+        assert!(count > 0 && longest < Duration::from_secs(1), "{count}, {longest:?}");
+        assert_eq!((report.taken, report.errors.len()), (0, 1), "{report:?}");
+        let hint = fixture.rule.hint(&report.errors[0], &[]).unwrap_or_default();
+        assert!(hint.contains("FROM pg_stat_activity WHERE xact_start IS NOT NULL"), "{hint}");
+        writer.batch("commit").await;
+        let polled =
+            "public.outbox where published_at is null and created_at < now() - interval '30 days'";
+        assert_eq!(fixture.count(polled).await, 1, "polling finds it");
+        let report = fixture.pass().await;
+        assert_eq!((report.taken, report.held.of(Guard::Unmarked)), (0, 1), "{report:?}");
+        assert_eq!(fixture.count(polled).await, 1, "polling finds it");
+        sql.batch(
+            "update public.outbox set published_at = created_at \
+             where published_at is null and created_at < now() - interval '30 days'",
+        )
+        .await;
+        assert_eq!(taken(&fixture.pass().await), (1, 0, true));
+        assert_eq!(partitions(&fixture, "public.outbox").await, "d3");
+        assert_eq!(fixture.count("pg_class where relname = 'wide'").await, 0);
+    }
+}
+
+/// The constraint by which a partition is attached without reading its rows, and the comment, do not stay.
+#[tokio::test]
+async fn partitions_of_a_polled_table_are_archived_with_nothing_left_behind() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let mut fixture = polled_by_days(version, "retention_polled_old").await;
+        let sql = &fixture.pipeline.sql;
+        sql.batch("create table public.old (like public.outbox) partition by range (created_at)")
+            .await;
+        for _ in 0..3 {
+            sql.batch(OLD).await;
+        }
+        sql.batch("update public.outbox set published_at = created_at").await;
+        let settings = &mut fixture.rule.settings;
+        settings.action = RetentionAction::Archive;
+        settings.archive = Some(TableName::new("public", "old"));
+        assert_eq!(taken(&fixture.pass().await), (1, 0, true));
+        assert_eq!(partitions(&fixture, "public.outbox").await, "d3");
+        assert_eq!(partitions(&fixture, "public.old").await, "wide");
+        assert_eq!(fixture.count("public.old").await, 3);
+        assert_eq!(fixture.count("pg_constraint where conname = 'postrider_bounds'").await, 0);
+        assert_eq!(fixture.count("pg_description where description like 'postrider%'").await, 0);
     }
 }
 

@@ -2,9 +2,11 @@
 
 use super::{ORDERS, TableDatabase};
 use crate::await_that::{SOON, await_that};
-use crate::groups::number;
+use crate::groups::{number, rows};
 use crate::private::PrivatePooler;
 use crate::server::{Client, Database, Version};
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -115,6 +117,132 @@ async fn writers_see_no_error_while_the_outbox_is_enabled_and_disabled() {
             world.number("select count(*) from pg_trigger where tgname like 'postrider%'").await,
             0
         );
+    }
+}
+
+const DISABLE: &str = "select postrider.disable_outbox('orders')";
+
+/// A transaction that writes, or has read the table and writes then, is open when the outbox is disabled. Its event is
+/// counted: the outbox stays. Neither of the two sessions ends in a deadlock.
+#[tokio::test]
+async fn change_that_is_committed_while_the_outbox_is_disabled_is_not_dropped() {
+    for version in [Version::Pg15, Version::Pg18] {
+        for begins in ["insert into orders values (1)", "select from orders"] {
+            let world = TableDatabase::with_orders(version, "tbl_disabled", "").await;
+            let (writer, other) = (world.database.connect().await, world.database.connect().await);
+            let pid = number(&other, "select pg_backend_pid()").await;
+            writer.batch(&format!("begin; {begins}")).await;
+            let mut call = JoinSet::new();
+            call.spawn(async move {
+                let answer = state(&other, DISABLE).await;
+                (other, answer)
+            });
+            let waits = format!("select cardinality(pg_blocking_pids({pid}))");
+            await_that("the call to wait", SOON, || async {
+                let waits = world.number(&waits).await;
+                if waits > 0 { Ok(()) } else { Err("it waits for nobody") }
+            })
+            .await;
+            assert_eq!(state(&writer, "insert into orders values (2)").await, Ok(()), "{begins}");
+            assert_eq!(state(&writer, "commit").await, Ok(()));
+            let (other, answer) = call.join_next().await.expect("the call").expect("its end");
+            let answer = match answer {
+                // The writer was too slow.
+                Err(waited) if waited == "55P03" => until_locked(&other, DISABLE).await,
+                answer => answer,
+            };
+            assert_eq!(answer, Err("PR132".to_owned()), "{begins}");
+            let events = if begins.starts_with("insert") { 2 } else { 1 };
+            assert_eq!(world.lines("outbox_orders").await, vec!["INSERT +1 -0"; events]);
+        }
+    }
+}
+
+/// Rows by their ids, as a consumer keeps them that is given each change exactly once.
+#[derive(PartialEq, Debug)]
+struct ExactCopy(BTreeMap<i64, Value>);
+
+impl ExactCopy {
+    async fn of(sql: &Client, table: &str) -> Self {
+        let list = rows(sql, &format!("select id, row_to_json(t.*) from {table} t")).await;
+        let whole = |cell: Option<&str>| cell.expect("a value").parse().expect("a number");
+        let row = |row: &Vec<Option<String>>| (whole(row[0].as_deref()), json(row[1].as_deref()));
+        Self(list.iter().map(row).collect())
+    }
+
+    /// Takes all events out of the outbox, and applies them. A row that is there already, or is not as the event has
+    /// it, is a failure.
+    async fn take(&mut self, sql: &Client) {
+        let take = "with taken as (delete from postrider_outbox.outbox_orders returning id, payload) \
+                    select payload from taken order by id";
+        for event in rows(sql, take).await {
+            let document = json(event[0].as_deref());
+            for row in document["deleted"].as_array().expect("rows") {
+                let before = self.0.remove(&row["id"].as_i64().expect("an id"));
+                assert_eq!(before.as_ref(), Some(row), "lost or changed before: {document}");
+            }
+            for row in document["inserted"].as_array().expect("rows") {
+                let before = self.0.insert(row["id"].as_i64().expect("an id"), row.clone());
+                assert_eq!(before, None, "recorded twice: {document}");
+            }
+        }
+    }
+}
+
+fn json(cell: Option<&str>) -> Value {
+    serde_json::from_str(cell.expect("a value")).expect("JSON")
+}
+
+/// Transactions of one writer: rows that are inserted, updated in the same transaction and in a later one, and deleted.
+async fn write(sql: Client, writer: i64, round: i64) {
+    for number in 0..20 {
+        let id = (round * 20 + number) * 3 + writer;
+        let change = format!(
+            "begin; insert into orders values ({id}, {number}, 'new'); \
+             update orders set note = 'changed' where id in ({id}, {id} - 6); \
+             delete from orders where id = {id} - 12; commit"
+        );
+        sql.simple_query(&change).await.expect("a transaction");
+    }
+}
+
+/// An outbox without events is disabled among transactions of writers. What a consumer has then, from the copy at the
+/// beginning of the capture and from the events, is the table at its end.
+#[tokio::test]
+async fn no_change_is_lost_or_recorded_twice_between_enabling_and_disabling_beside_writers() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let world = TableDatabase::create(version, "tbl_exact").await;
+        let sql = &world.sql;
+        sql.batch(ORDERS).await;
+        for round in 0..8 {
+            let mut writers = JoinSet::new();
+            for writer in 0..3 {
+                writers.spawn(write(world.database.connect().await, writer, round));
+            }
+            let enable = format!(
+                "rollback; begin; {ENABLE}; create table first as select * from orders; commit"
+            );
+            until_locked(sql, &enable).await.expect("the copy");
+            let mut copy = ExactCopy::of(sql, "first").await;
+            let disable = format!(
+                "rollback; begin; {DISABLE}; create table last as select * from orders; commit"
+            );
+            loop {
+                copy.take(sql).await;
+                match state(sql, &disable).await {
+                    Ok(()) => break,
+                    Err(refused) => {
+                        assert!(["PR132", "55P03"].contains(&&*refused), "{refused}");
+                        sql.batch("rollback").await;
+                    }
+                }
+            }
+            assert_eq!(copy, ExactCopy::of(sql, "last").await, "round {round}");
+            sql.batch("drop table first, last").await;
+            while let Some(writer) = writers.join_next().await {
+                writer.expect("a writer without an error");
+            }
+        }
     }
 }
 

@@ -5,9 +5,10 @@
 //! leaves out a column of the identity. So the identity of each table, and of each partition, is read before a
 //! publication is created, and again while the stream runs.
 
-use crate::catalog::{Persistence, PublicationChange, PublishedTable, RelationKind};
+use crate::catalog::{Persistence, PublishedTable, RelationKind};
 use crate::error::SourceError;
 use crate::names::{CapturedTable, Names, TableName};
+use crate::publication_version::{self, PublicationVersion};
 use tokio_postgres::{Client, Row};
 
 /// Most tables of a publication, or children of a table, that are named in a message.
@@ -26,6 +27,12 @@ impl CaptureFacts {
     /// The OIDs of the tables that exist.
     pub fn oids(&self) -> Vec<u32> {
         self.tables.iter().filter_map(|table| Some(table.found.as_ref()?.oid)).collect()
+    }
+
+    /// Whether the role of the session has the rights of the owner of each table that exists, without which it may not
+    /// create a publication of them.
+    pub fn owned(&self) -> bool {
+        self.tables.iter().filter_map(|table| table.found.as_ref()).all(|found| found.owned)
     }
 
     /// The OIDs of all partitions of captured tables, in ascending order.
@@ -58,6 +65,8 @@ pub struct CapturedRelation {
     pub kind: RelationKind,
     /// How its rows are stored.
     pub persistence: Persistence,
+    /// Whether the role of the session has the rights of its owner.
+    pub owned: bool,
     /// The root of the partitioned table that it is a partition of.
     pub root: Option<TableName>,
     /// The columns, in order, without dropped ones.
@@ -148,54 +157,7 @@ pub struct CapturePublication {
     /// Other tables that it names, as SQL; at most [`NAMED_MAX`].
     pub others: Vec<String>,
     /// The versions of the catalog rows that these facts are from.
-    pub version: CaptureVersion,
-}
-
-/// The versions of the catalog rows of a publication and of all its entries. Every change gives the changed row another
-/// `xmin`, and a row that was deleted and created again has another OID.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct CaptureVersion {
-    /// OIDs and `xmin`s ([`entries_sql`]).
-    rows: String,
-    /// The OIDs alone.
-    oids: String,
-    /// What the publication publishes, and its owner.
-    settings: String,
-}
-
-impl CaptureVersion {
-    /// Compares this version with `now`. Both publish every change of the same tables and columns. Only a change of
-    /// the settings that remains is explained: any other may have left out changes, and nothing in the tables shows it.
-    pub fn change(&self, now: &Self) -> PublicationChange {
-        if self.rows == now.rows {
-            PublicationChange::Unchanged
-        } else if self.oids == now.oids && self.settings != now.settings {
-            PublicationChange::Explained
-        } else {
-            PublicationChange::MayHaveLeftOut
-        }
-    }
-
-    /// OIDs and `xmin`s, as [`entries_sql`] gives them.
-    pub(crate) fn rows(&self) -> &str {
-        &self.rows
-    }
-}
-
-/// An SQL expression for the catalog rows of publication `name`, an SQL expression, and of all entries of it: OIDs and,
-/// with `xmin`, their versions.
-pub(crate) fn entries_sql(name: &str, xmin: bool) -> String {
-    let row = |row: &str| {
-        let xmin = if xmin { format!(" || '.' || {row}.xmin::text") } else { String::new() };
-        format!("{row}.oid::text{xmin}")
-    };
-    format!(
-        "(SELECT {publication} || coalesce((SELECT ' tables ' || pg_catalog.string_agg({entry}, ' ' ORDER BY ve.oid) \
-            FROM pg_catalog.pg_publication_rel ve WHERE ve.prpubid = vp.oid), '') \
-          FROM pg_catalog.pg_publication vp WHERE vp.pubname = {name})",
-        publication = row("vp"),
-        entry = row("ve"),
-    )
+    pub version: PublicationVersion,
 }
 
 const PUBLICATION: &str = "\
@@ -205,9 +167,7 @@ SELECT p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, \
        (SELECT coalesce(pg_catalog.array_agg(o.name), '{}') FROM ( \
           SELECT r.prrelid::pg_catalog.regclass::pg_catalog.text AS name FROM pg_catalog.pg_publication_rel r \
           WHERE r.prpubid = p.oid AND r.prrelid <> ALL ($2) ORDER BY 1 LIMIT $3) o), \
-       {rows}, {oids}, \
-       pg_catalog.concat_ws(' ', p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot, p.pubowner, \
-         pg_catalog.to_jsonb(p) ->> 'pubgencols') \
+       {version} \
 FROM pg_catalog.pg_publication p WHERE p.pubname = $1::pg_catalog.text";
 
 const TABLES: &str = "\
@@ -221,7 +181,7 @@ SELECT w.place, c.oid, c.relkind::pg_catalog.text, c.relpersistence::pg_catalog.
        (SELECT coalesce(pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY a.attnum), '{}') \
           FROM pg_catalog.pg_attribute a \
           WHERE a.attrelid = c.oid AND a.attnum = ANY (r.prattrs::pg_catalog.int2[])), \
-       pg_catalog.pg_get_expr(r.prqual, r.prrelid) \
+       pg_catalog.pg_get_expr(r.prqual, r.prrelid), pg_catalog.pg_has_role(c.relowner, 'USAGE') \
 FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[])) \
   WITH ORDINALITY AS w (schema, name, place) \
 JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema \
@@ -348,6 +308,7 @@ fn relation(row: &Row) -> Result<Found, tokio_postgres::Error> {
             "u" => Persistence::Unlogged,
             _ => Persistence::Temporary,
         },
+        owned: row.try_get(13)?,
         root: schema.zip(root).map(|(schema, name)| TableName::new(schema, name)),
         columns: columns.collect(),
         children: row.try_get(9)?,
@@ -383,8 +344,10 @@ async fn publication(
     tables: &[u32],
 ) -> Result<Option<CapturePublication>, SourceError> {
     let failed = |e| SourceError::control(format!("read publication {name:?}"), e);
-    let version = |xmin| entries_sql("$1::pg_catalog.text", xmin);
-    let sql = PUBLICATION.replace("{rows}", &version(true)).replace("{oids}", &version(false));
+    let rows = |xmin| publication_version::entries_sql("$1::pg_catalog.text", xmin);
+    let generated = ", pg_catalog.to_jsonb(p) ->> 'pubgencols'";
+    let version = publication_version::columns_sql(&rows(true), &rows(false), generated);
+    let sql = PUBLICATION.replace("{version}", &version);
     let most = i64::try_from(NAMED_MAX).unwrap_or(i64::MAX);
     let row = client.query_opt(&sql, &[&name, &tables, &most]).await.map_err(failed)?;
     let read = |row: Row| {
@@ -400,11 +363,7 @@ async fn publication(
             via_root: row.try_get(5)?,
             stored_generated: row.try_get(6)?,
             others: row.try_get(7)?,
-            version: CaptureVersion {
-                rows: row.try_get(8)?,
-                oids: row.try_get(9)?,
-                settings: row.try_get(10)?,
-            },
+            version: PublicationVersion::read(&row, 8)?,
         })
     };
     row.map(read).transpose().map_err(failed)
@@ -426,29 +385,5 @@ mod tests {
         assert!(!columns(&["id"]).covers(&columns(&["day", "id"])));
         assert!(!columns(&["id"]).covers(&Full));
         assert!(!Nothing.covers(&columns(&["id"])) && !Nothing.covers(&Full));
-    }
-
-    #[test]
-    fn only_settings_that_remain_explain_a_change() {
-        let version = |rows: &str, oids: &str, settings: &str| {
-            let [rows, oids, settings] = [rows, oids, settings].map(str::to_owned);
-            CaptureVersion { rows, oids, settings }
-        };
-        let before = version("1.7 tables 2.7 3.7", "1 tables 2 3", "t f");
-        for (now, change) in [
-            (before.clone(), PublicationChange::Unchanged),
-            (version("1.9 tables 2.7 3.7", "1 tables 2 3", "t t"), PublicationChange::Explained),
-            // Changed and changed back; a table taken out and put back.
-            (
-                version("1.9 tables 2.7 3.7", "1 tables 2 3", "t f"),
-                PublicationChange::MayHaveLeftOut,
-            ),
-            (
-                version("1.7 tables 2.7 4.9", "1 tables 2 4", "t f"),
-                PublicationChange::MayHaveLeftOut,
-            ),
-        ] {
-            assert_eq!(before.change(&now), change, "{now:?}");
-        }
     }
 }

@@ -452,7 +452,8 @@ async fn read<'a>(
         _ => ChangesSince::default(),
     };
     let (times, session_zones) = zones(client, names, oid).await?;
-    let owned = around.as_ref().is_none_or(|around| around.owned);
+    let owned = around.as_ref().is_none_or(|around| around.owned)
+        && captured.is_none_or(CaptureFacts::owned);
     let able = session_role.is_some_and(|r| r.superuser || r.may_create && r.replication && owned);
     Ok(FactSnapshot {
         ask: *ask,

@@ -92,7 +92,7 @@ impl Hold {
             }
             Self::NeverRan(pipeline) => format!(
                 "start postrider run of pipeline {pipeline}; or, if it is not used, remove it: postrider setup --undo \
-                 -p {pipeline}, which prints what is lost"
+                 -p {pipeline} --url ADMIN_URL, which prints what is lost"
             ),
             Self::BeforeSlot(pipeline) => format!(
                 "publish every row of the table, which repeats events: postrider replay -p {pipeline} --since \

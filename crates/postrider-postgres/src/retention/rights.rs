@@ -8,8 +8,8 @@ use tokio_postgres::{Client, Row};
 
 /// How the transaction is found that a statement has waited for.
 const WAITS: &str = "a transaction that is open in the database is waited for, and this query finds it: SELECT pid, \
-                     xact_start, state, query FROM pg_stat_activity WHERE backend_xmin IS NOT NULL ORDER BY \
-                     xact_start; the next pass continues";
+                     xact_start, state, query FROM pg_stat_activity WHERE xact_start IS NOT NULL ORDER BY xact_start; \
+                     the next pass continues";
 
 /// A right that retention needs.
 #[derive(Clone, PartialEq, Eq, Debug)]

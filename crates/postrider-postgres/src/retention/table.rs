@@ -5,7 +5,10 @@ use super::exclusion::{enter, leave};
 use super::guard::{Guard, RowGuard, all, counts};
 use super::hold::Hold;
 use super::horizon::{Horizon, Reader, ReaderFacts};
-use super::partition::{READ_LIMITS, Ready, Taken, attach_again, detach, finalize};
+use super::partition::{
+    READ_LIMITS, Ready, Taken, add_bounds, attach_again, detach, detach_published, drop_bounds,
+    finalize,
+};
 use super::root::{Child, PartitionState, PartitionedRoot};
 use super::rows::{Archive, BlockRange, Chunk, HeldRows};
 use super::{KeepFrom, RetentionRule, interval, limit};
@@ -506,6 +509,9 @@ impl RetentionTable {
             if ready != Ready::Yes {
                 return Ok(Taken::Kept(ready));
             }
+            if self.rule.marked {
+                add_bounds(client, child).await?;
+            }
         }
         if !enter(client, &root.name).await? {
             // A repair begins: what it has recorded by now is a hold.
@@ -532,7 +538,12 @@ impl RetentionTable {
                 if !holds.is_empty() {
                     return Ok(Taken::Kept(Ready::Blocked(holds)));
                 }
-                detach(client, root, child).await?;
+                if !self.rule.marked {
+                    detach(client, root, child).await?;
+                } else if !detach_published(client, root, child, &self.table.unmarked()).await? {
+                    // A row was added since the rows were read.
+                    return self.ready(client, &child.name).await.map(Taken::Kept);
+                }
             }
             PartitionState::Detaching => finalize(client, root, child).await?,
             PartitionState::Detached => {}
@@ -617,9 +628,11 @@ impl RetentionTable {
         let (sql, taken) = match archive {
             Some(archive) => (
                 format!(
-                    "ALTER TABLE {archive} ATTACH PARTITION {name} {bound}; COMMENT ON TABLE {name} IS NULL",
+                    "ALTER TABLE {archive} ATTACH PARTITION {name} {bound}; COMMENT ON TABLE {name} IS NULL; \
+                     {drop_bounds}",
                     archive = archive.table,
-                    bound = child.bound
+                    bound = child.bound,
+                    drop_bounds = drop_bounds(name)
                 ),
                 Taken::Archived,
             ),

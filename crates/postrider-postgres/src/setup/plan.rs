@@ -5,7 +5,7 @@ use super::{
 };
 use crate::catalog::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL};
 use crate::control::Control;
-use crate::names::{TableName, ident, literal};
+use crate::names::{TableName, admin_url, ident, literal};
 use crate::poll::{CHANNEL, PollSpec};
 use crate::repair::{self, NewRepair, RepairProgress, RepairReader, RepairRow, Verdict};
 use crate::retention::DetachExclusion;
@@ -472,7 +472,8 @@ pub fn check_backfill(facts: &Facts, row: Option<&RepairRow>) -> Result<(), Halt
             "nothing was changed; --backfill is only for the first start; now it would publish rows twice",
             format!(
                 "if its slot was lost: postrider repair -p {pipeline}. To start over: postrider setup --undo -p \
-                 {pipeline}"
+                 {pipeline} --url {}",
+                admin_url(&facts.server.database)
             ),
         ));
     }

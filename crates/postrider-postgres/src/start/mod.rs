@@ -421,17 +421,21 @@ impl Facts {
     }
 
     /// The command `setup` for this pipeline, with options or with none (""). If the relay's role may not create what
-    /// is missing, an administrator has to run it, because the relay's role is never to get the rights for that.
+    /// is missing, an administrator has to run it, because the relay's role is never to get the rights for that. A
+    /// publication is created by a role with the rights of the tables' owners.
     fn setup(&self, options: &str) -> String {
         let creates = self.schema != SchemaState::Version(VERSION)
             || self.publication.is_none()
-            || self.table.is_none();
+            || self.names.table.is_some() && self.table.is_none();
+        let owned = self.table.as_ref().is_none_or(|table| table.owned)
+            && self.captured.as_ref().is_none_or(CaptureFacts::owned);
+        let publishes = self.publication.is_some() || owned;
         let mut line = self.command("setup");
         if !options.is_empty() {
             line.push(' ');
             line.push_str(options);
         }
-        if creates && !self.server.creates {
+        if creates && !(self.server.creates && publishes) {
             line.push_str(" --url ");
             line.push_str(&admin_url(&self.server.database));
         }

@@ -4,11 +4,12 @@ mod histories;
 
 use super::*;
 use crate::catalog::{
-    ChangesSince, ColumnFacts, Partitions, Persistence, PublicationVersion, PublishedTable,
-    RelationKind, TableFacts, UnfitLeaf, UnfitLeafKind,
+    ChangesSince, ColumnFacts, Partitions, Persistence, PublishedTable, RelationKind, TableFacts,
+    UnfitLeaf, UnfitLeafKind,
 };
 use crate::names::{TableName, Times};
 use crate::poll::Backoff;
+use crate::publication_version::PublicationVersion;
 use crate::times::TimesFacts;
 use crate::value_types::TypeFacts;
 use expect_test::expect_file;
@@ -82,6 +83,7 @@ pub(crate) fn good() -> Facts {
             kind: RelationKind::Table,
             persistence: Persistence::Logged,
             is_partition: false,
+            owned: true,
             notifies: false,
             partitions: Partitions::default(),
             columns: columns.iter().map(column).collect(),

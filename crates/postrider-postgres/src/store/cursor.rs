@@ -8,11 +8,9 @@
 //! limit was moved or created again by another session. With `synchronous_commit = off` a crash of the server could
 //! keep the slot's move and lose the row's, and the pipeline would halt without a reason.
 
-use crate::capture::tables::{CaptureVersion, entries_sql};
-use crate::catalog::{
-    PublicationVersion, SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn, pg_lsn, version_sql,
-};
+use crate::catalog::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn, pg_lsn};
 use crate::error::SourceError;
+use crate::publication_version::{PublicationVersion, entries_sql, table_sql};
 use crate::statement::{Statement, StatementError};
 use crate::stream::TimelineSwitch;
 use crate::wire::Lsn;
@@ -99,7 +97,7 @@ pub enum SnapshotPolicy {
     /// Only while the catalog rows of the publication, for the table with this OID, have this version.
     WhileUnchanged(PublicationVersion, u32),
     /// Only while the catalog rows of the publication of captured tables, and of all its entries, have this version.
-    WhileCaptured(CaptureVersion),
+    WhileCaptured(PublicationVersion),
     /// No: the publication may have left out rows that are not known to be published.
     Never,
 }
@@ -437,7 +435,7 @@ pub async fn write(
         SourceError::control(format!("write the cursor of pipeline {}", cursor.key), e)
             .of(Statement::Cursor)
     };
-    let unchanged = version_sql("$6::pg_catalog.text", "$14::pg_catalog.oid", true);
+    let unchanged = table_sql("$6::pg_catalog.text", "$14::pg_catalog.oid", true);
     let rows: &str;
     let (whole, of): (String, Vec<&(dyn ToSql + Sync)>) = match ledger {
         SnapshotPolicy::Always => ("true".to_owned(), Vec::new()),

@@ -300,3 +300,67 @@ fn a_stop_within_a_transaction_loses_no_row_whatever_the_limits_are_afterwards()
         }
     }
 }
+
+/// A relay stops within a transaction again and again, at random positions, and each of them continues with the same
+/// specification: documents up to a position are absolute, later ones are not.
+#[test]
+fn stops_within_transactions_lose_no_row_whether_documents_are_absolute_or_not() {
+    for seed in 0..150 {
+        let mut database = Database::new(seed);
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let spec = random_spec(&mut rng);
+        let upto = Offset::new(rng.u64(..6) * 0x100);
+        let mut consumers = [consumer(false), consumer(true)];
+        for number in 1..6_u64 {
+            let at = number * 0x100;
+            database.transaction(at, rng.usize(..60));
+            let messages = std::mem::take(&mut database.messages);
+            let absolute = Offset::new(at) <= upto;
+            let whole = made(&messages, &spec, absolute, &mut rng);
+            // Each relay publishes up to a random position, and the next one continues before or at that position.
+            let (mut from, end) = (0, whole.changes[0]);
+            while from < end {
+                let to = rng.u64(from..=end) + 1;
+                let again = made(&messages, &spec, absolute, &mut rng);
+                for consumer in &mut consumers {
+                    consumer.apply_all(
+                        again
+                            .events
+                            .iter()
+                            .filter(|event| (from..to).contains(&event.position.ordinal)),
+                    );
+                }
+                from = if to > end { end } else { to - rng.u64(..=(to - from) / 2) };
+            }
+            for consumer in &consumers {
+                let case = format!("seed {seed}, transaction {number}, absolute: {absolute}");
+                assert_state(consumer, &database, &case);
+            }
+        }
+    }
+}
+
+/// What absolute documents are for: without them, a consumer that has a part of a transaction keeps rows that are gone
+/// if the rest is divided in another way.
+#[test]
+fn documents_that_are_divided_in_another_way_and_are_not_absolute_leave_rows_that_are_gone() {
+    let mut wrong = [0, 0];
+    for seed in 0..60 {
+        let mut database = Database::new(seed);
+        let mut rng = fastrand::Rng::with_seed(seed);
+        database.transaction(0x100, 60);
+        let (before, after) = (all(2, 1 << 20), all(1000, 1 << 20));
+        let first = made(&database.messages, &before, false, &mut rng);
+        for absolute in [false, true] {
+            let rest = made(&database.messages, &after, absolute, &mut rng);
+            let mut consumer = consumer(false);
+            consumer.apply_all(first.events.iter().take(first.events.len() / 2));
+            consumer.apply_all(&rest.events);
+            let expected = database.state();
+            let expected: BTreeMap<&str, &TableCopy> =
+                expected.iter().map(|(name, of)| (name.as_str(), of)).collect();
+            wrong[usize::from(absolute)] += usize::from(consumer.state() != expected);
+        }
+    }
+    assert!(wrong[0] > 0 && wrong[1] == 0, "{wrong:?}");
+}
