@@ -11,7 +11,7 @@ use super::parked::operator;
 use crate::config::{self, Config, Env};
 use crate::health::duration_text;
 use crate::pipeline::{Mode, PipelineSpec, paused_application_name, reading_application_name};
-use crate::postgres::store::pause::{self, Pause, PauseCost, REASON_MAX, Sessions};
+use crate::postgres::store::pause::{self, Pause, PauseCost, REASON_MAX, ConnectedProcesses};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use tokio_postgres::Client;
@@ -114,7 +114,7 @@ fn named<'a>(config: &'a Config, name: &str) -> Result<&'a PipelineSpec, CliErro
 }
 
 /// The processes of the pipeline that are connected.
-async fn sessions(client: &Client, spec: &PipelineSpec) -> Result<Sessions, CliError> {
+async fn sessions(client: &Client, spec: &PipelineSpec) -> Result<ConnectedProcesses, CliError> {
     let names = (reading_application_name(spec), paused_application_name(spec));
     Ok(pause::sessions(client, (&names.0, &names.1)).await?)
 }

@@ -30,6 +30,7 @@ mod mode;
 mod observer;
 mod parked_log;
 mod pause;
+mod pause_watch;
 mod poll;
 mod record_buffer;
 mod repair;
@@ -57,7 +58,7 @@ pub use crate::maintenance::{InboxSettings, MaintenanceSettings};
 pub use embedded::Embedded;
 pub use history::identity;
 pub use mode::Mode;
-pub use pause::{paused_application_name, reading_application_name};
+pub use pause_watch::{paused_application_name, reading_application_name};
 pub use repair::selection;
 pub use service::Service;
 pub use settings_change::{

@@ -129,7 +129,7 @@ pub async fn drained(
 
 /// The sessions of a pipeline in its database.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Sessions {
+pub struct ConnectedProcesses {
     /// A process reads for the pipeline, or starts to: sessions with the first `application_name`.
     pub reads: bool,
     /// Number of processes that are paused: sessions with the second one.
@@ -144,7 +144,7 @@ pub struct Sessions {
 pub async fn sessions(
     client: &Client,
     (reads, paused): (&str, &str),
-) -> Result<Sessions, SourceError> {
+) -> Result<ConnectedProcesses, SourceError> {
     let failed = |e| SourceError::control("find the processes of the pipeline", e);
     // The server cuts longer names off.
     let sql = "SELECT coalesce(pg_catalog.bool_or(a.application_name = pg_catalog.left($1::pg_catalog.text, 63)), \
@@ -152,7 +152,7 @@ pub async fn sessions(
                  pg_catalog.count(*) FILTER (WHERE a.application_name = pg_catalog.left($2::pg_catalog.text, 63)) \
                FROM pg_catalog.pg_stat_activity a WHERE a.datname = pg_catalog.current_database()";
     let row = client.query_one(sql, &[&reads, &paused]).await.map_err(failed)?;
-    Ok(Sessions {
+    Ok(ConnectedProcesses {
         reads: row.try_get(0).map_err(failed)?,
         paused: row.try_get::<_, i64>(1).map_err(failed)?.unsigned_abs(),
     })
