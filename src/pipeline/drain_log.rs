@@ -50,6 +50,11 @@ impl DrainLog {
         matches!(self.phase, DrainPhase::Pausing(_))
     }
 
+    /// Whether the pipeline is paused: nothing is in flight, whatever was given up.
+    pub(super) fn is_paused(&self) -> bool {
+        matches!(self.phase, DrainPhase::Paused(_))
+    }
+
     /// What the status shows of it; `None` while the pipeline runs.
     pub(super) fn state(&self) -> Option<ShownState> {
         match &self.phase {

@@ -421,7 +421,7 @@ impl Observer {
         self.counts.reported_at = Some(Instant::now());
         self.counts.reported = self.counts.published;
         let relay = facts.relay;
-        let (events, bytes) = relay.in_flight();
+        let (events, bytes) = if self.drain.is_paused() { (0, 0) } else { relay.in_flight() };
         let watermark = relay.progress().watermark;
         let lag = self.lag_now(relay);
         let (state, reason, hint) = self.state(&facts, lag);

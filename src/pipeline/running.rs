@@ -634,7 +634,8 @@ impl Pipeline {
         let (in_flight, _) = self.engine.relay().in_flight();
         self.give_up_in_flight();
         self.sink.suspend(self.spec.shutdown_grace.min(SINK_CLOSE_MAX));
-        self.observer.source().reads_nothing();
+        self.observer.source().paused();
+        self.observer.sink().paused();
         in_flight
     }
 
