@@ -10,8 +10,8 @@ use super::folded;
 use super::parked::operator;
 use crate::config::{self, Config, Env};
 use crate::health::duration_text;
-use crate::pipeline::{Mode, PipelineSpec, paused_application_name, reading_application_name};
-use crate::postgres::store::pause::{self, Pause, PauseCost, REASON_MAX, ConnectedProcesses};
+use crate::pipeline::{Mode, PipelineSpec};
+use crate::postgres::store::pause::{self, Pause, PauseCost, REASON_MAX};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use tokio_postgres::Client;
@@ -113,12 +113,6 @@ fn named<'a>(config: &'a Config, name: &str) -> Result<&'a PipelineSpec, CliErro
     })
 }
 
-/// The processes of the pipeline that are connected.
-async fn sessions(client: &Client, spec: &PipelineSpec) -> Result<ConnectedProcesses, CliError> {
-    let names = (reading_application_name(spec), paused_application_name(spec));
-    Ok(pause::sessions(client, (&names.0, &names.1)).await?)
-}
-
 pub(super) async fn pause(
     config: &Config,
     args: &PauseArgs,
@@ -151,7 +145,7 @@ async fn drained(
         let Some(row) = pause::read(client, spec.key()).await? else {
             return Ok((PauseOutcome::Ended, None));
         };
-        let now = sessions(client, spec).await?;
+        let now = pause::connected(client, spec.key()).await?;
         if row.drained_at.is_some() && !now.reads {
             return Ok((PauseOutcome::Paused, Some(row)));
         }
@@ -311,7 +305,7 @@ pub(super) async fn resume(config: &Config, args: &ResumeArgs) -> Result<Exit, C
     let spec = named(config, &args.pipeline)?;
     let control = session(spec, RESUME).await?;
     let client = control.client();
-    let before = sessions(client, spec).await?;
+    let before = pause::connected(client, spec.key()).await?;
     let ended = pause::end(client, spec.key()).await?;
     let reads = match &ended {
         Some(_) if before.paused > 0 => Some(reads(client, spec, args.wait).await?),
@@ -357,7 +351,7 @@ pub(super) async fn resume(config: &Config, args: &ResumeArgs) -> Result<Exit, C
 async fn reads(client: &Client, spec: &PipelineSpec, longest: Duration) -> Result<bool, CliError> {
     let since = Instant::now();
     loop {
-        if sessions(client, spec).await?.reads {
+        if pause::connected(client, spec.key()).await?.reads {
             return Ok(true);
         }
         if since.elapsed() >= longest {

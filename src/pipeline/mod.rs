@@ -58,7 +58,6 @@ pub use crate::maintenance::{InboxSettings, MaintenanceSettings};
 pub use embedded::Embedded;
 pub use history::identity;
 pub use mode::Mode;
-pub use pause_watch::{paused_application_name, reading_application_name};
 pub use repair::selection;
 pub use service::Service;
 pub use settings_change::{

@@ -21,17 +21,6 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// The longest time for a login and its query.
 const QUERY_MAX: Duration = Duration::from_secs(30);
 
-/// `application_name` of the session of a paused process. It differs from that of a process that reads, so that
-/// `postrider setup` and `postrider repair` do not take the pipeline for a running one.
-pub fn paused_application_name(spec: &PipelineSpec) -> String {
-    format!("{} (paused)", application_name(spec))
-}
-
-/// `application_name` of the sessions of a process that reads for the pipeline.
-pub fn reading_application_name(spec: &PipelineSpec) -> String {
-    application_name(spec)
-}
-
 /// Reads the request until it is gone.
 pub(super) struct PauseWatch {
     spec: Arc<PipelineSpec>,
@@ -90,9 +79,11 @@ impl PauseWatch {
         let control = match self.control.take() {
             Some(control) => control,
             None => {
-                let name = paused_application_name(spec);
+                // `postrider setup` and `postrider repair` do not take the pipeline for a running one.
+                let name = format!("{} (paused)", application_name(spec));
                 let control = Control::connect(&spec.conninfo, &name).await?;
                 control.listen(spec.name()).await?;
+                pause::announce(control.client(), spec.key()).await?;
                 control
             }
         };

@@ -6,6 +6,7 @@
 
 use super::parked::CHANNEL;
 use crate::catalog::{self, SlotRow};
+use crate::pipeline_lock::lock_text;
 use crate::statement::{Statement, StatementError};
 use crate::wire::Lsn;
 use pg_replication::error::SourceError;
@@ -127,31 +128,54 @@ pub async fn drained(
     row.map_err(failed)?.map(|row| from_row(&row).map_err(failed)).transpose()
 }
 
-/// The sessions of a pipeline in its database.
+/// The processes of a pipeline that are connected to its database.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConnectedProcesses {
-    /// A process reads for the pipeline, or starts to: sessions with the first `application_name`.
+    /// A session has the pipeline's lock: a process reads, or is about to.
     pub reads: bool,
-    /// Number of processes that are paused: sessions with the second one.
+    /// Number of processes that are paused.
     pub paused: u64,
 }
 
-/// Reads which processes of a pipeline are connected to its database, by the `application_name` of a process that reads
-/// and of one that is paused.
+/// What the key of the lock is a hash of that each paused process shares.
+fn paused_lock_text(key: &PipelineKey) -> String {
+    format!("postrider paused/{} {}", key.shard, key.pipeline)
+}
+
+/// Lets other sessions see that this process is paused, until the session ends. Never waits: the lock is only shared.
 ///
 /// # Errors
 /// An error of the server or of the connection.
-pub async fn sessions(
+pub async fn announce(client: &Client, key: &PipelineKey) -> Result<(), SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("show that pipeline {key} is paused"), e)
+            .of(Statement::Requests)
+    };
+    let sql = "SELECT pg_catalog.pg_try_advisory_lock_shared(\
+                 pg_catalog.hashtextextended($1::pg_catalog.text, 0))";
+    client.query_one(sql, &[&paused_lock_text(key)]).await.map(drop).map_err(failed)
+}
+
+/// Finds the processes of a pipeline by their locks: an `application_name` may be configured, a lock is not.
+///
+/// # Errors
+/// An error of the server or of the connection.
+pub async fn connected(
     client: &Client,
-    (reads, paused): (&str, &str),
+    key: &PipelineKey,
 ) -> Result<ConnectedProcesses, SourceError> {
     let failed = |e| SourceError::control("find the processes of the pipeline", e);
-    // The server cuts longer names off.
-    let sql = "SELECT coalesce(pg_catalog.bool_or(a.application_name = pg_catalog.left($1::pg_catalog.text, 63)), \
-                 false), \
-                 pg_catalog.count(*) FILTER (WHERE a.application_name = pg_catalog.left($2::pg_catalog.text, 63)) \
-               FROM pg_catalog.pg_stat_activity a WHERE a.datname = pg_catalog.current_database()";
-    let row = client.query_one(sql, &[&reads, &paused]).await.map_err(failed)?;
+    let sql = "SELECT coalesce(pg_catalog.bool_or(k.reads), false), \
+                 pg_catalog.count(*) FILTER (WHERE NOT k.reads) \
+               FROM (VALUES (true, pg_catalog.hashtextextended($1::pg_catalog.text, 0)), \
+                 (false, pg_catalog.hashtextextended($2::pg_catalog.text, 0))) AS k(reads, key) \
+               JOIN pg_catalog.pg_locks AS l ON l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 \
+                 AND l.classid::pg_catalog.int8 = (k.key >> 32) & 4294967295 \
+                 AND l.objid::pg_catalog.int8 = k.key & 4294967295 \
+               JOIN pg_catalog.pg_database AS d ON d.oid = l.database \
+               WHERE d.datname = pg_catalog.current_database()";
+    let texts = (lock_text(key), paused_lock_text(key));
+    let row = client.query_one(sql, &[&texts.0, &texts.1]).await.map_err(failed)?;
     Ok(ConnectedProcesses {
         reads: row.try_get(0).map_err(failed)?,
         paused: row.try_get::<_, i64>(1).map_err(failed)?.unsigned_abs(),
