@@ -113,7 +113,10 @@ async fn pause_under_load_loses_swaps_and_repeats_nothing() {
 #[tokio::test]
 async fn process_that_is_paused_and_resumed_again_and_again_repeats_nothing() {
     for mode in ["wal", "poll"] {
-        let pipeline = with_mode(Pipeline::shared(Version::Pg18, "pauses").await, mode);
+        let mut pipeline = with_mode(Pipeline::shared(Version::Pg18, "pauses").await, mode);
+        // Processes are not found by this name.
+        pipeline.config = pipeline.config.replace("user=postgres", "user=postgres application_name=ours");
+        assert!(pipeline.config.contains("application_name=ours"), "{}", pipeline.config);
         let relay = pipeline.run();
         let load = Load::start(&pipeline.plan(), 2);
         for times in 1..=4 {
