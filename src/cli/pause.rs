@@ -32,7 +32,7 @@ const ABSENT_FOR: Duration = Duration::from_secs(2);
 #[command(
     after_help = "The process that runs the pipeline completes what is in flight, confirms it, closes its producer and \
                   its stream, and reads nothing until postrider resume. The pause is stored in the source database: a \
-                  process that is restarted, and one that stands by, stay paused. Meanwhile the slot retains WAL. \
+                  process that is restarted, and a standby process, stay paused. Meanwhile the slot retains WAL. \
                   Exits 0 once nothing is in flight, also if no process runs; 1 if a process has not drained within \
                   --wait: the request remains."
 )]
