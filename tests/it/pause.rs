@@ -35,9 +35,18 @@ fn resume(pipeline: &Pipeline) -> Value {
     serde_json::from_str(&postrider_ok(&pipeline.config, &args)).expect("JSON")
 }
 
+/// What a command prints, without its line breaks.
+fn said(config: &str, args: &[&str]) -> String {
+    flat(&postrider_ok(config, args))
+}
+
+fn flat(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 fn text(output: &Output) -> String {
     let (out, errors) = (&output.stdout, &output.stderr);
-    format!("{}{}", String::from_utf8_lossy(out), String::from_utf8_lossy(errors))
+    flat(&format!("{}{}", String::from_utf8_lossy(out), String::from_utf8_lossy(errors)))
 }
 
 /// Whether a process streams from the slot.
@@ -176,9 +185,9 @@ async fn pause_and_resume_of_a_pipeline_that_does_not_run_hold_for_its_next_star
         let config = &pipeline.config;
         let name = pipeline.name.as_str();
         pipeline.insert(10).await;
-        let none = postrider_ok(config, &["resume", name]);
+        let none = said(config, &["resume", name]);
         assert!(none.contains("it was not paused: nothing was changed"), "{none}");
-        let said = postrider_ok(config, &["pause", name, "--reason", "first"]);
+        let said = said(config, &["pause", name, "--reason", "first"]);
         for part in [
             "paused, requested by postgres (",
             ": first",
@@ -264,7 +273,7 @@ async fn pause_behind_a_broker_that_does_not_answer_gives_up_what_is_in_flight_a
     assert_eq!(paused["state"], "paused", "{paused}");
     assert_eq!(paused["unacknowledged_events"], 5, "{paused}");
     assert!(relay.stderr().contains("paused before everything was acknowledged"), "{}", relay.stderr());
-    let said = postrider_ok(&pipeline.config, &["pause", &pipeline.name]);
+    let said = said(&pipeline.config, &["pause", &pipeline.name]);
     assert!(said.contains("5 events were not acknowledged"), "{said}");
     broker.thaw();
     resume(&pipeline);
@@ -298,7 +307,7 @@ async fn halted_pipeline_is_paused_at_its_next_start_and_halts_after_the_pause()
     assert_eq!(relay.terminate(SOON).await.code, Some(3));
     let relay = Relay::spawn(&config);
     relay.await_state("paused", SOON).await;
-    let text = postrider_ok(&config, &["pause", &pipeline.name]);
+    let text = said(&config, &["pause", &pipeline.name]);
     assert!(text.contains("does not exist, or was invalidated"), "{text}");
     postrider_ok(&config, &["resume", &pipeline.name]);
     let status = relay.await_state("halted", SOON).await;
@@ -324,7 +333,7 @@ async fn slot_that_retains_more_than_its_limit_in_a_pause_is_published_after_it(
     };
     let status = relay.await_status("more than the limit", SOON, retains).await;
     assert_eq!(status["pipelines"][0]["state"], "paused", "{status}");
-    let said = postrider_ok(&config, &["pause", &pipeline.name]);
+    let said = said(&config, &["pause", &pipeline.name]);
     assert!(said.contains("is not enforced during the pause"), "{said}");
     resume(&pipeline);
     pipeline.topic.await_records(1_510, SOON).await;
