@@ -219,11 +219,16 @@ fn cost_lines(spec: &PipelineSpec, cost: &PauseCost) -> Vec<String> {
     let mut lines = Vec::new();
     match (cost.retained(), spec.common.mode) {
         (None, Mode::Poll) => {
-            lines.push("  costs        no WAL is retained; rows wait in the outbox table".to_owned());
+            lines.push(
+                "  costs        no WAL is retained; rows wait in the outbox table".to_owned(),
+            );
             return lines;
         }
         (None, _) => {
-            let text = format!("slot {slot} does not exist, or was invalidated: postrider check -p {}", spec.name());
+            let text = format!(
+                "slot {slot} does not exist, or was invalidated: postrider check -p {}",
+                spec.name()
+            );
             lines.push(folded("  costs        ", &text));
             return lines;
         }
@@ -333,7 +338,8 @@ pub(super) async fn resume(config: &Config, args: &ResumeArgs) -> Result<Exit, C
     };
     let mut text = folded("", &format!("{}: {words}", spec.name()));
     if let Some(row) = &ended {
-        text = format!("{text}\n{}", folded("  ", &format!("the pause was {}", request_words(row))));
+        text =
+            format!("{text}\n{}", folded("  ", &format!("the pause was {}", request_words(row))));
     }
     let value = json!({
         "pipeline": spec.name(),

@@ -37,12 +37,7 @@ pub(super) type ShownState = (PipelineState, Option<String>, Option<String>);
 
 impl DrainLog {
     pub(super) fn new(name: &str) -> Self {
-        Self {
-            name: name.to_owned(),
-            phase: DrainPhase::Running,
-            condition: None,
-            outage: None,
-        }
+        Self { name: name.to_owned(), phase: DrainPhase::Running, condition: None, outage: None }
     }
 
     /// Whether the pipeline drains for a pause.
@@ -91,7 +86,10 @@ impl DrainLog {
     /// A pause was requested.
     pub(super) fn pausing(&mut self, pause: Pause, in_flight: u64) {
         let (pipeline, words) = (&self.name, words(&pause));
-        info!(event = "pausing", pipeline, in_flight, "pausing, {words}: finishing what is in flight");
+        info!(
+            event = "pausing",
+            pipeline, in_flight, "pausing, {words}: finishing what is in flight"
+        );
         self.phase = DrainPhase::Pausing(Box::new(pause));
     }
 
@@ -120,8 +118,7 @@ impl DrainLog {
         let reason = words(&pause);
         let hint = self.hint();
         let now = Instant::now();
-        let due =
-            Condition::note(&mut self.condition, reason.clone(), Some(hint.clone()), now);
+        let due = Condition::note(&mut self.condition, reason.clone(), Some(hint.clone()), now);
         if let Some(DueReport { seconds, tries }) = due {
             let text = if tries == 1 {
                 format!("paused, {reason}: nothing is read or published")
@@ -142,7 +139,10 @@ impl DrainLog {
             let words = if tries == 1 {
                 format!("the pipeline stays paused, and its database does not answer: {reason}")
             } else {
-                format!("the database of the paused pipeline does not answer, {}, last: {reason}", due.text())
+                format!(
+                    "the database of the paused pipeline does not answer, {}, last: {reason}",
+                    due.text()
+                )
             };
             let pipeline = &self.name;
             warn!(event = "pause_unchecked", pipeline, seconds, tries, reason, "{words}");
@@ -154,9 +154,8 @@ impl DrainLog {
         self.outage = None;
         self.phase = DrainPhase::Running;
         let seconds = self.condition.take().map(|condition| condition.seconds(Instant::now()));
-        let after = seconds.map_or_else(String::new, |seconds| {
-            format!(", after {}", duration_text(seconds))
-        });
+        let after = seconds
+            .map_or_else(String::new, |seconds| format!(", after {}", duration_text(seconds)));
         let pipeline = &self.name;
         info!(event = "resumed", pipeline, seconds, "the pause has ended{after}: connecting");
     }

@@ -91,15 +91,16 @@ impl PauseWatch {
         let status = match pause::read(client, spec.key()).await? {
             None => None,
             Some(mut pause) => {
-                let noted = pause.drained_at.is_some() && pause.unacknowledged >= self.unacknowledged;
-                if !noted && let Some(now) =
-                    pause::drained(client, spec.key(), self.unacknowledged).await?
+                let noted =
+                    pause.drained_at.is_some() && pause.unacknowledged >= self.unacknowledged;
+                if !noted
+                    && let Some(now) =
+                        pause::drained(client, spec.key(), self.unacknowledged).await?
                 {
                     pause = now;
                 }
                 let server = catalog::read_server(client).await?;
-                let slot =
-                    catalog::read_slot(client, server.version, &spec.names.slot).await?;
+                let slot = catalog::read_slot(client, server.version, &spec.names.slot).await?;
                 Some(PauseStatus { pause, slot, wal_end: server.wal_end })
             }
         };

@@ -82,15 +82,17 @@ async fn pause_under_load_loses_swaps_and_repeats_nothing() {
         assert_eq!(shown["in_flight_events"], 0, "{mode}: {status}");
         let reason = shown["reason"].as_str().unwrap_or_default();
         assert!(reason.contains("broker maintenance"), "{mode}: {status}");
-        assert!(shown["hint"].as_str().unwrap_or_default().contains("postrider resume"), "{status}");
+        assert!(
+            shown["hint"].as_str().unwrap_or_default().contains("postrider resume"),
+            "{status}"
+        );
         let (code, why) = relay.get("/ready").await.expect("an answer");
         assert!(code == 503 && why.contains("paused"), "{mode}: {why}");
         let (code, _) = relay.get("/live").await.expect("an answer");
         assert_eq!(code, 200, "{mode}");
         let (_, metrics) = relay.get("/metrics").await.expect("metrics");
-        let is_paused = |line: &str| {
-            line.starts_with("postrider_state{") && line.contains("state=\"paused\"")
-        };
+        let is_paused =
+            |line: &str| line.starts_with("postrider_state{") && line.contains("state=\"paused\"");
         let line = metrics.lines().find(|line| is_paused(line)).unwrap_or_default();
         assert!(line.ends_with(" 1"), "{mode}: {line}");
         assert!(!slot_is_read(&pipeline).await, "{mode}");
@@ -124,7 +126,8 @@ async fn process_that_is_paused_and_resumed_again_and_again_repeats_nothing() {
     for mode in ["wal", "poll"] {
         let mut pipeline = with_mode(Pipeline::shared(Version::Pg18, "pauses").await, mode);
         // Processes are not found by this name.
-        pipeline.config = pipeline.config.replace("user=postgres", "user=postgres application_name=ours");
+        pipeline.config =
+            pipeline.config.replace("user=postgres", "user=postgres application_name=ours");
         assert!(pipeline.config.contains("application_name=ours"), "{}", pipeline.config);
         let relay = pipeline.run();
         let load = Load::start(&pipeline.plan(), 2);
@@ -272,7 +275,11 @@ async fn pause_behind_a_broker_that_does_not_answer_gives_up_what_is_in_flight_a
     let paused = pause(&pipeline);
     assert_eq!(paused["state"], "paused", "{paused}");
     assert_eq!(paused["unacknowledged_events"], 5, "{paused}");
-    assert!(relay.stderr().contains("paused before everything was acknowledged"), "{}", relay.stderr());
+    assert!(
+        relay.stderr().contains("paused before everything was acknowledged"),
+        "{}",
+        relay.stderr()
+    );
     let said = said(&pipeline.config, &["pause", &pipeline.name]);
     assert!(said.contains("5 events were not acknowledged"), "{said}");
     broker.thaw();
@@ -328,9 +335,8 @@ async fn slot_that_retains_more_than_its_limit_in_a_pause_is_published_after_it(
                  select 'order', '1', 'T', to_json((select string_agg(md5(random()::text || i), '') \
                  from generate_series(1, 1000))) from generate_series(1, 1500) i";
     pipeline.sql.batch(write).await;
-    let retains = |status: &Value| {
-        status["pipelines"][0]["slot_retained_bytes"].as_u64() > Some(33 << 20)
-    };
+    let retains =
+        |status: &Value| status["pipelines"][0]["slot_retained_bytes"].as_u64() > Some(33 << 20);
     let status = relay.await_status("more than the limit", SOON, retains).await;
     assert_eq!(status["pipelines"][0]["state"], "paused", "{status}");
     let said = said(&config, &["pause", &pipeline.name]);
@@ -373,7 +379,10 @@ async fn refusals_of_pause_name_what_is_wrong() {
         let said = postrider(config, &[command, "nobody"]);
         assert_eq!(said.status.code(), Some(2));
         let words = text(&said);
-        assert!(words.contains("no pipeline \"nobody\"") && words.contains(&pipeline.name), "{words}");
+        assert!(
+            words.contains("no pipeline \"nobody\"") && words.contains(&pipeline.name),
+            "{words}"
+        );
         assert_eq!(postrider(config, &[command]).status.code(), Some(2));
     }
     let long = "x".repeat(501);
