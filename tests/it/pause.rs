@@ -308,8 +308,8 @@ async fn halted_pipeline_is_paused_at_its_next_start_and_halts_after_the_pause()
     let relay = Relay::spawn(&config);
     relay.await_state("halted", SOON).await;
     let args = ["pause", &pipeline.name, "--json"];
-    let said: Value = serde_json::from_str(&postrider_ok(&config, &args)).expect("JSON");
-    assert_eq!(said["state"], "not_running", "{said}");
+    let asked: Value = serde_json::from_str(&postrider_ok(&config, &args)).expect("JSON");
+    assert_eq!(asked["state"], "not_running", "{asked}");
     relay.await_state("halted", SOON).await;
     assert_eq!(relay.terminate(SOON).await.code, Some(3));
     let relay = Relay::spawn(&config);
