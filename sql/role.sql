@@ -14,7 +14,7 @@
 GRANT CONNECT ON DATABASE :"database" TO :"role";
 GRANT USAGE ON SCHEMA postrider TO :"role";
 GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE postrider.migration, postrider.cursor, postrider.parked,
-    postrider.repair, postrider.repair_page, postrider.bookmark, postrider.replay TO :"role";
+    postrider.repair, postrider.repair_page, postrider.bookmark, postrider.replay, postrider.pause TO :"role";
 -- [table]
 GRANT USAGE ON SCHEMA :"schema" TO :"role";
 GRANT SELECT ON TABLE :"schema".:"table" TO :"role";

@@ -328,7 +328,8 @@ pub fn live(snapshot: &Snapshot, started: Instant, now: Instant) -> Why {
         | status::PipelineState::BrokerDown
         | status::PipelineState::SourceDown
         | status::PipelineState::ParkingFull
-        | status::PipelineState::Draining => {
+        | status::PipelineState::Draining
+        | status::PipelineState::Paused => {
             let since =
                 now.saturating_duration_since(snapshot.moments.turned_at.unwrap_or(started));
             let seconds = since.as_secs();
@@ -356,6 +357,7 @@ pub fn ready(snapshot: &Snapshot, lag_max: Duration, started: Instant, now: Inst
         | status::PipelineState::SourceDown
         | status::PipelineState::ParkingFull
         | status::PipelineState::Draining
+        | status::PipelineState::Paused
         | status::PipelineState::Halted
         | status::PipelineState::Stopped => Some(summary(snapshot)),
     }

@@ -8,6 +8,7 @@ use super::groups::GroupsArgs;
 use super::inbox::InboxArgs;
 use super::parked::ParkedArgs;
 use super::partition::PartitionArgs;
+use super::pause::{PauseArgs, ResumeArgs};
 use super::repair::RepairArgs;
 use super::replay::ReplayArgs;
 use super::retain::RetainArgs;
@@ -129,6 +130,10 @@ pub enum Command {
     Run(RunArgs),
     /// Show the state of every pipeline and intake of the running process
     Status(StatusArgs),
+    /// Stop reading and publishing for a pipeline, across restarts, until resume
+    Pause(PauseArgs),
+    /// Let a paused pipeline continue
+    Resume(ResumeArgs),
     /// Manage events that could not be published: list, show, retry, skip, replace
     Parked(ParkedArgs),
     /// Recreate a lost replication slot and publish the missed events from the outbox table

@@ -17,6 +17,7 @@ mod init;
 mod logging;
 mod parked;
 mod partition;
+mod pause;
 mod repair;
 mod replay;
 mod retain;
@@ -53,6 +54,7 @@ pub use parked::{
     SelectArgs, ShowArgs, SkipArgs,
 };
 pub use partition::PartitionArgs;
+pub use pause::{PauseArgs, ResumeArgs};
 pub use repair::RepairArgs;
 pub use replay::{ReplayArgs, SourceArg};
 pub use retain::RetainArgs;
@@ -115,6 +117,14 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
         Command::Parked(parked) => {
             let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
             block_on(parked::run(&config, parked, env))?
+        }
+        Command::Pause(pause) => {
+            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
+            block_on(pause::pause(&config, pause, env))?
+        }
+        Command::Resume(resume) => {
+            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
+            block_on(pause::resume(&config, resume))?
         }
         Command::Repair(repair) => {
             let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;

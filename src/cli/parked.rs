@@ -792,7 +792,7 @@ async fn relay_runs(session: &ParkedSession<'_>) -> Result<Option<bool>, CliErro
 }
 
 /// The user who runs the command, from the environment and the operating system.
-fn operator(env: Env<'_>) -> String {
+pub(super) fn operator(env: Env<'_>) -> String {
     let name = env("USER").or_else(|| env("LOGNAME")).filter(|name| !name.is_empty());
     #[cfg(unix)]
     let uid = format!("uid {}", rustix::process::getuid().as_raw());

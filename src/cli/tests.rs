@@ -37,6 +37,8 @@ fn help_is_short() {
           setup        Create publication, replication slot and Postrider's schema in the database
           run          Run the service until SIGTERM or SIGINT
           status       Show the state of every pipeline and intake of the running process
+          pause        Stop reading and publishing for a pipeline, across restarts, until resume
+          resume       Let a paused pipeline continue
           parked       Manage events that could not be published: list, show, retry, skip, replace
           repair       Recreate a lost replication slot and publish the missed events from the outbox table
           adopt        Continue from the stored position after mode, destination, table or layout was

@@ -228,6 +228,7 @@ fn a_scrape_shows_everything() {
         postrider_state{pipeline="orders",shard="0",state="source_down"} 0
         postrider_state{pipeline="orders",shard="0",state="parking_full"} 0
         postrider_state{pipeline="orders",shard="0",state="draining"} 0
+        postrider_state{pipeline="orders",shard="0",state="paused"} 0
         postrider_state{pipeline="orders",shard="0",state="halted"} 0
         postrider_state{pipeline="orders",shard="0",state="stopped"} 0
         # HELP postrider_halted Whether the pipeline waits for an operator, and the code of the halt

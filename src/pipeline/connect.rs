@@ -14,7 +14,7 @@ use super::history::{ServerHistory, ServerPast};
 use super::slot_monitor::PublicationState;
 use super::spec::{PipelineSpec, TableOids};
 use super::store_port::{FormerOwner, StorePort};
-use super::{halts, settings_change};
+use super::{halts, pause, settings_change};
 use crate::ack::Progress;
 use crate::error::HaltReason;
 use crate::event::{HistoryId, Position};
@@ -269,6 +269,7 @@ async fn comes_first(
     if facts.schema != SchemaState::Version(schema::VERSION) {
         return Ok(());
     }
+    pause::check(control.client(), spec).await?;
     let first = unfinished_work(control, spec).await;
     if let Some(first) = first.map_err(|error| Failure::Source(error, Phase::Handshake))? {
         return Err(first);
@@ -460,6 +461,7 @@ async fn poll_handshake(
             return Err(Failure::StandBy { active_pid, progress: None });
         }
     };
+    pause::check(client, spec).await?;
     let instance = one_server(client, poller.client()).await?;
     // The table that is compared below must be the table that is read.
     if facts.table.as_ref().is_some_and(|table| table.oid != poller.description().id.0) {

@@ -26,6 +26,8 @@ pub(super) enum Failure {
     HandOver,
     /// There is nothing to repair.
     NothingToRepair,
+    /// An operator has paused the pipeline.
+    Paused,
     /// An operator must act.
     Halt(Box<Halt>),
 }
@@ -34,6 +36,8 @@ pub(super) enum Failure {
 pub(super) enum End {
     /// The pipeline has ended.
     Over(PipelineExit),
+    /// An operator has paused the pipeline, and it has drained.
+    Paused,
     /// The sink was reset: connect again.
     Restart,
     /// The connection is lost or unusable.

@@ -157,7 +157,7 @@ impl Ownership {
 fn lease(end: &End) -> Duration {
     match end {
         End::Lost(error, _) if matches!(error.kind(), SourceErrorKind::Silent(_)) => Duration::ZERO,
-        End::Lost(..) | End::Restart | End::DropSlot(_) | End::Over(_) => LEASE,
+        End::Lost(..) | End::Paused | End::Restart | End::DropSlot(_) | End::Over(_) => LEASE,
     }
 }
 

@@ -6,13 +6,15 @@
 //! times of events, which the engine compares with it.
 
 use super::backlog_log::{BacklogLog, FULL_HINT};
+use super::drain_log::DrainLog;
 use super::lag::LagMeter;
 use super::mode::Mode;
 use super::parked_log::ParkedLog;
+use super::pause::PauseStatus;
 use super::settings_change::LeftBehind;
 use super::sink_log::SinkLog;
 use super::skipped_log::SkippedLog;
-use super::slot_monitor::SlotStatus;
+use super::slot_monitor::{SlotStatus, show};
 use super::source_log::SourceLog;
 use super::spec::CommonSpec;
 use super::stop::PipelineExit;
@@ -31,7 +33,7 @@ use crate::status::{
 use crate::timestamp::Timestamp;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tracing::{debug, error, info, warn};
+use tracing::{debug, error, info};
 
 /// How often the status is updated.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(100);
@@ -69,8 +71,8 @@ pub(super) struct Observer {
     counts: Counts,
     /// The wall clock, and latencies that are not in the metrics yet.
     clock: Clock,
-    /// A stop was requested.
-    draining: bool,
+    /// Lines about a stop and a pause.
+    drain: DrainLog,
 }
 
 /// Events since the start.
@@ -177,7 +179,7 @@ impl Observer {
             skipped: SkippedLog::default(),
             counts: Counts::default(),
             clock: Clock::default(),
-            draining: false,
+            drain: DrainLog::new(name),
             spec,
             status_handle,
             metrics,
@@ -197,6 +199,28 @@ impl Observer {
     /// Lines about the sink.
     pub(super) fn sink(&mut self) -> &mut SinkLog {
         &mut self.sink
+    }
+
+    /// Lines about a stop and a pause.
+    pub(super) fn drain(&mut self) -> &mut DrainLog {
+        &mut self.drain
+    }
+
+    /// Whether the pipeline drains for a pause.
+    pub(super) fn pauses(&self) -> bool {
+        self.drain.pauses()
+    }
+
+    /// The pipeline is paused, and the database answers.
+    pub(super) fn paused(&mut self, status: PauseStatus) {
+        let PauseStatus { pause, slot, wal_end } = status;
+        self.lag().answered(Instant::now());
+        // Polling has no slot, unless one was left behind.
+        if self.spec.mode != Mode::Poll || slot.is_some() {
+            show(&self.status_handle, slot.as_ref(), wal_end);
+        }
+        let restart = slot.and_then(|slot| slot.restart_lsn);
+        self.drain.paused(pause, restart.map(|lsn| wal_end.distance_from(lsn)));
     }
 
     /// What is known of commits that were not read yet.
@@ -379,27 +403,6 @@ impl Observer {
         self.status_handle.update(|snapshot| snapshot.belongs_to = Some(summary));
     }
 
-    /// A stop was requested.
-    pub(super) fn draining(&mut self, in_flight: u64) {
-        self.draining = true;
-        info!(
-            event = "draining",
-            pipeline = self.spec.name,
-            in_flight,
-            "stopping: finishing what is in flight"
-        );
-    }
-
-    /// The pipeline ends before everything is acknowledged.
-    pub(super) fn shutdown_incomplete(&self, in_flight: u64) {
-        warn!(
-            event = "shutdown_incomplete",
-            pipeline = self.spec.name,
-            in_flight,
-            "stopped before everything was acknowledged: the rest is published again at the next start"
-        );
-    }
-
     /// How long the next update of the status may take: after publishing, the status is updated soon.
     pub(super) fn report_pause(&self) -> Duration {
         let news = self.counts.published != self.counts.reported;
@@ -418,7 +421,7 @@ impl Observer {
         self.counts.reported_at = Some(Instant::now());
         self.counts.reported = self.counts.published;
         let relay = facts.relay;
-        let (events, bytes) = relay.in_flight();
+        let (events, bytes) = if self.drain.is_paused() { (0, 0) } else { relay.in_flight() };
         let watermark = relay.progress().watermark;
         let lag = self.lag_now(relay);
         let (state, reason, hint) = self.state(&facts, lag);
@@ -492,8 +495,8 @@ impl Observer {
             let reason = format!("halting once what is in flight is answered: {halt}");
             return (PipelineState::Draining, Some(reason), Some(halt.hint.clone()));
         }
-        if self.draining {
-            return (PipelineState::Draining, Some("received a signal to stop".into()), None);
+        if let Some(shown) = self.drain.state() {
+            return shown;
         }
         if let Some(condition) = self.source.stands_by() {
             return (PipelineState::StandingBy, Some(condition.reason.clone()), None);

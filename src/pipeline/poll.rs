@@ -211,8 +211,10 @@ impl<'a> PollSession<'a> {
                 Err(error) => {
                     // The state of the open claim is unknown: all of it is claimed again.
                     self.pipeline.apply(self.pipeline.now(), Input::SlotTaken);
-                    let exit = self.pipeline.source_lost();
-                    return exit.map_or(End::Lost(error, Phase::Control), End::Over);
+                    return match self.pipeline.source_lost() {
+                        Some(exit) => self.pipeline.session_end(exit),
+                        None => End::Lost(error, Phase::Control),
+                    };
                 }
             }
         }
@@ -240,10 +242,11 @@ impl<'a> PollSession<'a> {
                 if left {
                     self.leave_ownership().await;
                 }
-                return End::Over(exit);
+                return self.pipeline.session_end(exit);
             }
         }
-        self.pipeline.source_lost().map_or(End::Restart, End::Over)
+        let over = self.pipeline.source_lost();
+        over.map_or(End::Restart, |exit| self.pipeline.session_end(exit))
     }
 
     /// Notes in the cursor row that no record of this process is in flight.
@@ -561,7 +564,15 @@ impl<'a> PollSession<'a> {
                 pipeline.find_requests(store);
                 Ok(())
             }
-            StoreEvent::Requests(found) => pipeline.requests_found(found),
+            StoreEvent::Requests(found) => {
+                let now = pipeline.now();
+                if let Some(pause) = pipeline.requests_found(found)?
+                    && let Some(until) = pipeline.pause(now, pause)
+                {
+                    self.leave_at = Some(until);
+                }
+                Ok(())
+            }
             // While the table is polled, no cursor row is written.
             StoreEvent::Cursor(written) => written.map(|_| ()),
         }

@@ -13,7 +13,7 @@ use super::mode::Mode;
 use super::spec::{OnSlotLost, PipelineSpec, repair_table};
 use super::stop::Stop;
 use super::store_port::{FormerOwner, StorePort};
-use super::{halts, settings_change};
+use super::{halts, pause, settings_change};
 use crate::error::{Halt, HaltReason};
 use crate::event::HistoryId;
 use crate::postgres::SourceError;
@@ -144,6 +144,7 @@ pub(super) async fn open(
     let ask = spec.ask(&identity, &columns);
     let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
     repair::check_server(&facts).map_err(|halt| Failure::Halt(Box::new(halt)))?;
+    pause::check(client, &spec).await?;
     spec.fit(facts.table.as_ref()).map_err(|halt| Failure::Halt(Box::new(halt)))?;
     let row = repair::read(client, spec.key()).await.map_err(at(Phase::Handshake))?;
     let verdict = verdict_for(&spec, &facts, row.as_ref())?;

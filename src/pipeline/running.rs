@@ -7,6 +7,7 @@
 use super::counting::{Counting, Recounted};
 use super::destinations::SinkProblem;
 use super::failpoint::failpoint;
+use super::failure::End;
 use super::feed::{Fed, Feeder};
 use super::halts;
 use super::mode::Mode;
@@ -32,6 +33,7 @@ use crate::postgres::SourceError;
 use crate::postgres::lock_holders::Holder;
 use crate::postgres::store::cursor::CursorWrite;
 use crate::postgres::store::parked::{Loaded, Stored};
+use crate::postgres::store::pause::Pause;
 use crate::published::RowStatusRule;
 use crate::record::{Outcome, Refusal, Scope, Ticket};
 use crate::relay::{Effect, Input, OnPoison, PollingRefused, Recovered, Restart, Settings};
@@ -51,7 +53,7 @@ use tokio::time::Instant;
 pub(super) const RECONNECT_MIN: Duration = Duration::from_millis(200);
 pub(super) const RECONNECT_MAX: Duration = Duration::from_secs(15);
 
-/// How long a start waits, since the process began, for a broker to report the ID of its cluster. After that the
+/// How long a start waits, since the sink was opened, for a broker to report the ID of its cluster. After that the
 /// pipeline starts, and publishes nothing until a broker has reported it.
 const CLUSTER_WAIT: Duration = Duration::from_secs(2);
 const CLUSTER_PAUSE: Duration = Duration::from_millis(20);
@@ -90,6 +92,8 @@ pub(super) struct Pipeline {
     histories: Histories,
     /// How positions within a transaction are stored.
     pub(super) counting: Counting,
+    /// Which published rows get a status.
+    row_status: RowStatusRule,
     /// Zero of the relay's clock.
     epoch: Instant,
 }
@@ -113,14 +117,7 @@ impl Pipeline {
     ) -> Result<Self, Halt> {
         let mapper = spec.mapper().map_err(|e| halts::unfit_outbox(&e))?;
         let sink = SinkPort::open(&spec)?;
-        let settings = Settings {
-            limits: spec.limits,
-            cursor_interval: spec.cursor_interval,
-            idle_step: spec.mode.idle_step(),
-            words: spec.mode.words(),
-            rules: spec.parking,
-            transactions: spec.sink.capabilities().transactions,
-        };
+        let settings = settings(&spec);
         if settings.transactions.is_some() && matches!(spec.mode, Mode::Poll | Mode::Auto) {
             return Err(halts::polling_refused(PollingRefused));
         }
@@ -134,6 +131,7 @@ impl Pipeline {
             confirmed: Watermark::default(),
             histories: Histories::default(),
             counting: Counting::default(),
+            row_status,
             epoch: Instant::now(),
             spec,
         })
@@ -218,7 +216,7 @@ impl Pipeline {
         lease: Instant,
         stop: &Stop,
     ) -> Option<PipelineExit> {
-        while self.sink.awaits_cluster() && self.epoch.elapsed() < CLUSTER_WAIT {
+        while self.sink.awaits_cluster() && self.sink.opened_at().elapsed() < CLUSTER_WAIT {
             let pause = tokio::time::sleep(CLUSTER_PAUSE);
             if let Waited::Over(exit) = self.waiting(pause, lease, stop).await {
                 return Some(exit);
@@ -618,16 +616,61 @@ impl Pipeline {
     pub(super) fn drain(&mut self, now: Duration) -> Instant {
         let leave_at = Instant::now() + self.spec.shutdown_grace;
         let (in_flight, _) = self.engine.relay().in_flight();
-        self.observer.draining(in_flight);
+        self.observer.drain().stopping(in_flight);
         self.report(None);
         self.apply(now, Input::Drain);
         leave_at
     }
 
+    /// A pause was requested: finishes what is in flight. Returns when that is given up; `None` if the pipeline is
+    /// ending already.
+    pub(super) fn pause(&mut self, now: Duration, pause: Pause) -> Option<Instant> {
+        if self.engine.relay().stopping() {
+            return None;
+        }
+        let leave_at = Instant::now() + self.spec.shutdown_grace;
+        let (in_flight, _) = self.engine.relay().in_flight();
+        self.observer.drain().pausing(pause, in_flight);
+        self.report(None);
+        self.apply(now, Input::Drain);
+        Some(leave_at)
+    }
+
+    /// How a session ends with this exit: a pipeline that has drained for a pause does not exit.
+    pub(super) fn session_end(&self, exit: PipelineExit) -> End {
+        match exit {
+            PipelineExit::Stopped if self.observer.pauses() => End::Paused,
+            PipelineExit::Stopped | PipelineExit::Halted(_) | PipelineExit::Bug => End::Over(exit),
+        }
+    }
+
+    /// The pipeline is paused: gives up what is still in flight, and closes the sink. Returns the number of events that
+    /// were given up.
+    pub(super) fn suspend(&mut self) -> u64 {
+        let (in_flight, _) = self.engine.relay().in_flight();
+        self.give_up_in_flight();
+        self.sink.suspend(self.spec.shutdown_grace.min(SINK_CLOSE_MAX));
+        self.observer.source().paused();
+        self.observer.sink().paused();
+        in_flight
+    }
+
+    /// The pause has ended: the pipeline is as it was before its first start, except for its history and its counters.
+    ///
+    /// # Errors
+    /// The halt of a pipeline whose sink can't be used.
+    pub(super) fn resume(&mut self) -> Result<(), Halt> {
+        self.observer.drain().resumed();
+        self.sink.reopen(&self.spec)?;
+        self.engine = Engine::new(settings(&self.spec), self.row_status);
+        self.records = RecordBuffer::default();
+        Ok(())
+    }
+
     /// A stop is not waited for any longer. A halt that was waiting for reports is still a halt.
     pub(super) fn leave(&mut self, now: Duration) -> PipelineExit {
         let (in_flight, _) = self.engine.relay().in_flight();
-        self.observer.shutdown_incomplete(in_flight);
+        self.observer.drain().incomplete(in_flight);
         self.apply(now, Input::SourceLost);
         self.outcome().unwrap_or(PipelineExit::Stopped)
     }
@@ -732,16 +775,17 @@ impl Pipeline {
         store.find_requests(RequestsQuery { dead, asks_age });
     }
 
-    /// Applies the changes that people made to the parked table. An error is one of the connection.
+    /// Applies the changes that people made to the parked table. Returns the pause that was requested, if one was. An
+    /// error is one of the connection.
     pub(super) fn requests_found(
         &mut self,
         found: Result<FoundRequests, SourceError>,
-    ) -> Result<(), SourceError> {
-        let FoundRequests { requests, deleted, oldest } = match found {
+    ) -> Result<Option<Pause>, SourceError> {
+        let FoundRequests { requests, deleted, oldest, pause } = match found {
             // No event waits for requests: the next query is made when it is due.
             Err(error) if is_passing(&error) => {
                 self.observer.source().look_failed(&error);
-                return Ok(());
+                return Ok(None);
             }
             found => found?,
         };
@@ -756,7 +800,7 @@ impl Pipeline {
                 self.apply(now, Input::Request { position, request });
             }
         }
-        Ok(())
+        Ok(pause)
     }
 
     /// Prepares the statements that write the status of rows, on a new session.
@@ -794,6 +838,18 @@ impl Pipeline {
             }
             None => self.observer.store().marks_wait(&waiting, given_up),
         }
+    }
+}
+
+/// The settings of the relay.
+fn settings(spec: &CommonSpec) -> Settings {
+    Settings {
+        limits: spec.limits,
+        cursor_interval: spec.cursor_interval,
+        idle_step: spec.mode.idle_step(),
+        words: spec.mode.words(),
+        rules: spec.parking,
+        transactions: spec.sink.capabilities().transactions,
     }
 }
 

@@ -31,8 +31,7 @@ pub(super) struct SessionContext {
 
 impl SessionContext {
     pub(super) fn new(spec: Arc<PipelineSpec>) -> Self {
-        let strict = spec.polls_instead_of_slot();
-        let limit = spec.wal_retain_max.map(|max| WalRetentionLimit::new(max, strict));
+        let limit = retention_limit(&spec);
         Self {
             spec,
             ownership: Ownership::new(),
@@ -42,6 +41,12 @@ impl SessionContext {
             drops_slot: false,
             wal_retention_limit: limit,
         }
+    }
+
+    /// The pipeline was paused: as at the start of a process, a backlog may be published although the slot retains more
+    /// than the limit.
+    pub(super) fn forget_retained(&mut self) {
+        self.wal_retention_limit = retention_limit(&self.spec);
     }
 
     /// Logs what the slot retains; returns the halt if that is more than the limit.
@@ -61,6 +66,11 @@ impl SessionContext {
         }
         None
     }
+}
+
+fn retention_limit(spec: &PipelineSpec) -> Option<WalRetentionLimit> {
+    let strict = spec.polls_instead_of_slot();
+    spec.wal_retain_max.map(|max| WalRetentionLimit::new(max, strict))
 }
 
 /// Creates the mapper of a stream, or of claims (`rows`). Called before anything is marked: if the history of this

@@ -53,6 +53,12 @@ impl SinkLog {
         self.outage = None;
     }
 
+    /// The sink is closed for a pause: what was logged as lasting begins again after the pause.
+    pub(super) fn paused(&mut self) {
+        (self.outage, self.dead_letters) = (None, None);
+        self.destinations.clear();
+    }
+
     /// A topic accepts records.
     pub(super) fn destination_up(&mut self, topic: &str) {
         self.destinations.remove(topic);

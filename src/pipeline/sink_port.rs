@@ -32,6 +32,8 @@ pub(super) struct SinkPort {
     located: bool,
     /// When the sink was last reset: requests from before that may still arrive at the broker.
     reset_at: Option<Instant>,
+    /// When the sink was opened.
+    opened_at: Instant,
     /// The transactions of the sink, if it has any.
     transactions: Option<TransactionMeter>,
 }
@@ -76,6 +78,7 @@ impl SinkPort {
             decided: None,
             located: false,
             reset_at: None,
+            opened_at: Instant::now(),
             transactions,
         })
     }
@@ -283,6 +286,31 @@ impl SinkPort {
         self.sink.close(longest);
     }
 
+    /// Closes the sink for a pause.
+    pub(super) fn suspend(&mut self, longest: Duration) {
+        self.sink.close(longest);
+        self.sink = Box::new(ClosedSink);
+        if let Some(transactions) = &mut self.transactions {
+            transactions.given_up();
+        }
+    }
+
+    /// Opens the sink again after a pause. What was counted stays.
+    ///
+    /// # Errors
+    /// The halt of a pipeline whose sink can't be used.
+    pub(super) fn reopen(&mut self, spec: &CommonSpec) -> Result<(), Halt> {
+        let closed = std::mem::replace(self, Self::open(spec)?);
+        self.reset_at = closed.reset_at;
+        self.transactions = closed.transactions.or(self.transactions.take());
+        Ok(())
+    }
+
+    /// When the sink was opened.
+    pub(super) fn opened_at(&self) -> Instant {
+        self.opened_at
+    }
+
     /// The cluster of the brokers that have answered.
     pub(super) fn cluster(&self) -> Option<String> {
         self.sink.cluster()
@@ -334,4 +362,21 @@ impl SinkPort {
         self.sink = sink;
         self.mailbox.clone()
     }
+}
+
+/// The sink while the pipeline is paused: it takes nothing, and holds nothing.
+struct ClosedSink;
+
+impl Sink for ClosedSink {
+    fn enqueue(&mut self, _ticket: Ticket, _record: &Record<'_>) -> Result<(), NotTaken> {
+        Err(NotTaken::Full)
+    }
+
+    fn is_idle(&self) -> bool {
+        true
+    }
+
+    fn reset(&mut self) {}
+
+    fn close(&mut self, _longest: Duration) {}
 }

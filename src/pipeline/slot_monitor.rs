@@ -470,7 +470,8 @@ async fn query_while_halted(spec: &PipelineSpec) -> Result<(Option<SlotRow>, Off
     Ok((slot, server.wal_end))
 }
 
-fn show(status_handle: &StatusHandle, slot: Option<&SlotRow>, wal_end: Offset) {
+/// Updates the status with a slot that is not streamed from.
+pub(super) fn show(status_handle: &StatusHandle, slot: Option<&SlotRow>, wal_end: Offset) {
     let since = |lsn: Option<Offset>| lsn.map(|lsn| wal_end.distance_from(lsn));
     status_handle.update(|snapshot| {
         snapshot.moments.source_contact_at = Some(std::time::Instant::now());

@@ -113,6 +113,12 @@ impl SourceLog {
         self.streaming = false;
     }
 
+    /// The pipeline is paused: what was logged as lasting begins again after the pause.
+    pub(super) fn paused(&mut self) {
+        (self.outage, self.standing_by, self.publishes_at) = (None, None, None);
+        (self.streaming, self.polling) = (false, false);
+    }
+
     /// The wait for the records of the previous owner has ended early.
     pub(super) fn waits_no_longer(&mut self) {
         self.publishes_at = None;

@@ -2,6 +2,7 @@
 //! claims: the cursor row, parked events, retries, and requests of operators.
 
 use super::failpoint::failpoint;
+use super::pause;
 use super::record_buffer::WantedRecord;
 use super::row_status::{RowStatusJob, RowStatusOutcome};
 use super::spec::PipelineSpec;
@@ -18,6 +19,7 @@ use crate::postgres::lock_holders::{self, Holder};
 use crate::postgres::poll::row_status::StatusWriter;
 use crate::postgres::store::cursor::{self, Cursor, CursorWrite, SettledHistories, SnapshotPolicy};
 use crate::postgres::store::parked::{self, Stored};
+use crate::postgres::store::pause::Pause;
 use crate::published::RowStatusBatch;
 use crate::record::{OwnedRecord, Ticket};
 use crate::store::PipelineKey;
@@ -86,6 +88,8 @@ pub(super) struct FoundRequests {
     pub(super) deleted: Vec<Position>,
     /// How long the oldest event has been parked, if no slot monitor queries that.
     pub(super) oldest: Option<Duration>,
+    /// The pause that an operator has requested.
+    pub(super) pause: Option<Pause>,
 }
 
 /// What happened on the session.
@@ -447,6 +451,7 @@ impl StorePort {
                 found.oldest = parked::counts(&client, key).await?.oldest;
             }
             found.requests = parked::requests(&client, key).await?;
+            found.pause = pause::read(&client, &spec).await?;
             Ok(found)
         }));
     }

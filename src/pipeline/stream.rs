@@ -126,14 +126,15 @@ pub(super) async fn stream(
     };
     session.context.publication = session.slot_monitor.publication().cloned();
     match end {
-        End::Over(exit) => {
+        end @ (End::Over(_) | End::Paused) => {
             session.close().await;
-            End::Over(exit)
+            end
         }
         end @ (End::Restart | End::Lost(..) | End::DropSlot(_)) => {
             let StreamSession { pipeline, connected, .. } = session;
             connected.wal.abandon();
-            pipeline.source_lost().map_or(end, End::Over)
+            let over = pipeline.source_lost();
+            over.map_or(end, |exit| pipeline.session_end(exit))
         }
     }
 }
@@ -330,7 +331,8 @@ impl<'a> StreamSession<'a> {
         let now = self.pipeline.now();
         match event {
             StreamEvent::Leave | StreamEvent::Grace => {
-                return Some(End::Over(self.pipeline.leave(now)));
+                let exit = self.pipeline.leave(now);
+                return Some(self.pipeline.session_end(exit));
             }
             StreamEvent::Drain => self.leave_at = Some(self.pipeline.drain(now)),
             StreamEvent::Posts | StreamEvent::Again => {}
@@ -397,7 +399,13 @@ impl<'a> StreamSession<'a> {
             StoreEvent::Parking(written) => self.pipeline.parking_written(store, written)?,
             StoreEvent::Fetched(fetched) => self.pipeline.fetched(fetched)?,
             StoreEvent::RequestsDue => self.pipeline.find_requests(store),
-            StoreEvent::Requests(found) => self.pipeline.requests_found(found)?,
+            StoreEvent::Requests(found) => {
+                if let Some(pause) = self.pipeline.requests_found(found)?
+                    && let Some(leave_at) = self.pipeline.pause(now, pause)
+                {
+                    self.leave_at = Some(leave_at);
+                }
+            }
         }
         Ok(())
     }
@@ -460,7 +468,9 @@ impl<'a> StreamSession<'a> {
                     self.pipeline.reset_sink(why);
                     end = Some(End::Restart);
                 }
-                Some(Effect::Drained) => end = Some(End::Over(PipelineExit::Stopped)),
+                Some(Effect::Drained) => {
+                    end = Some(self.pipeline.session_end(PipelineExit::Stopped));
+                }
                 Some(Effect::Halt(halt)) => end = Some(End::Over(PipelineExit::Halted(halt))),
                 // All others are performed.
                 Some(_) | None => {}

@@ -5,7 +5,8 @@ use super::failure::{End, Failure, polling_helps};
 use super::halts;
 use super::history::{SeenPositions, ServerHistory, ServerPast};
 use super::mode::Mode;
-use super::observer;
+use super::observer::{self, REPORT_INTERVAL};
+use super::pause_watch::PauseWatch;
 use super::poll::poll;
 use super::repair::{self, repairs_instead};
 use super::running::{Pipeline, RECONNECT_MAX, RECONNECT_MIN, Waited};
@@ -15,7 +16,7 @@ use super::stop::{PipelineExit, Stop};
 use super::store_port::StorePort;
 use super::stream::stream;
 use crate::backoff::Backoff;
-use crate::error::{Halt, HaltReason};
+use crate::error::{Chain, Halt, HaltReason};
 use crate::maintenance::{EventLogsSpec, InboxesSpec, Maintenance, MaintenanceSpec, RetentionSpec};
 use crate::metrics::{PipelineMetrics, Side};
 use crate::postgres::error_policy::{self, Action, Class, Phase, Repeats};
@@ -26,6 +27,7 @@ use crate::published::RowStatusRule;
 use crate::relay::Input;
 use crate::status::{SourceSummary, StatusHandle};
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -176,6 +178,10 @@ impl Supervisor {
                 Box::pin(self.stream_once(stop)).await
             };
             let failure = match ended {
+                Ok(Failure::Paused) => match Box::pin(self.pause(stop)).await {
+                    Some(exit) => return exit,
+                    None => continue,
+                },
                 Ok(failure) => failure,
                 Err(exit) => return exit,
             };
@@ -250,6 +256,39 @@ impl Supervisor {
         self.ended(since, end)
     }
 
+    /// Waits until an operator ends the pause; returns the exit if the process is stopped before.
+    async fn pause(&mut self, stop: &Stop) -> Option<PipelineExit> {
+        let unacknowledged = self.pipeline.suspend();
+        let mut watch = PauseWatch::new(Arc::clone(&self.context.spec), unacknowledged);
+        loop {
+            let mut next = pin!(watch.next());
+            let looked = loop {
+                tokio::select! {
+                    biased;
+                    () = stop.drain() => return Some(PipelineExit::Stopped),
+                    looked = &mut next => break looked,
+                    () = tokio::time::sleep(REPORT_INTERVAL) => self.pipeline.report(None),
+                }
+            };
+            match looked {
+                Ok(Some(status)) => self.pipeline.observer.paused(status),
+                Ok(None) => break,
+                Err(error) => {
+                    let reason = Chain(&error).to_string();
+                    self.pipeline.observer.drain().unreachable(&reason);
+                }
+            }
+            self.pipeline.report(None);
+        }
+        self.context.forget_retained();
+        self.last_refusal.clear();
+        self.backoff.reset();
+        match self.pipeline.resume() {
+            Ok(()) => None,
+            Err(halt) => Some(PipelineExit::Halted(Box::new(halt))),
+        }
+    }
+
     /// Waits for an attempt, or for the pause before the attempt, while there is no session.
     async fn waiting<F: Future>(&mut self, future: F, stop: &Stop) -> Waited<F::Output> {
         let lease = self.context.ownership.lease_ends();
@@ -275,6 +314,7 @@ impl Supervisor {
             End::Over(exit) => Err(exit),
             End::Lost(error, phase) => Ok(Failure::Source(error, phase)),
             End::Restart => Ok(Failure::Reset),
+            End::Paused => Ok(Failure::Paused),
             End::DropSlot(halt) => Ok(Failure::Halt(halt)),
         }
     }
@@ -354,7 +394,7 @@ impl Supervisor {
                 self.stand_by(Some(active_pid));
             }
             Failure::Wait { message } => self.not_ready(&message),
-            Failure::Reset => {}
+            Failure::Reset | Failure::Paused => {}
             Failure::Unrepaired => {
                 self.last_refusal.explained();
                 self.next = Next::Repair;

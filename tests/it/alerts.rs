@@ -27,7 +27,7 @@ fn said(output: &Output) -> String {
 fn rules_are_rules() {
     let output = promtool(&["check", "rules", "config/alerts.yml"]);
     assert!(output.status.success(), "{}", said(&output));
-    assert!(said(&output).contains("29 rules found"), "{}", said(&output));
+    assert!(said(&output).contains("30 rules found"), "{}", said(&output));
 }
 
 /// One series for half an hour, and which alert it is after six minutes and after one.
@@ -155,6 +155,23 @@ fn intakes() -> Vec<String> {
     all
 }
 
+/// A pause calls after an hour, and the lag that it causes does not.
+fn paused() -> String {
+    let labels = r#"pipeline="orders",shard="0""#;
+    let expect = |minutes: u32, alert: &str, list: &str| {
+        format!("      - {{ eval_time: {minutes}m, alertname: {alert}, exp_alerts: {list} }}\n")
+    };
+    let ticket = "[ { exp_labels: { severity: ticket, pipeline: orders, shard: 0 } } ]";
+    format!(
+        "  - interval: 1m\n    input_series:\n      \
+           - {{ series: 'postrider_state{{{labels},state=\"paused\"}}', values: '1x90' }}\n      \
+           - {{ series: 'postrider_lag_seconds{{{labels}}}', values: '0+60x90' }}\n    alert_rule_test:\n{}{}{}",
+        expect(59, "PostriderPaused", "[]"),
+        expect(61, "PostriderPaused", ticket),
+        expect(61, "PostriderLagging", "[]")
+    )
+}
+
 /// Retention that is blocked for a day, or whose passes fail again and again.
 fn retention() -> Vec<String> {
     let one = |interval: &str, series: &str, values: &str, alert: &str, at: [(&str, &str); 2]| {
@@ -275,6 +292,7 @@ fn alerts_call_when_they_should_and_not_before() {
     tests.extend(groups_without_a_consumer());
     tests.extend(intakes());
     tests.extend(retention());
+    tests.push(paused());
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tests.yml");
     // What is checked here is when, not in which words.

@@ -149,8 +149,8 @@ create function postrider.evil_equal(text, text) returns boolean language sql as
 create function postrider.evil_number(integer) returns integer language plpgsql immutable as $$ begin \
   perform postrider.evil(); return 1; end $$";
 
-const OWN_TABLES: [&str; 7] =
-    ["migration", "cursor", "parked", "repair", "repair_page", "bookmark", "replay"];
+const OWN_TABLES: [&str; 8] =
+    ["migration", "cursor", "parked", "repair", "repair_page", "bookmark", "replay", "pause"];
 
 /// What `setup` of the version before this one left: the relay's role owns schema and tables.
 async fn owned_by(sql: &Client, role: &str) {

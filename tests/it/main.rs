@@ -170,6 +170,8 @@ mod parked_table;
 mod parking;
 /// Bad events wherever they can stand, and what is done to parked ones behind the relay's back.
 mod parking_bad;
+/// `postrider pause` and `resume`: nothing in between, and nothing lost, swapped or repeated.
+mod pause;
 /// Events that can never be published.
 mod poison;
 /// Polling's adapter: claims, their order, their marks, the session.

@@ -144,6 +144,7 @@ async fn undo_by_a_role_that_owns_only_half_does_nothing() {
         "table postrider.repair_page",
         "table postrider.bookmark",
         "table postrider.replay",
+        "table postrider.pause",
     ] {
         pipeline.sql.batch(&format!("alter {object} owner to {role}")).await;
     }

@@ -28,8 +28,10 @@ pub enum PipelineState {
     SourceDown,
     /// The number of parked rows is `parking.rows_max`: nothing is read until there is room.
     ParkingFull,
-    /// Stopping: waiting for events in flight.
+    /// Stopping or pausing: waiting for events in flight.
     Draining,
+    /// An operator has paused the pipeline: nothing is read until an operator ends the pause.
+    Paused,
     /// Stopped until an operator acts.
     Halted,
     /// Ended without an error.
@@ -48,6 +50,7 @@ impl PipelineState {
         Self::SourceDown,
         Self::ParkingFull,
         Self::Draining,
+        Self::Paused,
         Self::Halted,
         Self::Stopped,
     ];
@@ -64,6 +67,7 @@ impl PipelineState {
             Self::SourceDown => "source_down",
             Self::ParkingFull => "parking_full",
             Self::Draining => "draining",
+            Self::Paused => "paused",
             Self::Halted => "halted",
             Self::Stopped => "stopped",
         }

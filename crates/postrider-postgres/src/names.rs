@@ -179,8 +179,8 @@ pub fn admin_url(database: &str) -> String {
 }
 
 /// Postrider's own tables in schema `postrider`, which may also have those of the SQL toolkit ([`crate::toolkit`]).
-pub const OWN_TABLES: [&str; 7] =
-    ["migration", "cursor", "parked", "repair", "repair_page", "bookmark", "replay"];
+pub const OWN_TABLES: [&str; 8] =
+    ["migration", "cursor", "parked", "repair", "repair_page", "bookmark", "replay", "pause"];
 
 /// Grants a role all rights on rows of these tables of schema `postrider`. `role` is quoted.
 pub(crate) fn grant_rows(tables: &[&str], role: &str) -> String {

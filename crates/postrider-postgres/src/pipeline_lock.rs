@@ -38,14 +38,13 @@ pub enum PipelineLock {
 const KEEPALIVE: &str = "SET tcp_keepalives_idle = 20; SET tcp_keepalives_interval = 5; \
                                     SET tcp_keepalives_count = 3; SET tcp_user_timeout = 35000";
 
-/// What the key of the lock is a hash of, as SQL. For the first shard the text is that of versions before there were
+/// What the key of the lock is a hash of. For the first shard the text is that of versions before there were
 /// shards: a relay of such a version and one of this version exclude each other while one replaces the other.
-fn lock_text(key: &PipelineKey) -> String {
-    let of_shard = match key.shard {
+pub(crate) fn lock_text(key: &PipelineKey) -> String {
+    match key.shard {
         0 => format!("postrider poll {}", key.pipeline),
         shard => format!("postrider poll/{shard} {}", key.pipeline),
-    };
-    literal(&of_shard)
+    }
 }
 
 /// Requests the lock and reads its holder, as one row of text; for the simple protocol, the only one that a walsender
@@ -59,7 +58,7 @@ fn sql(key: &PipelineKey) -> String {
              AND l.objid::pg_catalog.int8 = k.key & 4294967295) \
          FROM pg_catalog.hashtextextended({}::pg_catalog.text, 0) AS k(key), \
            pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database()",
-        lock_text(key)
+        literal(&lock_text(key))
     )
 }
 
@@ -123,7 +122,7 @@ pub async fn unlock(client: &Client, key: &PipelineKey) -> Result<(), SourceErro
     let failed = |e| SourceError::control("release the pipeline's lock", e).of(Statement::Claim);
     let sql = format!(
         "SELECT pg_catalog.pg_advisory_unlock(pg_catalog.hashtextextended({}::pg_catalog.text, 0))",
-        lock_text(key)
+        literal(&lock_text(key))
     );
     client.simple_query(&sql).await.map(drop).map_err(failed)
 }
@@ -136,8 +135,8 @@ mod tests {
     #[test]
     fn the_lock_of_the_first_shard_is_that_of_earlier_versions() {
         let first = PipelineKey::first("it's");
-        assert_eq!(lock_text(&first), "'postrider poll it''s'");
+        assert_eq!(lock_text(&first), "postrider poll it's");
         let second = PipelineKey { shard: 1, ..first };
-        assert_eq!(lock_text(&second), "'postrider poll/1 it''s'");
+        assert_eq!(lock_text(&second), "postrider poll/1 it's");
     }
 }

@@ -60,10 +60,15 @@ pub const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../../../sql/schema/0008_owner_left.sql"),
     },
     Migration { number: 9, name: "shard", sql: include_str!("../../../sql/schema/0009_shard.sql") },
+    Migration {
+        number: 10,
+        name: "pause",
+        sql: include_str!("../../../sql/schema/0010_pause.sql"),
+    },
 ];
 
 /// The version this binary works with.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// The last version without the parked table.
 const BEFORE_PARKED: u32 = 1;
@@ -73,6 +78,9 @@ const BEFORE_REPAIR: u32 = 2;
 
 /// The last version without the tables of bookmarks and replays.
 const BEFORE_BOOKMARKS: u32 = 3;
+
+/// The last version without the table of pauses.
+const BEFORE_PAUSES: u32 = 9;
 
 /// Creates the table of versions.
 pub const MIGRATION_TABLE: &str = "\
@@ -161,6 +169,8 @@ fn complete_version(number: u32, tables: &[String]) -> u32 {
         number.min(BEFORE_REPAIR)
     } else if !(has("bookmark") && has("replay")) {
         number.min(BEFORE_BOOKMARKS)
+    } else if !has("pause") {
+        number.min(BEFORE_PAUSES)
     } else {
         number
     }
@@ -172,9 +182,10 @@ mod tests {
 
     #[test]
     fn a_dropped_table_is_created_again() {
-        let all =
-            ["cursor", "parked", "repair", "repair_page", "bookmark", "replay"].map(str::to_owned);
+        let all = ["cursor", "parked", "repair", "repair_page", "bookmark", "replay", "pause"]
+            .map(str::to_owned);
         assert_eq!(complete_version(VERSION, &all), VERSION);
+        assert_eq!(complete_version(VERSION, &all[..6]), BEFORE_PAUSES);
         assert_eq!(complete_version(VERSION, &all[..5]), BEFORE_BOOKMARKS);
         assert_eq!(complete_version(VERSION, &all[..3]), BEFORE_REPAIR);
         assert_eq!(complete_version(VERSION, &all[..1]), BEFORE_PARKED);

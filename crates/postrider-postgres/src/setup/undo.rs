@@ -270,6 +270,7 @@ fn rows(facts: &Facts, holdings: &StoredRows, is_guarded: bool, plan: &mut UndoP
             "parked" => "parked events, and the records of those resolved since",
             "bookmark" => "saved positions",
             "replay" => "replays and their progress",
+            "pause" => "the request that pauses the pipeline",
             _ => "rows of Postrider",
         };
         plan.lost.push(format!("{count} row(s) of postrider.{table}: {what}"));

@@ -10,5 +10,6 @@ pub mod inboxes;
 pub mod log_maintenance;
 pub mod maintenance;
 pub mod parked;
+pub mod pause;
 pub mod requests;
 pub mod requeue;
