@@ -27,6 +27,7 @@ mod history;
 mod lag;
 mod mode;
 mod observer;
+mod parked_causes;
 mod parked_log;
 mod poll;
 mod record_buffer;
