@@ -17,6 +17,7 @@ fn view(status_handles: &[StatusHandle]) -> AdminView {
         maintenance_handles: Vec::new(),
         status_handles: status_handles.to_vec(),
         metrics,
+        log_events: LogEvents::default(),
         ready_lag_max: Duration::from_secs(30),
     }
 }
@@ -143,7 +144,7 @@ fn status_and_metrics_show_the_boards() {
         let (status, body) = ask(address, "/metrics").await;
         assert_eq!(status, 200);
         assert!(body.contains("outbox_throughput{pipeline=\"orders\",shard=\"0\"} 42\n"), "{body}");
-        assert_eq!(ask(address, "/").await.0, 404);
+        assert_eq!(ask(address, "/other").await.0, 404);
     });
 }
 
@@ -190,6 +191,7 @@ fn a_reader_that_reads_nothing_is_given_up() {
         maintenance_handles: Vec::new(),
         status_handles,
         metrics: Metrics::default(),
+        log_events: LogEvents::default(),
         ready_lag_max: Duration::from_secs(30),
     };
     let counts = view.metrics.endpoint().clone();
