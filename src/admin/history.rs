@@ -35,7 +35,7 @@ const GROWTH_OVER_MIN: Duration = Duration::from_secs(20);
 
 /// Bytes of one pipeline's points and samples, if these have the shortest times.
 const POINTS_BYTES: usize =
-    (HOUR.0 + DAY.0) * size_of::<Point>() + SAMPLES.0 * size_of::<Sample>();
+    (HOUR.0 + DAY.0) * size_of::<HistoryPoint>() + SAMPLES.0 * size_of::<PositionSample>();
 
 /// What a pipeline was at one moment.
 #[derive(Clone, Copy, Debug)]
@@ -49,12 +49,12 @@ pub(super) struct Reading {
     parked: u64,
 }
 
-/// The number of [`Place`]s.
+/// The number of [`PositionKind`]s.
 const POSITIONS: usize = 4;
 
 /// A position on the way of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum PositionKind {
     /// The end of the server's WAL.
     Committed,
     /// The highest position that was read.
@@ -86,14 +86,14 @@ impl Reading {
         }
     }
 
-    fn at(&self, place: Place) -> Option<u64> {
-        self.positions.get(place as usize).copied().flatten()
+    fn at(&self, kind: PositionKind) -> Option<u64> {
+        self.positions.get(kind as usize).copied().flatten()
     }
 }
 
 /// One point of a chart.
 #[derive(Clone, Copy, Debug)]
-struct Point {
+struct HistoryPoint {
     /// Its begin, in seconds since the history began.
     at: u32,
     /// Published events a second.
@@ -115,7 +115,7 @@ struct Point {
 /// Points at equal distances, the oldest first.
 #[derive(Debug)]
 struct Series {
-    points: VecDeque<Point>,
+    points: VecDeque<HistoryPoint>,
     capacity: usize,
     step: Duration,
     open: Option<OpenPoint>,
@@ -169,12 +169,12 @@ impl OpenPoint {
     }
 
     #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "a chart")]
-    fn close(&self, began: Instant, now: Instant) -> Point {
+    fn close(&self, began: Instant, now: Instant) -> HistoryPoint {
         let seconds = now.saturating_duration_since(self.since).as_secs_f64();
         let published = self.last.published.saturating_sub(self.first.published);
         let latency = self.last.latency.since(&self.first.latency);
         let at = self.since.saturating_duration_since(began).as_secs();
-        Point {
+        HistoryPoint {
             at: u32::try_from(at).unwrap_or(u32::MAX),
             rate: (published as f64 / seconds.max(f64::MIN_POSITIVE)) as f32,
             lag: self.lag as f32,
@@ -206,7 +206,7 @@ fn worse(one: PipelineState, other: PipelineState) -> PipelineState {
 
 /// Positions and counters at a moment.
 #[derive(Clone, Copy, Debug)]
-struct Sample {
+struct PositionSample {
     at: Instant,
     positions: [Option<u64>; POSITIONS],
     published: u64,
@@ -217,7 +217,7 @@ struct Sample {
 #[derive(Debug)]
 struct Motion {
     /// The samples of the last minutes, the oldest first.
-    samples: VecDeque<Sample>,
+    samples: VecDeque<PositionSample>,
     capacity: usize,
     step: Duration,
     /// The newest positions, and since when each has not changed.
@@ -237,7 +237,7 @@ impl Motion {
                 *known = (position, now);
             }
         }
-        let due = |last: &Sample| now.saturating_duration_since(last.at) >= self.step;
+        let due = |last: &PositionSample| now.saturating_duration_since(last.at) >= self.step;
         if !self.samples.back().is_none_or(due) {
             return;
         }
@@ -245,12 +245,12 @@ impl Motion {
             self.samples.pop_front();
         }
         let Reading { positions, published, retained, .. } = *reading;
-        self.samples.push_back(Sample { at: now, positions, published, retained });
+        self.samples.push_back(PositionSample { at: now, positions, published, retained });
     }
 
     /// The newest sample that is at least as old as `over`, else the oldest one; and its age in seconds.
-    fn before(&self, now: Instant, over: Duration) -> Option<(&Sample, f64)> {
-        let old = |sample: &&Sample| now.saturating_duration_since(sample.at) >= over;
+    fn before(&self, now: Instant, over: Duration) -> Option<(&PositionSample, f64)> {
+        let old = |sample: &&PositionSample| now.saturating_duration_since(sample.at) >= over;
         let sample = self.samples.iter().rev().find(old).or_else(|| self.samples.front())?;
         let age = now.saturating_duration_since(sample.at);
         (age >= SAMPLE_INTERVAL).then(|| (sample, age.as_secs_f64()))
@@ -258,25 +258,25 @@ impl Motion {
 
     fn outlook(&self, now: Instant, reading: &Reading) -> Outlook {
         let minute = self.before(now, SPEED_OVER);
-        let speed = |place: Place| {
+        let speed = |kind: PositionKind| {
             let (sample, seconds) = minute?;
-            let before = sample.positions.get(place as usize).copied().flatten()?;
-            Some(difference(reading.at(place)?, before) / seconds)
+            let before = sample.positions.get(kind as usize).copied().flatten()?;
+            Some(difference(reading.at(kind)?, before) / seconds)
         };
         let growth = self.growth(now, reading);
-        let place = |place: Place| {
-            let since = self.since.get(place as usize).map_or(now, |(_, since)| *since);
+        let movement = |kind: PositionKind| {
+            let since = self.since.get(kind as usize).map_or(now, |(_, since)| *since);
             let still = now.saturating_duration_since(since).as_secs_f64();
             Movement {
-                still_seconds: reading.at(place).map(|_| still),
-                bytes_per_second: speed(place),
+                still_seconds: reading.at(kind).map(|_| still),
+                bytes_per_second: speed(kind),
             }
         };
         Outlook {
-            committed: place(Place::Committed),
-            read: place(Place::Read),
-            acknowledged: place(Place::Acknowledged),
-            confirmed: place(Place::Confirmed),
+            committed: movement(PositionKind::Committed),
+            read: movement(PositionKind::Read),
+            acknowledged: movement(PositionKind::Acknowledged),
+            confirmed: movement(PositionKind::Confirmed),
             events_per_second: minute
                 .map(|(sample, seconds)| difference(reading.published, sample.published) / seconds),
             slot_growth: growth,
@@ -374,7 +374,7 @@ impl Window {
 
 /// The points of a chart, as columns of equal length. The newest point is the last.
 #[derive(Serialize, Debug, Default)]
-pub(super) struct Columns {
+pub(super) struct HistoryColumns {
     /// The time of one point. Unit: seconds.
     step_seconds: u64,
     /// The begin of each point. Unit: seconds since 1970.
@@ -432,14 +432,14 @@ impl History {
     }
 
     /// The points of a pipeline.
-    pub(super) fn columns(&self, pipeline: usize, window: Window) -> Columns {
+    pub(super) fn columns(&self, pipeline: usize, window: Window) -> HistoryColumns {
         let histories = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(pipeline) = histories.pipelines.get(pipeline) else { return Columns::default() };
+        let Some(pipeline) = histories.pipelines.get(pipeline) else { return HistoryColumns::default() };
         let series = match window {
             Window::Hour => &pipeline.hour,
             Window::Day => &pipeline.day,
         };
-        let mut columns = Columns { step_seconds: series.step.as_secs(), ..Columns::default() };
+        let mut columns = HistoryColumns { step_seconds: series.step.as_secs(), ..HistoryColumns::default() };
         for point in &series.points {
             columns.at.push(histories.began_unix_seconds + u64::from(point.at));
             columns.rate.push(point.rate);
@@ -554,7 +554,7 @@ mod tests {
                 .map(|pipeline| {
                     let points = pipeline.hour.points.capacity() + pipeline.day.points.capacity();
                     let samples = pipeline.motion.samples.capacity();
-                    let lists = points * size_of::<Point>() + samples * size_of::<Sample>();
+                    let lists = points * size_of::<HistoryPoint>() + samples * size_of::<PositionSample>();
                     lists + size_of::<PipelineHistory>()
                 })
                 .sum();
@@ -563,7 +563,7 @@ mod tests {
             let covered = day.step.as_secs() * day.capacity as u64;
             assert!(covered > 22 * 3600, "{pipelines} pipelines: {covered} s");
         }
-        assert_eq!(size_of::<Point>(), 32);
+        assert_eq!(size_of::<HistoryPoint>(), 32);
     }
 
     #[test]

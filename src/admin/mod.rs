@@ -1,9 +1,10 @@
 //! The admin endpoint: the operators' page, `/live`, `/ready`, `/status`, `/history` and `/metrics` over plain HTTP.
 //!
-//! The endpoint only reads the statuses, the metrics and the newest lines of the log: a stuck pipeline can't block it, and a request can't disturb a
-//! pipeline. It changes nothing, so it needs no login; by default it listens on loopback. Its connections are limited
-//! in number and time.
+//! The endpoint only reads the statuses, the metrics and the newest lines of the log: a stuck pipeline can't block it,
+//! and a request can't disturb a pipeline. It changes nothing, so it needs no login; by default it listens on loopback.
+//! Its connections are limited in number and time.
 
+mod answer;
 mod history;
 mod log_events;
 mod page;
@@ -15,7 +16,7 @@ mod tests;
 pub use history::{HISTORY_BYTES_MAX, Movement, Outlook};
 pub use log_events::{LINES_MAX, LogEvent, LogEvents, TEXT_BYTES_MAX};
 pub use report::{
-    Blocked, Flow, IntakeMaintenanceReport, PipelineReport, Stage, StageName, StatusReport,
+    Blocked, EventFlow, IntakeMaintenanceReport, PipelineReport, Stage, StageName, StatusReport,
 };
 pub use sentence::{SlotRoom, sentence};
 
@@ -23,14 +24,13 @@ use crate::connections::{self, Bounds, Watch, WhenFull};
 use crate::intake_status::{IntakeHandle, IntakeSnapshot};
 use crate::metrics::{CONTENT_TYPE, Closed, EndpointMetrics, Metrics};
 use crate::status::{self, Snapshot, StatusHandle};
+use answer::{PLAIN, json, json_in_lines, respond};
 use axum::Router;
-use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE as TYPE, X_CONTENT_TYPE_OPTIONS};
-use axum::http::{HeaderValue, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::http::StatusCode;
+use axum::response::Response;
 use axum::routing::get;
-use history::{Columns, History, Reading, Window};
+use history::{HistoryColumns, History, Reading, Window};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::future::Future;
@@ -121,7 +121,7 @@ struct HistoryReport {
     /// The clock of the process. Unit: milliseconds since 1970.
     now_unix_ms: u64,
     /// The points.
-    columns: Columns,
+    columns: HistoryColumns,
     /// The log lines of the time.
     log: Vec<LogEvent>,
 }
@@ -310,10 +310,7 @@ async fn answer_status(State(shared): State<Arc<EndpointState>>) -> Response {
     let version = env!("CARGO_PKG_VERSION");
     let maintenance = shared.maintenance();
     let status = StatusReport { version, pipelines, intakes, maintenance };
-    match serde_json::to_string_pretty(&status) {
-        Ok(body) => respond(StatusCode::OK, "application/json", body + "\n"),
-        Err(error) => respond(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{error}\n")),
-    }
+    json_in_lines(&status)
 }
 
 async fn answer_history(
@@ -332,15 +329,11 @@ async fn answer_history(
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let now_unix_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
     let length = u64::try_from(window.length().as_millis()).unwrap_or(u64::MAX);
-    let report = HistoryReport {
+    json(&HistoryReport {
         now_unix_ms,
         columns: shared.history.columns(index, window),
         log: shared.view.log_events.of(&pipeline, now_unix_ms.saturating_sub(length)),
-    };
-    match serde_json::to_string(&report) {
-        Ok(body) => respond(StatusCode::OK, "application/json", body + "\n"),
-        Err(error) => respond(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{error}\n")),
-    }
+    })
 }
 
 async fn answer_metrics(State(shared): State<Arc<EndpointState>>) -> Response {
@@ -349,8 +342,6 @@ async fn answer_metrics(State(shared): State<Arc<EndpointState>>) -> Response {
         Err(error) => respond(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{error}\n")),
     }
 }
-
-const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// 200 and `ok`, or 503 and one line for each pipeline with a problem.
 fn verdict(pipelines: impl Iterator<Item = (String, Why)>) -> Response {
@@ -366,15 +357,6 @@ fn verdict(pipelines: impl Iterator<Item = (String, Why)>) -> Response {
     } else {
         respond(StatusCode::SERVICE_UNAVAILABLE, PLAIN, lines)
     }
-}
-
-fn respond(status: StatusCode, kind: &'static str, body: impl Into<Body>) -> Response {
-    let headers = [
-        (TYPE, HeaderValue::from_static(kind)),
-        (CACHE_CONTROL, HeaderValue::from_static("no-store")),
-        (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
-    ];
-    (status, headers, body.into()).into_response()
 }
 
 /// A loop that has not turned for longer is stuck. Longer than any step of a healthy loop; the longest step is a

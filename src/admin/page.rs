@@ -1,7 +1,7 @@
 //! The operators' page: three files that are part of the program. They are served with headers that forbid scripts,
 //! styles and connections of any other origin, and scripts inside the page.
 
-use super::respond;
+use super::answer::respond;
 use axum::http::header::{
     CONTENT_SECURITY_POLICY, HeaderName, REFERRER_POLICY, X_FRAME_OPTIONS,
 };

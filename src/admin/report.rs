@@ -45,21 +45,21 @@ pub struct PipelineReport {
     /// Its status in one sentence.
     pub sentence: String,
     /// The way of its events.
-    pub flow: Flow,
+    pub flow: EventFlow,
 }
 
 impl PipelineReport {
     /// The report of a snapshot. `stuck`: why the pipeline is not live.
     pub(super) fn new(snapshot: Snapshot, stuck: Option<&str>, outlook: &Outlook) -> Self {
         let sentence = sentence::sentence(&snapshot, stuck, outlook);
-        let flow = Flow::of(&snapshot, stuck, outlook);
+        let flow = EventFlow::of(&snapshot, stuck, outlook);
         Self { snapshot, sentence, flow }
     }
 }
 
 /// The way of a pipeline's events, from the commit to the confirmation.
 #[derive(Serialize, Debug)]
-pub struct Flow {
+pub struct EventFlow {
     /// The stages, in this order.
     pub stages: [Stage; 5],
     /// The stage at which events wait, if the state of the pipeline says so.
@@ -122,7 +122,7 @@ pub struct Blocked {
     pub why: String,
 }
 
-impl Flow {
+impl EventFlow {
     fn of(snapshot: &Snapshot, stuck: Option<&str>, outlook: &Outlook) -> Self {
         // 0/0 is no position.
         let known = |text: &str| {
