@@ -59,6 +59,8 @@ mod alone;
 mod backfill;
 /// The long list of bad input, where no other module has it.
 mod bad;
+/// The operators' page in Chromium.
+mod browser;
 /// `postrider bookmark`: what stands afterwards, what it costs, what is refused.
 mod bookmarks;
 /// Captured tables: setup, refusals, publication, documents and sequences.
