@@ -114,7 +114,7 @@ need_llvm() {
   rm -rf "$work"
 }
 
-# The browser in which the operators' page is tested, its driver, and letters for its pictures.
+# The browser in which the operators' page is tested, its driver, and fonts for its pictures.
 need_chromium() {
   local missing=()
   command -v chromium >/dev/null || missing+=(chromium)

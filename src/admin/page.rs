@@ -14,19 +14,16 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
                       require-trusted-types-for 'script'; trusted-types 'none'";
 
 /// Headers of the three files.
-const HEADERS: [(HeaderName, HeaderValue); 5] = [
-    (CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY)),
-    (REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
-    (X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
-    (
-        HeaderName::from_static("cross-origin-resource-policy"),
-        HeaderValue::from_static("same-origin"),
-    ),
-    (
-        HeaderName::from_static("cross-origin-opener-policy"),
-        HeaderValue::from_static("same-origin"),
-    ),
-];
+fn headers() -> [(HeaderName, HeaderValue); 5] {
+    let same_origin = HeaderValue::from_static("same-origin");
+    [
+        (CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY)),
+        (REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+        (X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
+        (HeaderName::from_static("cross-origin-resource-policy"), same_origin.clone()),
+        (HeaderName::from_static("cross-origin-opener-policy"), same_origin),
+    ]
+}
 
 /// The page.
 pub(super) async fn html() -> Response {
@@ -45,7 +42,7 @@ pub(super) async fn js() -> Response {
 
 fn file(kind: &'static str, body: &'static str) -> Response {
     let mut response = respond(StatusCode::OK, kind, body);
-    response.headers_mut().extend(HEADERS);
+    response.headers_mut().extend(headers());
     response
 }
 

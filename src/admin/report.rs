@@ -206,6 +206,7 @@ fn blocked(snapshot: &Snapshot, stuck: Option<&str>) -> Option<Blocked> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Value, json};
 
     fn snapshot() -> Snapshot {
         let mut snapshot = Snapshot { state: PipelineState::Streaming, ..Snapshot::default() };
@@ -218,26 +219,28 @@ mod tests {
         snapshot
     }
 
-    fn json(report: &PipelineReport) -> serde_json::Value {
+    fn document(report: &PipelineReport) -> Value {
         serde_json::to_value(report).unwrap()
     }
 
     #[test]
     fn stages_have_positions_and_the_distance_to_the_stage_before() {
-        let json = json(&PipelineReport::new(snapshot(), None, &Outlook::default()));
+        let json = document(&PipelineReport::new(snapshot(), None, &Outlook::default()));
         let of = |key: &str| {
             let stages = json["flow"]["stages"].as_array().unwrap();
             stages.iter().map(|stage| stage[key].clone()).collect::<Vec<_>>()
         };
         assert_eq!(of("stage"), ["committed", "read", "in_flight", "acknowledged", "confirmed"]);
-        let none = serde_json::Value::Null;
-        assert_eq!(of("position"), [&"0/4000".into(), &"0/3000".into(), &none, &"0/2000".into(), &"0/1800".into()].map(Clone::clone));
-        assert_eq!(of("behind_bytes"), [none.clone(), 0x1000.into(), none.clone(), 0x1000.into(), 0x800.into()]);
+        let positions = json!(["0/4000", "0/3000", null, "0/2000", "0/1800"]);
+        assert_eq!(Value::Array(of("position")), positions);
+        let distances = json!([null, 0x1000, null, 0x1000, 0x800]);
+        assert_eq!(Value::Array(of("behind_bytes")), distances);
         let stage = &json["flow"]["stages"][2];
-        assert_eq!((&stage["events"], &stage["bytes"]), (&7.into(), &700.into()));
+        assert_eq!(stage["events"], 7);
+        assert_eq!(stage["bytes"], 700);
         assert_eq!(stage["oldest_seconds"], 2.5);
         assert_eq!(json["sentence"], "streams, 2.5 s behind");
-        assert_eq!(json["flow"]["blocked"], none);
+        assert_eq!(json["flow"]["blocked"], Value::Null);
         // The fields of the snapshot are beside them.
         assert_eq!(json["watermark"], "0/2000");
     }
@@ -265,10 +268,11 @@ mod tests {
             let outlook = Outlook { confirmed: movement, ..Outlook::default() };
             let mut snapshot = snapshot();
             snapshot.confirmed_flush_lsn = Some(confirmed.to_owned());
-            json(&PipelineReport::new(snapshot, None, &outlook))["flow"]["stages"][4]["waits_for"].clone()
+            let json = document(&PipelineReport::new(snapshot, None, &outlook));
+            json["flow"]["stages"][4]["waits_for"].clone()
         };
-        assert_eq!(waits(29.0, "0/1800"), serde_json::Value::Null);
-        assert_eq!(waits(300.0, "0/2000"), serde_json::Value::Null);
+        assert_eq!(waits(29.0, "0/1800"), Value::Null);
+        assert_eq!(waits(300.0, "0/2000"), Value::Null);
         assert_eq!(waits(300.0, "0/1800"), "acknowledged events have not been confirmed for 5 min");
     }
 }

@@ -8,7 +8,7 @@ use crate::status::{PipelineState, Snapshot};
 /// A slot that is full only after this time is not worth a clause. Unit: seconds.
 const FULL_IN_MAX: f64 = 366.0 * 86_400.0;
 
-/// A time to catch up above this is not told: the speed of a minute says nothing about months. Unit: seconds.
+/// A time to catch up above this is not shown: the speed of a minute says nothing about months. Unit: seconds.
 const CAUGHT_UP_IN_MAX: f64 = 30.0 * 86_400.0;
 
 /// The sentence about a pipeline. `stuck`: why the pipeline is not live.
@@ -47,7 +47,7 @@ fn state(snapshot: &Snapshot) -> String {
             None => behind("catches up"),
         },
         PipelineState::Starting => because("starts"),
-        PipelineState::StandingBy => because("stands by"),
+        PipelineState::StandingBy => because("is a standby"),
         PipelineState::BrokerDown => behind(&because("publishes nothing")),
         PipelineState::SourceDown => behind(&because("reads nothing")),
         PipelineState::ParkingFull => behind(&because("reads nothing")),
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(of(Doing::Starting, |_| {}), "starts");
         assert_eq!(
             of(Doing::StandingBy, reason("another process owns the slot")),
-            "stands by: another process owns the slot"
+            "is a standby: another process owns the slot"
         );
         assert_eq!(
             of(Doing::BrokerDown, reason("no broker answers")),

@@ -243,7 +243,7 @@ impl LatencyCounts {
         let total: u64 = counted.iter().sum();
         let micros = self.sum_micros.saturating_sub(earlier.sum_micros);
         let mean = Duration::from_micros(micros.checked_div(total)?).as_secs_f64();
-        let mut within = 0;
+        let mut within = 0_u64;
         let bucket = counted.iter().position(|count| {
             within += count;
             within.saturating_mul(100) >= total.saturating_mul(99)

@@ -1,5 +1,5 @@
-//! The log lines about parked events, and why the events were refused. There may be thousands of them, so a few lines a minute are logged and the others
-//! are counted.
+//! The log lines about parked events, and why the events were refused. There may be thousands of them, so a few lines a
+//! minute are logged and the others are counted.
 
 use super::parked_causes::ParkedCauses;
 use crate::event::{Position, shown_id};
