@@ -434,12 +434,15 @@ impl History {
     /// The points of a pipeline.
     pub(super) fn columns(&self, pipeline: usize, window: Window) -> HistoryColumns {
         let histories = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(pipeline) = histories.pipelines.get(pipeline) else { return HistoryColumns::default() };
+        let Some(pipeline) = histories.pipelines.get(pipeline) else {
+            return HistoryColumns::default();
+        };
         let series = match window {
             Window::Hour => &pipeline.hour,
             Window::Day => &pipeline.day,
         };
-        let mut columns = HistoryColumns { step_seconds: series.step.as_secs(), ..HistoryColumns::default() };
+        let mut columns =
+            HistoryColumns { step_seconds: series.step.as_secs(), ..HistoryColumns::default() };
         for point in &series.points {
             columns.at.push(histories.began_unix_seconds + u64::from(point.at));
             columns.rate.push(point.rate);
@@ -511,7 +514,8 @@ mod tests {
         #[expect(clippy::cast_precision_loss, reason = "a small number")]
         let mib = MIB as f64;
         assert_eq!(history.outlook(0, now, &last).slot_growth, Some(mib));
-        let (history, now, last) = watched(2_000, |_, snapshot| snapshot.slot_retained_bytes = None);
+        let (history, now, last) =
+            watched(2_000, |_, snapshot| snapshot.slot_retained_bytes = None);
         assert_eq!(history.outlook(0, now, &last).slot_growth, None);
     }
 
@@ -554,7 +558,8 @@ mod tests {
                 .map(|pipeline| {
                     let points = pipeline.hour.points.capacity() + pipeline.day.points.capacity();
                     let samples = pipeline.motion.samples.capacity();
-                    let lists = points * size_of::<HistoryPoint>() + samples * size_of::<PositionSample>();
+                    let lists =
+                        points * size_of::<HistoryPoint>() + samples * size_of::<PositionSample>();
                     lists + size_of::<PipelineHistory>()
                 })
                 .sum();

@@ -67,7 +67,8 @@ impl LogEvents {
             event.unix_ms >= since_unix_ms
                 && event.pipeline.as_deref().is_none_or(|other| other == pipeline)
         };
-        let mut found: Vec<_> = events.iter().rev().filter(of).take(ANSWERED_MAX).cloned().collect();
+        let mut found: Vec<_> =
+            events.iter().rev().filter(of).take(ANSWERED_MAX).cloned().collect();
         found.reverse();
         found
     }
@@ -99,7 +100,9 @@ mod tests {
     #[test]
     fn lines_of_a_pipeline_are_its_own_and_those_of_the_process() {
         let events = LogEvents::default();
-        for (pipeline, message) in [(Some("a"), "1"), (Some("b"), "2"), (None, "3"), (Some("a"), "4")] {
+        for (pipeline, message) in
+            [(Some("a"), "1"), (Some("b"), "2"), (None, "3"), (Some("a"), "4")]
+        {
             events.add(line(pipeline, message));
         }
         let of = |pipeline: &str| {

@@ -30,7 +30,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::get;
-use history::{HistoryColumns, History, Reading, Window};
+use history::{History, HistoryColumns, Reading, Window};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::future::Future;

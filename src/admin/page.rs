@@ -2,9 +2,7 @@
 //! styles and connections of any other origin, and scripts inside the page.
 
 use super::answer::respond;
-use axum::http::header::{
-    CONTENT_SECURITY_POLICY, HeaderName, REFERRER_POLICY, X_FRAME_OPTIONS,
-};
+use axum::http::header::{CONTENT_SECURITY_POLICY, HeaderName, REFERRER_POLICY, X_FRAME_OPTIONS};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
 
@@ -54,12 +52,31 @@ mod tests {
     #[test]
     fn script_makes_no_markup_of_texts_and_runs_none() {
         for word in [
-            "innerHTML", "outerHTML", "insertAdjacent", "document.write", "DOMParser", "eval(", "Function(",
-            "createContextualFragment", "localStorage", "sessionStorage", "cookie",
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacent",
+            "document.write",
+            "DOMParser",
+            "eval(",
+            "Function(",
+            "createContextualFragment",
+            "localStorage",
+            "sessionStorage",
+            "cookie",
         ] {
             assert!(!SCRIPT.contains(word), "{word}");
         }
-        for word in ["onclick", "onload", "onerror", "style=", "<script>", "<style", "http:", "https:", "javascript:"] {
+        for word in [
+            "onclick",
+            "onload",
+            "onerror",
+            "style=",
+            "<script>",
+            "<style",
+            "http:",
+            "https:",
+            "javascript:",
+        ] {
             assert!(!PAGE.contains(word), "{word}");
         }
     }

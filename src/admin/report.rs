@@ -50,7 +50,7 @@ pub struct PipelineReport {
 
 impl PipelineReport {
     /// The report of a snapshot. `stuck`: why the pipeline is not live.
-    pub(super) fn new(snapshot: Snapshot, stuck: Option<&str>, outlook: &Outlook) -> Self {
+    pub fn new(snapshot: Snapshot, stuck: Option<&str>, outlook: &Outlook) -> Self {
         let sentence = sentence::sentence(&snapshot, stuck, outlook);
         let flow = EventFlow::of(&snapshot, stuck, outlook);
         Self { snapshot, sentence, flow }
@@ -148,7 +148,10 @@ impl EventFlow {
         let unconfirmed = acknowledged.zip(confirmed).is_some_and(|(to, at)| at < to);
         let late = outlook.confirmed.still_seconds.filter(|seconds| *seconds >= UNCONFIRMED_MAX);
         let late = late.filter(|_| unconfirmed).map(|seconds| {
-            format!("acknowledged events have not been confirmed for {}", sentence::duration(seconds))
+            format!(
+                "acknowledged events have not been confirmed for {}",
+                sentence::duration(seconds)
+            )
         });
         let stages = [
             stage(StageName::Committed, committed, None, outlook.committed),
@@ -159,7 +162,8 @@ impl EventFlow {
             Stage {
                 events: Some(snapshot.in_flight_events),
                 bytes: Some(snapshot.in_flight_bytes),
-                oldest_seconds: (waiting && snapshot.lag_seconds > 0.0).then_some(snapshot.lag_seconds),
+                oldest_seconds: (waiting && snapshot.lag_seconds > 0.0)
+                    .then_some(snapshot.lag_seconds),
                 ..stage(StageName::InFlight, None, None, Movement::default())
             },
             Stage {
@@ -188,7 +192,9 @@ fn blocked(snapshot: &Snapshot, stuck: Option<&str>) -> Option<Blocked> {
         return Some(Blocked { stage: StageName::Read, why: why.to_owned() });
     }
     let (stage, why) = match snapshot.state {
-        PipelineState::Streaming | PipelineState::Polling | PipelineState::CatchingUp => return None,
+        PipelineState::Streaming | PipelineState::Polling | PipelineState::CatchingUp => {
+            return None;
+        }
         PipelineState::Starting => (StageName::Read, reason("the pipeline is starting")),
         PipelineState::StandingBy => (StageName::Read, reason("another process owns the pipeline")),
         PipelineState::SourceDown => (StageName::Read, reason("the database does not answer")),

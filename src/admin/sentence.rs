@@ -232,15 +232,18 @@ mod tests {
         );
         assert_eq!(of(Doing::Stopped, |_| {}), "stopped");
         let snapshot = Snapshot { state: Doing::Streaming, ..Snapshot::default() };
-        let stuck = sentence(&snapshot, Some("the loop has not turned for 32 s"), &Outlook::default());
+        let stuck =
+            sentence(&snapshot, Some("the loop has not turned for 32 s"), &Outlook::default());
         assert_eq!(stuck, "is stuck: the loop has not turned for 32 s");
     }
 
     #[test]
     fn slot_is_full_by_the_limit_that_is_reached_first() {
-        let mut snapshot = Snapshot { state: Doing::Streaming, lag_seconds: 0.012, ..Snapshot::default() };
+        let mut snapshot =
+            Snapshot { state: Doing::Streaming, lag_seconds: 0.012, ..Snapshot::default() };
         snapshot.slot_retained_bytes = Some(8 << 30);
-        let growing = Outlook { slot_growth: Some(9.2 * GIB / (41.0 * 3600.0)), ..Outlook::default() };
+        let growing =
+            Outlook { slot_growth: Some(9.2 * GIB / (41.0 * 3600.0)), ..Outlook::default() };
         let end = |snapshot: &Snapshot, outlook: &Outlook| {
             let text = sentence(snapshot, None, outlook);
             text.split_once("; ").unwrap().1.to_owned()
@@ -272,17 +275,27 @@ mod tests {
 
     #[test]
     fn pipeline_that_catches_up_says_when_it_will_have() {
-        let mut snapshot = Snapshot { state: Doing::CatchingUp, lag_seconds: 600.0, ..Snapshot::default() };
+        let mut snapshot =
+            Snapshot { state: Doing::CatchingUp, lag_seconds: 600.0, ..Snapshot::default() };
         snapshot.lag_bytes = 3_000_000;
         let moves = |committed: f64, acknowledged: f64| {
             let at = |speed| Movement { still_seconds: Some(0.0), bytes_per_second: Some(speed) };
-            Outlook { committed: at(committed), acknowledged: at(acknowledged), ..Outlook::default() }
+            Outlook {
+                committed: at(committed),
+                acknowledged: at(acknowledged),
+                ..Outlook::default()
+            }
         };
         assert_eq!(
             sentence(&snapshot, None, &moves(5_000.0, 15_000.0)),
             "catches up, 10 min behind; at this rate caught up in 5 min"
         );
-        for outlook in [moves(5_000.0, 5_000.0), moves(5_000.0, 0.0), moves(5_000.0, 5_001.0), Outlook::default()] {
+        for outlook in [
+            moves(5_000.0, 5_000.0),
+            moves(5_000.0, 0.0),
+            moves(5_000.0, 5_001.0),
+            Outlook::default(),
+        ] {
             assert_eq!(sentence(&snapshot, None, &outlook), "catches up, 10 min behind");
         }
         snapshot.state = Doing::Streaming;

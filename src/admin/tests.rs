@@ -288,7 +288,8 @@ fn page_is_three_files_with_a_policy_that_allows_no_other_origin_and_no_script_i
             ] {
                 assert!(head.lines().any(|known| known == line), "{path}: {line}: {head}");
             }
-            let policy = head.lines().find_map(|line| line.strip_prefix("content-security-policy: "));
+            let policy =
+                head.lines().find_map(|line| line.strip_prefix("content-security-policy: "));
             let policy = policy.unwrap();
             assert!(policy.starts_with("default-src 'none'; script-src 'self'; "), "{policy}");
             assert!(policy.contains("frame-ancestors 'none'"), "{policy}");

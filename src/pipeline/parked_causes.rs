@@ -116,7 +116,8 @@ impl ParkedCauses {
 
     fn index(&mut self, code: &str) -> u8 {
         let full = self.codes.len() >= CODES_MAX;
-        let code = if full && !self.codes.iter().any(|known| **known == *code) { OTHER } else { code };
+        let code =
+            if full && !self.codes.iter().any(|known| **known == *code) { OTHER } else { code };
         let index = self.codes.iter().position(|known| **known == *code);
         let index = index.unwrap_or_else(|| {
             self.codes.push(code.into());
@@ -144,12 +145,7 @@ mod tests {
 
     fn refused(kind: RefusalKind) -> ParkedOutcome {
         let reason = Refusal { kind, native: None, of_batch: false };
-        ParkedOutcome::Refused {
-            state: State::Waiting,
-            attempts: 2,
-            wait: Duration::ZERO,
-            reason,
-        }
+        ParkedOutcome::Refused { state: State::Waiting, attempts: 2, wait: Duration::ZERO, reason }
     }
 
     fn counts(causes: &ParkedCauses) -> Vec<(String, u64)> {
@@ -160,7 +156,9 @@ mod tests {
     #[test]
     fn events_are_counted_by_their_last_code_while_they_are_parked() {
         let mut causes = ParkedCauses::default();
-        for (ordinal, code) in [(0, "too_large"), (1, "null_key"), (2, "null_key"), (99, "null_key")] {
+        for (ordinal, code) in
+            [(0, "too_large"), (1, "null_key"), (2, "null_key"), (99, "null_key")]
+        {
             causes.note(at(ordinal), code);
         }
         let of = |code: &str, events| (code.to_owned(), events);

@@ -59,10 +59,10 @@ mod alone;
 mod backfill;
 /// The long list of bad input, where no other module has it.
 mod bad;
-/// The operators' page in Chromium.
-mod browser;
 /// `postrider bookmark`: what stands afterwards, what it costs, what is refused.
 mod bookmarks;
+/// The operators' page in Chromium.
+mod browser;
 /// Captured tables: setup, refusals, publication, documents and sequences.
 mod capture;
 /// What is done to slot, publication, table and login while the stream runs.

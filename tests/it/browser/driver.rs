@@ -72,7 +72,8 @@ impl Browser {
                 "--hide-scrollbars", "--force-device-scale-factor=1", profile, size,
             ] },
         } } });
-        let answer = command(port, "POST", "/session", Some(&capabilities)).await.expect("a browser");
+        let answer =
+            command(port, "POST", "/session", Some(&capabilities)).await.expect("a browser");
         answer["sessionId"].as_str().expect("a session").clone_into(&mut browser.session);
         browser
     }
@@ -145,10 +146,12 @@ impl Browser {
         lines.iter().map(|line| format!("{}: {}", line["level"], line["message"])).collect()
     }
 
-    /// A picture of the window, as PNG.
+    /// A picture of the whole page, as PNG.
     pub(super) async fn picture(&self) -> Vec<u8> {
-        let picture = self.send("GET", "/screenshot", None).await;
-        STANDARD.decode(picture.as_str().expect("a picture")).expect("base64")
+        let whole = json!({ "format": "png", "captureBeyondViewport": true });
+        let body = json!({ "cmd": "Page.captureScreenshot", "params": whole });
+        let picture = self.send("POST", "/goog/cdp/execute", Some(&body)).await;
+        STANDARD.decode(picture["data"].as_str().expect("a picture")).expect("base64")
     }
 
     /// Closes the browser, and waits until it is gone.
@@ -178,7 +181,12 @@ impl Drop for Browser {
 }
 
 /// One command of WebDriver; the value of its answer.
-async fn command(port: u16, method: &str, path: &str, body: Option<&Value>) -> Result<Value, String> {
+async fn command(
+    port: u16,
+    method: &str,
+    path: &str,
+    body: Option<&Value>,
+) -> Result<Value, String> {
     let exchange = exchange(port, method, path, body);
     let answer = tokio::time::timeout(COMMAND_MAX, exchange).await;
     let answer = answer.map_err(|elapsed| format!("{method} {path}: {elapsed}"))?;

@@ -168,8 +168,7 @@ impl Lanes {
                 behind: self.behind(row.lane),
             })
         };
-        let mut heads: Vec<_> =
-            self.rows.iter().take(HEADS_SCAN_ROWS).filter_map(head).collect();
+        let mut heads: Vec<_> = self.rows.iter().take(HEADS_SCAN_ROWS).filter_map(head).collect();
         // The sort is stable: equal ones stay in order of the stream.
         heads.sort_by_key(|head| std::cmp::Reverse(head.behind));
         heads.truncate(most);
