@@ -53,7 +53,7 @@ fn page_of(relay: &Relay) -> String {
 /// Publishes until the charts of a picture have something to show.
 async fn fill_charts(browser: &Browser, pipeline: &Pipeline) {
     let points =
-        "return document.querySelector('#charts path').getAttribute('d').split('L').length > 60";
+        "return document.querySelector('#charts path').getAttribute('d').split('L').length > 10";
     await_that("points of the charts", Duration::from_mins(10), || async {
         pipeline.insert(fastrand::usize(20..400)).await;
         if browser.run(points).await == true { Ok(()) } else { Err("too few") }
