@@ -114,6 +114,15 @@ need_llvm() {
   rm -rf "$work"
 }
 
+# The browser in which the operators' page is tested, its driver, and fonts for its pictures.
+need_chromium() {
+  local missing=()
+  command -v chromium >/dev/null || missing+=(chromium)
+  command -v chromedriver >/dev/null || missing+=(chromium-driver)
+  [ -e /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf ] || missing+=(fonts-dejavu-core)
+  install_packages "${missing[@]}"
+}
+
 # The pooler that one test uses. The service of its package is not started.
 need_pgbouncer() {
   PATH="$PATH:/usr/sbin" command -v pgbouncer >/dev/null || RUNLEVEL=1 install_packages pgbouncer

@@ -1,29 +1,43 @@
-//! The admin endpoint: `/live`, `/ready`, `/status` and `/metrics` over plain HTTP.
+//! The admin endpoint: the operators' page, `/live`, `/ready`, `/status`, `/history` and `/metrics` over plain HTTP.
 //!
-//! The endpoint only reads the statuses and the metrics: a stuck pipeline can't block it, and a request can't disturb a
-//! pipeline. It changes nothing, so it needs no login; by default it listens on loopback. Its connections are limited
-//! in number and time.
+//! The endpoint only reads the statuses, the metrics and the newest lines of the log: a stuck pipeline can't block it,
+//! and a request can't disturb a pipeline. It changes nothing, so it needs no login; by default it listens on loopback.
+//! Its connections are limited in number and time.
 
+mod answer;
+mod history;
+mod log_events;
+mod page;
+mod report;
+mod sentence;
 #[cfg(test)]
 mod tests;
+
+pub use history::{HISTORY_BYTES_MAX, Movement, Outlook};
+pub use log_events::{LINES_MAX, LogEvent, LogEvents, TEXT_BYTES_MAX};
+pub use report::{
+    Blocked, EventFlow, IntakeMaintenanceReport, PipelineReport, Stage, StageName, StatusReport,
+};
+pub use sentence::{SlotRoom, sentence};
 
 use crate::connections::{self, Bounds, Watch, WhenFull};
 use crate::intake_status::{IntakeHandle, IntakeSnapshot};
 use crate::metrics::{CONTENT_TYPE, Closed, EndpointMetrics, Metrics};
-use crate::status::{self, InboxesSummary, Snapshot, StatusHandle};
+use crate::status::{self, Snapshot, StatusHandle};
+use answer::{PLAIN, json, json_in_lines, respond};
 use axum::Router;
-use axum::extract::State;
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE as TYPE};
-use axum::http::{HeaderValue, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::Response;
 use axum::routing::get;
+use history::{History, HistoryColumns, Reading, Window};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
 
 /// Connections that are open at a time. A scrape and some probes need a handful.
@@ -87,39 +101,29 @@ pub struct AdminView {
     pub maintenance_handles: Vec<StatusHandle>,
     /// The metrics of the process.
     pub metrics: Metrics,
+    /// The newest lines of the log.
+    pub log_events: LogEvents,
     /// A pipeline with a larger lag is not ready.
     pub ready_lag_max: Duration,
-}
-
-/// All pipelines at one moment: the body of `/status`.
-#[derive(Serialize, Debug)]
-pub struct StatusReport {
-    /// The version of the running process.
-    pub version: &'static str,
-    /// The pipelines, in the order of the configuration file.
-    pub pipelines: Vec<Snapshot>,
-    /// The intakes of `postrider inbox run`, in the same order.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub intakes: Vec<IntakeSnapshot>,
-    /// The databases of these intakes whose inboxes the process maintains.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub maintenance: Vec<IntakeMaintenanceReport>,
-}
-
-/// The inboxes of a database of intakes, as their maintenance last read them.
-#[derive(Serialize, Debug)]
-pub struct IntakeMaintenanceReport {
-    /// The first intake that has the database.
-    pub intake: String,
-    /// What was read.
-    #[serde(flatten)]
-    pub summary: InboxesSummary,
 }
 
 #[derive(Debug)]
 struct EndpointState {
     view: AdminView,
     started: Instant,
+    /// What the pipelines did.
+    history: History,
+}
+
+/// The body of `/history/PIPELINE/SHARD/WINDOW`.
+#[derive(Serialize, Debug)]
+struct HistoryReport {
+    /// The clock of the process. Unit: milliseconds since 1970.
+    now_unix_ms: u64,
+    /// The points.
+    columns: HistoryColumns,
+    /// The log lines of the time.
+    log: Vec<LogEvent>,
 }
 
 impl EndpointState {
@@ -139,6 +143,35 @@ impl EndpointState {
             all.map(move |summary| IntakeMaintenanceReport { intake: intake.clone(), summary })
         });
         reports.collect()
+    }
+
+    fn reading(&self, status_handle: &StatusHandle, snapshot: &Snapshot) -> Reading {
+        Reading::of(snapshot, self.view.metrics.latency_of(status_handle))
+    }
+
+    /// Reads the statuses again and again into the history.
+    async fn sample(&self) {
+        let mut ticks = tokio::time::interval(history::SAMPLE_INTERVAL);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let readings = self.view.status_handles.iter();
+            let readings = readings.map(|handle| self.reading(handle, &handle.read()));
+            self.history.note(Instant::now(), readings);
+        }
+    }
+
+    /// The reports of the pipelines.
+    fn reports(&self, now: Instant) -> Vec<PipelineReport> {
+        let report = |(index, handle): (usize, &StatusHandle)| {
+            let mut snapshot = handle.read();
+            snapshot.ready = self.why_not_ready(&snapshot, now).is_none();
+            let reading = self.reading(handle, &snapshot);
+            let outlook = self.history.outlook(index, now, &reading);
+            let stuck = live(&snapshot, self.started, now);
+            PipelineReport::new(snapshot, stuck.as_deref(), &outlook)
+        };
+        self.view.status_handles.iter().enumerate().map(report).collect()
     }
 
     fn why_not_ready(&self, snapshot: &Snapshot, now: Instant) -> Why {
@@ -183,8 +216,14 @@ impl Admin {
     /// Serves until `stop` completes. After an error of the listener it accepts again, so nothing else ends it.
     pub async fn serve(self, view: AdminView, stop: impl Future<Output = ()>) {
         let watch = EndpointWatch(view.metrics.endpoint().clone());
-        let shared = Arc::new(EndpointState { view, started: Instant::now() });
-        connections::serve(self.listener, router(shared), self.bounds, watch, stop).await;
+        let started = Instant::now();
+        let history = History::new(view.status_handles.len(), started);
+        let shared = Arc::new(EndpointState { view, started, history });
+        let router = router(Arc::clone(&shared));
+        tokio::select! {
+            () = connections::serve(self.listener, router, self.bounds, watch, stop) => {}
+            () = shared.sample() => {}
+        }
     }
 }
 
@@ -224,9 +263,13 @@ impl Watch for EndpointWatch {
 
 fn router(shared: Arc<EndpointState>) -> Router {
     Router::new()
+        .route("/", get(page::html))
+        .route("/page.css", get(page::css))
+        .route("/page.js", get(page::js))
         .route("/live", get(answer_live))
         .route("/ready", get(answer_ready))
         .route("/status", get(answer_status))
+        .route("/history/{pipeline}/{shard}/{window}", get(answer_history))
         .route("/metrics", get(answer_metrics))
         .with_state(shared)
 }
@@ -259,10 +302,7 @@ async fn answer_ready(State(shared): State<Arc<EndpointState>>) -> Response {
 
 async fn answer_status(State(shared): State<Arc<EndpointState>>) -> Response {
     let now = Instant::now();
-    let mut pipelines: Vec<_> = shared.snapshots().collect();
-    for snapshot in &mut pipelines {
-        snapshot.ready = shared.why_not_ready(snapshot, now).is_none();
-    }
+    let pipelines = shared.reports(now);
     let mut intakes: Vec<_> = shared.intakes().collect();
     for intake in &mut intakes {
         intake.ready = intake.not_ready(shared.started, now).is_none();
@@ -270,10 +310,30 @@ async fn answer_status(State(shared): State<Arc<EndpointState>>) -> Response {
     let version = env!("CARGO_PKG_VERSION");
     let maintenance = shared.maintenance();
     let status = StatusReport { version, pipelines, intakes, maintenance };
-    match serde_json::to_string_pretty(&status) {
-        Ok(body) => respond(StatusCode::OK, "application/json", body + "\n"),
-        Err(error) => respond(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{error}\n")),
-    }
+    json_in_lines(&status)
+}
+
+async fn answer_history(
+    State(shared): State<Arc<EndpointState>>,
+    Path((pipeline, shard, window)): Path<(String, String, String)>,
+) -> Response {
+    let Some(window) = Window::parse(&window) else {
+        return respond(StatusCode::NOT_FOUND, PLAIN, "the time is hour or day\n");
+    };
+    let of = |snapshot: &Snapshot| {
+        snapshot.key.pipeline == pipeline && snapshot.key.shard.to_string() == shard
+    };
+    let Some(index) = shared.snapshots().position(|snapshot| of(&snapshot)) else {
+        return respond(StatusCode::NOT_FOUND, PLAIN, "no such pipeline runs in this process\n");
+    };
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now_unix_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+    let length = u64::try_from(window.length().as_millis()).unwrap_or(u64::MAX);
+    json(&HistoryReport {
+        now_unix_ms,
+        columns: shared.history.columns(index, window),
+        log: shared.view.log_events.of(&pipeline, now_unix_ms.saturating_sub(length)),
+    })
 }
 
 async fn answer_metrics(State(shared): State<Arc<EndpointState>>) -> Response {
@@ -282,8 +342,6 @@ async fn answer_metrics(State(shared): State<Arc<EndpointState>>) -> Response {
         Err(error) => respond(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{error}\n")),
     }
 }
-
-const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// 200 and `ok`, or 503 and one line for each pipeline with a problem.
 fn verdict(pipelines: impl Iterator<Item = (String, Why)>) -> Response {
@@ -299,14 +357,6 @@ fn verdict(pipelines: impl Iterator<Item = (String, Why)>) -> Response {
     } else {
         respond(StatusCode::SERVICE_UNAVAILABLE, PLAIN, lines)
     }
-}
-
-fn respond(status: StatusCode, kind: &'static str, body: String) -> Response {
-    let headers = [
-        (TYPE, HeaderValue::from_static(kind)),
-        (CACHE_CONTROL, HeaderValue::from_static("no-store")),
-    ];
-    (status, headers, body).into_response()
 }
 
 /// A loop that has not turned for longer is stuck. Longer than any step of a healthy loop; the longest step is a

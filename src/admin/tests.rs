@@ -17,6 +17,7 @@ fn view(status_handles: &[StatusHandle]) -> AdminView {
         maintenance_handles: Vec::new(),
         status_handles: status_handles.to_vec(),
         metrics,
+        log_events: LogEvents::default(),
         ready_lag_max: Duration::from_secs(30),
     }
 }
@@ -143,7 +144,7 @@ fn status_and_metrics_show_the_boards() {
         let (status, body) = ask(address, "/metrics").await;
         assert_eq!(status, 200);
         assert!(body.contains("outbox_throughput{pipeline=\"orders\",shard=\"0\"} 42\n"), "{body}");
-        assert_eq!(ask(address, "/").await.0, 404);
+        assert_eq!(ask(address, "/other").await.0, 404);
     });
 }
 
@@ -190,6 +191,7 @@ fn a_reader_that_reads_nothing_is_given_up() {
         maintenance_handles: Vec::new(),
         status_handles,
         metrics: Metrics::default(),
+        log_events: LogEvents::default(),
         ready_lag_max: Duration::from_secs(30),
     };
     let counts = view.metrics.endpoint().clone();
@@ -255,5 +257,105 @@ fn an_address_in_use_names_the_key() {
         let error = Admin::bind(first.address().unwrap()).await.unwrap_err();
         assert!(error.to_string().ends_with("which admin.listen names"), "{error}");
         assert!(error.hint().contains("another process"), "{}", error.hint());
+    });
+}
+
+/// The head of an answer, in lower case, and its body.
+async fn answered(address: SocketAddr, path: &str) -> (String, String) {
+    let answer = until_closed(address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).await;
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.to_lowercase(), body.to_owned())
+}
+
+#[test]
+fn page_is_three_files_with_a_policy_that_allows_no_other_origin_and_no_script_in_the_page() {
+    serving(&[StatusHandle::new("a")], |address| async move {
+        for (path, kind, begins) in [
+            ("/", "text/html; charset=utf-8", "<!doctype html>"),
+            ("/page.css", "text/css; charset=utf-8", ":root"),
+            ("/page.js", "text/javascript; charset=utf-8", "//"),
+        ] {
+            let (head, body) = answered(address, path).await;
+            assert!(head.starts_with("http/1.1 200"), "{path}: {head}");
+            assert!(body.starts_with(begins), "{path}: {body}");
+            for line in [
+                format!("content-type: {kind}"),
+                "x-content-type-options: nosniff".to_owned(),
+                "cache-control: no-store".to_owned(),
+                "referrer-policy: no-referrer".to_owned(),
+                "x-frame-options: deny".to_owned(),
+                "cross-origin-resource-policy: same-origin".to_owned(),
+            ] {
+                assert!(head.lines().any(|known| known == line), "{path}: {line}: {head}");
+            }
+            let policy =
+                head.lines().find_map(|line| line.strip_prefix("content-security-policy: "));
+            let policy = policy.unwrap();
+            assert!(policy.starts_with("default-src 'none'; script-src 'self'; "), "{policy}");
+            assert!(policy.contains("frame-ancestors 'none'"), "{policy}");
+            assert!(!policy.contains("unsafe") && !policy.contains("http"), "{policy}");
+        }
+        // What has no path of its own is not served.
+        for path in ["/page.html", "/page/page.js", "/..%2f", "/page.js/", "/history"] {
+            assert_eq!(ask(address, path).await.0, 404, "{path}");
+        }
+    });
+}
+
+#[test]
+fn status_has_the_sentence_and_the_stages_of_each_pipeline() {
+    let status_handle = StatusHandle::new("orders");
+    status_handle.update(|snapshot| {
+        snapshot.state = Doing::BrokerDown;
+        snapshot.reason = Some("no broker answers".to_owned());
+        snapshot.watermark = "0/20".to_owned();
+    });
+    serving(&[status_handle], |address| async move {
+        let (_, body) = ask(address, "/status").await;
+        let json: serde_json::Value = serde_json::from_str(&body).unwrap();
+        let pipeline = &json["pipelines"][0];
+        assert_eq!(pipeline["sentence"], "publishes nothing: no broker answers, nothing waits");
+        assert_eq!(pipeline["flow"]["blocked"]["stage"], "acknowledged");
+        assert_eq!(pipeline["flow"]["stages"][3]["position"], "0/20");
+    });
+}
+
+#[test]
+fn history_is_that_of_one_pipeline_and_shard_and_of_an_hour_or_a_day() {
+    let hostile = StatusHandle::new("a/b <c> é");
+    let view = view(&[StatusHandle::new("orders"), hostile]);
+    for (pipeline, message) in [(Some("orders"), "one"), (Some("other"), "two"), (None, "three")] {
+        view.log_events.add(LogEvent {
+            unix_ms: 0,
+            level: "INFO",
+            event: "streaming".to_owned(),
+            pipeline: pipeline.map(str::to_owned),
+            message: message.to_owned(),
+            hint: None,
+        });
+    }
+    serving_within(BOUNDS, &view, |address| async move {
+        for window in ["hour", "day"] {
+            let (status, body) = ask(address, &format!("/history/orders/0/{window}")).await;
+            assert_eq!(status, 200, "{body}");
+            let json: serde_json::Value = serde_json::from_str(&body).unwrap();
+            let messages = json["log"].as_array().unwrap().iter().map(|line| &line["message"]);
+            assert_eq!(messages.collect::<Vec<_>>(), ["one", "three"]);
+            assert!(json["columns"]["at"].as_array().unwrap().is_empty());
+            assert!(json["now_unix_ms"].as_u64() > Some(1_600_000_000_000));
+        }
+        let named = "/history/a%2Fb%20%3Cc%3E%20%C3%A9/0/hour";
+        assert_eq!(ask(address, named).await.0, 200);
+        for path in [
+            "/history/orders/1/hour",
+            "/history/orders/0/week",
+            "/history/nothing/0/hour",
+            "/history/orders/0",
+            "/history/orders/00/hour",
+        ] {
+            assert_eq!(ask(address, path).await.0, 404, "{path}");
+        }
+        // Bytes that are no text are no name.
+        assert_eq!(ask(address, "/history/%ff/0/hour").await.0, 400);
     });
 }

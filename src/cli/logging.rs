@@ -1,17 +1,23 @@
-//! The log: text or JSON on standard error. It is started once, before the command runs.
+//! The log: text or JSON on standard error, and its newest lines for the operators' page. It is started once, before the
+//! command runs.
 
 #[cfg(test)]
 mod tests;
 
 use super::args::{Global, LogFormat};
 use super::error::CliError;
+use crate::admin::{LogEvent, LogEvents};
 use crate::config::Env;
 use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal as _};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Layer;
 use tracing_subscriber::field::{RecordFields, Visit};
-use tracing_subscriber::filter::EnvFilter;
+use tracing_subscriber::filter::{EnvFilter, LevelFilter};
 use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::layer::{Context, SubscriberExt as _};
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// The filter of `--quiet`.
 const QUIET: &str = "error";
@@ -21,14 +27,19 @@ pub(super) fn start(global: &Global, env: Env<'_>) -> Result<(), CliError> {
     let wrong = |source| CliError::Log { filter: filter.to_owned(), source };
     let parsed = EnvFilter::try_new(present_targets(filter)).map_err(wrong)?;
     let color = global.color(env, io::stderr().is_terminal());
-    let log = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(io::stderr);
+    let recent = RecentEvents(LogEvents::of_the_process()).with_filter(LevelFilter::INFO);
+    let registry = tracing_subscriber::registry().with(recent);
+    let log = tracing_subscriber::fmt::layer().with_writer(io::stderr);
     // A second start, which happens in tests, keeps the first log.
     let started = match global.log_format {
         LogFormat::Text => {
             let log = log.with_ansi(color).fmt_fields(Fields);
-            log.with_target(shows_modules(filter)).try_init()
+            registry.with(log.with_target(shows_modules(filter)).with_filter(parsed)).try_init()
         }
-        LogFormat::Json => log.json().flatten_event(true).with_current_span(false).try_init(),
+        LogFormat::Json => {
+            let log = log.json().flatten_event(true).with_current_span(false);
+            registry.with(log.with_filter(parsed)).try_init()
+        }
     };
     drop(started);
     Ok(())
@@ -66,6 +77,53 @@ impl<'w> FormatFields<'w> for Fields {
             write!(to, "{gap}{dim}{name}={plain}{value}")?;
         }
         Ok(())
+    }
+}
+
+/// Keeps the newest lines that have an event, whatever the filter of the log is.
+struct RecentEvents(LogEvents);
+
+impl<S: Subscriber> Layer<S> for RecentEvents {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let mut fields = EventFields::default();
+        event.record(&mut fields);
+        let Some(name) = fields.event else { return };
+        let level = match *event.metadata().level() {
+            Level::ERROR => "ERROR",
+            Level::WARN => "WARN",
+            Level::INFO => "INFO",
+            Level::DEBUG | Level::TRACE => return,
+        };
+        let EventFields { message, pipeline, hint, .. } = fields;
+        self.0.add(LogEvent { unix_ms: 0, level, event: name, pipeline, message, hint });
+    }
+}
+
+/// The fields of a line that the page shows.
+#[derive(Default)]
+struct EventFields {
+    message: String,
+    event: Option<String>,
+    pipeline: Option<String>,
+    hint: Option<String>,
+}
+
+impl Visit for EventFields {
+    fn record_str(&mut self, field: &tracing::field::Field, value: &str) {
+        let value = value.to_owned();
+        match field.name() {
+            "message" => self.message = value,
+            "event" => self.event = Some(value),
+            "pipeline" => self.pipeline = Some(value),
+            "hint" => self.hint = Some(value),
+            _ => {}
+        }
+    }
+
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn fmt::Debug) {
+        if ["message", "pipeline", "hint"].contains(&field.name()) {
+            self.record_str(field, &format!("{value:?}"));
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use super::args::RunArgs;
 use super::error::{CliError, Exit};
 use super::status::{running_intakes, running_pipelines};
-use crate::admin::{Admin, AdminView, CONNECTIONS_MAX};
+use crate::admin::{Admin, AdminView, CONNECTIONS_MAX, LogEvents};
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::pipeline::{self, PipelineSpec, Service, Stop, StopHandle};
@@ -30,6 +30,7 @@ pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError
         intake_handles: Vec::new(),
         maintenance_handles: Vec::new(),
         metrics,
+        log_events: LogEvents::of_the_process(),
         ready_lag_max: config.admin.ready_lag_max,
     };
     let (handle, stop) = Stop::new();

@@ -230,11 +230,14 @@ mod tests {
 
     #[test]
     fn the_first_pipeline_of_the_status_is_taken() {
-        let body = serde_json::to_string(&crate::admin::StatusReport {
+        use crate::admin::{Outlook, PipelineReport, StatusReport};
+        use crate::status::Snapshot;
+        let snapshot = Snapshot { lag_bytes: 7, ..Default::default() };
+        let body = serde_json::to_string(&StatusReport {
             intakes: Vec::new(),
             maintenance: Vec::new(),
             version: "1",
-            pipelines: vec![crate::status::Snapshot { lag_bytes: 7, ..Default::default() }],
+            pipelines: vec![PipelineReport::new(snapshot, None, &Outlook::default())],
         });
         let status = status_in(&body.unwrap()).unwrap();
         assert_eq!((status.state.as_str(), status.lag_bytes), ("starting", 7));

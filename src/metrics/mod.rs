@@ -86,6 +86,13 @@ impl Metrics {
         text::encode((&sources, &maintained), more, &self.endpoint)
     }
 
+    /// What a pipeline has counted from commit to acknowledgement; `None` if it is not registered.
+    pub fn latency_of(&self, status_handle: &StatusHandle) -> Option<LatencyCounts> {
+        let sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        let source = sources.iter().find(|source| source.status_handle.is_same(status_handle))?;
+        Some(source.counters.latency().counts())
+    }
+
     /// The counters of the admin endpoint.
     pub fn endpoint(&self) -> &EndpointMetrics {
         &self.endpoint
@@ -218,6 +225,33 @@ const BOUNDS_MICROS: [u64; 16] = [
     5_000_000, 10_000_000, 30_000_000, 60_000_000,
 ];
 
+/// What a [`Latency`] had counted at a moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LatencyCounts {
+    /// The durations of each bucket.
+    buckets: [u64; BUCKETS.len() + 1],
+    /// The sum of all durations. Unit: microseconds.
+    sum_micros: u64,
+}
+
+impl LatencyCounts {
+    /// What was counted since `earlier`: the mean, and the upper bound of the bucket that 99 of 100 durations do not
+    /// exceed, infinite in the last one. Unit: seconds. `None` if nothing was counted.
+    pub fn since(&self, earlier: &Self) -> Option<(f64, f64)> {
+        let counted = self.buckets.iter().zip(&earlier.buckets);
+        let counted: Vec<u64> = counted.map(|(now, then)| now.saturating_sub(*then)).collect();
+        let total: u64 = counted.iter().sum();
+        let micros = self.sum_micros.saturating_sub(earlier.sum_micros);
+        let mean = Duration::from_micros(micros.checked_div(total)?).as_secs_f64();
+        let mut within = 0_u64;
+        let bucket = counted.iter().position(|count| {
+            within += count;
+            within.saturating_mul(100) >= total.saturating_mul(99)
+        })?;
+        Some((mean, BUCKETS.get(bucket).copied().unwrap_or(f64::INFINITY)))
+    }
+}
+
 /// A histogram of durations without locks: one thread counts a hundred thousand times a second, another one reads now
 /// and then. All operations are relaxed: a reader may see a count before its sum.
 #[derive(Default, Debug)]
@@ -240,6 +274,14 @@ impl Latency {
             count.fetch_add(times, Ordering::Relaxed);
         }
         self.sum_micros.fetch_add(micros.saturating_mul(times), Ordering::Relaxed);
+    }
+
+    /// The counts so far.
+    pub fn counts(&self) -> LatencyCounts {
+        LatencyCounts {
+            buckets: self.counters.each_ref().map(|count| count.load(Ordering::Relaxed)),
+            sum_micros: self.sum_micros.load(Ordering::Relaxed),
+        }
     }
 
     /// The sum in seconds, and the count of each bucket with its upper bound.

@@ -28,6 +28,7 @@ mod history;
 mod lag;
 mod mode;
 mod observer;
+mod parked_causes;
 mod parked_log;
 mod pause;
 mod pause_watch;

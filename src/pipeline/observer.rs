@@ -9,6 +9,7 @@ use super::backlog_log::{BacklogLog, FULL_HINT};
 use super::drain_log::DrainLog;
 use super::lag::LagMeter;
 use super::mode::Mode;
+use super::parked_causes::ParkedCauses;
 use super::parked_log::ParkedLog;
 use super::pause::PauseStatus;
 use super::settings_change::LeftBehind;
@@ -25,8 +26,9 @@ use crate::metrics::{PipelineMetrics, Side};
 use crate::offset::{Offset, Watermark};
 use crate::parked::{self, Parked, ParkedUpdate};
 use crate::postgres::start::Resume;
+use crate::postgres::store::parked::Loaded;
 use crate::record::Refusal;
-use crate::relay::Relay;
+use crate::relay::{ParkedHead, Relay};
 use crate::status::{
     Head, Lag, ParkedSummary, PipelineState, Skipped, StatusHandle, TransactionsSummary,
 };
@@ -140,15 +142,23 @@ impl Facts<'_> {
         )
     }
 
-    fn parked(&self) -> ParkedSummary {
+    fn parked(&self, causes: &mut ParkedCauses) -> ParkedSummary {
         let (counts, now) = (self.relay.parked(), self.now);
         if counts.total() == 0 {
             return ParkedSummary::default();
         }
-        let head = |(position, state, attempts, due): (Position, parked::State, u32, Duration)| {
+        let by_error = causes.by_error(self.relay, Instant::now()).to_vec();
+        let head = |head: ParkedHead| {
+            let ParkedHead { position, state, attempts, due, behind } = head;
             let wait = due.saturating_sub(now).as_secs_f64();
-            let retry_in_seconds = (state != parked::State::Dead).then_some(wait);
-            Head { position: position.to_string(), state: state.name(), attempts, retry_in_seconds }
+            Head {
+                position: position.to_string(),
+                state: state.name(),
+                attempts,
+                retry_in_seconds: (state != parked::State::Dead).then_some(wait),
+                behind,
+                error_code: causes.code(position).map(str::to_owned),
+            }
         };
         ParkedSummary {
             waiting: counts.waiting,
@@ -159,6 +169,7 @@ impl Facts<'_> {
             full: self.relay.parking_is_full(),
             oldest_seconds: self.oldest_parked.map_or(0.0, |age| age.as_secs_f64()),
             heads: self.relay.heads(HEADS_MAX).into_iter().map(head).collect(),
+            by_error,
         }
     }
 }
@@ -312,6 +323,16 @@ impl Observer {
         self.parked.event_overtaken(&self.spec.name, position, by);
     }
 
+    /// A session begins with these parked events.
+    pub(super) fn parked_loaded(&mut self, rows: &[Loaded]) {
+        self.parked.causes().loaded(rows);
+    }
+
+    /// The new states of parked events, for the status only.
+    pub(super) fn causes_changed(&mut self, statuses: &[ParkedUpdate]) {
+        self.parked.causes().changed(statuses);
+    }
+
     /// The new states of parked events.
     pub(super) fn states_changed(&mut self, statuses: &[ParkedUpdate]) {
         self.parked.states_changed(&self.spec.name, statuses);
@@ -437,7 +458,7 @@ impl Observer {
         self.backlog.parking_full(full);
         self.backlog.far(state, lag, relay.waits_for());
         self.skipped.report(&self.spec.name);
-        let parked = facts.parked();
+        let parked = facts.parked(self.parked.causes());
         let parked_any = relay.parked().total() > 0;
         let contact = self.backlog.answered_at();
         let Self { counts, skipped, source, sink, .. } = &*self;
@@ -445,7 +466,8 @@ impl Observer {
             snapshot.state = state;
             (snapshot.reason, snapshot.hint) = (reason, hint);
             snapshot.watermark = watermark.to_string();
-            snapshot.received = relay.received().to_string();
+            snapshot.read.received = relay.received().to_string();
+            snapshot.read.waits_for = relay.waits_for();
             (snapshot.in_flight_events, snapshot.in_flight_bytes) = (events, bytes);
             snapshot.published_total = counts.published;
             snapshot.skipped_total = skipped.counts.total();
@@ -464,6 +486,7 @@ impl Observer {
                 .oldest_parked
                 .filter(|_| parked_any)
                 .map_or(0.0, |age| age.as_secs_f64());
+            snapshot.read.wal_end = Some(slot_status.wal_end.to_string());
             snapshot.lag_bytes = slot_status.wal_end.distance_from(watermark.offset());
             let slot = slot_status.slot.as_ref();
             snapshot.slot_retained_bytes = slot_status.retained();

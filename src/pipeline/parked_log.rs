@@ -1,6 +1,7 @@
-//! The log lines about parked events. There may be thousands of them, so a few lines a minute are logged and the others
-//! are counted.
+//! The log lines about parked events, and why the events were refused. There may be thousands of them, so a few lines a
+//! minute are logged and the others are counted.
 
+use super::parked_causes::ParkedCauses;
 use crate::event::{Position, shown_id};
 use crate::health::LogRateLimit;
 use crate::parked::{Parked, ParkedOutcome, ParkedUpdate, State};
@@ -22,11 +23,19 @@ pub(super) struct ParkedLog {
     dead: LogRateLimit,
     /// Requested retries that have no answer yet.
     requested: BTreeSet<Position>,
+    /// The codes of the events.
+    causes: ParkedCauses,
 }
 
 impl ParkedLog {
+    /// Why events were refused.
+    pub(super) fn causes(&mut self) -> &mut ParkedCauses {
+        &mut self.causes
+    }
+
     /// An event was parked because something is wrong with it. A few a minute are logged one by one.
     pub(super) fn event_parked(&mut self, pipeline: &str, row: &Parked) {
+        self.causes.parked(row);
         let Some(suppressed) = self.parked.admit(Instant::now()) else { return };
         let blocks = row.entry.lane.is_some();
         let rest = if blocks {
@@ -66,6 +75,7 @@ impl ParkedLog {
 
     /// The new states of parked events.
     pub(super) fn states_changed(&mut self, pipeline: &str, marks: &[ParkedUpdate]) {
+        self.causes.changed(marks);
         let (limit, requested) = (&mut self.dead, &mut self.requested);
         for ParkedUpdate { position, became } in marks {
             let answers = requested.remove(position);

@@ -667,6 +667,7 @@ impl<'a> PollSession<'a> {
         pipeline.sink.awaits(None);
         pipeline.confirmed = Watermark::default();
         let entries: Vec<Entry> = loaded.iter().map(|row| row.entry).collect();
+        pipeline.observer.parked_loaded(&loaded);
         let unsent = loaded.iter().filter(|row| row.dead_unsent);
         let read = ParkedEvents {
             parked: &entries,
@@ -694,6 +695,7 @@ impl<'a> PollSession<'a> {
             self.pipeline.observer.failed(row.event_type.as_deref().unwrap_or_default());
             self.pipeline.observer.failure_parked(row);
         }
+        self.pipeline.observer.causes_changed(statuses);
         let statuses_written = self.store.write_statuses(statuses);
         let mut stored = within_shutdown_grace(self.pipeline, stop, statuses_written).await?;
         if stored != Stored::TakenOver {

@@ -480,6 +480,7 @@ pub(super) fn show(status_handle: &StatusHandle, slot: Option<&SlotRow>, wal_end
             None => Some(MISSING.to_owned()),
         };
         snapshot.slot_safe_bytes = slot.and_then(|slot| slot.safe_wal_size);
+        snapshot.read.wal_end = Some(wal_end.to_string());
         snapshot.slot_retained_bytes = since(slot.and_then(|slot| slot.restart_lsn));
         let confirmed = slot.and_then(|slot| slot.confirmed_flush_lsn);
         snapshot.confirmed_flush_lsn = confirmed.map(|lsn| lsn.to_string());

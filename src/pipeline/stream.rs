@@ -198,6 +198,7 @@ impl<'a> StreamSession<'a> {
             let position = row.entry.position;
             pipeline.apply(pipeline.now(), Input::DeadLetterUnsent { position });
         }
+        pipeline.observer.parked_loaded(loaded);
         pipeline.observer.hold(None);
         let wal_end = connected.past.wal_end;
         pipeline.observer.lag().connected(wal_end, std::time::Instant::now());

@@ -61,6 +61,8 @@ mod backfill;
 mod bad;
 /// `postrider bookmark`: what stands afterwards, what it costs, what is refused.
 mod bookmarks;
+/// The operators' page in Chromium.
+mod browser;
 /// Captured tables: setup, refusals, publication, documents and sequences.
 mod capture;
 /// What is done to slot, publication, table and login while the stream runs.

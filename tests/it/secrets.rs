@@ -19,6 +19,12 @@ async fn said(relay: Relay) -> String {
     for path in ["/status", "/metrics", "/ready", "/live"] {
         text += &relay.get(path).await.expect("an answer").1;
     }
+    let status = relay.status().await.expect("a status");
+    let name = status["pipelines"][0]["pipeline"].as_str().expect("a pipeline");
+    let (code, history) = relay.get(&format!("/history/{name}/0/hour")).await.expect("an answer");
+    assert_eq!(code, 200, "{history}");
+    assert!(history.contains("\"event\":\"starting\""), "{history}");
+    text += &history;
     let Ended { stdout, stderr, .. } = relay.terminate(SOON).await;
     assert!(!stderr.is_empty());
     text + &stdout + &stderr

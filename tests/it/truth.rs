@@ -166,6 +166,46 @@ async fn status_says_what_the_endpoint_says() {
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
+#[tokio::test]
+async fn parked_events_are_counted_by_error_and_by_those_behind_them_also_after_a_restart() {
+    for polls in [false, true] {
+        let mut pipeline = Pipeline::shared(Version::Pg18, "by_error").await;
+        if polls {
+            crate::polling::polls(&mut pipeline).await;
+        }
+        pipeline
+            .sql
+            .batch(
+                "alter table outbox alter event_type drop not null; \
+                 insert into outbox (aggregate_type, aggregate_id) values ('order', 'a'), ('order', 'b'); \
+                 insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+                 values ('order', 'b', 'T', '1'), ('order', 'b', 'T', '2')",
+            )
+            .await;
+        let mut seen = Vec::new();
+        for _ in 0..2 {
+            let relay = pipeline.run();
+            let counted = |status: &Value| {
+                let parked = &status["pipelines"][0]["parked"];
+                parked["behind"] == 2 && parked["by_error"][0]["events"] == 2
+            };
+            let status = relay.await_status("two events by error", SOON, counted).await;
+            let pipeline = &status["pipelines"][0];
+            let heads = pipeline["parked"]["heads"].as_array().expect("heads");
+            let behind: Vec<&Value> = heads.iter().map(|head| &head["behind"]).collect();
+            assert_eq!(behind, [2, 0], "{status}");
+            let code = &pipeline["parked"]["by_error"][0]["error_code"];
+            assert!(code.as_str().is_some_and(|code| !code.is_empty()), "{status}");
+            assert!(heads.iter().all(|head| head["error_code"] == *code), "{status}");
+            let sentence = pipeline["sentence"].as_str().unwrap_or_default();
+            assert!(sentence.contains("4 events are parked"), "{sentence}");
+            seen.push(code.clone());
+            assert_eq!(relay.terminate(SOON).await.code, Some(0));
+        }
+        assert_eq!(seen[0], seen[1]);
+    }
+}
+
 /// Looks go on while the process is away, and end when nobody reads them any more.
 #[tokio::test]
 async fn watched_status_follows_the_process_and_ends_with_its_reader() {

@@ -91,8 +91,19 @@ pub struct ParkedSummary {
     pub full: bool,
     /// Age of the oldest parked event when it was last queried; 0 if there is none. Unit: seconds.
     pub oldest_seconds: f64,
-    /// The first events of blocked aggregates, at most ten.
+    /// The first events of blocked aggregates, at most ten, by the number of events behind each.
     pub heads: Vec<Head>,
+    /// Refused events by the code of the error, the most frequent code first, at most twenty codes.
+    pub by_error: Vec<RefusedByError>,
+}
+
+/// Parked events that were refused for one reason.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct RefusedByError {
+    /// The code of the error, as in the parked table.
+    pub error_code: String,
+    /// The number of events in the states `waiting` and `dead`.
+    pub events: u64,
 }
 
 /// A parked event that others may wait behind.
@@ -106,6 +117,10 @@ pub struct Head {
     pub attempts: u32,
     /// Seconds until the next attempt; `None` if only an operator can change the event.
     pub retry_in_seconds: Option<f64>,
+    /// Number of later events of its aggregate that are parked behind it.
+    pub behind: u64,
+    /// The code of its last error; `None` if it was not refused.
+    pub error_code: Option<String>,
 }
 
 /// What a pipeline reads events from.
@@ -119,6 +134,17 @@ pub struct SourceSummary {
     /// The captured tables, each with its schema; empty for an outbox.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub captured: Vec<String>,
+}
+
+/// How far a pipeline has read.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct ReadSummary {
+    /// The highest position received.
+    pub received: String,
+    /// The end of the server's WAL, when it was last queried; `None` if no slot is streamed from.
+    pub wal_end: Option<String>,
+    /// What the intake waits for, while it is closed.
+    pub waits_for: Option<&'static str>,
 }
 
 /// Number of changes that were skipped on purpose, by reason.
@@ -427,8 +453,9 @@ pub struct Snapshot {
     pub hint: Option<String>,
     /// The position below which every event is resolved.
     pub watermark: String,
-    /// The highest position received.
-    pub received: String,
+    /// What was read: the fields `received`, `wal_end` and `waits_for`.
+    #[serde(flatten)]
+    pub read: ReadSummary,
     /// Events that were passed to the sink and have no report yet.
     pub in_flight_events: u64,
     /// Size of these events. Unit: bytes.
@@ -518,6 +545,11 @@ impl StatusHandle {
     /// The initial status of a shard of a pipeline.
     pub fn of(key: &PipelineKey) -> Self {
         Self(Arc::new(Mutex::new(Snapshot { key: key.clone(), ..Snapshot::default() })))
+    }
+
+    /// Whether both handles are of the same pipeline of this process.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Changes the snapshot.

@@ -1,6 +1,6 @@
 //! `postrider inbox run`: stores messages of brokers, and webhooks, in inboxes until a signal stops the process.
 
-use crate::admin::{Admin, AdminView};
+use crate::admin::{Admin, AdminView, LogEvents};
 use crate::cli::error::{CliError, Exit};
 use crate::cli::run::{Process, bind};
 use crate::config::Config;
@@ -46,6 +46,7 @@ pub(crate) async fn run(config: &Config, args: &RunInboxArgs) -> Result<Exit, Cl
         intake_handles: handles.clone(),
         maintenance_handles: maintenance.status_handles().to_vec(),
         metrics,
+        log_events: LogEvents::of_the_process(),
         ready_lag_max: config.admin.ready_lag_max,
     };
     let (stop_handle, stop) = Stop::new();

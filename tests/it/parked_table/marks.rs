@@ -86,7 +86,7 @@ async fn a_refusal_sets_the_next_try_and_the_last_one_none() {
         // Tried again, it may die again, and is told again.
         let twice = [mark("0/2:0", ParkedOutcome::Again), mark("0/2:0", refused(State::Dead, 1))];
         table.write(&[], &twice).await;
-        let dead = table.load().await[1];
+        let dead = table.load().await[1].clone();
         assert!(dead.dead_unsent && dead.entry.attempts == 1, "{dead:?}");
     }
 }
@@ -128,7 +128,7 @@ async fn requests_are_seen_and_each_is_taken_off_once() {
             assert_eq!(value("state").await.as_deref(), Some(state), "{position}");
         }
         let loaded = table.load().await;
-        let (first, second) = (loaded[0], loaded[1]);
+        let (first, second) = (loaded[0].clone(), loaded[1].clone());
         assert_eq!((first.entry.attempts, first.entry.wait), (0, Duration::ZERO));
         assert_eq!(second.entry.state, State::Waiting);
         let two = [at("0/1:0"), at("0/2:0")];

@@ -38,7 +38,7 @@ const MODULES: &[(&str, &str)] = &[
     // The connections of an HTTP server: no state of a pipeline, of an intake, or of the metrics.
     ("connections", ""),
     // Reads a snapshot and the metrics, and calls into nothing.
-    ("admin", "status intake_status metrics connections"),
+    ("admin", "status intake_status offset metrics connections health"),
     ("intake", "CORE inbox postgres health maintenance pipeline connections"),
     (
         "config",

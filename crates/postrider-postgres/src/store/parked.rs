@@ -17,9 +17,9 @@ use postrider_core::record::OwnedRecord;
 use postrider_core::store::PipelineKey;
 use postrider_core::timestamp::Timestamp;
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::pin::pin;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{Client, Row};
@@ -646,7 +646,7 @@ impl WriteBatch<'_> {
 }
 
 /// A parked event as a start reads it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Loaded {
     /// The entry of the relay.
     pub entry: Entry,
@@ -654,6 +654,8 @@ pub struct Loaded {
     pub request: Option<Request>,
     /// The event is dead and was not published to the dead-letter topic.
     pub dead_unsent: bool,
+    /// The code of the last error, if the event was refused. Events of one code share the text.
+    pub error_code: Option<Arc<str>>,
 }
 
 /// Without the record's columns: they are large, and are read only for a retry ([`fetch`]). `least` and `greatest`
@@ -664,7 +666,7 @@ SELECT commit_lsn, ordinal, state, attempts, \
          * 1e6)::pg_catalog.int8, \
        CASE WHEN blocks THEN aggregate_type END, CASE WHEN blocks THEN aggregate_id END, \
        overtaken_lsn, overtaken_ordinal, requested_action, \
-       state = 'dead' AND dead_sent_at IS NULL, xid \
+       state = 'dead' AND dead_sent_at IS NULL, xid, error_code \
 FROM postrider.parked, pg_catalog.statement_timestamp() AS now \
 WHERE pipeline = $1 AND shard = $4 \
   AND (state NOT IN ('done', 'skipped') OR (commit_lsn, ordinal) >= ($2, $3)) \
@@ -688,14 +690,15 @@ pub async fn load(
     let parameters: [&(dyn ToSql + Sync); 4] = [&key.pipeline, &commit_lsn, &ordinal, &key.shard];
     let rows = client.query_raw(LOAD, parameters).await.map_err(failed)?;
     let mut rows = pin!(rows);
-    let mut loaded = Vec::new();
+    let (mut loaded, mut codes) = (Vec::new(), BTreeSet::new());
     while let Some(row) = rows.try_next().await.map_err(failed)? {
-        loaded.push(loaded_of(&row).map_err(failed)?);
+        loaded.push(loaded_of(&row, &mut codes).map_err(failed)?);
     }
     Ok(loaded)
 }
 
-fn loaded_of(row: &Row) -> Result<Loaded, tokio_postgres::Error> {
+/// `codes`: the codes of errors that were read before.
+fn loaded_of(row: &Row, codes: &mut BTreeSet<Arc<str>>) -> Result<Loaded, tokio_postgres::Error> {
     let aggregate = row.try_get::<_, Option<&str>>(5)?.zip(row.try_get::<_, Option<&str>>(6)?);
     let overtaken = row.try_get::<_, Option<PgLsn>>(7)?.zip(row.try_get::<_, Option<i64>>(8)?);
     let wait = row.try_get::<_, Option<i64>>(4)?.unwrap_or(0);
@@ -712,7 +715,18 @@ fn loaded_of(row: &Row) -> Result<Loaded, tokio_postgres::Error> {
         },
         request: row.try_get::<_, Option<&str>>(9)?.and_then(Request::parse),
         dead_unsent: row.try_get(10)?,
+        error_code: row.try_get::<_, Option<&str>>(12)?.map(|code| shared(codes, code)),
     })
+}
+
+/// The text of a code, which events with the same code share.
+fn shared(codes: &mut BTreeSet<Arc<str>>, code: &str) -> Arc<str> {
+    if let Some(known) = codes.get(code) {
+        return Arc::clone(known);
+    }
+    let new: Arc<str> = code.into();
+    codes.insert(Arc::clone(&new));
+    new
 }
 
 /// The record of a parked event, for a retry.

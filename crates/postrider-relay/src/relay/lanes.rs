@@ -54,6 +54,21 @@ struct Queue {
     deferred: bool,
 }
 
+/// A parked event that is at the head of its lane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ParkedHead {
+    /// Its position.
+    pub position: Position,
+    /// Its state.
+    pub state: State,
+    /// Number of refused attempts.
+    pub attempts: u32,
+    /// The time of the next attempt, by the relay's clock; without meaning in state `dead`.
+    pub due: Duration,
+    /// Number of later events of its lane that are parked behind it.
+    pub behind: u64,
+}
+
 /// Number of parked events, by state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
@@ -142,12 +157,28 @@ impl Lanes {
         self.rows.get_mut(&position)
     }
 
-    /// Heads among the first rows in order of the stream, with the time of their next attempt.
-    pub(super) fn heads(&self, most: usize) -> Vec<(Position, State, u32, Duration)> {
+    /// Heads among the first rows in order of the stream, those with the most events behind them first.
+    pub(super) fn heads(&self, most: usize) -> Vec<ParkedHead> {
         let head = |(position, row): (&Position, &Row)| {
-            self.is_head(*position, row).then_some((*position, row.state, row.attempts, row.due))
+            self.is_head(*position, row).then(|| ParkedHead {
+                position: *position,
+                state: row.state,
+                attempts: row.attempts,
+                due: row.due,
+                behind: self.behind(row.lane),
+            })
         };
-        self.rows.iter().take(HEADS_SCAN_ROWS).filter_map(head).take(most).collect()
+        let mut heads: Vec<_> = self.rows.iter().take(HEADS_SCAN_ROWS).filter_map(head).collect();
+        // The sort is stable: equal ones stay in order of the stream.
+        heads.sort_by_key(|head| std::cmp::Reverse(head.behind));
+        heads.truncate(most);
+        heads
+    }
+
+    /// Number of rows of a lane behind its head.
+    fn behind(&self, lane: Option<Lane>) -> u64 {
+        let queue = lane.and_then(|lane| self.queues.get(&lane));
+        queue.map_or(0, |queue| queue.rows.len().saturating_sub(1) as u64)
     }
 
     /// Dead rows, whose lanes wait for an operator.

@@ -24,7 +24,7 @@ mod transaction;
 
 pub use flow::Limits;
 pub use input::{Change, Effect, Input, Restart};
-pub use lanes::Counts;
+pub use lanes::{Counts, ParkedHead};
 pub use parking::{OnPoison, ParkingRules};
 pub use stream::Upcoming;
 pub use transaction::{PollingRefused, Recovered};
@@ -309,9 +309,13 @@ impl Relay {
         self.parking.lanes.blocked()
     }
 
-    /// The first heads of lanes, `most` at most, in order of the stream: position, state, refused attempts, and the
-    /// time of the next attempt by the clock of `now`.
-    pub fn heads(&self, most: usize) -> Vec<(Position, State, u32, Duration)> {
+    /// Whether an event is parked and not resolved.
+    pub fn is_parked(&self, position: Position) -> bool {
+        self.parking.lanes.row(position).is_some()
+    }
+
+    /// Heads of lanes, `most` at most: those with the most events behind them first, then in order of the stream.
+    pub fn heads(&self, most: usize) -> Vec<ParkedHead> {
         self.parking.lanes.heads(most)
     }
 

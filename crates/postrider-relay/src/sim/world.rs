@@ -1010,7 +1010,7 @@ impl World {
         let process = &self.procs[i];
         let relay = process.engine.relay();
         let heads = relay.heads(1_000);
-        let moving = heads.iter().any(|(_, state, ..)| *state != State::Dead);
+        let moving = heads.iter().any(|head| head.state != State::Dead);
         let requested = self.ground.server.table.values().any(|row| row.request.is_some());
         let states = [
             (relay.stopping(), "stopping"),
