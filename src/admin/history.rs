@@ -195,11 +195,12 @@ fn worse(one: PipelineState, other: PipelineState) -> PipelineState {
         PipelineState::StandingBy => 2,
         PipelineState::Starting => 3,
         PipelineState::Draining => 4,
-        PipelineState::Stopped => 5,
-        PipelineState::ParkingFull => 6,
-        PipelineState::BrokerDown => 7,
-        PipelineState::SourceDown => 8,
-        PipelineState::Halted => 9,
+        PipelineState::Paused => 5,
+        PipelineState::Stopped => 6,
+        PipelineState::ParkingFull => 7,
+        PipelineState::BrokerDown => 8,
+        PipelineState::SourceDown => 9,
+        PipelineState::Halted => 10,
     };
     if badness(other) > badness(one) { other } else { one }
 }

@@ -199,7 +199,8 @@ fn blocked(snapshot: &Snapshot, stuck: Option<&str>) -> Option<Blocked> {
         PipelineState::StandingBy => (StageName::Read, reason("another process owns the pipeline")),
         PipelineState::SourceDown => (StageName::Read, reason("the database does not answer")),
         PipelineState::ParkingFull => (StageName::Read, reason("parking.rows_max is reached")),
-        PipelineState::Draining => (StageName::Read, reason("the pipeline is stopping")),
+        PipelineState::Draining => (StageName::Read, reason("the pipeline is draining")),
+        PipelineState::Paused => (StageName::Read, reason("the pipeline is paused")),
         PipelineState::Halted => (StageName::Read, reason("the pipeline has halted")),
         PipelineState::Stopped => (StageName::Read, reason("the pipeline has stopped")),
         PipelineState::BrokerDown => {

@@ -51,7 +51,8 @@ fn state(snapshot: &Snapshot) -> String {
         PipelineState::BrokerDown => behind(&because("publishes nothing")),
         PipelineState::SourceDown => behind(&because("reads nothing")),
         PipelineState::ParkingFull => behind(&because("reads nothing")),
-        PipelineState::Draining => because("stops"),
+        PipelineState::Draining => because("finishes what is in flight"),
+        PipelineState::Paused => behind(&because("is paused")),
         PipelineState::Halted => match snapshot.halt_code {
             Some(code) => because(&format!("halted with {code}")),
             None => because("halted"),
@@ -221,7 +222,14 @@ mod tests {
             of(Doing::ParkingFull, reason("parking table full")),
             "reads nothing: parking table full, 90 s behind"
         );
-        assert_eq!(of(Doing::Draining, reason("a signal")), "stops: a signal");
+        assert_eq!(
+            of(Doing::Draining, reason("received a signal to stop")),
+            "finishes what is in flight: received a signal to stop"
+        );
+        assert_eq!(
+            of(Doing::Paused, reason("requested by ann")),
+            "is paused: requested by ann, 90 s behind"
+        );
         assert_eq!(
             of(Doing::Halted, |s| {
                 s.halt_code = Some("PR002");

@@ -9,7 +9,7 @@ const CHART_WIDTH = 600;
 const CHART_HEIGHT = 100;
 
 const GOOD = new Set(["streaming", "polling"]);
-const NOTE = new Set(["catching_up", "standing_by", "starting", "draining"]);
+const NOTE = new Set(["catching_up", "standing_by", "starting", "draining", "paused"]);
 const BAD = new Set(["halted", "source_down", "broker_down", "parking_full"]);
 
 const STAGES = {
