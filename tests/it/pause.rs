@@ -244,12 +244,7 @@ async fn paused_process_that_loses_its_session_stays_paused() {
         })
         .await;
         pipeline.sql.batch(&format!("select pg_terminate_backend({ended})")).await;
-        await_that("a line about it", SOON, || async {
-            let log = relay.stderr();
-            let lines = log.matches("its database does not answer").count();
-            if lines >= times { Ok(()) } else { Err(log) }
-        })
-        .await;
+        relay.await_log("its database does not answer", SOON).await;
         relay.await_state("paused", SOON).await;
     }
     pipeline.insert(10).await;
