@@ -233,7 +233,7 @@ async fn paused_process_that_loses_its_session_stays_paused() {
     pause(&pipeline);
     relay.await_state("paused", SOON).await;
     let mut ended = "0".to_owned();
-    for times in 1..=3 {
+    for _ in 1..=3 {
         // A session that was ended is shown for a moment longer.
         let find = format!(
             "select pid::text from pg_stat_activity where application_name like 'postrider % (paused)' \
