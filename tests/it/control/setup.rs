@@ -112,7 +112,7 @@ async fn a_schema_of_version_1_is_refused_by_the_fence_and_brought_forward_by_se
             .await;
         let halt = pipeline.decide().await.unwrap_err();
         assert_eq!(halt.reason, HaltReason::SchemaUnfit);
-        assert!(halt.message.contains("has version 1, 9 is needed"), "{}", halt.message);
+        assert!(halt.message.contains("has version 1, 10 is needed"), "{}", halt.message);
         assert!(halt.hint.starts_with("postrider setup"), "{}", halt.hint);
         // The row is read all the same: a slot that is gone is a gap, also now.
         assert_eq!(pipeline.facts().await.cursor.as_ref(), Some(&before));

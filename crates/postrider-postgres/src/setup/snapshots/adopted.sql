@@ -2,7 +2,7 @@
 -- each step is a transaction of its own, and their order matters.
 -- There already: table "public"."outbox".
 -- There already: publication "postrider_orders".
--- There already: schema "postrider", version 9.
+-- There already: schema "postrider", version 10.
 -- There already: slot "postrider_orders", at position 0/5000.
 
 -- 1. adopt slot "postrider_orders": create its cursor

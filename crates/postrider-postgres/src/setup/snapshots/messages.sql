@@ -11,7 +11,7 @@ CREATE PUBLICATION "postrider_orders"
     WITH (publish = 'insert', publish_via_partition_root = true);
 COMMIT;
 
--- 2. create schema "postrider" (version 9)
+-- 2. create schema "postrider" (version 10)
 -- The relay's own tables. They are never part of the publication.
 BEGIN;
 SET LOCAL lock_timeout = '5s';
@@ -382,6 +382,24 @@ ALTER TABLE postrider.replay
     DROP CONSTRAINT IF EXISTS replay_pkey,
     ADD PRIMARY KEY (pipeline, shard, name);
 INSERT INTO postrider.migration (number, name) VALUES (9, 'shard') ON CONFLICT DO NOTHING;
+-- Pauses: while a row exists, `postrider run` reads and publishes nothing for the shard. An operator inserts and
+-- deletes the row; the process that has paused notes in it that nothing is in flight any more.
+--
+-- A relay of the version before, which may run beside this schema until it is replaced, does not read this table.
+CREATE TABLE IF NOT EXISTS postrider.pause (
+    pipeline       text        NOT NULL,
+    shard          integer     NOT NULL DEFAULT 0 CHECK (shard >= 0),
+    requested_at   timestamptz NOT NULL DEFAULT now(),
+    -- Database role and operating system user.
+    requested_by   text        NOT NULL,
+    reason         text,
+    -- When a process had nothing in flight any more, and published nothing from then on. NULL until then.
+    drained_at     timestamptz,
+    -- Events that the broker had not acknowledged by then (shutdown_grace): they are published again.
+    unacknowledged bigint      NOT NULL DEFAULT 0 CHECK (unacknowledged >= 0),
+    PRIMARY KEY (pipeline, shard)
+);
+INSERT INTO postrider.migration (number, name) VALUES (10, 'pause') ON CONFLICT DO NOTHING;
 COMMIT;
 
 -- 3. give role "postrider" its rights
@@ -391,7 +409,7 @@ SET LOCAL lock_timeout = '5s';
 SET LOCAL search_path = '';
 GRANT CONNECT ON DATABASE "shop" TO "postrider";
 GRANT USAGE ON SCHEMA postrider TO "postrider";
-GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE postrider.migration, postrider.cursor, postrider.parked, postrider.repair, postrider.repair_page, postrider.bookmark, postrider.replay TO "postrider";
+GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE postrider.migration, postrider.cursor, postrider.parked, postrider.repair, postrider.repair_page, postrider.bookmark, postrider.replay, postrider.pause TO "postrider";
 COMMIT;
 
 -- 4. let role "postrider" replicate
