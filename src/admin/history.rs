@@ -249,38 +249,45 @@ impl Motion {
         self.samples.push_back(PositionSample { at: now, positions, published, retained });
     }
 
-    /// The newest sample that is at least as old as `over`, else the oldest one; and its age in seconds.
-    fn before(&self, now: Instant, over: Duration) -> Option<(&PositionSample, f64)> {
-        let old = |sample: &&PositionSample| now.saturating_duration_since(sample.at) >= over;
-        let sample = self.samples.iter().rev().find(old).or_else(|| self.samples.front())?;
-        let age = now.saturating_duration_since(sample.at);
-        (age >= SAMPLE_INTERVAL).then(|| (sample, age.as_secs_f64()))
+    /// Of the samples with a value, the newest one that is at least a minute old, else the oldest one: its value, and
+    /// its age in seconds.
+    fn before(
+        &self,
+        now: Instant,
+        value: impl Fn(&PositionSample) -> Option<u64>,
+    ) -> Option<(u64, f64)> {
+        let age = |sample: &PositionSample| now.saturating_duration_since(sample.at);
+        let mut found = None;
+        for sample in self.samples.iter().rev() {
+            let Some(value) = value(sample) else { continue };
+            found = Some((value, age(sample)));
+            if age(sample) >= SPEED_OVER {
+                break;
+            }
+        }
+        let (value, age) = found.filter(|(_, age)| *age >= SAMPLE_INTERVAL)?;
+        Some((value, age.as_secs_f64()))
     }
 
     fn outlook(&self, now: Instant, reading: &Reading) -> Outlook {
-        let minute = self.before(now, SPEED_OVER);
-        let speed = |kind: PositionKind| {
-            let (sample, seconds) = minute?;
-            let before = sample.positions.get(kind as usize).copied().flatten()?;
-            Some(difference(reading.at(kind)?, before) / seconds)
-        };
-        let growth = self.growth(now, reading);
         let movement = |kind: PositionKind| {
             let since = self.since.get(kind as usize).map_or(now, |(_, since)| *since);
             let still = now.saturating_duration_since(since).as_secs_f64();
+            let before = self.before(now, |sample| *sample.positions.get(kind as usize)?);
+            let speed = reading.at(kind).zip(before);
             Movement {
                 still_seconds: reading.at(kind).map(|_| still),
-                bytes_per_second: speed(kind),
+                bytes_per_second: speed.map(|(at, (then, age))| difference(at, then) / age),
             }
         };
+        let before = self.before(now, |sample| Some(sample.published));
         Outlook {
             committed: movement(PositionKind::Committed),
             read: movement(PositionKind::Read),
             acknowledged: movement(PositionKind::Acknowledged),
             confirmed: movement(PositionKind::Confirmed),
-            events_per_second: minute
-                .map(|(sample, seconds)| difference(reading.published, sample.published) / seconds),
-            slot_growth: growth,
+            events_per_second: before.map(|(then, age)| difference(reading.published, then) / age),
+            slot_growth: self.growth(now, reading),
         }
     }
 
@@ -502,6 +509,18 @@ mod tests {
         assert_eq!(outlook.read.bytes_per_second, Some(0.0));
         assert_eq!(outlook.read.still_seconds, Some(300.0));
         assert_eq!(outlook.confirmed, Movement::default());
+    }
+
+    #[test]
+    fn speed_of_a_position_that_was_not_known_at_the_start_is_measured_since_it_is() {
+        let (history, now, last) = watched(20, |second, snapshot| {
+            if second >= 10 {
+                let end = Offset::new(0x5000 + u64::from(second) * 50);
+                snapshot.read.wal_end = Some(end.to_string());
+            }
+        });
+        let committed = history.outlook(0, now, &last).committed;
+        assert_eq!(committed.bytes_per_second, Some(50.0));
     }
 
     #[test]

@@ -129,8 +129,10 @@ impl EventFlow {
             let offset: Option<Offset> = text.parse().ok();
             offset.filter(|offset| *offset != Offset::ZERO)
         };
-        let committed = snapshot.read.wal_end.as_deref().and_then(known);
         let read = known(&snapshot.read.received);
+        // The end of WAL was queried some seconds ago, and more may have been read since.
+        let committed = snapshot.read.wal_end.as_deref().and_then(known);
+        let committed = committed.map(|end| read.map_or(end, |read| end.max(read)));
         let acknowledged = known(&snapshot.watermark);
         let confirmed = snapshot.confirmed_flush_lsn.as_deref().and_then(known);
         let stage = |stage, position: Option<Offset>, before: Option<Offset>, movement| Stage {
@@ -250,6 +252,15 @@ mod tests {
         assert_eq!(json["flow"]["blocked"], Value::Null);
         // The fields of the snapshot are beside them.
         assert_eq!(json["watermark"], "0/2000");
+    }
+
+    #[test]
+    fn nothing_is_read_that_is_not_committed() {
+        let mut snapshot = snapshot();
+        snapshot.read.received = "0/5000".to_owned();
+        let json = document(&PipelineReport::new(snapshot, None, &Outlook::default()));
+        assert_eq!(json["flow"]["stages"][0]["position"], "0/5000");
+        assert_eq!(json["flow"]["stages"][1]["behind_bytes"], 0);
     }
 
     #[test]

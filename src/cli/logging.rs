@@ -1,5 +1,5 @@
-//! The log: text or JSON on standard error, and its newest lines for the operators' page. It is started once, before the
-//! command runs.
+//! The log: text or JSON on standard error, and its newest lines for the operators' page. It is started once, before
+//! the command runs.
 
 #[cfg(test)]
 mod tests;

@@ -166,7 +166,7 @@ impl Drop for Browser {
         signal(self.driver.id(), Signal::Term);
         let deadline = Instant::now() + CLOSE_MAX;
         while matches!(self.driver.try_wait(), Ok(None)) && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::yield_now();
         }
         drop(self.driver.kill());
         drop(self.driver.wait());

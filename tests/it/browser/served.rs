@@ -5,7 +5,7 @@ use postrider::admin::{Admin, AdminView, LogEvent, LogEvents};
 use postrider::metrics::{Metrics, PipelineMetrics};
 use postrider::status::{PipelineState, Snapshot, StatusHandle};
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -83,6 +83,8 @@ impl Served {
 /// What a pipeline without a problem shows.
 fn streams(snapshot: &mut Snapshot) {
     snapshot.state = PipelineState::Streaming;
+    // No loop turns here; without this, the pipeline is stuck after half a minute.
+    snapshot.moments.turned_at = Some(Instant::now() + Duration::from_hours(1));
     snapshot.from.source = "db.internal:5432/shop".to_owned();
     snapshot.from.slot = "postrider_orders".to_owned();
     snapshot.read.wal_end = Some("16/B374D900".to_owned());
