@@ -315,13 +315,13 @@ async fn answer_status(State(shared): State<Arc<EndpointState>>) -> Response {
 
 async fn answer_history(
     State(shared): State<Arc<EndpointState>>,
-    Path((pipeline, shard, window)): Path<(String, String, String)>,
+    Path((pipeline, number, window)): Path<(String, String, String)>,
 ) -> Response {
     let Some(window) = Window::parse(&window) else {
         return respond(StatusCode::NOT_FOUND, PLAIN, "the time is hour or day\n");
     };
     let of = |snapshot: &Snapshot| {
-        snapshot.key.pipeline == pipeline && snapshot.key.shard.to_string() == shard
+        snapshot.key.pipeline == pipeline && snapshot.key.shard.to_string() == number
     };
     let Some(index) = shared.snapshots().position(|snapshot| of(&snapshot)) else {
         return respond(StatusCode::NOT_FOUND, PLAIN, "no such pipeline runs in this process\n");

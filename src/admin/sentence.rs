@@ -49,8 +49,7 @@ fn state(snapshot: &Snapshot) -> String {
         PipelineState::Starting => because("starts"),
         PipelineState::StandingBy => because("is a standby"),
         PipelineState::BrokerDown => behind(&because("publishes nothing")),
-        PipelineState::SourceDown => behind(&because("reads nothing")),
-        PipelineState::ParkingFull => behind(&because("reads nothing")),
+        PipelineState::SourceDown | PipelineState::ParkingFull => behind(&because("reads nothing")),
         PipelineState::Draining => because("finishes what is in flight"),
         PipelineState::Paused => behind(&because("is paused")),
         PipelineState::Halted => match snapshot.halt_code {

@@ -94,6 +94,7 @@ fn usage(error: &clap::Error) -> Exit {
 }
 
 fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
+    let pipelines = || load_pipelines(&args.global, env, FOR_PIPELINES);
     match &args.command {
         Command::Check(check) => {
             // `check` reports the warnings of the file as findings, so they are not logged too.
@@ -101,10 +102,7 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             block_on(check::run(&config, &args.global, check, env))?
         }
         Command::Init(init) => block_on(init::run(init, args.global.pipeline.as_deref(), env))?,
-        Command::Setup(setup) => {
-            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
-            block_on(setup::run(&config, setup, env))?
-        }
+        Command::Setup(setup) => block_on(setup::run(&pipelines()?, setup, env))?,
         Command::Run(run) => {
             let config = load_pipelines(&args.global, env, RUN_INTAKES)?;
             block_on(run::run(config, run))?
@@ -114,38 +112,14 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             let color = args.global.color(env, std::io::stdout().is_terminal());
             block_on(status::run(&config, &args.global, status, color))?
         }
-        Command::Parked(parked) => {
-            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
-            block_on(parked::run(&config, parked, env))?
-        }
-        Command::Pause(pause) => {
-            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
-            block_on(pause::pause(&config, pause, env))?
-        }
-        Command::Resume(resume) => {
-            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
-            block_on(pause::resume(&config, resume))?
-        }
-        Command::Repair(repair) => {
-            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
-            block_on(repair::run(config, repair))?
-        }
-        Command::Adopt(adopt) => {
-            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
-            block_on(adopt::run(&config, adopt))?
-        }
-        Command::Bookmark(bookmark) => {
-            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
-            block_on(bookmark::run(&config, bookmark))?
-        }
-        Command::Retain(retain) => {
-            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
-            block_on(retain::run(&config, retain))?
-        }
-        Command::Partition(partition) => {
-            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
-            block_on(partition::run(&config, partition, env))?
-        }
+        Command::Parked(parked) => block_on(parked::run(&pipelines()?, parked, env))?,
+        Command::Pause(pause) => block_on(pause::pause(&pipelines()?, pause, env))?,
+        Command::Resume(resume) => block_on(pause::resume(&pipelines()?, resume))?,
+        Command::Repair(repair) => block_on(repair::run(pipelines()?, repair))?,
+        Command::Adopt(adopt) => block_on(adopt::run(&pipelines()?, adopt))?,
+        Command::Bookmark(bookmark) => block_on(bookmark::run(&pipelines()?, bookmark))?,
+        Command::Retain(retain) => block_on(retain::run(&pipelines()?, retain))?,
+        Command::Partition(partition) => block_on(partition::run(&pipelines()?, partition, env))?,
         Command::Groups(groups) => {
             let config = match groups.url {
                 Some(_) => None,
@@ -154,10 +128,7 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             block_on(groups::run(config.as_ref(), groups, env))?
         }
         Command::Inbox(inbox) => self::inbox(inbox, &args.global, env),
-        Command::Replay(replay) => {
-            let config = load_pipelines(&args.global, env, FOR_PIPELINES)?;
-            block_on(Box::pin(replay::run(&config, replay)))?
-        }
+        Command::Replay(replay) => block_on(Box::pin(replay::run(&pipelines()?, replay)))?,
         #[cfg(feature = "demo")]
         Command::Demo(demo) => demo::run(demo, &args.global, env),
         Command::Sql(sql) => {

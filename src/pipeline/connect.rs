@@ -215,11 +215,10 @@ async fn handshake(
     };
     let mut wal = wal.start(&start).await.map_err(at(Phase::Start))?;
     let past = ServerPast { wal_end: facts.server.wal_end, switches: system.switches };
-    let version = facts.server.version;
     let captured = TableOids::read_captured(control.client(), spec).await;
     let captured = captured.map_err(at(Phase::Control))?;
     let publication = PublicationState::of(&facts, &resume);
-    let row = catalog::read_slot(control.client(), version, &spec.names.slot)
+    let row = catalog::read_slot(control.client(), facts.server.version, &spec.names.slot)
         .await
         .map_err(at(Phase::Control))?;
     match start::check_after_start(row.as_ref(), backend_pid, &resume) {
@@ -240,7 +239,7 @@ async fn handshake(
                 store,
                 resume,
                 past,
-                version,
+                version: facts.server.version,
                 tables: TableOids { outbox: facts.table.as_ref().map(|table| table.oid), captured },
                 encoding,
                 publication,

@@ -76,16 +76,15 @@ impl PauseWatch {
 
     async fn query(&mut self) -> Result<Option<PauseStatus>, SourceError> {
         let spec = &self.spec;
-        let control = match self.control.take() {
-            Some(control) => control,
-            None => {
-                // `postrider setup` and `postrider repair` do not take the pipeline for a running one.
-                let name = format!("{} (paused)", application_name(spec));
-                let control = Control::connect(&spec.conninfo, &name).await?;
-                control.listen(spec.name()).await?;
-                pause::announce(control.client(), spec.key()).await?;
-                control
-            }
+        let control = if let Some(control) = self.control.take() {
+            control
+        } else {
+            // `postrider setup` and `postrider repair` do not take the pipeline for a running one.
+            let name = format!("{} (paused)", application_name(spec));
+            let control = Control::connect(&spec.conninfo, &name).await?;
+            control.listen(spec.name()).await?;
+            pause::announce(control.client(), spec.key()).await?;
+            control
         };
         let client = control.client();
         let status = match pause::read(client, spec.key()).await? {

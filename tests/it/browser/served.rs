@@ -43,6 +43,7 @@ impl Served {
     }
 
     /// Serves at the port of before.
+    #[expect(clippy::disallowed_methods, reason = "the handle is kept, and awaited")]
     pub(super) async fn start(&mut self) {
         let address = SocketAddr::from(([127, 0, 0, 1], self.port));
         let admin = Admin::bind(address).await.expect("the port");
@@ -85,11 +86,11 @@ fn streams(snapshot: &mut Snapshot) {
     snapshot.state = PipelineState::Streaming;
     // No loop turns here; without this, the pipeline is stuck after half a minute.
     snapshot.moments.turned_at = Some(Instant::now() + Duration::from_hours(1));
-    snapshot.from.source = "db.internal:5432/shop".to_owned();
-    snapshot.from.slot = "postrider_orders".to_owned();
+    "db.internal:5432/shop".clone_into(&mut snapshot.from.source);
+    "postrider_orders".clone_into(&mut snapshot.from.slot);
     snapshot.read.wal_end = Some("16/B374D900".to_owned());
-    snapshot.read.received = "16/B374D900".to_owned();
-    snapshot.watermark = "16/B374D848".to_owned();
+    "16/B374D900".clone_into(&mut snapshot.read.received);
+    "16/B374D848".clone_into(&mut snapshot.watermark);
     snapshot.confirmed_flush_lsn = Some("16/B374D800".to_owned());
     snapshot.slot_state = Some("reserved".to_owned());
     snapshot.slot_retained_bytes = Some(48 << 20);

@@ -232,6 +232,10 @@ async fn another_publication_within_a_transaction_halts_until_the_cursor_row_is_
                          create publication {name}_other for table outbox, theirs with (publish = 'insert')"
     );
     divided.pipeline.sql.batch(&other).await;
+    // The server streams with a publication that exists where the stream begins.
+    let relay = divided.pipeline.run();
+    divided.pipeline.resolved().await;
+    relay.terminate(SOON).await;
     divided.commit("insert into theirs values (i)").await;
     let there = divided.kill_within().await;
     let config = divided

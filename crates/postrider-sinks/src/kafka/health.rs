@@ -431,10 +431,12 @@ mod tests {
         let posted = || {
             let mut posts = Vec::new();
             mailbox.take(&mut posts);
-            let names = posts.iter().map(|post| match post {
-                Post::Down { .. } => "down",
-                Post::Up { .. } => "up",
-                other => panic!("{other:?}"),
+            let names = posts.iter().map(|post| {
+                if matches!(post, Post::Down { .. }) {
+                    return "down";
+                }
+                assert!(matches!(post, Post::Up { .. }), "{post:?}");
+                "up"
             });
             names.collect::<Vec<_>>()
         };

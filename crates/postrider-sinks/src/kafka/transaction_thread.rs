@@ -343,7 +343,9 @@ impl CommitThread {
                 Ok(found) => {
                     self.unwritable(producer, WRITABLE_MAX).map_or(Ok(found), |why| Err(Some(why)))
                 }
-                Err(why) => Err(why),
+                // A topic that we may not describe is reported as one that does not exist: the metadata has the reason.
+                Err(Some(why)) => Err(Some(self.unwritable(producer, WRITABLE_MAX).unwrap_or(why))),
+                Err(None) => Err(None),
             };
             match found {
                 Ok(StoredProgress::At(progress)) => return Ok(Some(progress)),
