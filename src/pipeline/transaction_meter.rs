@@ -34,8 +34,7 @@ impl TransactionMeter {
         Self { summary, open: 0, called: None, keeps_whole }
     }
 
-    /// The process owns the pipeline as the owner of this epoch, which is the time of the takeover in microseconds since
-    /// 1970.
+    /// The process owns the pipeline as the owner of this epoch: the time of the takeover, in microseconds since 1970.
     pub(super) fn owned_as(&mut self, epoch: i64) {
         self.summary.taken_over_at = Timestamp { unix_micros: epoch }.to_rfc3339();
     }

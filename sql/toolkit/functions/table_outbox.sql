@@ -548,8 +548,8 @@ BEGIN
     IF v_events > 0 AND p_discard IS NOT TRUE THEN
         RAISE EXCEPTION 'outbox "%" has % events, % of them claim checks that are not read', p_name, v_events, v_unread
             USING ERRCODE = 'PR132', HINT = format('If none of them is needed any more: SELECT '
-                'postrider.disable_outbox(%L, p_discard => true); deletes them. To stop the capture alone, disable each '
-                'trigger whose name begins with postrider_outbox_: ALTER TABLE ... DISABLE TRIGGER ...;', p_name);
+                'postrider.disable_outbox(%L, p_discard => true); deletes them. To stop the capture alone, disable '
+                'each trigger whose name begins with postrider_outbox_: ALTER TABLE ... DISABLE TRIGGER ...;', p_name);
     END IF;
     -- Before the tables are dropped: a session that acknowledges a claim check locks them in this order.
     DELETE FROM postrider.table_outbox x WHERE x.name = p_name;

@@ -86,8 +86,8 @@ pub(super) async fn detach(
     detached
 }
 
-/// Marks a partition with a comment and detaches it, unless it has a row (`o`) that meets `unpublished`. Returns whether
-/// it was detached. At every moment each such row is in the queries of the table.
+/// Marks a partition with a comment and detaches it, unless it has a row (`o`) that meets `unpublished`. Returns
+/// whether it was detached. At every moment each such row is in the queries of the table.
 pub(super) async fn detach_published(
     client: &Client,
     root: &PartitionedRoot,
