@@ -465,7 +465,7 @@ known_routines(name, arguments, result) AS (
 n AS (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = 'postrider'),
 own(kind, name) AS (
   VALUES ('r', 'migration'), ('r', 'cursor'), ('r', 'parked'), ('r', 'repair'), ('r', 'repair_page'), ('r', 'bookmark'),
-    ('r', 'replay')
+    ('r', 'replay'), ('r', 'pause')
   UNION ALL SELECT k.kind, k.name FROM toolkit_relations k),
 c AS (
   SELECT r.oid, r.relname, r.relkind, r.relrowsecurity OR r.relforcerowsecurity AS secured,
@@ -492,6 +492,9 @@ defaults(rel, col, expr) AS (VALUES
   ('parked', 'header_values', '''{}''::bytea[]'),
   ('parked', 'parked_at', 'now()'),
   ('parked', 'shard', '0'),
+  ('pause', 'requested_at', 'now()'),
+  ('pause', 'shard', '0'),
+  ('pause', 'unacknowledged', '0'),
   ('repair', 'method', '''''::text'),
   ('repair', 'rows_gone', '0'),
   ('repair', 'rows_published', '0'),
@@ -527,6 +530,8 @@ checks(rel, def) AS (VALUES
   ('parked', '(requested_action = ANY (ARRAY[''retry''::text, ''skip''::text, ''replace''::text]))'),
   ('parked', '(state = ANY (ARRAY[''waiting''::text, ''behind''::text, ''due''::text, ''dead''::text, ''done''::text, '
              '''skipped''::text]))'),
+  ('pause', '(shard >= 0)'),
+  ('pause', '(unacknowledged >= 0)'),
   ('repair', '(shard >= 0)'),
   ('repair', '(kind = ANY (ARRAY[''repair''::text, ''backfill''::text]))'),
   ('repair', '(state = ANY (ARRAY[''making''::text, ''publishing''::text, ''done''::text]))'),
