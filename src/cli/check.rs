@@ -61,8 +61,8 @@ pub(super) async fn run(
         }
         for finding in &mut findings {
             name_the_file(finding, global);
-            for mend in finding.fix.iter_mut().filter(|mend| mend.kind == FixKind::Config) {
-                edit::fit(mend, &mut text);
+            for fix in finding.fix.iter_mut().filter(|fix| fix.kind == FixKind::Config) {
+                edit::fit(fix, &mut text);
             }
         }
         let route = format!("{} → {}", spec.conninfo.hosts(), spec.common.sink.place());
@@ -205,9 +205,9 @@ fn part(part: outbox::TopicPart) -> TopicPart {
 /// Adds `-p` to the `postrider` commands of a sink's finding: a sink does not know the name of its pipeline, without
 /// which the command is refused if the file has several pipelines.
 fn name_the_pipeline(finding: &mut Finding, pipeline: &str) {
-    for mend in finding.fix.iter_mut().filter(|mend| mend.kind == FixKind::Shell) {
-        if mend.line.starts_with("postrider ") && !mend.line.contains(" -p ") {
-            mend.line = format!("{} -p {pipeline}", mend.line);
+    for fix in finding.fix.iter_mut().filter(|fix| fix.kind == FixKind::Shell) {
+        if fix.line.starts_with("postrider ") && !fix.line.contains(" -p ") {
+            fix.line = format!("{} -p {pipeline}", fix.line);
         }
     }
 }
@@ -215,10 +215,10 @@ fn name_the_pipeline(finding: &mut Finding, pipeline: &str) {
 /// Adds the `-c` of this command to the `postrider` commands that a finding prints.
 fn name_the_file(finding: &mut Finding, global: &Global) {
     let Some(file) = &global.config else { return };
-    for mend in finding.fix.iter_mut().filter(|mend| mend.kind == FixKind::Shell) {
-        if let Some(rest) = mend.line.strip_prefix("postrider ") {
+    for fix in finding.fix.iter_mut().filter(|fix| fix.kind == FixKind::Shell) {
+        if let Some(rest) = fix.line.strip_prefix("postrider ") {
             let file = file.display().to_string().replace('\'', "'\\''");
-            mend.line = format!("postrider -c '{file}' {rest}");
+            fix.line = format!("postrider -c '{file}' {rest}");
         }
     }
 }
@@ -378,7 +378,7 @@ fn render_json(reports: &[Report]) -> String {
                     "severity": finding.severity,
                     "what": finding.what,
                     "why": finding.why,
-                    "mend": finding.fix,
+                    "fix": finding.fix,
                 })
             })
         })
@@ -469,13 +469,13 @@ impl Style<'_> {
         if !finding.why.is_empty() {
             self.folded(&" ".repeat(WHY), WHY, &finding.why, Some("2"), text);
         }
-        for mend in &finding.fix {
+        for fix in &finding.fix {
             writeln!(
                 text,
                 "{}{} {}",
                 " ".repeat(WHY),
-                self.paint("1", &self.kind(mend)),
-                Self::line(mend)
+                self.paint("1", &self.kind(fix)),
+                Self::line(fix)
             )
             .unwrap_or_default();
         }
@@ -484,22 +484,22 @@ impl Style<'_> {
         }
     }
 
-    fn kind(&self, mend: &Fix) -> String {
-        match mend.kind {
-            FixKind::Config => format!("{}{}:", self.file, edit::place(mend)),
-            FixKind::Sql | FixKind::Shell => mend.kind.name().to_owned(),
+    fn kind(&self, fix: &Fix) -> String {
+        match fix.kind {
+            FixKind::Config => format!("{}{}:", self.file, edit::place(fix)),
+            FixKind::Sql | FixKind::Shell => fix.kind.name().to_owned(),
         }
     }
 
-    fn line(mend: &Fix) -> String {
-        let comment = match mend.kind {
+    fn line(fix: &Fix) -> String {
+        let comment = match fix.kind {
             FixKind::Sql => "--",
             FixKind::Config | FixKind::Shell => "#",
         };
-        if mend.restart {
-            format!("{} {comment} then restart PostgreSQL", mend.line)
+        if fix.restart {
+            format!("{} {comment} then restart PostgreSQL", fix.line)
         } else {
-            mend.line.clone()
+            fix.line.clone()
         }
     }
 
@@ -539,12 +539,12 @@ impl Style<'_> {
         if !finding.why.is_empty() {
             writeln!(text, "{pipeline}:   why: {}", finding.why).unwrap_or_default();
         }
-        for mend in &finding.fix {
-            let kind = match mend.kind {
-                FixKind::Config => format!("config {}{}", self.file, edit::place(mend)),
-                FixKind::Sql | FixKind::Shell => mend.kind.name().to_owned(),
+        for fix in &finding.fix {
+            let kind = match fix.kind {
+                FixKind::Config => format!("config {}{}", self.file, edit::place(fix)),
+                FixKind::Sql | FixKind::Shell => fix.kind.name().to_owned(),
             };
-            writeln!(text, "{pipeline}:   fix ({kind}): {}", Self::line(mend)).unwrap_or_default();
+            writeln!(text, "{pipeline}:   fix ({kind}): {}", Self::line(fix)).unwrap_or_default();
         }
     }
 }

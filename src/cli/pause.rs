@@ -24,8 +24,8 @@ const RESUME: &str = "postrider resume";
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
 
 /// For how long no process may be connected before it counts as not running: a process that has just drained connects
-/// again.
-const ABSENT_FOR: Duration = Duration::from_secs(2);
+/// again, and one that has lost its session keeps what it has in flight for 3 s.
+const ABSENT_FOR: Duration = Duration::from_secs(5);
 
 /// `postrider pause`
 #[derive(clap::Args, Debug)]

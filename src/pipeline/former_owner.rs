@@ -5,7 +5,7 @@
 //! twice. Another process that takes over meanwhile would publish the same events, and later ones, between these
 //! records. So an owner that ends with nothing in flight notes that in the cursor row, and the successor of an owner
 //! without this note waits for [`FORMER_WAIT`] before it publishes. A process that was the owner itself does not wait:
-//! its relay knows what is in flight.
+//! its relay knows what is in flight. After a pause the relay is a new one, and the process waits like any other.
 //!
 //! After a failover the row may lack the last owner's epoch, so on another server every process waits.
 
@@ -72,6 +72,12 @@ impl Ownership {
     /// A stream has ended this way: the lease begins.
     pub(super) fn stream_ended(&mut self, end: &End) {
         self.lease_ends = Instant::now() + lease(end);
+    }
+
+    /// The pipeline was paused, and its sink closed: the process continues like a new one. If it had given something up,
+    /// it waits for its own records as for those of another process, because the relay that knew them is gone.
+    pub(super) fn paused(&mut self) {
+        self.epoch = None;
     }
 
     /// Waits until no record of the previous owner can arrive any more. `lost` returns the error when the session with
@@ -188,6 +194,10 @@ mod tests {
         assert!(waits(own(Some(7)), former, true).is_some(), "a row that lacks an epoch");
         assert_eq!(waits(own(None), FormerOwner { left: true, ..former }, false), None);
         assert!(waits(own(None), FormerOwner { left: true, ..former }, true).is_some());
+        let mut paused = own(Some(7));
+        paused.paused();
+        assert!(waits(paused.clone(), former, false) > Some(2 * LEASE), "given up before a pause");
+        assert_eq!(waits(paused, FormerOwner { left: true, ..former }, false), None);
         // A wait whose session was lost continues if no other process has owned the pipeline since.
         let until = Instant::now() + Duration::from_secs(1);
         let waited = Ownership { waits: Some((7, until)), ..own(None) };

@@ -31,7 +31,6 @@ mod observer;
 mod parked_causes;
 mod parked_log;
 mod pause;
-mod pause_watch;
 mod poll;
 mod record_buffer;
 mod repair;

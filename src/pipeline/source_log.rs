@@ -294,8 +294,8 @@ impl SourceLog {
             pipeline = name,
             seconds,
             "the process that ran this pipeline before has not noted that all of its records are answered, and \
-             some may still reach the broker (it was killed, lost its database, stopped behind a broker that did not \
-             answer, or was of an older version; or the database failed over): publishing begins in {seconds} s"
+             some may still reach the broker (it was killed, lost its database, stopped or paused behind a broker that \
+             did not answer, or was of an older version; or the database failed over): publishing begins in {seconds} s"
         );
     }
 

@@ -168,12 +168,12 @@ async fn stream_becomes_polling_without_a_repetition_when_its_rows_are_marked_as
         }
         // `check` prints it as a line that can be pasted.
         let check = findings(&polls, "pipeline_changed");
-        let mend = &check[0]["mend"][0];
+        let fix = &check[0]["fix"][0];
         assert_eq!(
-            (mend["kind"].as_str(), mend["line"].as_str()),
+            (fix["kind"].as_str(), fix["line"].as_str()),
             (Some("sql"), Some(&*format!("{sql};")))
         );
-        pipeline.sql.batch(mend["line"].as_str().expect("a line")).await;
+        pipeline.sql.batch(fix["line"].as_str().expect("a line")).await;
         let said = postrider_ok(&polls, &["adopt"]);
         assert!(said.contains("polling would publish the 0 rows"), "{said}");
 
@@ -355,7 +355,7 @@ async fn stream_becomes_auto_and_rows_without_a_mark_are_told_with_the_statement
     insert(&pipeline, "gcx", 21, 5).await;
     pipeline.topic.await_records(25, SOON).await;
     let found = findings(&auto, "setting_changed");
-    let line = found[0]["mend"][0]["line"].as_str().expect("a statement");
+    let line = found[0]["fix"][0]["line"].as_str().expect("a statement");
     pipeline.sql.batch(line).await;
     assert!(findings(&auto, "setting_changed").is_empty());
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
@@ -692,7 +692,7 @@ async fn auto_whose_slot_is_lost_becomes_polling_without_a_repetition_as_printed
     assert_check_says(&polls, &halted);
     let sql = between(&halted.hint, "mark what is known to be published: ", " (postrider check");
     let check = findings(&polls, "pipeline_changed");
-    assert_eq!(check[0]["mend"][0]["line"].as_str(), Some(&*format!("{sql};")));
+    assert_eq!(check[0]["fix"][0]["line"].as_str(), Some(&*format!("{sql};")));
     pipeline.sql.batch(sql).await;
     assert_each_once(&run_until(&auto, "streaming", &pipeline.topic, 23).await, 23);
 }
@@ -1038,7 +1038,7 @@ async fn rows_that_have_expired_are_neither_counted_nor_marked() {
     let halted = run_to_halt(&polls).await;
     halted.assert_says("PR025", &["the 15 rows"], &["postrider adopt"]);
     let check = findings(&polls, "pipeline_changed");
-    pipeline.sql.batch(check[0]["mend"][0]["line"].as_str().expect("a statement")).await;
+    pipeline.sql.batch(check[0]["fix"][0]["line"].as_str().expect("a statement")).await;
     let states = "select string_agg(concat_ws(' ', status, n), ', ' order by status) from \
                   (select status, count(*) as n from outbox group by 1) s";
     let states = pipeline.sql.text(states).await;

@@ -109,7 +109,7 @@ async fn a_bookmark_whose_slot_is_gone_says_so_and_check_warns() {
     let found = findings.iter().find(|finding| finding["id"] == "bookmark_unusable").unwrap();
     assert_eq!(found["severity"], "warning");
     // The line that mends it.
-    let line = found["mend"][0]["line"].as_str().unwrap();
+    let line = found["fix"][0]["line"].as_str().unwrap();
     let words: Vec<&str> = line.split(' ').skip_while(|word| *word != "bookmark").collect();
     postrider_ok(&pipeline.config, &words);
     assert_eq!(listed(&pipeline), Vec::<Value>::new());

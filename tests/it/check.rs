@@ -43,7 +43,7 @@ fn offline_looks_at_the_file_alone() {
     let expected = expected.map(|(p, id)| (p.to_owned(), id.to_owned(), "warning".to_owned()));
     assert_eq!(ids, BTreeSet::from(expected), "{said}");
     for finding in &findings {
-        assert_eq!(finding["mend"][0]["kind"], "config", "{finding}");
+        assert_eq!(finding["fix"][0]["kind"], "config", "{finding}");
     }
 
     let mistaken = postrider("[pipelines.a]\nnonsense = 1\n", &["check", "--offline"]);

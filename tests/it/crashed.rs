@@ -189,7 +189,7 @@ async fn table_that_does_not_record_the_order_is_named_and_its_lines_mend_it() {
             let why = checked.expect("poll_order", "warning")["why"].to_string();
             assert!(why.contains(cause), "{cause}: {why}");
         }
-        patient.mend(checked.expect("poll_order", "warning")).await;
+        patient.fix(checked.expect("poll_order", "warning")).await;
         let checked = patient.check(&[]);
         assert!(checked.find("poll_order").is_none(), "{mode}: {checked}");
     }

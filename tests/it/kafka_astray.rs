@@ -41,7 +41,7 @@ async fn topic_that_is_made_anew_with_another_leader_gets_its_records() {
     assert_eq!(by_key(&topic.read_all().await)["k"], [1]);
 }
 
-/// Brokers answer, topics lack nothing, and nothing is acknowledged: what a start of the program would mend is mended
+/// Brokers answer, topics lack nothing, and nothing is acknowledged: what a start of the program would fix is mended
 /// without one.
 #[tokio::test]
 async fn producers_that_are_acknowledged_nothing_for_long_are_given_up() {

@@ -51,7 +51,7 @@ async fn one_that_halts_leaves_the_others_alone_and_the_process_stays_up() {
     assert_eq!(halted["halt_code"], "PR011", "{status}");
     assert!(halted["reason"].as_str().unwrap_or_default().contains("event_type"), "{status}");
     assert!(!halted["hint"].as_str().unwrap_or_default().is_empty(), "{status}");
-    // /ready speaks of the one, and /live of none: a restart would not mend it.
+    // /ready speaks of the one, and /live of none: a restart would not fix it.
     let (ready, why) = relay.get("/ready").await.expect("an answer");
     assert_eq!(ready, 503);
     assert!(why.contains(&one.name) && why.contains("PR011"), "{why}");

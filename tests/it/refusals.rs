@@ -82,7 +82,7 @@ async fn told_and_mended(version: Version) {
     let pipeline = Pipeline::shared(version, "refusals").await;
     pipeline.insert(10).await;
     let before = pipeline.confirmed_lsn().await;
-    for (input, hurt, mend, code, message, hint) in MENDABLE {
+    for (input, hurt, fix, code, message, hint) in MENDABLE {
         pipeline.sql(hurt).await;
         let halted = run_to_halt(&pipeline.config).await;
         let message: Vec<String> =
@@ -91,7 +91,7 @@ async fn told_and_mended(version: Version) {
         halted.assert_says(code, &message, hint);
         assert_eq!(pipeline.confirmed_lsn().await, before, "{hurt}");
         answer(input, &pipeline, &halted);
-        pipeline.sql(mend).await;
+        pipeline.sql(fix).await;
     }
     all_arrive(&pipeline, 10).await;
 }

@@ -298,13 +298,13 @@ async fn halts_end_well(version: Version, from: usize, to: usize, by: By) {
 }
 
 /// Follows a finding; `postrider run` is what the test goes on with.
-async fn mend(patient: &Patient, finding: &Value) {
+async fn fix(patient: &Patient, finding: &Value) {
     let lines = mends(finding);
     assert!(!lines.is_empty(), "nothing to do: {finding:#}");
-    for mend in lines {
-        assert!(mend["restart"] == false, "{finding:#}");
-        if !mend["line"].as_str().is_some_and(|line| line.ends_with(" run")) {
-            patient.execute(mend).await;
+    for fix in lines {
+        assert!(fix["restart"] == false, "{finding:#}");
+        if !fix["line"].as_str().is_some_and(|line| line.ends_with(" run")) {
+            patient.execute(fix).await;
         }
     }
 }
@@ -319,7 +319,7 @@ async fn findings_followed(patient: &Patient, id: &str, by: By) {
     }
     let told = |finding: &&Value| finding["severity"] == "error" || finding["id"] == id;
     for finding in checked.findings.iter().filter(told) {
-        mend(patient, finding).await;
+        fix(patient, finding).await;
     }
     // With mode auto the run is what recreates a slot.
     if by == By::Wal {

@@ -175,7 +175,7 @@ async fn a_column_without_a_zone_that_decides_is_refused_until_its_zone_is_named
         let checked = patient.check(&[]);
         let finding = checked.expect("time_zone_missing", "error");
         assert!(finding["what"].as_str().expect("a text").contains(column), "{finding:#}");
-        patient.mend(finding).await;
+        patient.fix(finding).await;
         assert!(patient.config().contains("America/New_York"), "{}", patient.config());
         assert!(patient.check(&[]).find("time_zone_missing").is_none());
     }

@@ -110,7 +110,7 @@ async fn a_publication_without_updates_is_refused_and_mended_without_loss() {
         answer("on_update = halt with a publication of inserts", &pipeline, &halted);
         let patient = Patient::new(&config, &pipeline.url);
         let checked = patient.check(&[]);
-        patient.mend(checked.expect("publication_update", "error")).await;
+        patient.fix(checked.expect("publication_update", "error")).await;
         assert_eq!(patient.check(&[]).ids(&["error"]), Vec::<&str>::new());
         let relay = spawn(&config);
         relay.await_state("streaming", SOON).await;

@@ -83,7 +83,6 @@ pub struct Finding {
     /// Why it matters; empty if there is no problem.
     pub why: String,
     /// What fixes it, in order. Empty if nothing has to be done, or if no line can do it.
-    #[serde(rename = "mend")]
     pub fix: Vec<Fix>,
 }
 

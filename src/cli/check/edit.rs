@@ -36,9 +36,9 @@ impl Edit {
 
 /// Replaces the line `a.b.c = value` of a finding by the line for a file with this text, and edits the text, because
 /// the lines of a report are applied one after the other. If no edit sets the key, the whole path is kept.
-pub(super) fn fit(mend: &mut Fix, text: &mut String) {
-    let Some(path) = key_of(&mend.line) else { return };
-    let Some((_, value)) = mend.line.split_once('=') else { return };
+pub(super) fn fit(fix: &mut Fix, text: &mut String) {
+    let Some(path) = key_of(&fix.line) else { return };
+    let Some((_, value)) = fix.line.split_once('=') else { return };
     let value = value.trim().to_owned();
     for edit in Edit::ALL {
         // The nearest header first; the key below it is dotted by what is left.
@@ -53,9 +53,9 @@ pub(super) fn fit(mend: &mut Fix, text: &mut String) {
             let edited = apply(text, edit, outer, key, &line);
             if let Some(edited) = edited.filter(|edited| sets(edited, text, &path, &value)) {
                 *text = edited;
-                mend.line = line;
-                mend.table = dotted(outer);
-                mend.edit = edit.name();
+                fix.line = line;
+                fix.table = dotted(outer);
+                fix.edit = edit.name();
                 return;
             }
         }
@@ -63,9 +63,9 @@ pub(super) fn fit(mend: &mut Fix, text: &mut String) {
 }
 
 /// The place of the line, as it is printed behind the name of the file.
-pub(super) fn place(mend: &Fix) -> String {
-    let table = &mend.table;
-    match mend.edit {
+pub(super) fn place(fix: &Fix) -> String {
+    let table = &fix.table;
+    match fix.edit {
         "replace" => format!(", below [{table}], replacing the present line"),
         "add" => format!(", below [{table}]"),
         "new_table" => format!(", at the end of the file, below a new line [{table}]"),
@@ -153,9 +153,9 @@ mod tests {
 
     fn fitted(text: &str, line: &str) -> (String, String) {
         let mut finding = Finding::error("id", "what").config(line);
-        let mend = finding.fix.first_mut().unwrap();
-        fit(mend, &mut text.to_owned());
-        (place(mend), mend.line.clone())
+        let fix = finding.fix.first_mut().unwrap();
+        fit(fix, &mut text.to_owned());
+        (place(fix), fix.line.clone())
     }
 
     #[test]

@@ -146,8 +146,8 @@ async fn rows_of_a_table_or_partition_that_is_unlogged_at_the_first_setup_are_pu
             let checked = patient.check(&[]);
             for finding in checked.findings.iter().filter(|finding| finding["severity"] == "error")
             {
-                for mend in mends(finding) {
-                    patient.execute(mend).await;
+                for fix in mends(finding) {
+                    patient.execute(fix).await;
                 }
             }
             let well = patient.check(&[]);

@@ -59,13 +59,13 @@ async fn what_is_no_table_to_stream_is_told_and_mended_without_loss() {
     let pipeline = Pipeline::shared(Version::Pg17, "notable").await;
     pipeline.insert(10).await;
     let before = pipeline.confirmed_lsn().await;
-    for (input, hurt, mend, code, message, hint) in CASES {
+    for (input, hurt, fix, code, message, hint) in CASES {
         pipeline.sql(hurt).await;
         let halted = run_to_halt(&pipeline.config).await;
         halted.assert_says(code, message, hint);
         assert_eq!(pipeline.confirmed_lsn().await, before, "{input}");
         answer(input, &pipeline, &halted);
-        pipeline.sql(mend).await;
+        pipeline.sql(fix).await;
     }
     pipeline.sql("create temporary table outbox (like public.outbox)").await;
     let schema = "select nspname from pg_namespace where oid = pg_my_temp_schema()";

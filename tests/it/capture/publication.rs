@@ -365,7 +365,7 @@ async fn lost_slot_is_begun_again_by_the_printed_lines() {
     answer("slot of captured tables dropped", &pipeline, &halted);
     let found = finding(&pipeline, "slot_missing", "error");
     assert!(found["why"].to_string().contains("lost as events"), "{found}");
-    for line in found["mend"].as_array().expect("lines") {
+    for line in found["fix"].as_array().expect("lines") {
         let text = line["line"].as_str().expect("a line");
         if line["kind"] == "sql" {
             pipeline.sql.batch(text).await;

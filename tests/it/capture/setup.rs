@@ -251,8 +251,8 @@ async fn proposed_setup_is_for_an_administrator_if_the_relay_does_not_own_the_ta
         let patient = Patient::new(&pipeline.config, &admin);
         let checked = patient.check(&[]);
         let missing = checked.expect("publication_missing", "error");
-        assert!(missing["mend"].to_string().contains(" --url "), "{missing:#}");
-        patient.mend(missing).await;
+        assert!(missing["fix"].to_string().contains(" --url "), "{missing:#}");
+        patient.fix(missing).await;
         let checked = patient.check(&[]);
         assert!(checked.find("publication_missing").is_none(), "{checked}");
         let process = pipeline.run();

@@ -22,7 +22,7 @@ async fn what_a_topic_would_refuse_is_told_and_mended() {
         let checked = patient.check(&[]);
         let finding = checked.expect(id, severity);
         assert_eq!(checked.code, Some(i32::from(severity == "error")), "{checked}");
-        patient.mend(finding).await;
+        patient.fix(finding).await;
         assert!(patient.check(&[]).find(id).is_none());
     }
     alter(&pipeline.topic, "cleanup.policy", "compact").await;

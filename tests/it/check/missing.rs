@@ -69,15 +69,11 @@ async fn column_of_another_name_is_proposed_and_one_that_is_not_needed_is_left_o
         let patient = Patient::new(&pipeline.config, &pipeline.url);
         pipeline.sql.batch(change).await;
         let finding = missing(&patient, column);
-        let [mend] = mends(&finding) else { panic!("one line: {finding}") };
-        assert_eq!(
-            (&mend["kind"], &mend["restart"]),
-            (&"config".into(), &false.into()),
-            "{finding}"
-        );
-        let line = mend["line"].as_str().unwrap_or_default();
+        let [fix] = mends(&finding) else { panic!("one line: {finding}") };
+        assert_eq!((&fix["kind"], &fix["restart"]), (&"config".into(), &false.into()), "{finding}");
+        let line = fix["line"].as_str().unwrap_or_default();
         assert!(line.ends_with(&format!(" = \"{proposed}\"")), "{finding}");
-        patient.mend(&finding).await;
+        patient.fix(&finding).await;
         let well = patient.check(&[]);
         assert!(well.find("column_missing").is_none(), "{change}: {well}");
         assert_eq!(well.code, Some(0), "{change}: {well}");

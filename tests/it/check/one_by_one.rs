@@ -1,4 +1,4 @@
-//! One thing wrong at a time, in one database: it is found, its own lines mend it, and it is not found again.
+//! One thing wrong at a time, in one database: it is found, its own lines fix it, and it is not found again.
 
 use super::cases::{Case, PUBLICATION, SLOT, TABLE};
 use super::patient::{Checked, Patient, mends};
@@ -27,8 +27,8 @@ async fn one(pipeline: &Pipeline, patient: &Patient, (hurt, id, severity, back):
     let checked = patient.check(&[]);
     let finding = checked.expect(id, severity);
     assert_eq!(checked.code, Some(i32::from(!errors(&checked).is_empty())), "{hurt}");
-    if finding["mend"].as_array().is_some_and(|mend| !mend.is_empty()) {
-        patient.mend(finding).await;
+    if finding["fix"].as_array().is_some_and(|fix| !fix.is_empty()) {
+        patient.fix(finding).await;
         let again = patient.check(&[]);
         assert!(again.find(id).is_none(), "{hurt}: it was mended: {finding:#}\n{again}");
     }
@@ -88,7 +88,7 @@ async fn a_slot_that_does_not_fit_is_found_and_mended() {
     pipeline.sql("select pg_drop_replication_slot('{slot}'); delete from postrider.cursor").await;
     pipeline.sql("select pg_create_logical_replication_slot('{slot}', 'pgoutput')").await;
     let checked = patient.check(&[]);
-    patient.mend(checked.expect("slot_failover", "warning")).await;
+    patient.fix(checked.expect("slot_failover", "warning")).await;
     let again = patient.check(&[]);
     assert!(again.find("slot_failover").is_none(), "{again}");
     assert_eq!(again.code, Some(0));
@@ -125,7 +125,7 @@ async fn what_belongs_to_another_is_found_and_mended() {
         format!("select pg_create_logical_replication_slot('{}', 'pgoutput')", pipeline.slot());
     other.connect().await.batch(&make).await;
     let checked = patient.check(&[]);
-    patient.mend(checked.expect("slot_database", "error")).await;
+    patient.fix(checked.expect("slot_database", "error")).await;
     let well = patient.check(&[]);
     assert_eq!(errors(&well), Vec::<&str>::new(), "{well}");
 
@@ -140,17 +140,17 @@ async fn what_belongs_to_another_is_found_and_mended() {
     let checked = patient.check(&[]);
     // It is another table than the one that the first repair has brought the position for.
     checked.expect("pipeline_changed", "error");
-    for mend in mends(checked.expect("table_partition", "error")) {
-        if mend["kind"] == "shell" {
+    for fix in mends(checked.expect("table_partition", "error")) {
+        if fix["kind"] == "shell" {
             postrider_ok(&patient.config(), &["adopt"]);
         }
-        patient.execute(mend).await;
+        patient.execute(fix).await;
     }
     let well = patient.check(&[]);
     assert_eq!(errors(&well), Vec::<&str>::new(), "{well}");
     assert!(patient.config().contains("public.whole"), "{}", patient.config());
     pipeline.sql("alter publication {publication} set (publish_via_partition_root = false)").await;
-    patient.mend(patient.check(&[]).expect("publication_via_root", "error")).await;
+    patient.fix(patient.check(&[]).expect("publication_via_root", "error")).await;
     assert_eq!(errors(&patient.check(&[])), Vec::<&str>::new());
 }
 
@@ -171,7 +171,7 @@ async fn topics_are_known_with_a_replacement_too() {
     let checked = patient.check(&[]);
     let finding = checked.expect("topic_missing", "error");
     assert!(finding["what"].as_str().unwrap().contains(&format!("{base}.order")), "{finding:#}");
-    patient.mend(finding).await;
+    patient.fix(finding).await;
     assert_eq!(errors(&patient.check(&[])), Vec::<&str>::new());
 }
 
@@ -187,7 +187,7 @@ async fn topics_are_known_from_the_rows_of_the_outbox() {
     let checked = patient.check(&[]);
     let finding = checked.expect("topic_missing", "error");
     assert!(finding["what"].as_str().unwrap().contains(&format!("{base}.order")), "{finding:#}");
-    patient.mend(finding).await;
+    patient.fix(finding).await;
     assert_eq!(errors(&patient.check(&[])), Vec::<&str>::new());
     pipeline
         .sql(
@@ -205,7 +205,7 @@ async fn messages_that_everybody_may_write_are_told() {
     let (pipeline, patient) = patient(Version::Pg17, "check_messages").await;
     patient.write(&pipeline.with_line("outbox", "message_prefix = \"shop\""));
     let checked = patient.check(&[]);
-    patient.mend(checked.expect("messages_public", "warning")).await;
+    patient.fix(checked.expect("messages_public", "warning")).await;
     let well = patient.check(&[]);
     assert!(
         well.find("messages_public").is_none() && well.find("messages_only_in_wal").is_none(),
@@ -238,15 +238,15 @@ async fn polling_needs_marks_and_the_right_to_write_them() {
         assert!(checked.findings.iter().all(|finding| finding["id"] != log), "{log}: {checked}");
     }
     for id in ["poll_column", "poll_rights", "cursor_rights"] {
-        patient.mend(checked.expect(id, "error")).await;
+        patient.fix(checked.expect(id, "error")).await;
     }
     let checked = patient.check(&[]);
     assert_eq!(errors(&checked), Vec::<&str>::new(), "{checked}");
     // The column took the index with it that claims are read from.
-    patient.mend(checked.expect("poll_index", "warning")).await;
-    patient.mend(checked.expect("poll", "info")).await;
+    patient.fix(checked.expect("poll_index", "warning")).await;
+    patient.fix(checked.expect("poll", "info")).await;
     // The slot that `setup` made in the mode of before.
-    patient.mend(checked.expect("slot_left_behind", "warning")).await;
+    patient.fix(checked.expect("slot_left_behind", "warning")).await;
     let well = patient.check(&[]);
     // What keeps it from streaming is no error where it may poll meanwhile.
     patient.write(&patient.config().replace("mode = \"poll\"", "mode = \"auto\""));

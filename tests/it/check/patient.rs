@@ -58,7 +58,7 @@ impl Checked {
 
 /// The mending lines of a finding.
 pub(crate) fn mends(finding: &Value) -> &[Value] {
-    finding["mend"].as_array().expect("an array")
+    finding["fix"].as_array().expect("an array")
 }
 
 impl Patient {
@@ -97,18 +97,18 @@ impl Patient {
     }
 
     /// Executes every mending line of a finding. None of them may want a restart.
-    pub(crate) async fn mend(&self, finding: &Value) {
+    pub(crate) async fn fix(&self, finding: &Value) {
         let lines = mends(finding);
         assert!(!lines.is_empty(), "nothing mends it: {finding:#}");
-        for mend in lines {
-            assert_eq!(mend["restart"], false, "{finding:#}");
-            self.execute(mend).await;
+        for fix in lines {
+            assert_eq!(fix["restart"], false, "{finding:#}");
+            self.execute(fix).await;
         }
     }
 
     /// Executes one line where it belongs.
-    pub(crate) async fn execute(&self, mend: &Value) {
-        let text = |name: &str| mend[name].as_str().expect("a text");
+    pub(crate) async fn execute(&self, fix: &Value) {
+        let text = |name: &str| fix[name].as_str().expect("a text");
         let line = text("line").replace("://ADMIN@", "://postgres@");
         let line = line.as_str();
         match text("kind") {

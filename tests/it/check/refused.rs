@@ -46,11 +46,11 @@ async fn a_refused_connection_is_explained() {
     only(&with("few@", "/postgres"), "source_connections");
     only(&with("stranger@", "/closed"), "source_connect");
     // What is mended by one line, is.
-    patient.mend(with("stranger@", "/closed").find("source_connect").expect("a finding")).await;
+    patient.fix(with("stranger@", "/closed").find("source_connect").expect("a finding")).await;
     assert!(with("stranger@", "/closed").find("source_connect").is_none());
     let checked = with("postgres@", "/absent");
     only(&checked, "source_database");
-    patient.mend(checked.find("source_database").expect("a finding")).await;
+    patient.fix(checked.find("source_database").expect("a finding")).await;
     assert!(with("postgres@", "/absent").find("source_database").is_none());
 
     let nowhere = format!("postgresql://postgres:hush-hush@127.0.0.1:{}/postgres", free_port());
@@ -70,7 +70,7 @@ async fn another_login_sees_a_role_that_is_missing_and_mends_it() {
         Patient::new(&pipeline.config.replace("//postgres@", "//carrier@"), &server.url());
     let checked = patient.check(&["--url", &server.url()]);
     checked.expect("source_refused", "error");
-    patient.mend(checked.expect("role_missing", "error")).await;
+    patient.fix(checked.expect("role_missing", "error")).await;
     let checked = patient.check(&[]);
     assert_eq!(checked.ids(&["error", "warning"]), Vec::<&str>::new(), "{checked}");
 
@@ -79,7 +79,7 @@ async fn another_login_sees_a_role_that_is_missing_and_mends_it() {
         pipeline.sql.batch(&format!("revoke all on {what} from carrier")).await;
     }
     let checked = patient.check(&[]);
-    patient.mend(checked.expect("cursor_rights", "error")).await;
+    patient.fix(checked.expect("cursor_rights", "error")).await;
     let checked = patient.check(&[]);
     assert_eq!(checked.ids(&["error", "warning"]), Vec::<&str>::new(), "{checked}");
 }
@@ -96,12 +96,12 @@ async fn a_superuser_is_told_and_a_role_of_its_own_takes_its_place() {
     let before = pipeline.sql.text(next).await;
     assert_eq!(patient.check(&[]).code, Some(0));
     assert_eq!(pipeline.sql.text(next).await, before, "a look writes nothing");
-    patient.mend(patient.check(&[]).expect("role_superuser", "warning")).await;
+    patient.fix(patient.check(&[]).expect("role_superuser", "warning")).await;
     let checked = patient.check(&[]);
     assert_eq!(checked.ids(&["error", "warning"]), Vec::<&str>::new(), "{checked}");
     assert!(patient.config().contains("postgresql://postrider@"), "{}", patient.config());
     pipeline.sql.batch("alter role postrider superuser").await;
-    patient.mend(patient.check(&[]).expect("role_superuser", "warning")).await;
+    patient.fix(patient.check(&[]).expect("role_superuser", "warning")).await;
     let checked = patient.check(&[]);
     assert_eq!(checked.ids(&["error", "warning"]), Vec::<&str>::new(), "{checked}");
 }
@@ -119,7 +119,7 @@ async fn a_lost_slot_a_standby_and_slots_that_hold_up_are_told() {
     }
     let checked = patient.check(&[]);
     checked.expect("max_slot_wal_keep_size", "warning");
-    patient.mend(checked.expect("slot_lost", "error")).await;
+    patient.fix(checked.expect("slot_lost", "error")).await;
     assert_eq!(patient.check(&[]).code, Some(0));
 
     // A standby's slot that nobody uses holds every failover slot up; and commits must not wait for the relay.
@@ -131,8 +131,8 @@ async fn a_lost_slot_a_standby_and_slots_that_hold_up_are_told() {
     }
     pipeline.sql("select pg_reload_conf()").await;
     let checked = patient.check(&[]);
-    patient.mend(checked.expect("synchronous_standby_names", "warning")).await;
-    patient.mend(checked.expect("synchronized_standby_slots", "error")).await;
+    patient.fix(checked.expect("synchronous_standby_names", "warning")).await;
+    patient.fix(checked.expect("synchronized_standby_slots", "error")).await;
     let well = patient.check(&[]);
     assert_eq!(well.ids(&["error"]), Vec::<&str>::new(), "{well}");
 

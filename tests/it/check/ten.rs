@@ -91,9 +91,9 @@ async fn ten_wrong_things_are_ten_findings_and_each_is_mended_by_its_own_lines()
     assert_eq!(mapped[0]["line"], "columns.event_type = \"kind\"", "{mapped:?}");
 
     for finding in checked.findings.iter().filter(|finding| finding["severity"] != "ok") {
-        for mend in mends(finding) {
-            patient.execute(mend).await;
-            if mend["restart"] == true {
+        for fix in mends(finding) {
+            patient.execute(fix).await;
+            if fix["restart"] == true {
                 server.stop_fast(SOON).await;
                 server.restart().await;
             }

@@ -107,7 +107,7 @@ async fn a_replay_waits_for_a_server_that_restarts() {
     ends_well(going, &again, "a fast shutdown and a start", 0).await;
 }
 
-/// What waiting can't mend ends it, with the reason.
+/// What waiting can't fix ends it, with the reason.
 #[tokio::test]
 async fn a_replay_whose_bookmark_is_gone_meanwhile_ends_with_the_reason() {
     let pipeline = Pipeline::shared(Version::Pg17, "replay_gone").await;

@@ -167,8 +167,8 @@ pub(super) enum OutageOf {
     Transactions,
 }
 
-/// The reports that no record can be sent and that are not over. Two threads make them, and the pipeline shows the last
-/// one: it is told of the end when nothing is left of both.
+/// The outages that are reported and not over. Two threads report them, and the pipeline shows the outage that was
+/// reported last. The end is reported when no outage is left.
 #[derive(Default)]
 pub(super) struct Outages {
     reported: Mutex<Vec<OutageOf>>,
