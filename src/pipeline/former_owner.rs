@@ -74,7 +74,7 @@ impl Ownership {
         self.lease_ends = Instant::now() + lease(end);
     }
 
-    /// The pipeline was paused, and its sink closed: the process continues like a new one. If it had given something up,
+    /// The pipeline was paused, and its sink closed: the process continues like a new one. If it had given events up,
     /// it waits for its own records as for those of another process, because the relay that knew them is gone.
     pub(super) fn paused(&mut self) {
         self.epoch = None;

@@ -31,6 +31,7 @@ mod observer;
 mod parked_causes;
 mod parked_log;
 mod pause;
+mod pause_watch;
 mod poll;
 mod record_buffer;
 mod repair;

@@ -6,7 +6,7 @@ use super::halts;
 use super::history::{SeenPositions, ServerHistory, ServerPast};
 use super::mode::Mode;
 use super::observer::{self, REPORT_INTERVAL};
-use super::pause::PauseWatch;
+use super::pause_watch::PauseWatch;
 use super::poll::poll;
 use super::repair::{self, repairs_instead};
 use super::running::{Pipeline, RECONNECT_MAX, RECONNECT_MIN, Waited};
