@@ -244,7 +244,7 @@ async fn paused_process_that_loses_its_session_stays_paused() {
         })
         .await;
         pipeline.sql.batch(&format!("select pg_terminate_backend({ended})")).await;
-        relay.await_log("its database does not answer", SOON).await;
+        relay.await_log("the pause can't be read", SOON).await;
         relay.await_state("paused", SOON).await;
     }
     pipeline.insert(10).await;

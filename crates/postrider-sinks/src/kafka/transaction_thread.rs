@@ -42,12 +42,18 @@ const DOUBT: Duration = Duration::from_secs(1);
 /// The same time before a transaction is begun. Without an answer it is begun.
 const WRITABLE_MAX: Duration = Duration::from_secs(2);
 
+/// How long no record is accepted after a small transaction. The coordinator answers a commit before the transaction
+/// has ended on all partitions, and refuses the partitions of the next transaction meanwhile (CONCURRENT_TRANSACTIONS);
+/// librdkafka offers refused partitions again only after 20 ms (`rd_kafka_txn_handle_AddPartitionsToTxn`). A large
+/// transaction is followed at once: with a backlog a refusal delays nothing that anybody waits for.
+const SETTLING: Duration = Duration::from_millis(8);
+
 /// A call of the pipeline that is not answered yet.
 pub(super) enum KafkaCall {
     /// Become the only producer, and read the progress.
     Recover { call: SinkCall, producers: Arc<Producers> },
-    /// Write the progress, and commit.
-    Commit { call: SinkCall, progress: String },
+    /// Write the progress, and commit. `is_small`: the transaction has few records, so that no backlog waits.
+    Commit { call: SinkCall, progress: String, is_small: bool },
 }
 
 #[derive(Default)]
@@ -149,20 +155,31 @@ impl CommitLink {
         drop(waited);
     }
 
-    /// Changes the state and posts, if the sink is still in this generation.
+    /// The same, and the wait ends at the next call.
+    fn pause_for_call(&self, generation: u64, pause: Duration) {
+        let current = |state: &mut CommitState| {
+            !state.is_closed && state.generation == generation && state.call.is_none()
+        };
+        let waited = self.changed.wait_timeout_while(self.state(), pause, current);
+        drop(waited);
+    }
+
+    /// Changes the state and posts, if the sink is still in this generation; returns whether it is.
     fn answer(
         &self,
         generation: u64,
         shared: &Shared,
         post: Post,
         change: impl FnOnce(&mut CommitState),
-    ) {
+    ) -> bool {
         let mut state = self.state();
-        if !state.is_closed && state.generation == generation {
+        let is_current = !state.is_closed && state.generation == generation;
+        if is_current {
             change(&mut state);
             // Locked: a reset comes before both, or after both.
             shared.mailbox.post(post);
         }
+        is_current
     }
 }
 
@@ -219,8 +236,8 @@ impl CommitThread {
                     self.producers = Some(Arc::clone(&producers));
                     self.recover(call, &producers)
                 }
-                KafkaCall::Commit { call, progress } => match self.producers.clone() {
-                    Some(producers) => self.commit(call, &progress, &producers),
+                KafkaCall::Commit { call, progress, is_small } => match self.producers.clone() {
+                    Some(producers) => self.commit(call, &progress, is_small, &producers),
                     None => Err(Abandoned),
                 },
             };
@@ -245,11 +262,19 @@ impl CommitThread {
         self.link.answer(self.generation, &self.shared, post, |_| {});
     }
 
+    /// Reports that the problem is over, if one was reported.
     fn report_over(&mut self) {
-        if self.reported_at.take().is_some() && self.shared.outages.ends(OutageOf::Transactions) {
-            let post = Post::Up { topic: None };
-            self.link.answer(self.generation, &self.shared, post, |_| {});
+        if self.reported_at.is_none() {
+            return;
         }
+        if self.shared.outages.ends(OutageOf::Transactions)
+            && !self.link.answer(self.generation, &self.shared, Post::Up { topic: None }, |_| {})
+        {
+            // The sink was reset meanwhile, and got no post: the next call reports it.
+            self.shared.outages.begins(OutageOf::Transactions);
+            return;
+        }
+        self.reported_at = None;
     }
 
     fn recover(&mut self, call: SinkCall, producers: &Arc<Producers>) -> Result<(), Abandoned> {
@@ -370,6 +395,7 @@ impl CommitThread {
         &mut self,
         call: SinkCall,
         progress: &str,
+        is_small: bool,
         producers: &Producers,
     ) -> Result<(), Abandoned> {
         let producer = producers.first();
@@ -409,16 +435,29 @@ impl CommitThread {
         self.report_over();
         let post = Post::Committed { call };
         let next = if was_sent_once { native::begin_transaction(producer) } else { Ok(()) };
-        let is_open = was_sent_once && next.is_ok();
+        let is_begun = was_sent_once && next.is_ok();
         self.link.answer(self.generation, &self.shared, post, |state| {
             state.is_committing = false;
-            state.is_open = is_open;
+            state.is_open = is_begun && !is_small;
         });
         match next {
             Err(failure) => Err(give_up(producer, failed(producer, "begin", &failure))),
-            Ok(()) if was_sent_once => Ok(()),
+            Ok(()) if was_sent_once => {
+                if is_small {
+                    self.settle();
+                }
+                Ok(())
+            }
             Ok(()) => Err(give_up(producer, SENT_TWICE.to_owned())),
         }
+    }
+
+    /// Waits until the brokers have probably ended the last transaction, and accepts records then.
+    fn settle(&self) {
+        self.link.pause_for_call(self.generation, SETTLING);
+        self.link.answer(self.generation, &self.shared, Post::Retry, |state| {
+            state.is_open = state.call.is_none();
+        });
     }
 
     /// Writes the progress as the last record of the transaction.
