@@ -36,8 +36,6 @@ pub(super) struct SinkPort {
     opened_at: Instant,
     /// The transactions of the sink, if it has any.
     transactions: Option<TransactionMeter>,
-    /// Producers that brokers had fenced off before the last pause.
-    fenced_before: u64,
 }
 
 /// How an event was passed to the sink.
@@ -82,7 +80,6 @@ impl SinkPort {
             reset_at: None,
             opened_at: Instant::now(),
             transactions,
-            fenced_before: 0,
         })
     }
 
@@ -266,16 +263,8 @@ impl SinkPort {
 
     /// What the status shows of the sink's transactions, without the progress; `None` if there are none.
     pub(super) fn transactions(&mut self) -> Option<TransactionsSummary> {
-        let fenced_total = self.fenced_total();
-        let summary = self.transactions.as_ref()?.summary();
-        Some(TransactionsSummary { fenced_total, ..summary })
-    }
-
-    /// Producers that brokers have fenced off since the start; `None` for a sink that does not count them.
-    fn fenced_total(&mut self) -> Option<u64> {
-        let before = self.fenced_before;
-        let total = self.sink.transactional().and_then(|sink| sink.fenced_total());
-        total.map(|total| total + before).or((before > 0).then_some(before))
+        let fenced = self.sink.transactional().and_then(|sink| sink.fenced_total());
+        Some(self.transactions.as_ref()?.summary(fenced))
     }
 
     /// Gives up everything that the sink holds.
@@ -298,11 +287,11 @@ impl SinkPort {
 
     /// Closes the sink for a pause.
     pub(super) fn suspend(&mut self, longest: Duration) {
-        self.fenced_before = self.fenced_total().unwrap_or(0);
+        let fenced = self.sink.transactional().and_then(|sink| sink.fenced_total());
         self.sink.close(longest);
         self.sink = Box::new(ClosedSink);
         if let Some(transactions) = &mut self.transactions {
-            transactions.given_up();
+            transactions.closed(fenced);
         }
     }
 
@@ -312,7 +301,7 @@ impl SinkPort {
     /// The halt of a pipeline whose sink can't be used.
     pub(super) fn reopen(&mut self, spec: &CommonSpec) -> Result<(), Halt> {
         let closed = std::mem::replace(self, Self::open(spec)?);
-        (self.reset_at, self.fenced_before) = (closed.reset_at, closed.fenced_before);
+        self.reset_at = closed.reset_at;
         self.transactions = closed.transactions.or(self.transactions.take());
         Ok(())
     }

@@ -283,8 +283,8 @@ pub async fn read_slot(
         .transpose()
 }
 
-/// Reads after which time without a reader the server invalidates a slot (`idle_replication_slot_timeout`, PostgreSQL 18
-/// and later); `None` if it does not.
+/// Reads after which time without a reader the server invalidates a slot (`idle_replication_slot_timeout`, PostgreSQL
+/// 18 and later); `None` if it does not.
 ///
 /// # Errors
 /// An error of the server or of the connection.

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// A transaction with fewer records and fewer bytes is a small one: no backlog waits. So is one with less than a quarter
-/// of the bounds of a transaction, if that is less.
+/// A transaction with fewer records and fewer bytes is a small one: no backlog waits. If a quarter of the bounds of a
+/// transaction is less, that counts.
 const SMALL_RECORDS: usize = 1_000;
 const SMALL_BYTES: u64 = 1 << 20;
 
