@@ -542,3 +542,70 @@ fn failed(producer: &Producer, step: &str, failure: &TransactionFailure) -> Stri
     }
     format!("could not {step} a transaction: {reason}")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use postrider_core::sink::{Mailbox, TransactionLimits};
+    use std::collections::BTreeMap;
+
+    fn posts(mailbox: &Mailbox) -> Vec<Post> {
+        let mut posts = Vec::new();
+        mailbox.take(&mut posts);
+        posts
+    }
+
+    /// Otherwise the status would show an outage of the broker for as long as there is no other one.
+    #[test]
+    fn end_of_an_outage_that_a_reset_swallows_is_reported_by_the_next_call() {
+        let mailbox = Mailbox::default();
+        let link = Arc::new(CommitLink::default());
+        let limits = TransactionLimits {
+            records_max: 1,
+            bytes_max: 1,
+            interval: Duration::from_millis(20),
+            whole_for: None,
+        };
+        let transaction = KafkaTransaction {
+            id: "orders".to_owned(),
+            progress_topic: "progress".to_owned(),
+            timeout: Duration::from_secs(15),
+            limits,
+        };
+        let spec = KafkaSpec {
+            brokers: "k1:9092".to_owned(),
+            properties: BTreeMap::new(),
+            secret_files: BTreeMap::new(),
+            producers: 1,
+            client_id: "postrider".to_owned(),
+            in_flight_events: 1,
+            in_flight_bytes: 1,
+            size_max: None,
+            create_topics: None,
+            transaction: None,
+        };
+        let shared = Arc::new(Shared::new(mailbox.clone()));
+        let mut thread = CommitThread::new(Arc::clone(&link), shared, spec, transaction);
+        thread.report("no coordinator".to_owned(), "wait".to_owned());
+        assert!(matches!(posts(&mailbox).as_slice(), [Post::Down { .. }]));
+        link.reset();
+        thread.report_over();
+        assert_eq!(posts(&mailbox), []);
+        // The next call is of the next generation.
+        thread.generation = 1;
+        thread.report_over();
+        assert_eq!(posts(&mailbox), [Post::Up { topic: None }]);
+        thread.report_over();
+        assert_eq!(posts(&mailbox), []);
+    }
+
+    #[test]
+    fn small_commit_is_followed_by_a_pause_that_the_next_call_ends() {
+        let link = CommitLink::default();
+        link.call(KafkaCall::Commit { call: SinkCall(1), progress: String::new(), is_small: true });
+        let began = Instant::now();
+        link.pause_for_call(0, Duration::from_mins(1));
+        assert!(began.elapsed() < Duration::from_secs(30));
+        assert!(!link.is_open());
+    }
+}
