@@ -15,11 +15,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// A transaction with fewer records and fewer bytes is a small one: no backlog waits. If a quarter of the bounds of a
-/// transaction is less, that counts.
-const SMALL_RECORDS: usize = 1_000;
-const SMALL_BYTES: u64 = 1 << 20;
-
 /// The sink, and the way to the thread that commits.
 pub(super) struct KafkaTransactionSink {
     sink: KafkaSink,
@@ -27,10 +22,8 @@ pub(super) struct KafkaTransactionSink {
     /// The transactional id.
     id: String,
     progress_topic: String,
-    /// Records of the open transaction, and their size. Unit of the latter: bytes.
-    written: (usize, u64),
-    /// The bounds of a small transaction.
-    small: (usize, u64),
+    /// The open transaction has a record.
+    has_records: bool,
 }
 
 impl KafkaTransactionSink {
@@ -61,11 +54,7 @@ impl KafkaTransactionSink {
             link,
             id: transaction.id.clone(),
             progress_topic: transaction.progress_topic.clone(),
-            written: (0, 0),
-            small: (
-                SMALL_RECORDS.min(transaction.limits.records_max / 4),
-                SMALL_BYTES.min(transaction.limits.bytes_max / 4),
-            ),
+            has_records: false,
         })
     }
 
@@ -85,9 +74,7 @@ impl KafkaTransactionSink {
     ) -> Result<(), NotTaken> {
         self.admits(record.topic)?;
         offer(&mut self.sink)?;
-        let size = record.value.map_or(0, <[u8]>::len) + record.key.map_or(0, <[u8]>::len);
-        self.written.0 += 1;
-        self.written.1 += size as u64;
+        self.has_records = true;
         Ok(())
     }
 }
@@ -140,17 +127,17 @@ impl Sink for KafkaTransactionSink {
     }
 
     fn is_idle(&self) -> bool {
-        self.written.0 == 0 && !self.link.is_committing() && self.sink.is_idle()
+        !self.has_records && !self.link.is_committing() && self.sink.is_idle()
     }
 
     fn reset(&mut self) {
-        self.written = (0, 0);
+        self.has_records = false;
         self.link.reset();
         self.sink.reset();
     }
 
     fn close(&mut self, grace: Duration) {
-        self.written = (0, 0);
+        self.has_records = false;
         self.link.close();
         self.sink.close(grace);
     }
@@ -158,7 +145,7 @@ impl Sink for KafkaTransactionSink {
 
 impl Transactional for KafkaTransactionSink {
     fn recover(&mut self, call: SinkCall) {
-        self.written = (0, 0);
+        self.has_records = false;
         self.link.reset();
         // Without producers the metadata thread says why, and requests a reset when some can be made.
         if let Some(producers) = self.sink.producers_for_recovery() {
@@ -167,9 +154,8 @@ impl Transactional for KafkaTransactionSink {
     }
 
     fn commit(&mut self, call: SinkCall, progress: &SinkProgress) {
-        let (records, bytes) = std::mem::take(&mut self.written);
-        let is_small = records < self.small.0 && bytes < self.small.1;
-        self.link.call(KafkaCall::Commit { call, progress: progress.to_string(), is_small });
+        self.has_records = false;
+        self.link.call(KafkaCall::Commit { call, progress: progress.to_string() });
     }
 
     fn id(&self) -> Option<&str> {

@@ -58,8 +58,6 @@ pub struct KafkaTransaction {
     pub progress_topic: String,
     /// `transaction.timeout.ms`.
     pub timeout: Duration,
-    /// The bounds of a transaction.
-    pub limits: TransactionLimits,
 }
 
 impl TransactionKeys {
@@ -122,7 +120,6 @@ impl TransactionKeys {
             id,
             progress_topic: self.progress_topic.clone(),
             timeout: self.timeout,
-            limits: self.limits,
         };
         self.is_on().then(|| Box::new(transaction))
     }
