@@ -154,9 +154,9 @@ pub enum Command {
     Inbox(InboxArgs),
     /// Publish events again: from a bookmark, an LSN or a time, by id or by aggregate
     Replay(Box<ReplayArgs>),
-    /// Compare the outbox table, or a ledger file, with the topics: complete, in order, repetitions (read-only)
+    /// Compare outbox table or ledger with the topics: lost, swapped, repeated (read-only)
     #[cfg(feature = "kafka")]
-    Verify(VerifyArgs),
+    Verify(Box<VerifyArgs>),
     /// Install the SQL toolkit in a database: event logs, consumer groups, inboxes and table outboxes in SQL
     Sql(SqlArgs),
     /// Print the configuration in effect, or its JSON Schema

@@ -17,16 +17,17 @@ use crate::offset::Offset;
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 use std::mem::size_of;
+use std::ops::Range;
 
 /// What an event takes in memory, at most twice that while the list grows. Unit: bytes.
-pub const EVENT_BYTES: usize = size_of::<ComparedEvent>();
+pub(super) const EVENT_BYTES: usize = size_of::<ComparedEvent>();
 
 /// What an aggregate takes in memory for each partition, about. Unit: bytes.
-pub const AGGREGATE_BYTES: usize = size_of::<((u64, u32), AggregateOrder)>() + 1;
+pub(super) const AGGREGATE_BYTES: usize = size_of::<((u64, u32), AggregateOrder)>() + 1;
 
 /// What is to be expected of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Expectation {
+pub(super) enum Expectation {
     /// A record: the event was published.
     Record,
     /// Nothing: without a record it counts as this.
@@ -37,40 +38,40 @@ pub enum Expectation {
 
 /// An event of the source.
 #[derive(Clone, Copy)]
-pub struct SourceEvent<'a> {
+pub(super) struct SourceEvent<'a> {
     /// Its id, as header `id` of its record has it.
-    pub id: &'a str,
+    pub(super) id: &'a str,
     /// What identifies its aggregate.
-    pub aggregate: (&'a str, &'a str),
+    pub(super) aggregate: (&'a str, &'a str),
     /// The topic of its record.
-    pub topic: &'a str,
+    pub(super) topic: &'a str,
     /// The key of its record; `None` if the source does not know it.
-    pub key: Option<Option<&'a [u8]>>,
+    pub(super) key: Option<Option<&'a [u8]>>,
     /// Header `source` of its record; `None` if the source does not know it, or there is none.
-    pub origin: Option<&'a [u8]>,
+    pub(super) origin: Option<&'a [u8]>,
     /// Its place in the order of the source; `None` if the source does not know it.
-    pub order: Option<u64>,
+    pub(super) order: Option<u64>,
     /// What is expected.
-    pub expected: Expectation,
+    pub(super) expected: Expectation,
 }
 
 /// A record, without its value.
 #[derive(Clone, Copy)]
-pub struct TopicRecord<'a> {
-    /// The index of its partition, as [`Comparison::add_partition`] returned it.
-    pub partition: usize,
+pub(super) struct TopicRecord<'a> {
+    /// The index of its partition, as [`TopicComparison::add_partition`] returned it.
+    pub(super) partition: usize,
     /// Its offset.
-    pub offset: i64,
+    pub(super) offset: i64,
     /// Its key.
-    pub key: Option<&'a [u8]>,
+    pub(super) key: Option<&'a [u8]>,
     /// Header `id`.
-    pub id: Option<&'a [u8]>,
+    pub(super) id: Option<&'a [u8]>,
     /// Header `position`.
-    pub position: Option<&'a [u8]>,
+    pub(super) position: Option<&'a [u8]>,
     /// Header `source`.
-    pub origin: Option<&'a [u8]>,
+    pub(super) origin: Option<&'a [u8]>,
     /// It has header `replay`.
-    pub is_replay: bool,
+    pub(super) is_replay: bool,
 }
 
 /// What the order of an aggregate is compared by.
@@ -85,35 +86,35 @@ pub enum OrderBy {
 
 /// How is compared.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct ComparisonRules {
+pub(super) struct ComparisonRules {
     /// The order.
-    pub order: OrderBy,
+    pub(super) order: OrderBy,
     /// Only records that were committed at the first position or later, and before the second.
-    pub positions: Option<(Offset, Offset)>,
+    pub(super) positions: Option<(Offset, Offset)>,
     /// Only parts of the topics are read, so that a record that is not there proves nothing.
-    pub is_partial: bool,
+    pub(super) is_partial: bool,
     /// Examples of each finding, at most.
-    pub examples_max: usize,
+    pub(super) examples_max: usize,
     /// Memory, at most. Unit: bytes.
-    pub memory_max: u64,
+    pub(super) memory_max: u64,
 }
 
 /// What is known of a topic, for the events that have no record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct TopicFacts {
+pub(super) struct TopicFacts {
     /// It is compacted, or its settings are not known.
-    pub may_compact: bool,
+    pub(super) may_compact: bool,
     /// The beginning of a partition was removed.
-    pub is_truncated: bool,
+    pub(super) is_truncated: bool,
     /// It was named by the user: events that are routed to another topic may be in it.
-    pub is_extra: bool,
+    pub(super) is_extra: bool,
 }
 
 /// The events do not fit into memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct OutOfMemory {
+pub(super) struct OutOfMemory {
     /// Events that were read until then.
-    pub events: u64,
+    pub(super) events: u64,
 }
 
 /// An event of the source in memory.
@@ -197,7 +198,7 @@ impl NumberedTexts {
 
 /// A comparison: [`add_event`](Self::add_event) for each event, [`sort`](Self::sort),
 /// [`add_record`](Self::add_record) for each record, [`finish`](Self::finish).
-pub struct Comparison {
+pub(super) struct TopicComparison {
     rules: ComparisonRules,
     hashes: RandomState,
     ids: EventIds,
@@ -212,9 +213,9 @@ pub struct Comparison {
     findings: VerifyFindings,
 }
 
-impl Comparison {
+impl TopicComparison {
     /// A comparison without events.
-    pub fn new(rules: ComparisonRules) -> Self {
+    pub(super) fn new(rules: ComparisonRules) -> Self {
         Self {
             findings: VerifyFindings::new(rules.examples_max),
             rules,
@@ -232,17 +233,17 @@ impl Comparison {
     }
 
     /// Events that were added.
-    pub fn events(&self) -> u64 {
+    pub(super) fn events(&self) -> u64 {
         self.events.len() as u64
     }
 
     /// The topics of the events, in the order in which they came first.
-    pub fn topics(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn topics(&self) -> impl Iterator<Item = &str> {
         self.topics.texts.iter().filter_map(|topic| std::str::from_utf8(topic).ok())
     }
 
     /// What everything takes. Unit: bytes.
-    pub fn size_bytes(&self) -> u64 {
+    pub(super) fn size_bytes(&self) -> u64 {
         let events = self.events.capacity() * EVENT_BYTES;
         let aggregates = self.aggregates.capacity() * AGGREGATE_BYTES;
         let inversions = self.inversion_count * 2 * size_of::<Inversion>();
@@ -253,7 +254,7 @@ impl Comparison {
     ///
     /// # Errors
     /// There is no memory for it, or it has one topic too many.
-    pub fn add_event(&mut self, event: &SourceEvent<'_>) -> Result<(), OutOfMemory> {
+    pub(super) fn add_event(&mut self, event: &SourceEvent<'_>) -> Result<(), OutOfMemory> {
         let full = OutOfMemory { events: self.events() };
         if self.events.len() == self.events.capacity() {
             // The list doubles; while it does, the old one exists too.
@@ -283,7 +284,7 @@ impl Comparison {
     }
 
     /// Counts an event of the source that has no readable id, so that no record of it can be recognised.
-    pub fn add_unidentified(&mut self, finding: VerifyFinding) {
+    pub(super) fn add_unidentified(&mut self, finding: VerifyFinding) {
         self.findings.add(finding);
     }
 
@@ -293,7 +294,7 @@ impl Comparison {
     }
 
     /// Ends the source: all events were added.
-    pub fn sort(&mut self) {
+    pub(super) fn sort(&mut self) {
         self.events.sort_unstable_by_key(|event| (event.id, event.form));
         let mut before = None;
         for at in 0..self.events.len() {
@@ -310,7 +311,7 @@ impl Comparison {
     }
 
     /// Adds what is known of a topic. What was known before stays: a fact is never taken back.
-    pub fn add_topic(&mut self, topic: &str, facts: TopicFacts) {
+    pub(super) fn add_topic(&mut self, topic: &str, facts: TopicFacts) {
         let Some(number) = self.topics.number(topic.as_bytes()) else { return };
         let known = self.topic_facts.entry(number).or_default();
         known.may_compact |= facts.may_compact;
@@ -319,14 +320,14 @@ impl Comparison {
     }
 
     /// Adds a partition, whose records follow. `is_whole`: from its very first record on.
-    pub fn add_partition(&mut self, topic: &str, number: i32, is_whole: bool) -> usize {
+    pub(super) fn add_partition(&mut self, topic: &str, number: i32, is_whole: bool) -> usize {
         let topic = self.topics.number(topic.as_bytes()).unwrap_or(u16::MAX);
         self.partitions.push(ComparedPartition { topic, number, is_whole });
         self.partitions.len() - 1
     }
 
     /// The beginning of a partition was removed while it was read.
-    pub fn truncated(&mut self, partition: usize) {
+    pub(super) fn truncated(&mut self, partition: usize) {
         if let Some(of) = self.partitions.get_mut(partition) {
             of.is_whole = false;
             self.topic_facts.entry(of.topic).or_default().is_truncated = true;
@@ -349,9 +350,9 @@ impl Comparison {
     }
 
     /// The indexes of the events that have the id of the one at `at`, from there on.
-    fn shared(&self, at: usize) -> impl Iterator<Item = usize> {
+    fn shared(&self, at: usize) -> Range<usize> {
         let id = self.events.get(at).map(|event| (event.id, event.form));
-        let is_same = move |event: &&ComparedEvent| Some((event.id, event.form)) == id;
+        let is_same = |event: &&ComparedEvent| Some((event.id, event.form)) == id;
         let count = self.events.iter().skip(at).take_while(is_same).count();
         at..at + count
     }
@@ -360,7 +361,7 @@ impl Comparison {
     ///
     /// # Errors
     /// There is no memory for its aggregate.
-    pub fn add_record(&mut self, record: &TopicRecord<'_>) -> Result<(), OutOfMemory> {
+    pub(super) fn add_record(&mut self, record: &TopicRecord<'_>) -> Result<(), OutOfMemory> {
         if record.id.is_none_or(|id| std::str::from_utf8(id).is_err()) {
             self.add(VerifyFinding::WithoutId, record);
             return Ok(());
@@ -405,7 +406,7 @@ impl Comparison {
     }
 
     /// Adds a record of a part that is read only for the events that have no record yet.
-    pub fn add_earlier_record(&mut self, record: &TopicRecord<'_>) {
+    pub(super) fn add_earlier_record(&mut self, record: &TopicRecord<'_>) {
         let Some(index) = self.index(record) else { return };
         let Some(of) = self.events.get(index).copied() else { return };
         if of.seen & FOUND == 0 && self.fits(&of, record) && self.rules.positions.is_none() {
@@ -414,7 +415,7 @@ impl Comparison {
     }
 
     /// Whether events that have to have a record have none.
-    pub fn misses(&self) -> bool {
+    pub(super) fn misses(&self) -> bool {
         let misses = |event: &ComparedEvent| {
             event.expected == Expectation::Record && event.seen & (FOUND | OUTSIDE) == 0
         };
@@ -534,7 +535,7 @@ impl Comparison {
     }
 
     /// Ends the comparison.
-    pub fn finish(mut self) -> VerifyFindings {
+    pub(super) fn finish(mut self) -> VerifyFindings {
         for (later, inversions) in std::mem::take(&mut self.inversions) {
             for inversion in &inversions {
                 self.swapped(later, inversion);
@@ -606,9 +607,8 @@ fn place(header: &[u8]) -> Option<HeaderPosition> {
 /// A position as one number, which sorts as positions do.
 fn order_of(at: HeaderPosition) -> u128 {
     let ordinal = at.position.ordinal.min(u64::from(u32::MAX));
-    u128::from(at.history.0) << 96
-        | u128::from(at.position.commit.get()) << 32
-        | u128::from(ordinal)
+    let history = u128::from(at.history.0) << 96;
+    history | (u128::from(at.position.commit.get()) << 32) | u128::from(ordinal)
 }
 
 #[cfg(test)]

@@ -141,8 +141,8 @@ impl VerifyError {
                 "start postrider run of this pipeline: it compares the settings, and prints what is possible"
             }
             Self::Memory { .. } => {
-                "raise --memory, which has room for about 20 million events with ids of numbers or UUIDs in 2GiB, or \
-                 verify one part after the other with --since and --until"
+                "raise --memory: each GiB has room for about 7 million events; or verify one part after the other, with \
+                 --since and --until"
             }
             Self::TooManyTopics { .. } => "verify a part of the events, with --since and --until",
             Self::LedgerFile { .. } => "name a file that exists and can be read",

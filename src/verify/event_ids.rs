@@ -45,7 +45,7 @@ impl EventIds {
             return (uuid, IdForm::Uuid);
         }
         let (high, low) = (self.first.hash_one(id), self.second.hash_one(id));
-        (u128::from(high) << 64 | u128::from(low), IdForm::Text)
+        ((u128::from(high) << 64) | u128::from(low), IdForm::Text)
     }
 
     /// The same, and its text can be given back.
@@ -111,7 +111,7 @@ fn uuid(id: &str) -> Option<u128> {
             b'a'..=b'f' => byte - b'a' + 10,
             _ => return None,
         };
-        bits = bits << 4 | u128::from(digit);
+        bits = (bits << 4) | u128::from(digit);
     }
     Some(bits)
 }

@@ -6,7 +6,7 @@
 //! {"id": "2", "topic": "order", "key": "42", "outcome": "rolled_back", "at_us": 1772337600000000}
 //! ```
 
-use super::comparison::{Comparison, Expectation, SourceEvent};
+use super::comparison::{TopicComparison, Expectation, SourceEvent};
 use super::error::VerifyError;
 use super::findings::VerifyFinding;
 use crate::timestamp::Timestamp;
@@ -82,7 +82,7 @@ pub struct LedgerEvent {
 /// # Errors
 /// The file can't be read, a line is not one of a ledger, or there is no memory for its events.
 pub(super) fn add_ledger(
-    comparison: &mut Comparison,
+    comparison: &mut TopicComparison,
     path: &Path,
     topic: Option<&str>,
     (since, until): (Option<Timestamp>, Option<Timestamp>),
@@ -179,7 +179,7 @@ mod tests {
         let path = dir.path().join("ledger");
         std::fs::write(&path, text).unwrap();
         let rules = ComparisonRules { memory_max: 1 << 20, ..ComparisonRules::default() };
-        let mut comparison = Comparison::new(rules);
+        let mut comparison = TopicComparison::new(rules);
         add_ledger(&mut comparison, &path, topic, (None, None), 1 << 20)?;
         Ok((comparison.events(), comparison.topics().map(str::to_owned).collect()))
     }

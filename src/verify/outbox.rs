@@ -1,6 +1,6 @@
 //! The outbox table as the source of a comparison.
 
-use super::comparison::{Comparison, Expectation, SourceEvent};
+use super::comparison::{TopicComparison, Expectation, SourceEvent};
 use super::error::VerifyError;
 use super::findings::VerifyFinding;
 use super::request::{VerifyProgress, VerifyRequest};
@@ -18,7 +18,7 @@ const APPLICATION_NAME: &str = "postrider verify";
 /// # Errors
 /// The table can't be read, does not fit the layout, or does not fit into memory.
 pub(super) async fn add_rows(
-    comparison: &mut Comparison,
+    comparison: &mut TopicComparison,
     spec: &PipelineSpec,
     request: &VerifyRequest,
     progress: &mut dyn FnMut(VerifyProgress),
@@ -101,7 +101,7 @@ struct OutboxEvents {
 impl OutboxEvents {
     fn add(
         &mut self,
-        comparison: &mut Comparison,
+        comparison: &mut TopicComparison,
         row: &VerifyRow<'_>,
         memory_max: u64,
     ) -> Result<(), VerifyError> {
@@ -181,7 +181,7 @@ fn of_poison<'a>(
     let aggregate = partial.aggregate.as_ref();
     SourceEvent {
         id,
-        aggregate: aggregate.map_or(("", id), |(kind, id)| (kind, id)),
+        aggregate: aggregate.map_or(("", id), |(kind, id)| (kind.as_str(), id.as_str())),
         topic: &partial.record.topic,
         // An operator may have replaced the event.
         key: None,

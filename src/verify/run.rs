@@ -1,6 +1,6 @@
 //! Reads both sides, the source first, and compares them.
 
-use super::comparison::{Comparison, ComparisonRules, OrderBy};
+use super::comparison::{TopicComparison, ComparisonRules, OrderBy};
 use super::error::VerifyError;
 use super::findings::{VerifyFinding, VerifyFindings};
 use super::ledger::add_ledger;
@@ -31,38 +31,16 @@ pub async fn verify(
 ) -> Result<VerifyReport, VerifyError> {
     let kafka = kafka(spec)?;
     check(spec, request)?;
-    let is_ledger = request.ledger.is_some();
-    let order = request.order.unwrap_or(match is_ledger {
-        true => OrderBy::Source,
-        false => OrderBy::Position,
-    });
-    let mut comparison = Comparison::new(ComparisonRules {
+    let by_default = if request.ledger.is_some() { OrderBy::Source } else { OrderBy::Position };
+    let order = request.order.unwrap_or(by_default);
+    let mut comparison = TopicComparison::new(ComparisonRules {
         order,
         positions: request.positions,
         is_partial: !request.parts.is_empty(),
         examples_max: request.examples_max,
         memory_max: request.memory_max,
     });
-    let mut notes = Vec::new();
-    let source = match &request.ledger {
-        Some(file) => {
-            let topic = spec.common.outbox.constant_topic();
-            let range = (request.since, request.until);
-            let memory_max = request.memory_max;
-            let times = add_ledger(&mut comparison, file, topic.as_deref(), range, memory_max)?;
-            SourceSummary::Ledger { file: file.clone(), times }
-        }
-        None => {
-            let snapshot = add_rows(&mut comparison, spec, request, progress).await?;
-            notes.extend(notes_of_snapshot(spec, &snapshot));
-            SourceSummary::Outbox {
-                table: table(spec),
-                at: snapshot.at,
-                wal_end: snapshot.wal_end,
-                watermark: snapshot.watermark,
-            }
-        }
-    };
+    let (source, mut notes) = Box::pin(source(&mut comparison, spec, request, progress)).await?;
     comparison.sort();
     // From here on: what the source says to be published is in the topics already.
     let config = consumer(spec, kafka);
@@ -75,17 +53,42 @@ pub async fn verify(
     let topics = side.read(&mut comparison, &compacted, progress)?;
     let findings = comparison.finish();
     notes.extend(notes_of_topics(&topics, &findings, request));
-    if !is_ledger && spec.messages() {
-        notes.push(
-            "logical messages have no rows: their records are among those that are not in the source".to_owned(),
-        );
-    }
-    if !is_ledger && findings.count(VerifyFinding::Lost) > 0 {
+    if request.ledger.is_none() && findings.count(VerifyFinding::Lost) > 0 {
         notes.push(FORGOTTEN.to_owned());
     }
     let is_exactly_once = spec.common.sink.capabilities().exactly_once;
     let pipeline = spec.name().to_owned();
     Ok(VerifyReport { pipeline, source, events, topics, order, is_exactly_once, findings, notes })
+}
+
+/// Adds the events of the source. Returns what it is, and what could not be known about it.
+async fn source(
+    comparison: &mut TopicComparison,
+    spec: &PipelineSpec,
+    request: &VerifyRequest,
+    progress: &mut dyn FnMut(VerifyProgress),
+) -> Result<(SourceSummary, Vec<String>), VerifyError> {
+    if let Some(file) = &request.ledger {
+        let topic = spec.common.outbox.constant_topic();
+        let (range, memory_max) = ((request.since, request.until), request.memory_max);
+        let times = add_ledger(comparison, file, topic.as_deref(), range, memory_max)?;
+        return Ok((SourceSummary::Ledger { file: file.clone(), times }, Vec::new()));
+    }
+    let snapshot = add_rows(comparison, spec, request, progress).await?;
+    let mut notes = notes_of_snapshot(spec, &snapshot);
+    if spec.messages() {
+        notes.push(
+            "logical messages have no rows: their records are among those that are not in the source"
+                .to_owned(),
+        );
+    }
+    let source = SourceSummary::Outbox {
+        table: table(spec),
+        at: snapshot.at,
+        wal_end: snapshot.wal_end,
+        watermark: snapshot.watermark,
+    };
+    Ok((source, notes))
 }
 
 /// The settings of a sink of Kafka.
@@ -147,7 +150,7 @@ fn consumer(spec: &PipelineSpec, kafka: &KafkaConfig) -> KafkaSourceConfig {
 fn names(
     spec: &PipelineSpec,
     request: &VerifyRequest,
-    comparison: &Comparison,
+    comparison: &TopicComparison,
 ) -> BTreeSet<String> {
     if !request.parts.is_empty() {
         return request.parts.iter().map(|part| part.topic.clone()).collect();

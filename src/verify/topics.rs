@@ -1,6 +1,6 @@
 //! The topics: which are read, from where to where, and their records for the comparison.
 
-use super::comparison::{Comparison, OutOfMemory, TopicFacts, TopicRecord};
+use super::comparison::{TopicComparison, OutOfMemory, TopicFacts, TopicRecord};
 use super::error::VerifyError;
 use super::report::{ReadPartition, ReadTopic};
 use super::request::{PartitionRange, VerifyProgress, VerifyRequest};
@@ -54,7 +54,7 @@ struct ReadPart {
 }
 
 /// One reading of all partitions.
-struct Reading<'p> {
+struct PartReading<'p> {
     parts: &'p mut [ReadPart],
     /// Index of a part, by topic and partition.
     places: HashMap<String, HashMap<i32, usize>>,
@@ -186,7 +186,7 @@ impl<'a> TopicSide<'a> {
     /// A partition can't be read to its end, or the comparison has no memory.
     pub(super) fn read(
         mut self,
-        comparison: &mut Comparison,
+        comparison: &mut TopicComparison,
         compacted: &BTreeMap<String, bool>,
         progress: &mut dyn FnMut(VerifyProgress),
     ) -> Result<Vec<ReadTopic>, VerifyError> {
@@ -252,7 +252,7 @@ impl<'a> TopicSide<'a> {
         }
         let refused = |error: &dyn std::fmt::Display| VerifyError::Client(error.to_string());
         self.reader.assign(&starts).map_err(|error| refused(&error))?;
-        let mut reading = Reading::new(&mut self.parts);
+        let mut reading = PartReading::new(&mut self.parts);
         let mut next_progress = PROGRESS_RECORDS;
         while reading.open > 0 {
             let mut finished = None;
@@ -275,7 +275,7 @@ impl<'a> TopicSide<'a> {
     }
 
     /// Records may have been removed while the partitions were read.
-    fn compare_beginnings(&self, comparison: &mut Comparison) -> Result<(), VerifyError> {
+    fn compare_beginnings(&self, comparison: &mut TopicComparison) -> Result<(), VerifyError> {
         let all: Vec<&Partition> = self.parts.iter().map(|part| &part.partition).collect();
         let now = extents(self.reader, self.brokers, &all)?;
         for part in &self.parts {
@@ -339,7 +339,7 @@ fn extents(
     found.into_iter().map(of).collect()
 }
 
-impl<'p> Reading<'p> {
+impl<'p> PartReading<'p> {
     fn new(parts: &'p mut [ReadPart]) -> Self {
         let mut places: HashMap<String, HashMap<i32, usize>> = HashMap::new();
         for (index, part) in parts.iter().enumerate() {

@@ -271,7 +271,7 @@ struct CursorFacts {
     at_micros: i64,
     wal_end: Lsn,
     watermark: Option<Lsn>,
-    streams: bool,
+    /// What is known to be resolved of the stream; `None` without a slot.
     resolved: Option<String>,
     before_slot: Option<String>,
     /// Every row from before the slot is published.
@@ -291,7 +291,7 @@ impl CursorFacts {
             "SELECT (pg_catalog.date_part('epoch', pg_catalog.now()) * 1e6)::int8, \
                CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() \
                  ELSE pg_catalog.pg_current_wal_insert_lsn() END, \
-               c.watermark, coalesce(c.slot <> '', false), c.resolved_snapshot::text, c.before_slot::text, \
+               c.watermark, CASE WHEN c.slot <> '' THEN c.resolved_snapshot::text END, c.before_slot::text, \
                coalesce(c.before_slot::text = {NOTHING_BEFORE}::text, false), c.of_table_oid, c.of_topic, \
                nullif(c.histories[1], 0), \
                EXISTS (SELECT FROM postrider.repair AS r \
@@ -300,21 +300,21 @@ impl CursorFacts {
              FROM (SELECT 1) AS one LEFT JOIN postrider.cursor AS c ON c.pipeline = $1 AND c.shard = $2"
         );
         let row = client.query_one(&sql, &[&key.pipeline, &key.shard]).await.map_err(failed)?;
-        let lsn = |at| row.try_get::<_, Option<PgLsn>>(at).map(|at| at.map(crate::catalog::lsn));
-        let read = || {
+        let lsn =
+            |at: usize| row.try_get::<_, Option<PgLsn>>(at).map(|at| at.map(crate::catalog::lsn));
+        let read = || -> Result<Self, tokio_postgres::Error> {
             Ok(Self {
                 at_micros: row.try_get(0)?,
                 wal_end: lsn(1)?.unwrap_or(Lsn::ZERO),
                 watermark: lsn(2)?,
-                streams: row.try_get(3)?,
-                resolved: row.try_get(4)?,
-                before_slot: row.try_get(5)?,
-                is_whole: row.try_get(6)?,
-                of_table: row.try_get(7)?,
-                of_topic: row.try_get(8)?,
-                began_seconds: row.try_get(9)?,
-                repair: row.try_get(10)?,
-                has_parked: row.try_get(11)?,
+                resolved: row.try_get(3)?,
+                before_slot: row.try_get(4)?,
+                is_whole: row.try_get(5)?,
+                of_table: row.try_get(6)?,
+                of_topic: row.try_get(7)?,
+                began_seconds: row.try_get(8)?,
+                repair: row.try_get(9)?,
+                has_parked: row.try_get(10)?,
             })
         };
         read().map_err(failed)
@@ -329,8 +329,7 @@ impl CursorFacts {
             of_table: self.of_table,
             table,
             of_topic: self.of_topic,
-            has_resolved: query.marked
-                || (self.streams && !query.polls_only && self.resolved.is_some()),
+            has_resolved: query.marked || (!query.polls_only && self.resolved.is_some()),
             repair: self.repair,
             began: began.map(|unix_micros| Timestamp { unix_micros }),
         }
@@ -344,7 +343,7 @@ async fn declare(
     table: &OutboxTable,
     cursor: &CursorFacts,
 ) -> Result<String, SourceError> {
-    let resolved = cursor.resolved.as_deref().filter(|_| cursor.streams && !query.polls_only);
+    let resolved = cursor.resolved.as_deref().filter(|_| !query.polls_only);
     let method = Method::of(client, Selection::Unresolved, resolved).await?;
     let time = time(query, table);
     let before = before(cursor, time.as_deref());

@@ -24,8 +24,8 @@ fn source_event<'a>(id: &'a str, aggregate: &'a str, order: u64) -> SourceEvent<
 }
 
 /// Events 1 to `count` of aggregate `a`.
-fn with_events(rules: ComparisonRules, count: u64) -> Comparison {
-    let mut comparison = Comparison::new(rules);
+fn with_events(rules: ComparisonRules, count: u64) -> TopicComparison {
+    let mut comparison = TopicComparison::new(rules);
     for number in 1..=count {
         let id = number.to_string();
         comparison.add_event(&source_event(&id, "a", number)).unwrap();
@@ -39,7 +39,7 @@ fn position(number: u64) -> String {
 }
 
 /// Adds records with these ids, whose positions are their ids, in this order.
-fn read(comparison: &mut Comparison, partition: usize, ids: &[u64]) {
+fn read(comparison: &mut TopicComparison, partition: usize, ids: &[u64]) {
     for (offset, id) in ids.iter().enumerate() {
         let (text, position) = (id.to_string(), position(*id));
         let record = TopicRecord {
@@ -150,7 +150,7 @@ fn a_record_of_another_source_key_or_topic_is_not_the_event() {
 
 #[test]
 fn records_without_an_id_or_an_event_a_replay_and_a_rollback_are_told_apart() {
-    let mut comparison = Comparison::new(rules());
+    let mut comparison = TopicComparison::new(rules());
     comparison.add_event(&source_event("1", "a", 1)).unwrap();
     let rolled_back =
         |id| SourceEvent { expected: Expectation::NoRecord, ..source_event(id, "a", 2) };
@@ -194,7 +194,7 @@ fn records_without_an_id_or_an_event_a_replay_and_a_rollback_are_told_apart() {
 
 #[test]
 fn an_id_of_two_events_proves_neither_and_is_no_repetition() {
-    let mut comparison = Comparison::new(rules());
+    let mut comparison = TopicComparison::new(rules());
     for aggregate in ["a", "a", "b"] {
         comparison.add_event(&source_event("1", aggregate, 1)).unwrap();
     }
@@ -246,7 +246,7 @@ fn an_earlier_part_is_read_only_for_what_is_missing() {
 
 #[test]
 fn events_beyond_the_memory_are_refused_with_their_number() {
-    let mut comparison = Comparison::new(ComparisonRules { memory_max: 1 << 20, ..rules() });
+    let mut comparison = TopicComparison::new(ComparisonRules { memory_max: 1 << 20, ..rules() });
     let refused = (0..100_000u64).find_map(|number| {
         comparison.add_event(&source_event(&number.to_string(), "a", number)).err()
     });
@@ -296,7 +296,7 @@ proptest! {
         let records: Vec<_> =
             picks.iter().map(|(at, partition)| (*partition, at.get(&events))).collect();
         let order = if by_source { OrderBy::Source } else { OrderBy::Position };
-        let mut comparison = Comparison::new(ComparisonRules { order, ..rules() });
+        let mut comparison = TopicComparison::new(ComparisonRules { order, ..rules() });
         for (id, aggregate, order) in &events {
             comparison.add_event(&source_event(id, aggregate, *order)).unwrap();
         }

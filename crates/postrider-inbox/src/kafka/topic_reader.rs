@@ -8,6 +8,7 @@ use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::metadata::MetadataPartition;
 use rdkafka::types::{RDKafkaErrorCode as Code, RDKafkaRespErr};
 use rdkafka::{Offset, TopicPartitionList};
 use std::collections::{BTreeMap, BTreeSet};
@@ -79,7 +80,7 @@ impl TopicReader {
         let Some(found) = metadata.topics().iter().find(|found| found.name() == topic) else {
             return Ok(FoundTopic::Missing);
         };
-        let numbers: Vec<i32> = found.partitions().iter().map(|it| it.id()).collect();
+        let numbers: Vec<i32> = found.partitions().iter().map(MetadataPartition::id).collect();
         Ok(match found.error() {
             None if numbers.is_empty() => FoundTopic::Missing,
             None => FoundTopic::Partitions(numbers),
