@@ -417,7 +417,11 @@ impl TopicComparison {
     /// Whether events that have to have a record have none.
     pub(super) fn misses(&self) -> bool {
         let misses = |event: &ComparedEvent| {
-            event.expected == Expectation::Record && event.seen & (FOUND | OUTSIDE) == 0
+            let is_expected = match event.expected {
+                Expectation::Record | Expectation::Nothing(VerifyFinding::Unproven) => true,
+                Expectation::Nothing(_) | Expectation::NoRecord => false,
+            };
+            is_expected && event.seen & (FOUND | OUTSIDE) == 0
         };
         self.events.iter().any(misses)
     }

@@ -6,7 +6,7 @@
 //! {"id": "2", "topic": "order", "key": "42", "outcome": "rolled_back", "at_us": 1772337600000000}
 //! ```
 
-use super::comparison::{TopicComparison, Expectation, SourceEvent};
+use super::comparison::{Expectation, SourceEvent, TopicComparison};
 use super::error::VerifyError;
 use super::findings::VerifyFinding;
 use crate::timestamp::Timestamp;

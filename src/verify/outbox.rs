@@ -1,6 +1,6 @@
 //! The outbox table as the source of a comparison.
 
-use super::comparison::{TopicComparison, Expectation, SourceEvent};
+use super::comparison::{Expectation, SourceEvent, TopicComparison};
 use super::error::VerifyError;
 use super::findings::VerifyFinding;
 use super::request::{VerifyProgress, VerifyRequest};
@@ -155,6 +155,7 @@ fn expected(known: KnownEvent, mapped: &Mapped<'_>, now: Timestamp) -> Expectati
         KnownEvent::Dead => VerifyFinding::Dead,
         KnownEvent::Skipped => VerifyFinding::Skipped,
         KnownEvent::Before => VerifyFinding::Before,
+        KnownEvent::MayBeBefore => VerifyFinding::Unproven,
         KnownEvent::NotReached => VerifyFinding::NotReached,
     };
     Expectation::Nothing(finding)
@@ -168,7 +169,7 @@ const fn unpublishable(known: KnownEvent) -> VerifyFinding {
         KnownEvent::Skipped => VerifyFinding::Skipped,
         KnownEvent::Before => VerifyFinding::Before,
         KnownEvent::NotReached => VerifyFinding::NotReached,
-        KnownEvent::Published => VerifyFinding::Unpublishable,
+        KnownEvent::Published | KnownEvent::MayBeBefore => VerifyFinding::Unpublishable,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Reads both sides, the source first, and compares them.
 
-use super::comparison::{TopicComparison, ComparisonRules, OrderBy};
+use super::comparison::{ComparisonRules, OrderBy, TopicComparison};
 use super::error::VerifyError;
 use super::findings::{VerifyFinding, VerifyFindings};
 use super::ledger::add_ledger;
@@ -172,6 +172,13 @@ fn notes_of_snapshot(spec: &PipelineSpec, snapshot: &VerifySnapshot) -> Vec<Stri
     } else if !snapshot.has_resolved {
         notes.push(
             "no transaction is known to be resolved yet, so no row is known to be published"
+                .to_owned(),
+        );
+    }
+    if !snapshot.tells_before {
+        notes.push(
+            "the table had rows when the slot was created, and rows have no time: a row of before that was updated since \
+             counts as published"
                 .to_owned(),
         );
     }

@@ -1,6 +1,6 @@
 //! The topics: which are read, from where to where, and their records for the comparison.
 
-use super::comparison::{TopicComparison, OutOfMemory, TopicFacts, TopicRecord};
+use super::comparison::{OutOfMemory, TopicComparison, TopicFacts, TopicRecord};
 use super::error::VerifyError;
 use super::report::{ReadPartition, ReadTopic};
 use super::request::{PartitionRange, VerifyProgress, VerifyRequest};

@@ -66,6 +66,7 @@ async fn await_resolved(pipeline: &Pipeline) {
 async fn published(version: Version, test: &str, count: usize) -> Pipeline {
     let pipeline = Pipeline::shared(version, test).await;
     let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
     pipeline.insert(count).await;
     pipeline.topic.await_records(count, SOON).await;
     await_resolved(&pipeline).await;
@@ -190,6 +191,7 @@ async fn everything_is_found_in_every_layout_and_a_removed_record_of_each() {
     for layout in ["postrider", "debezium", "gcx", "adr30", "commerce"] {
         let pipeline = Pipeline::in_layout(Version::Pg17, "verify_layouts", layout).await;
         let relay = pipeline.run();
+        relay.await_state("streaming", SOON).await;
         pipeline.sql.batch(&inserts(layout, 100)).await;
         let records = pipeline.topic.await_records(100, SOON).await;
         await_resolved(&pipeline).await;
@@ -234,6 +236,7 @@ async fn formats_and_routed_topics_are_recognised() {
     let config = pipeline.config.replace(&format!("topic = \"{prefix}\""), &routed);
     assert_ne!(config, pipeline.config);
     let relay = Relay::spawn(&config);
+    relay.await_state("streaming", SOON).await;
     pipeline
         .sql
         .batch(
@@ -257,6 +260,7 @@ async fn formats_and_routed_topics_are_recognised() {
 async fn beside_a_load_nothing_is_ever_called_lost_or_swapped() {
     let pipeline = Pipeline::shared(Version::Pg16, "verify_load").await;
     let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
     let load = crate::load::Load::start(&pipeline.plan(), 2);
     for round in 1..=8 {
         let grown = load.committed() + 200;
@@ -282,6 +286,7 @@ async fn parked_skipped_and_dead_events_are_told_apart_from_lost_ones() {
     let lines = "attempts_max = 1\nbackoff = { step = \"300ms\", steps_max = 1 }";
     let mut scene = crate::parking::Scene::set_with(Version::Pg17, "verify_parked", lines).await;
     let relay = scene.run();
+    relay.await_state("streaming", SOON).await;
     scene.insert(&["a", "!b", "b", "b", "!c", "d"]).await;
     scene.await_rows("b dead, b behind, b behind, c dead").await;
     let id = scene.pipeline.sql.text("select id::text from outbox where aggregate_id = 'c'").await;
@@ -303,6 +308,7 @@ async fn rows_that_are_not_reached_and_those_of_before_the_pipeline_are_not_lost
     let (code, value) = verify(&pipeline.config, &[]);
     assert_eq!((code, found(&value)), (Some(0), counts(&[("not_reached", 5)])), "{value:#}");
     let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
     pipeline.topic.await_records(5, SOON).await;
     await_resolved(&pipeline).await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
@@ -318,6 +324,7 @@ async fn polled_rows_are_published_by_their_status() {
     crate::polling::polls(&mut pipeline).await;
     let config = pipeline.config.clone();
     let relay = Relay::spawn(&config);
+    relay.await_state("polling", SOON).await;
     pipeline.sql.batch(&inserts("gcx", 40)).await;
     let records = pipeline.topic.await_records(40, SOON).await;
     await_that("all rows are marked", SOON, || async {

@@ -48,8 +48,11 @@ pub enum KnownEvent {
     Dead,
     /// An operator has skipped it.
     Skipped,
-    /// Its row is, or may be, from before the pipeline: no stream has sent it.
+    /// Its row is from before the slot, or was written when the slot was created: no stream has sent it.
     Before,
+    /// As [`Self::Published`], but its own time is before the first start of the pipeline. The row may be from before
+    /// the slot, and updated since; or marked by another publisher.
+    MayBeBefore,
     /// It is not known to be published yet.
     NotReached,
 }
@@ -62,6 +65,7 @@ impl KnownEvent {
             "dead" => Self::Dead,
             "skipped" => Self::Skipped,
             "before" => Self::Before,
+            "may_be_before" => Self::MayBeBefore,
             _ => Self::NotReached,
         }
     }
@@ -103,8 +107,8 @@ pub struct VerifySnapshot {
     pub has_resolved: bool,
     /// A repair or a backfill is in progress.
     pub repair: bool,
-    /// When the pipeline began, as far as its cursor row says so.
-    pub began: Option<Timestamp>,
+    /// Every row from before the slot is published, or rows have a time by which they are told apart.
+    pub tells_before: bool,
 }
 
 /// A row of the outbox.
@@ -171,8 +175,9 @@ impl VerifyReader {
         let cursor = CursorFacts::read(client, &table).await?;
         let sql = declare(client, query, &table, &cursor).await?;
         client.batch_execute(&sql).await.map_err(failed)?;
-        let snapshot = cursor.snapshot(query, description.id.0);
-        let (has_time, batch) = (time(query, &table).is_some(), VerifyRows::default());
+        let has_time = time(query, &table).is_some();
+        let snapshot = cursor.snapshot(query, description.id.0, has_time);
+        let batch = VerifyRows::default();
         Ok(Self { control, table, description, snapshot, has_time, answer: None, batch })
     }
 
@@ -320,8 +325,7 @@ impl CursorFacts {
         read().map_err(failed)
     }
 
-    fn snapshot(self, query: &VerifyQuery<'_>, table: u32) -> VerifySnapshot {
-        let began = self.began_seconds.map(|seconds| seconds.saturating_mul(1_000_000));
+    fn snapshot(self, query: &VerifyQuery<'_>, table: u32, has_time: bool) -> VerifySnapshot {
         VerifySnapshot {
             at: Timestamp { unix_micros: self.at_micros },
             wal_end: self.wal_end,
@@ -331,7 +335,7 @@ impl CursorFacts {
             of_topic: self.of_topic,
             has_resolved: query.marked || (!query.polls_only && self.resolved.is_some()),
             repair: self.repair,
-            began: began.map(|unix_micros| Timestamp { unix_micros }),
+            tells_before: self.is_whole || has_time,
         }
     }
 }
@@ -346,7 +350,7 @@ async fn declare(
     let resolved = cursor.resolved.as_deref().filter(|_| !query.polls_only);
     let method = Method::of(client, Selection::Unresolved, resolved).await?;
     let time = time(query, table);
-    let before = before(cursor, time.as_deref());
+    let (before, may_be_before) = before(cursor, time.as_deref());
     let resolved = resolved.and_then(|known| method.resolved(known));
     let marked = query.marked.then(|| format!("NOT ({})", table.unmarked()));
     let proofs: Vec<String> = resolved.into_iter().chain(marked).collect();
@@ -373,7 +377,8 @@ async fn declare(
         "DECLARE postrider_verify NO SCROLL CURSOR FOR\n  \
          SELECT CASE k.parked WHEN 'dead' THEN 'dead' WHEN 'skipped' THEN 'skipped' WHEN 'done' THEN 'published'\n    \
            WHEN 'waiting' THEN 'parked' WHEN 'behind' THEN 'parked' WHEN 'due' THEN 'parked'\n    \
-           ELSE CASE WHEN {before} THEN 'before' WHEN {published} THEN 'published' ELSE 'unknown' END END,\n    \
+           ELSE CASE WHEN {before} THEN 'before' WHEN NOT {published} THEN 'unknown'\n    \
+           WHEN {may_be_before} THEN 'may_be_before' ELSE 'published' END END,\n    \
            {micros}, {columns}\n  \
          FROM {name} AS o CROSS JOIN LATERAL (SELECT {parked} AS parked) AS k\n  WHERE {filter}",
         columns = columns.join(", "),
@@ -390,21 +395,22 @@ fn time(query: &VerifyQuery<'_>, table: &OutboxTable) -> Option<String> {
     Some(format!("({time})::timestamptz"))
 }
 
-/// Whether the row is from before the pipeline. A snapshot shows it of rows that nobody has updated since; the row's
-/// own time shows it of others.
-fn before(cursor: &CursorFacts, time: Option<&str>) -> String {
+/// Whether the row is from before the slot, and whether it may be. A snapshot shows the one of rows that nobody has
+/// updated since. The first history of the pipeline is the time of its first start; rows that were written between the
+/// creation of the slot and that start are published too.
+fn before(cursor: &CursorFacts, time: Option<&str>) -> (String, String) {
+    let never = || "false".to_owned();
     if cursor.is_whole {
-        return "false".to_owned();
+        return (never(), never());
     }
-    let by_snapshot = cursor.before_slot.as_deref().map(seen);
+    let by_snapshot = cursor
+        .before_slot
+        .as_deref()
+        .map(|snapshot| format!("coalesce({}, false)", seen(snapshot)));
     let by_time = cursor.began_seconds.zip(time).map(|(began, time)| {
-        format!("{time} < timestamptz 'epoch' + {began} * interval '1 second'")
+        format!("coalesce({time} < timestamptz 'epoch' + {began} * interval '1 second', false)")
     });
-    let either: Vec<String> = by_snapshot.into_iter().chain(by_time).collect();
-    if either.is_empty() {
-        return "false".to_owned();
-    }
-    format!("coalesce({}, false)", either.join(" OR "))
+    (by_snapshot.unwrap_or_else(never), by_time.unwrap_or_else(never))
 }
 
 /// The state of the parked event that the row is, or may be: of several the one that is not resolved. A row that was

@@ -15,6 +15,7 @@ async fn time(sql: &Client) -> String {
 async fn a_range_of_time_has_its_events_alone_also_of_a_removed_record() {
     let pipeline = Pipeline::shared(Version::Pg17, "verify_time").await;
     let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
     pipeline.insert(20).await;
     let since = time(&pipeline.sql).await;
     pipeline.insert(30).await;
@@ -63,6 +64,7 @@ async fn an_event_that_was_published_with_an_earlier_time_is_found() {
 async fn a_range_of_positions_or_offsets_has_its_records_alone() {
     let pipeline = Pipeline::shared(Version::Pg18, "verify_lsn").await;
     let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
     pipeline.insert(20).await;
     pipeline.topic.await_records(20, SOON).await;
     let from = pipeline.wal_end().await;
