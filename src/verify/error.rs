@@ -24,7 +24,7 @@ pub enum VerifyError {
     #[error("pipeline \"{pipeline}\" has no outbox table, only logical messages")]
     NoTable { pipeline: String },
     /// The rows have no usable time.
-    #[error("{what} of --since and --until can't be told: {why}")]
+    #[error("{what} of --since and --until can't be determined: {why}")]
     NoTime { what: &'static str, why: String },
     /// The range is empty.
     #[error("the range is empty: {0}")]

@@ -8,7 +8,7 @@ use super::outbox::add_rows;
 use super::report::{ReadTopic, SourceSummary, VerifyReport};
 use super::request::{VerifyProgress, VerifyRequest};
 use super::topics::TopicSide;
-use crate::inbox::kafka::{KafkaSourceConfig, StartAt, TopicReader};
+use crate::inbox::kafka::{KafkaSourceConfig, StartAt};
 use crate::pipeline::{PipelineSpec, topic_rule};
 use crate::postgres::verify::VerifySnapshot;
 use crate::sink::kafka::KafkaConfig;
@@ -44,10 +44,8 @@ pub async fn verify(
     comparison.sort();
     // From here on: what the source says to be published is in the topics already.
     let config = consumer(spec, kafka);
-    let reader = TopicReader::open(&config, &config.group);
-    let reader = reader.map_err(|error| VerifyError::Client(error.to_string()))?;
     let names = names(spec, request, &comparison);
-    let side = TopicSide::find(&reader, &kafka.brokers, request, &names)?;
+    let side = TopicSide::find(&config, request, &names)?;
     let compacted = kafka.compaction(&spec.needs(Purpose::Live), &side.existing());
     let events = comparison.events();
     let topics = side.read(&mut comparison, &compacted, progress)?;

@@ -5,7 +5,7 @@ use super::error::VerifyError;
 use super::report::{ReadPartition, ReadTopic};
 use super::request::{PartitionRange, VerifyProgress, VerifyRequest};
 use crate::inbox::batch::Partition;
-use crate::inbox::kafka::{FoundTopic, PartitionExtent, Polled, TopicReader};
+use crate::inbox::kafka::{FoundTopic, KafkaSourceConfig, PartitionExtent, Polled, TopicReader};
 use crate::inbox::mapping::KafkaRecord;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -25,8 +25,8 @@ const PROGRESS_RECORDS: u64 = 10_000;
 
 /// Where the records are, and how they are read.
 pub(super) struct TopicSide<'a> {
-    reader: &'a TopicReader,
-    brokers: &'a str,
+    config: &'a KafkaSourceConfig,
+    reader: TopicReader,
     request: &'a VerifyRequest,
     /// Each topic that exists, and whether it is compacted, if that is known.
     topics: Vec<ReadTopic>,
@@ -69,16 +69,16 @@ impl<'a> TopicSide<'a> {
     /// these ends.
     ///
     /// # Errors
-    /// No answer about a topic, or the login may not read one.
+    /// librdkafka refuses the settings; no answer about a topic, or the login may not read one.
     pub(super) fn find(
-        reader: &'a TopicReader,
-        brokers: &'a str,
+        config: &'a KafkaSourceConfig,
         request: &'a VerifyRequest,
         names: &BTreeSet<String>,
     ) -> Result<Self, VerifyError> {
         if names.len() > TOPICS_MAX {
             return Err(VerifyError::TooManyTopics { max: TOPICS_MAX });
         }
+        let (brokers, reader) = (config.brokers.as_str(), open(config)?);
         let no_answer =
             |reason: String| VerifyError::Brokers { brokers: brokers.to_owned(), reason };
         let (mut topics, mut partitions) = (Vec::new(), Vec::new());
@@ -107,8 +107,8 @@ impl<'a> TopicSide<'a> {
             reader.ids(&existing).map_err(no_answer)?
         };
         let asked: Vec<&Partition> = partitions.iter().map(|(_, partition)| partition).collect();
-        let extents = extents(reader, brokers, &asked)?;
-        let mut side = Self { reader, brokers, request, topics, ids, parts: Vec::new() };
+        let extents = extents(&reader, brokers, &asked)?;
+        let mut side = Self { config, reader, request, topics, ids, parts: Vec::new() };
         side.choose(partitions, &extents)?;
         Ok(side)
     }
@@ -126,7 +126,7 @@ impl<'a> TopicSide<'a> {
                 let all: Vec<&Partition> = partitions.iter().map(|(_, of)| of).collect();
                 let found = self.reader.offsets_since(&all, since.unix_millis());
                 found.map_err(|error| VerifyError::Brokers {
-                    brokers: self.brokers.to_owned(),
+                    brokers: self.config.brokers.clone(),
                     reason: error.to_string(),
                 })?
             }
@@ -220,7 +220,9 @@ impl<'a> TopicSide<'a> {
         self.compare_beginnings(comparison)?;
         let mut topics = self.summary();
         if self.request.since.is_some() && self.request.parts.is_empty() && comparison.misses() {
-            // An event may have been published with an earlier time than its row has.
+            // An event may have been published with an earlier time than its row has. Another client, which has no
+            // records of the first reading in its queue.
+            self.reader = open(self.config)?;
             for part in &mut self.parts {
                 (part.to, part.from) = (part.from, part.low);
                 (part.reached, part.records, part.done) = (part.low, 0, part.low >= part.to);
@@ -277,7 +279,7 @@ impl<'a> TopicSide<'a> {
     /// Records may have been removed while the partitions were read.
     fn compare_beginnings(&self, comparison: &mut TopicComparison) -> Result<(), VerifyError> {
         let all: Vec<&Partition> = self.parts.iter().map(|part| &part.partition).collect();
-        let now = extents(self.reader, self.brokers, &all)?;
+        let now = extents(&self.reader, &self.config.brokers, &all)?;
         for part in &self.parts {
             if now.get(&part.partition).is_some_and(|extent| extent.low > part.from) {
                 comparison.truncated(part.compared);
@@ -292,10 +294,10 @@ impl<'a> TopicSide<'a> {
             return Ok(());
         }
         let names: BTreeSet<&str> = self.ids.keys().map(String::as_str).collect();
-        let now = self
-            .reader
-            .ids(&names)
-            .map_err(|reason| VerifyError::Brokers { brokers: self.brokers.to_owned(), reason })?;
+        let now = self.reader.ids(&names).map_err(|reason| VerifyError::Brokers {
+            brokers: self.config.brokers.clone(),
+            reason,
+        })?;
         for (topic, id) in &self.ids {
             if now.get(topic) != Some(id) {
                 return Err(VerifyError::Recreated { topic: topic.clone() });
@@ -318,6 +320,11 @@ impl<'a> TopicSide<'a> {
         }
         topics
     }
+}
+
+fn open(config: &KafkaSourceConfig) -> Result<TopicReader, VerifyError> {
+    let reader = TopicReader::open(config, &config.group);
+    reader.map_err(|error| VerifyError::Client(error.to_string()))
 }
 
 /// The extents of partitions.
