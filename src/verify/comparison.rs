@@ -479,13 +479,14 @@ impl TopicComparison {
             newest: 0,
             event,
             offset: record.offset,
-            first: of.order,
+            first: NO_ORDER,
         });
-        newest.first = newest.first.min(of.order);
         let Some(at) = at else {
             self.findings.add(VerifyFinding::WithoutOrder);
             return Ok(());
         };
+        // A record without a position may have been published after later events of its aggregate.
+        newest.first = newest.first.min(of.order);
         if at >= newest.newest {
             (newest.newest, newest.event, newest.offset) = (at, event, record.offset);
             return Ok(());
@@ -509,7 +510,7 @@ impl TopicComparison {
             behind: Some(behind),
             ..self.place(inversion.partition, inversion.offset)
         };
-        self.findings.add_example(VerifyFinding::Swapped, || example);
+        self.findings.add_example(VerifyFinding::Swapped, example);
     }
 
     /// The id of the event at an index, as it is printed.
@@ -532,10 +533,14 @@ impl TopicComparison {
 
     /// Counts a finding at a record.
     fn add(&mut self, finding: VerifyFinding, record: &TopicRecord<'_>) {
+        if !self.findings.wants_example(finding) {
+            self.findings.add(finding);
+            return;
+        }
         let id = record.id.and_then(|id| std::str::from_utf8(id).ok());
         let id = id.map(|id| shown_id(id).into_owned());
         let example = VerifyExample { id, ..self.place(record.partition, record.offset) };
-        self.findings.add_example(finding, || example);
+        self.findings.add_example(finding, example);
     }
 
     /// Ends the comparison.
@@ -549,14 +554,15 @@ impl TopicComparison {
         for at in 0..self.events.len() {
             let Some(event) = self.events.get(at).copied() else { continue };
             let finding = self.of_event(&event, &firsts);
-            if matches!(
+            let is_shown = matches!(
                 finding,
                 VerifyFinding::Lost | VerifyFinding::Different | VerifyFinding::Unproven
-            ) {
+            );
+            if is_shown && self.findings.wants_example(finding) {
                 let id = Some(self.id_of(u32::try_from(at).unwrap_or(u32::MAX)));
                 let topic = self.topic(event.topic);
                 let example = VerifyExample { id, topic, ..VerifyExample::default() };
-                self.findings.add_example(finding, || example);
+                self.findings.add_example(finding, example);
             } else {
                 self.findings.add(finding);
             }

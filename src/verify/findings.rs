@@ -168,16 +168,17 @@ impl VerifyFindings {
         *self.counts.entry(finding).or_default() += 1;
     }
 
-    /// Counts one.
-    pub(super) fn add_example(
-        &mut self,
-        finding: VerifyFinding,
-        example: impl FnOnce() -> VerifyExample,
-    ) {
+    /// Whether there is room for one more example.
+    pub(super) fn wants_example(&self, finding: VerifyFinding) -> bool {
+        self.examples(finding).len() < self.most
+    }
+
+    /// Counts one, and keeps it as an example if there is room.
+    pub(super) fn add_example(&mut self, finding: VerifyFinding, example: VerifyExample) {
         self.add(finding);
         let examples = self.examples.entry(finding).or_default();
         if examples.len() < self.most {
-            examples.push(example());
+            examples.push(example);
         }
     }
 }
