@@ -400,7 +400,8 @@ fn example_text(example: &VerifyExample) -> String {
 
 fn as_json(report: &VerifyReport, faults: &[VerifyFinding]) -> Value {
     let counts = |of: &[VerifyFinding]| -> Map<String, Value> {
-        let count = |of: &VerifyFinding| (of.name().to_owned(), report.findings.count(*of).into());
+        let count =
+            |of: &VerifyFinding| (of.name().to_owned(), Value::from(report.findings.count(*of)));
         of.iter().map(count).collect()
     };
     let all = VerifyFinding::OF_EVENTS.iter().chain(&VerifyFinding::OF_RECORDS);
@@ -408,7 +409,7 @@ fn as_json(report: &VerifyReport, faults: &[VerifyFinding]) -> Value {
         .filter(|finding| !report.findings.examples(**finding).is_empty())
         .map(|finding| {
             let examples = report.findings.examples(*finding).iter().map(example_json);
-            (finding.name().to_owned(), examples.collect())
+            (finding.name().to_owned(), examples.collect::<Value>())
         })
         .collect();
     let names: Vec<&str> = faults.iter().map(|finding| finding.name()).collect();

@@ -45,7 +45,7 @@ pub enum VerifyError {
     #[error("the outbox can't be read")]
     Unfit(#[source] MapError),
     /// The events do not fit into memory.
-    #[error("{events} events and more take more memory than {}", ShowSize(*.memory_max))]
+    #[error("{events} events and more take more memory than {}", ShowSize(*memory_max))]
     Memory { events: u64, memory_max: u64 },
     /// Events are routed to too many topics.
     #[error("the events are routed to more than {max} topics")]
