@@ -77,13 +77,14 @@ pub enum VerifyError {
     Recreated { topic: String },
     /// An open transaction.
     #[error(
-        "partition {partition} of topic \"{topic}\" can be read only to offset {reached} of {end}: a producer has an open \
-         transaction there"
+        "partition {partition} of topic \"{topic}\" can be read only to offset {reached} of {end}: a producer has an \
+         open transaction there"
     )]
     Held { topic: String, partition: i32, reached: i64, end: i64 },
     /// Nothing arrives.
     #[error(
-        "partition {partition} of topic \"{topic}\" was read to offset {reached} of {end}, and nothing more arrives{why}"
+        "partition {partition} of topic \"{topic}\" was read to offset {reached} of {end}, and nothing more \
+         arrives{why}"
     )]
     Stalled { topic: String, partition: i32, reached: i64, end: i64, why: String },
 }
@@ -130,8 +131,8 @@ impl VerifyError {
                 "give the events that the application has emitted in a file: --ledger FILE (docs/operations/verify.md)"
             }
             Self::NoTime { .. } => {
-                "name the column of times (outbox.columns.time) and its zone (source.time_zone); in a ledger, give each \
-                 line at_us; or leave the range out"
+                "name the column of times (outbox.columns.time) and its zone (source.time_zone); in a ledger, give \
+                 each line at_us; or leave the range out"
             }
             Self::EmptyRange(_) => "give an end that is after the beginning",
             Self::NoPartition { .. } => {
@@ -141,8 +142,8 @@ impl VerifyError {
                 "start postrider run of this pipeline: it compares the settings, and prints what is possible"
             }
             Self::Memory { .. } => {
-                "raise --memory: each GiB has room for about 7 million events; or verify one part after the other, with \
-                 --since and --until"
+                "raise --memory: each GiB has room for about 7 million events; or verify one part after the other, \
+                 with --since and --until"
             }
             Self::TooManyTopics { .. } => "verify a part of the events, with --since and --until",
             Self::LedgerFile { .. } => "name a file that exists and can be read",
@@ -151,7 +152,8 @@ impl VerifyError {
             Self::Brokers { .. } => "run postrider check: it says what the brokers answer",
             Self::Denied { topic } => {
                 return Some(format!(
-                    "kafka-acls.sh --add --allow-principal User:NAME --operation Read --operation Describe --topic {topic}"
+                    "kafka-acls.sh --add --allow-principal User:NAME --operation Read --operation Describe --topic \
+                     {topic}"
                 ));
             }
             Self::Topic { topic, .. } => {

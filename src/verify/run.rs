@@ -17,8 +17,8 @@ use std::any::Any;
 use std::collections::BTreeSet;
 
 /// An event that an operator has skipped is not remembered for ever (`KEPT` of the maintenance).
-const FORGOTTEN: &str = "what an operator has skipped is remembered for 7 days: an event that was skipped before counts \
-                         as lost, and so does one that was skipped by moving the slot";
+const FORGOTTEN: &str = "what an operator has skipped is remembered for 7 days: an event that was skipped before \
+                         counts as lost, and so does one that was skipped by moving the slot";
 
 /// Verifies a pipeline.
 ///
@@ -175,8 +175,8 @@ fn notes_of_snapshot(spec: &PipelineSpec, snapshot: &VerifySnapshot) -> Vec<Stri
     }
     if !snapshot.tells_before {
         notes.push(
-            "the table had rows when the slot was created, and rows have no time: a row of before that was updated since \
-             counts as published"
+            "the table had rows when the slot was created, and rows have no time: a row of before that was updated \
+             since counts as published"
                 .to_owned(),
         );
     }

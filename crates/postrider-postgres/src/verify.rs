@@ -3,8 +3,8 @@
 //!
 //! A row does not record where its transaction committed, so no position tells whether its event is published. The
 //! cursor row keeps a snapshot whose transactions are all resolved ([`Method`]): an event of such a transaction was
-//! acknowledged by the broker, or is in the parked table. A status of the layout proves the same of its row. Of any other row
-//! nothing is proven, and it counts as not reached.
+//! acknowledged by the broker, or is in the parked table. A status of the layout proves the same of its row. Of any
+//! other row nothing is proven, and it counts as not reached.
 //!
 //! The cursor row, the parked table and the outbox are read in the same snapshot, so a row cannot be resolved by the
 //! one and unknown to the other.
