@@ -33,3 +33,5 @@ pub mod demo;
 pub mod init;
 #[cfg(feature = "kafka")]
 pub mod intake;
+#[cfg(feature = "kafka")]
+pub mod verify;

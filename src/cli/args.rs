@@ -14,6 +14,8 @@ use super::replay::ReplayArgs;
 use super::retain::RetainArgs;
 use super::setup::Backfill;
 use super::sql::SqlArgs;
+#[cfg(feature = "kafka")]
+use super::verify::VerifyArgs;
 use crate::config::show::{Origin, Shown, is_masked, show as rows_of};
 use crate::config::{Config, Env, schema as config_schema};
 #[cfg(feature = "demo")]
@@ -152,6 +154,9 @@ pub enum Command {
     Inbox(InboxArgs),
     /// Publish events again: from a bookmark, an LSN or a time, by id or by aggregate
     Replay(Box<ReplayArgs>),
+    /// Compare outbox table or ledger with the topics: lost, swapped, repeated (read-only)
+    #[cfg(feature = "kafka")]
+    Verify(Box<VerifyArgs>),
     /// Install the SQL toolkit in a database: event logs, consumer groups, inboxes and table outboxes in SQL
     Sql(SqlArgs),
     /// Print the configuration in effect, or its JSON Schema
@@ -197,6 +202,9 @@ pub struct DemoArgs {
     /// the end
     #[arg(long, value_name = "LIST", conflicts_with = "sink")]
     pub brokers: Option<String>,
+    /// Write what was committed to this file, for postrider verify --ledger, and keep the topic
+    #[arg(long, value_name = "FILE", requires = "brokers")]
+    pub ledger: Option<PathBuf>,
 }
 
 /// The values of `postrider demo --sink`.

@@ -24,6 +24,7 @@ pub(super) fn run(args: &DemoArgs, global: &Global, env: Env<'_>) -> Result<Exit
         url: args.url.clone(),
         sink: args.sink.into(),
         brokers: args.brokers.clone(),
+        ledger: args.ledger.clone(),
         limit: seconds.map(|seconds| Duration::from_secs(seconds.into())),
         kills: args.kill,
         chaos: args.chaos,

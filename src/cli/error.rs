@@ -13,6 +13,8 @@ use crate::postgres::store::bookmark::BookmarkError;
 use crate::postgres::toolkit::ToolkitError;
 use crate::postgres::{ConninfoError, SourceError, error_policy};
 use crate::replay::ReplayError;
+#[cfg(feature = "kafka")]
+use crate::verify::VerifyError;
 use std::fmt::Write as _;
 use std::io;
 use std::net::SocketAddr;
@@ -144,6 +146,9 @@ pub(super) enum CliError {
     Bookmark(#[from] BookmarkError),
     #[error(transparent)]
     Replay(#[from] ReplayError),
+    #[cfg(feature = "kafka")]
+    #[error(transparent)]
+    Verify(#[from] VerifyError),
     #[error("replay \"{name}\" failed before it was complete")]
     ReplayEnded {
         name: String,
@@ -205,6 +210,8 @@ impl CliError {
             Self::Init(error) if error.is_of_database() => Exit::Problems,
             Self::Replay(error) if error.is_usage() => Exit::Usage,
             Self::Inbox(error) if error.is_usage() => Exit::Usage,
+            #[cfg(feature = "kafka")]
+            Self::Verify(error) if error.is_usage() => Exit::Usage,
             Self::NotATime { .. }
             | Self::Bookmark(BookmarkError::Name { .. })
             | Self::Config(_)
@@ -263,6 +270,8 @@ impl CliError {
             | Self::Output(_) => Exit::Problems,
             #[cfg(feature = "demo")]
             Self::Demo(_) => Exit::Problems,
+            #[cfg(feature = "kafka")]
+            Self::Verify(_) => Exit::Problems,
         }
     }
 
@@ -335,6 +344,10 @@ impl CliError {
                 fix.into_iter().chain([resume]).collect()
             }
             Self::NotATime { .. } => hint(A_TIME),
+            #[cfg(feature = "kafka")]
+            Self::Verify(VerifyError::Source(error)) => of_server(error),
+            #[cfg(feature = "kafka")]
+            Self::Verify(error) => error.hint().map(|text| hint(&text)).unwrap_or_default(),
             Self::Bookmark(error) => error.hint().map(|text| hint(&text)).unwrap_or_default(),
             Self::NewSchema { .. } => hint(NEW_SCHEMA),
             Self::NoParkedTable { pipeline } | Self::OldSchema { pipeline } => {

@@ -28,6 +28,8 @@ mod status;
 mod status_events;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "kafka")]
+mod verify;
 
 pub use adopt::AdoptArgs;
 #[cfg(feature = "demo")]
@@ -60,6 +62,8 @@ pub use replay::{ReplayArgs, SourceArg};
 pub use retain::RetainArgs;
 pub use setup::Backfill;
 pub use sql::SqlArgs;
+#[cfg(feature = "kafka")]
+pub use verify::{OrderArg, VerifyArgs};
 
 use crate::config::{self, Config, ConfigError, Env};
 use crate::pipeline::PipelineSpec;
@@ -129,6 +133,8 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
         }
         Command::Inbox(inbox) => self::inbox(inbox, &args.global, env),
         Command::Replay(replay) => block_on(Box::pin(replay::run(&pipelines()?, replay)))?,
+        #[cfg(feature = "kafka")]
+        Command::Verify(args) => block_on(Box::pin(verify::run(&pipelines()?, args)))?,
         #[cfg(feature = "demo")]
         Command::Demo(demo) => demo::run(demo, &args.global, env),
         Command::Sql(sql) => {

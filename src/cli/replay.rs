@@ -112,7 +112,7 @@ async fn request(
 
 /// A point in time, or how long ago. A local time that exists twice, at the end of daylight saving time, is read as the
 /// one with which more is replayed.
-async fn time(
+pub(super) async fn time(
     control: &Control,
     flag: &'static str,
     text: &str,

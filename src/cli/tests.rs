@@ -51,6 +51,7 @@ fn help_is_short() {
           inbox        Inboxes of a service: run what stores in them, create, watch, dead messages, replay,
                        skip, purge, seek, drop
           replay       Publish events again: from a bookmark, an LSN or a time, by id or by aggregate
+          verify       Compare outbox table or ledger with the topics: lost, swapped, repeated (read-only)
           sql          Install the SQL toolkit in a database: event logs, consumer groups, inboxes and table
                        outboxes in SQL
           config       Print the configuration in effect, or its JSON Schema

@@ -30,6 +30,8 @@ const ADMIN_DEADLINE: Duration = Duration::from_secs(15);
 #[derive(Debug)]
 pub(super) struct Broker {
     mock: Option<Mock>,
+    /// The topic is not deleted.
+    is_kept: bool,
     /// `bootstrap.servers`.
     pub(super) brokers: String,
     pub(super) topic: String,
@@ -40,20 +42,22 @@ impl Broker {
     pub(super) async fn open(options: &DemoOptions, name: &str) -> Result<Self, DemoError> {
         if let Some(brokers) = options.brokers.clone() {
             let topic = format!("{name}.order");
-            let broker = Self { mock: None, brokers, topic };
+            let is_kept = options.ledger.is_some();
+            let broker = Self { mock: None, is_kept, brokers, topic };
             broker.create_topic().await?;
             return Ok(broker);
         }
         let topic = "order".to_owned();
         let mock = Mock::start(&topic)?;
-        Ok(Self { brokers: mock.brokers.clone(), mock: Some(mock), topic })
+        Ok(Self { brokers: mock.brokers.clone(), mock: Some(mock), is_kept: false, topic })
     }
 
     /// The broker in one line.
     pub(super) fn describe(&self) -> String {
-        let Self { mock, brokers, topic } = self;
+        let Self { mock, is_kept, brokers, topic } = self;
         match mock {
             Some(_) => format!("librdkafka's mock at {brokers}, {PARTITIONS} partitions"),
+            None if *is_kept => format!("yours at {brokers}; topic {topic}, which is kept"),
             None => format!("yours at {brokers}; topic {topic}, deleted at the end"),
         }
     }
@@ -97,6 +101,9 @@ impl Broker {
     pub(super) async fn close(self) -> Result<Option<String>, DemoError> {
         if self.mock.is_some() {
             return Ok(None);
+        }
+        if self.is_kept {
+            return Ok(Some(format!("kept topic {}, for postrider verify --ledger", self.topic)));
         }
         let options = AdminOptions::new().operation_timeout(Some(ADMIN_DEADLINE));
         let deleted = self.admin()?.delete_topics(&[&self.topic], &options).await;

@@ -85,6 +85,8 @@ pub enum DemoError {
     Signals(#[source] io::Error),
     #[error("could not draw the screen")]
     Screen(#[source] io::Error),
+    #[error("could not write the ledger to {}", .path.display())]
+    LedgerFile { path: PathBuf, source: io::Error },
     #[error("interrupted")]
     Interrupted,
 }
@@ -144,6 +146,7 @@ impl DemoError {
             | Self::Died(_)
             | Self::Signals(_)
             | Self::Screen(_)
+            | Self::LedgerFile { .. }
             | Self::Interrupted => None,
         }
     }

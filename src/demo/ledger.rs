@@ -38,6 +38,8 @@ pub(super) struct EventId {
 struct Event {
     outcome: Outcome,
     delivered: bool,
+    /// The id of its row, once it was inserted.
+    id: Option<i64>,
 }
 
 #[derive(Clone, Default, Debug)]
@@ -103,8 +105,24 @@ impl Ledger {
     /// Registers an event that is about to be written.
     pub(super) fn write(&mut self, lane: usize) -> EventId {
         let events = &mut self.lanes[lane].events;
-        events.push(Event { outcome: Outcome::Pending, delivered: false });
+        events.push(Event { outcome: Outcome::Pending, delivered: false, id: None });
         EventId { lane, sequence: events.len() - 1 }
+    }
+
+    /// Registers the ids of the rows that were inserted.
+    pub(super) fn inserted(&mut self, events: &[EventId], ids: &[i64]) {
+        for (event, id) in events.iter().zip(ids) {
+            self.lanes[event.lane].events[event.sequence].id = Some(*id);
+        }
+    }
+
+    /// The events that were inserted, aggregate by aggregate in the order of their commits: aggregate, id, outcome.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (usize, i64, Outcome)> {
+        let lanes = self.lanes.iter().enumerate();
+        lanes.flat_map(|(number, lane)| {
+            let event = move |event: &Event| Some((number, event.id?, event.outcome));
+            lane.events.iter().filter_map(event)
+        })
     }
 
     /// Registers that COMMIT is about to be sent.

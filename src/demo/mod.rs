@@ -16,6 +16,7 @@ mod destination;
 mod error;
 mod kind;
 mod ledger;
+mod ledger_file;
 mod options;
 mod probe;
 mod process;
@@ -114,6 +115,9 @@ async fn show(
     print("")?;
     let report = show.run(database, broker, interrupts, &parts).await?;
     print(report.text(options.color).trim_end())?;
+    if let Some(path) = &options.ledger {
+        ledger_file::write(path, broker.topic(), &ledger.lock())?;
+    }
     Ok(report)
 }
 

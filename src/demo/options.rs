@@ -13,6 +13,8 @@ pub struct DemoOptions {
     pub sink: DemoSink,
     /// `bootstrap.servers` of the user's broker, instead of the mock.
     pub brokers: Option<String>,
+    /// Where to write the ledger to, for `postrider verify`. The topic is then not deleted.
+    pub ledger: Option<PathBuf>,
     /// How long events are written; `None`: until Ctrl-C.
     pub limit: Option<Duration>,
     /// How many times the relay is killed.

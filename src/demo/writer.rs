@@ -180,7 +180,8 @@ impl Writer {
         let sql = format!(
             "insert into {} (aggregate_type, aggregate_id, event_type, payload) \
              select '{AGGREGATE_TYPE}', a, e, p::json \
-             from unnest($1::text[], $2::text[], $3::text[]) with ordinality u(a, e, p, n) order by n",
+             from unnest($1::text[], $2::text[], $3::text[]) with ordinality u(a, e, p, n) order by n \
+             returning id",
             self.table
         );
         let insert = client.prepare(&sql).await?;
@@ -245,7 +246,9 @@ impl Writer {
             ));
         }
         client.batch_execute("begin").await.map_err(aborted)?;
-        client.execute(insert, &[&ids, &types, &payloads]).await.map_err(aborted)?;
+        let rows = client.query(insert, &[&ids, &types, &payloads]).await.map_err(aborted)?;
+        let inserted: Result<Vec<i64>, _> = rows.iter().map(|row| row.try_get(0)).collect();
+        self.ledger.lock().inserted(events, &inserted.map_err(aborted)?);
         if roll_back {
             client.batch_execute("rollback").await.map_err(aborted)?;
             return Ok(Outcome::RolledBack);

@@ -66,6 +66,6 @@ pub use settings_change::{
 };
 pub use spec::{
     CommonSpec, OnSlotLost, PipelineSpec, PollSettings, RepairRequest, TableOids, log_database,
-    poll_spec, repair_table,
+    poll_spec, repair_table, topic_rule,
 };
 pub use stop::{PipelineExit, Stop, StopHandle};

@@ -380,7 +380,7 @@ pub fn log_database(_sink: &dyn SinkConfig) -> Option<Conninfo> {
 }
 
 /// How topics are made, as one line.
-pub(super) fn topic_rule(outbox: &OutboxSpec) -> String {
+pub fn topic_rule(outbox: &OutboxSpec) -> String {
     match &outbox.replace {
         Some(replace) => {
             format!("{} {:?} -> {:?}", outbox.topic, replace.pattern, replace.with)

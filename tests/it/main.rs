@@ -241,6 +241,8 @@ mod two_servers;
 mod updates;
 /// From the program of an older commit to this one, under load.
 mod upgrade;
+/// `postrider verify`: the topics against the outbox table and against ledgers.
+mod verify;
 /// How much WAL the slot may hold back, and what happens past it.
 mod wal_budget;
 /// The replication connection: login, stream, and every way it ends.

@@ -39,4 +39,5 @@ pub mod store;
 pub mod times;
 pub mod toolkit;
 pub mod value_types;
+pub mod verify;
 pub mod wire;

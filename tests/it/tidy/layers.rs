@@ -40,15 +40,17 @@ const MODULES: &[(&str, &str)] = &[
     // Reads a snapshot and the metrics, and calls into nothing.
     ("admin", "status intake_status offset metrics connections health"),
     ("intake", "CORE inbox postgres health maintenance pipeline connections"),
+    // Reads both sides, and publishes and stores nothing: neither relay, nor maintenance, nor metrics.
+    ("verify", "CORE inbox outbox postgres sink pipeline"),
     (
         "config",
         "CORE DECISIONS outbox postgres sink formats metrics pipeline replay admin secret_file inbox intake",
     ),
-    ("demo", "CORE DECISIONS outbox postgres sink metrics pipeline replay admin config"),
+    ("demo", "CORE DECISIONS outbox postgres sink metrics pipeline replay admin config verify"),
     ("init", "CORE DECISIONS outbox postgres sink metrics pipeline replay admin config"),
     (
         "cli",
-        "CORE DECISIONS outbox postgres sink metrics health pipeline replay admin config demo init inbox intake",
+        "CORE DECISIONS outbox postgres sink metrics health pipeline replay admin config demo init inbox intake verify",
     ),
 ];
 

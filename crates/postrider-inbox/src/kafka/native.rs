@@ -282,14 +282,24 @@ pub(super) fn topics(
 /// The bounds of partitions, or the error of one.
 pub(super) type Bounds = BTreeMap<Partition, Result<(i64, i64), String>>;
 
-/// The bounds of partitions: the offset of the oldest record, and the offset behind the newest one that is committed;
-/// or the error of a partition. Each broker gets one request for all of its partitions. Waits at most `timeout`.
+/// Which record is the newest of a partition.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum NewestRecord {
+    /// The last one before the first transaction that is open: what a consumer of committed records reaches.
+    Committed,
+    /// The last one that was written, also in a transaction that is open.
+    Written,
+}
+
+/// The bounds of partitions: the offset of the oldest record, and the offset behind the newest one; or the error of a
+/// partition. Each broker gets one request for all of its partitions. Waits at most `timeout`.
 ///
 /// # Errors
 /// No broker answered, or the request was refused.
 pub(super) fn bounds(
     client: *mut sys::rd_kafka_t,
     partitions: &[&Partition],
+    newest: NewestRecord,
     timeout: Duration,
 ) -> Result<Bounds, String> {
     use sys::rd_kafka_OffsetSpec_t as Spec;
@@ -297,19 +307,19 @@ pub(super) fn bounds(
         return Ok(Bounds::new());
     }
     // SAFETY: `client` is a live handle.
-    let (oldest, newest) = unsafe {
-        let ask = |spec: Spec| offsets_question(client, partitions, spec as i64, timeout);
+    let (oldest, latest) = unsafe {
+        let ask = |spec: Spec| offsets_question(client, partitions, (spec as i64, newest), timeout);
         // Both are sent before the first answer is waited for.
-        let (oldest, newest) =
+        let (oldest, latest) =
             (ask(Spec::RD_KAFKA_OFFSET_SPEC_EARLIEST), ask(Spec::RD_KAFKA_OFFSET_SPEC_LATEST));
-        (oldest.answer(|event| listed(event))?, newest.answer(|event| listed(event))?)
+        (oldest.answer(|event| listed(event))?, latest.answer(|event| listed(event))?)
     };
     let of = |partition: &Partition| {
         let of = |offsets: &BTreeMap<Partition, Result<i64, String>>| {
             let none = || Err("its leader does not answer".to_owned());
             offsets.get(partition).cloned().unwrap_or_else(none)
         };
-        Ok((of(&oldest)?, of(&newest)?))
+        Ok((of(&oldest)?, of(&latest)?))
     };
     Ok(partitions.iter().map(|partition| ((*partition).clone(), of(partition))).collect())
 }
@@ -319,16 +329,19 @@ pub(super) fn bounds(
 unsafe fn offsets_question(
     client: *mut sys::rd_kafka_t,
     partitions: &[&Partition],
-    spec: i64,
+    (spec, newest): (i64, NewestRecord),
     timeout: Duration,
 ) -> Question {
     let op = sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_LISTOFFSETS;
     // SAFETY: what the caller promises; the list is destroyed after its use, and its elements belong to it.
     unsafe {
         Question::send(client, op, timeout, |options, queue| {
-            // As the consumer itself sees a log.
-            let committed = sys::rd_kafka_IsolationLevel_t::RD_KAFKA_ISOLATION_LEVEL_READ_COMMITTED;
-            let error = sys::rd_kafka_AdminOptions_set_isolation_level(options, committed);
+            use sys::rd_kafka_IsolationLevel_t as Level;
+            let level = match newest {
+                NewestRecord::Committed => Level::RD_KAFKA_ISOLATION_LEVEL_READ_COMMITTED,
+                NewestRecord::Written => Level::RD_KAFKA_ISOLATION_LEVEL_READ_UNCOMMITTED,
+            };
+            let error = sys::rd_kafka_AdminOptions_set_isolation_level(options, level);
             if !error.is_null() {
                 sys::rd_kafka_error_destroy(error);
             }

@@ -1,7 +1,7 @@
 //! The consumer: what is assigned to it, where each partition continues, and the next records.
 
 use super::config::KafkaSourceConfig;
-use super::native::{self, Polled, Poller, TopicFacts};
+use super::native::{self, NewestRecord, Polled, Poller, TopicFacts};
 use super::positions::{Answer, Block, Decision, Decisions, PartitionBounds, Placing, StartAt};
 use crate::batch::Partition;
 use crate::mapping::KafkaRecord;
@@ -92,7 +92,7 @@ fn answers(
         },
     };
     let asked: Vec<&Partition> = partitions.iter().filter(|it| facts(it).is_ok()).collect();
-    let mut bounds = native::bounds(client, &asked, timeout)?;
+    let mut bounds = native::bounds(client, &asked, NewestRecord::Committed, timeout)?;
     let mut answer = |partition: &Partition| {
         let topic_id = facts(partition)?.id.clone();
         let none = || Err("its leader does not answer".to_owned());

@@ -72,7 +72,7 @@ pub struct UnmarkedRows {
 }
 
 /// Whether a snapshot sees a row (`o`). The result may be wrong (true) for a row that was written in a savepoint.
-fn seen(snapshot: &str) -> String {
+pub(crate) fn seen(snapshot: &str) -> String {
     format!("pg_visible_in_snapshot({XID}::text::xid8, {}::pg_snapshot)", literal(snapshot))
 }
 
@@ -344,7 +344,7 @@ impl Method {
     }
 
     /// Rows (`o`) of transactions that are known to be resolved.
-    fn resolved(&self, known: &str) -> Option<String> {
+    pub(crate) fn resolved(&self, known: &str) -> Option<String> {
         let known = Snapshot::parse(known)?;
         let xid = XID;
         let mut resolved = format!("{xid} < {}", known.xmin);

@@ -21,11 +21,11 @@ mod reader;
 mod row;
 
 pub use begin::{NewRepair, RepairProgress, begin};
-pub(crate) use list::XID;
 pub use list::{
     Method, RepairSummary, UnmarkedRows, left, parked_aggregates, relays, summarize, undecided,
     without_id,
 };
+pub(crate) use list::{XID, seen};
 pub use reader::{PAGE_ROWS, RepairOutcome, RepairReader};
 pub use row::{
     RepairKind, RepairRow, RepairState, ResolvedBaseline, Selection, read, resolved_baseline,

@@ -111,6 +111,27 @@ impl KafkaConfig {
     }
 }
 
+impl KafkaConfig {
+    /// The properties with which a consumer reaches the same brokers and logs in to them, and the files of those that
+    /// are secret.
+    pub fn consumer_properties(&self) -> (Properties, BTreeMap<String, SecretFile>) {
+        let is_shared = |name: &str| progress::is_shared(properties::canonical_name(name));
+        let of = self.properties.0.iter().filter(|(name, _)| is_shared(name));
+        let files = self.secret_files.iter().filter(|(name, _)| is_shared(name));
+        let copy = |(name, value): (&String, &String)| (name.clone(), value.clone());
+        (
+            Properties(of.map(copy).collect()),
+            files.map(|(name, file)| (name.clone(), file.clone())).collect(),
+        )
+    }
+
+    /// Whether each of the topics is compacted, so that records are removed for the sake of later ones with their key.
+    /// A topic whose settings the brokers do not tell is not among the result.
+    pub fn compaction(&self, needs: &Needs, topics: &[String]) -> BTreeMap<String, bool> {
+        preflight::compaction(&self.spec(needs), topics)
+    }
+}
+
 impl SinkConfig for KafkaConfig {
     fn kind(&self) -> &'static str {
         NAME

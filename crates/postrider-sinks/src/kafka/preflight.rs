@@ -128,6 +128,21 @@ pub(super) fn retentions(spec: &KafkaSpec, topics: &[String]) -> Vec<Retention> 
     topics.filter_map(retention).collect()
 }
 
+/// Whether each of the topics is compacted, as far as the brokers answer.
+pub(super) fn compaction(spec: &KafkaSpec, topics: &[String]) -> BTreeMap<String, bool> {
+    let shared = Arc::new(Shared::new(Mailbox::default()));
+    let Ok(producer) = producer(spec, &shared) else { return BTreeMap::new() };
+    let answers = producer.client().fetch_cluster_id(FIRST_ANSWER_MAX).is_some();
+    let topics = topics.iter().filter(|topic| answers && is_topic_name(topic.as_bytes()));
+    let compacts = |topic: &String| {
+        let name = CString::new(topic.as_str()).ok()?;
+        let entries = native::topic_config(&producer, &name, ANSWER_MAX).ok()?;
+        let policy = entries.iter().find(|(name, _)| name == "cleanup.policy")?;
+        Some((topic.clone(), policy.1.contains("compact")))
+    };
+    topics.filter_map(compacts).collect()
+}
+
 /// After which time a topic with this configuration deletes a record; `None` if age alone deletes none.
 fn keeps(entries: &BTreeMap<String, String>) -> Option<Duration> {
     let deletes = entries.get("cleanup.policy").is_none_or(|policy| policy.contains("delete"));

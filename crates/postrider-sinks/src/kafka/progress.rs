@@ -393,12 +393,16 @@ fn position(consumer: &BaseConsumer<Quiet>, topic: &str) -> Option<i64> {
     }
 }
 
+/// Whether a property of librdkafka is one that a consumer needs too.
+pub(super) fn is_shared(name: &str) -> bool {
+    SHARED_PROPERTIES.iter().any(|prefix| name.starts_with(prefix))
+}
+
 fn reader_config(
     spec: &KafkaSpec,
     transaction: &KafkaTransaction,
 ) -> Result<ClientConfig, OpenError> {
     let of_producer = Secrets::read(spec, &Secrets::default()).config(spec)?;
-    let is_shared = |name: &str| SHARED_PROPERTIES.iter().any(|prefix| name.starts_with(prefix));
     let mut config = ClientConfig::new();
     for (name, value) in of_producer.config_map() {
         if is_shared(name) || name == "bootstrap.servers" {
