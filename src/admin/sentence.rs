@@ -87,7 +87,9 @@ pub struct SlotRoom {
 pub(super) fn room(snapshot: &Snapshot, outlook: &Outlook) -> Option<SlotRoom> {
     let retained = snapshot.slot_retained_bytes?;
     let server = snapshot.slot_safe_bytes.map(|bytes| u64::try_from(bytes).unwrap_or(0));
-    let own = snapshot.slot_retain_max_bytes.map(|most| most.saturating_sub(retained));
+    // Not enforced during a pause.
+    let own = snapshot.slot_retain_max_bytes.filter(|_| snapshot.state != PipelineState::Paused);
+    let own = own.map(|most| most.saturating_sub(retained));
     let limits = [
         server.map(|bytes| (bytes, "max_slot_wal_keep_size")),
         own.map(|bytes| (bytes, "source.wal_retain_max")),
@@ -273,6 +275,10 @@ mod tests {
         assert_eq!(room(&snapshot, &growing).unwrap().limit, "source.wal_retain_max");
         snapshot.slot_retain_max_bytes = Some(1 << 30);
         assert_eq!(end(&snapshot, &growing), "the slot has reached source.wal_retain_max");
+        // A paused pipeline is not held to it.
+        snapshot.state = Doing::Paused;
+        assert_eq!(room(&snapshot, &growing).unwrap().limit, "max_slot_wal_keep_size");
+        snapshot.state = Doing::Streaming;
         snapshot.slot_safe_bytes = Some(-1);
         snapshot.slot_retain_max_bytes = None;
         assert_eq!(end(&snapshot, &growing), "the slot has reached max_slot_wal_keep_size");

@@ -24,8 +24,8 @@ const RESUME: &str = "postrider resume";
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
 
 /// For how long no process may be connected before it counts as not running: a process that has just drained connects
-/// again, and one that has lost its session keeps what it has in flight for 3 s.
-const ABSENT_FOR: Duration = Duration::from_secs(5);
+/// again, and records of one that has lost its session may be on their way for 8 s.
+const ABSENT_FOR: Duration = Duration::from_secs(8);
 
 /// `postrider pause`
 #[derive(clap::Args, Debug)]
@@ -186,9 +186,13 @@ fn text(
         PauseOutcome::Paused => (
             "paused",
             format!(
-                "nothing; {} events were not acknowledged within shutdown_grace and are published again after the \
-                 pause, also if the broker has them",
-                row.unacknowledged
+                "nothing; {} events were not acknowledged and are published again after the pause{}",
+                row.unacknowledged,
+                if spec.common.sink.capabilities().exactly_once {
+                    "; a consumer that reads as the page of the sink says sees them once"
+                } else {
+                    ", also if the broker has them"
+                }
             ),
         ),
         PauseOutcome::NotRunning => (
@@ -260,6 +264,15 @@ fn cost_lines(spec: &PipelineSpec, cost: &PauseCost) -> Vec<String> {
         (None, _) => "the server's disk: max_slot_wal_keep_size sets no limit".to_owned(),
     };
     lines.push(folded("  limit        ", &room));
+    if let Some(limit) = cost.idle_timeout {
+        let text = format!(
+            "the slot is lost after {} without a reader, which it does not have during the pause \
+             (idle_replication_slot_timeout): resume before, or let an administrator execute ALTER SYSTEM SET \
+             idle_replication_slot_timeout = 0; SELECT pg_reload_conf();",
+            duration_text(limit.as_secs())
+        );
+        lines.push(folded("               ", &text));
+    }
     if let Some(max) = spec.wal_retain_max {
         let then = if spec.common.mode == Mode::Auto {
             "is not enforced during the pause; after it, a slot that retains more is dropped, and the table is polled"
@@ -303,6 +316,7 @@ fn as_json(
         "wal_bytes_per_second": cost.wal_bytes_per_second,
         "wal_measured_since": cost.measured_since,
         "slot_seconds_left": cost.seconds_left(),
+        "slot_idle_timeout_seconds": cost.idle_timeout.map(|limit| limit.as_secs()),
     })
 }
 

@@ -3,7 +3,7 @@
 use crate::health::{Condition, DueReport, duration_text};
 use crate::postgres::store::pause::Pause;
 use crate::status::PipelineState;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 /// Why the pipeline drains, or that it is paused.
@@ -15,8 +15,10 @@ pub(super) struct DrainLog {
     phase: DrainPhase,
     /// The pause, while it lasts.
     condition: Option<Condition>,
-    /// The database does not answer while the pipeline is paused.
+    /// The pause can't be read: the database does not answer, or refuses.
     outage: Option<Condition>,
+    /// After which time without a reader the slot of the paused pipeline is lost.
+    idle_timeout: Option<Duration>,
 }
 
 /// What was requested of the pipeline.
@@ -37,7 +39,13 @@ pub(super) type ShownState = (PipelineState, Option<String>, Option<String>);
 
 impl DrainLog {
     pub(super) fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), phase: DrainPhase::Running, condition: None, outage: None }
+        Self {
+            name: name.to_owned(),
+            phase: DrainPhase::Running,
+            condition: None,
+            outage: None,
+            idle_timeout: None,
+        }
     }
 
     /// Whether the pipeline drains for a pause.
@@ -64,16 +72,22 @@ impl DrainLog {
             DrainPhase::Paused(pause) => {
                 let mut reason = words(pause);
                 if let Some(outage) = &self.outage {
-                    reason = format!("{reason}; the database does not answer: {}", outage.reason);
+                    reason = format!("{reason}; the pause can't be read: {}", outage.reason);
                 }
                 Some((PipelineState::Paused, Some(reason), Some(self.hint())))
             }
         }
     }
 
-    /// The command that ends the pause.
+    /// The command that ends the pause, and the server's limit to its time.
     fn hint(&self) -> String {
-        format!("postrider resume {}", self.name)
+        let limit = self.idle_timeout.map_or_else(String::new, |limit| {
+            format!(
+                "; the slot is lost after {} without a reader (idle_replication_slot_timeout)",
+                duration_text(limit.as_secs())
+            )
+        });
+        format!("postrider resume {}{limit}", self.name)
     }
 
     /// A stop was requested.
@@ -112,9 +126,26 @@ impl DrainLog {
         }
     }
 
+    /// Nothing is read or published any more. `pause`: the request, if the pipeline did not drain for it.
+    pub(super) fn suspended(&mut self, pause: Option<Pause>) {
+        let pausing = match std::mem::replace(&mut self.phase, DrainPhase::Running) {
+            DrainPhase::Pausing(pause) | DrainPhase::Paused(pause) => Some(pause),
+            DrainPhase::Running | DrainPhase::Stopping => None,
+        };
+        if let Some(pause) = pause.map(Box::new).or(pausing) {
+            self.phase = DrainPhase::Paused(pause);
+        }
+    }
+
     /// The pipeline is paused, and the database answers. `retained`: WAL that the slot retains, in bytes.
-    pub(super) fn paused(&mut self, pause: Pause, retained: Option<u64>) {
-        self.outage = None;
+    /// `idle_timeout`: after which time without a reader the slot is lost.
+    pub(super) fn paused(
+        &mut self,
+        pause: Pause,
+        retained: Option<u64>,
+        idle_timeout: Option<Duration>,
+    ) {
+        (self.outage, self.idle_timeout) = (None, idle_timeout);
         let reason = words(&pause);
         let hint = self.hint();
         let now = Instant::now();
@@ -131,18 +162,15 @@ impl DrainLog {
         self.phase = DrainPhase::Paused(Box::new(pause));
     }
 
-    /// The pipeline is paused, and the database does not answer.
+    /// The pipeline is paused, and the pause can't be read.
     pub(super) fn unreachable(&mut self, reason: &str) {
         let due = Condition::note(&mut self.outage, reason.to_owned(), None, Instant::now());
         if let Some(due) = due {
             let DueReport { seconds, tries } = due;
             let words = if tries == 1 {
-                format!("the pipeline stays paused, and its database does not answer: {reason}")
+                format!("the pipeline stays paused, and the pause can't be read: {reason}")
             } else {
-                format!(
-                    "the database of the paused pipeline does not answer, {}, last: {reason}",
-                    due.text()
-                )
+                format!("the pause of the pipeline can't be read, {}, last: {reason}", due.text())
             };
             let pipeline = &self.name;
             warn!(event = "pause_unchecked", pipeline, seconds, tries, reason, "{words}");

@@ -5,6 +5,7 @@ use crate::error::{Halt, HaltReason};
 use crate::offset::Offset;
 use crate::postgres::SourceError;
 use crate::postgres::error_policy::Phase;
+use crate::postgres::store::pause::Pause;
 
 /// Why an attempt failed.
 pub(super) enum Failure {
@@ -26,8 +27,8 @@ pub(super) enum Failure {
     HandOver,
     /// There is nothing to repair.
     NothingToRepair,
-    /// An operator has paused the pipeline.
-    Paused,
+    /// An operator has paused the pipeline. The request, if the pipeline did not drain for it.
+    Paused(Option<Box<Pause>>),
     /// An operator must act.
     Halt(Box<Halt>),
 }

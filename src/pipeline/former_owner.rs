@@ -29,7 +29,7 @@ const LEASE: Duration = Duration::from_secs(3);
 /// does not read from its session, and notices its end by a failed write, after at most 2 s; then comes [`LEASE`]; the
 /// thread that closes producers may wait for an answer of a broker for 2 s; and requests that are already sent get 1 s
 /// (`sink::kafka`).
-const FORMER_WAIT: Duration = Duration::from_secs(8);
+pub(super) const FORMER_WAIT: Duration = Duration::from_secs(8);
 
 /// How long an owner may take to write the note at its end.
 const LEAVE_MAX: Duration = Duration::from_secs(2);

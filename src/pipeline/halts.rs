@@ -275,8 +275,9 @@ pub(super) fn recounted_transaction(
 ) -> Halt {
     let again = transactional_id.map_or_else(String::new, |_| {
         format!(
-            ". (b) to publish this transaction again from its beginning, so that consumers see its published part \
-             twice: postrider setup --adopt-cursor -p {pipeline}. Then start again"
+            ". (b) to continue at the cursor row, so that consumers see twice what was published since that row, at \
+             least the published part of this transaction: postrider setup --adopt-cursor -p {pipeline}. Then start \
+             again"
         )
     });
     Halt {

@@ -224,14 +224,15 @@ impl Observer {
 
     /// The pipeline is paused, and the database answers.
     pub(super) fn paused(&mut self, status: PauseStatus) {
-        let PauseStatus { pause, slot, wal_end } = status;
+        let PauseStatus { pause, slot, wal_end, idle_timeout } = status;
         self.lag().answered(Instant::now());
         // Polling has no slot, unless one was left behind.
         if self.spec.mode != Mode::Poll || slot.is_some() {
             show(&self.status_handle, slot.as_ref(), wal_end);
         }
         let restart = slot.and_then(|slot| slot.restart_lsn);
-        self.drain.paused(pause, restart.map(|lsn| wal_end.distance_from(lsn)));
+        let retained = restart.map(|lsn| wal_end.distance_from(lsn));
+        self.drain.paused(pause, retained, idle_timeout);
     }
 
     /// What is known of commits that were not read yet.

@@ -7,6 +7,7 @@ use crate::postgres::SourceError;
 use crate::postgres::catalog::SlotRow;
 use crate::postgres::error_policy::Phase;
 use crate::postgres::store::pause::{self, Pause};
+use std::time::Duration;
 use tokio_postgres::Client;
 
 /// The pause of this process: `postrider repair` is started by a person, and is not held up.
@@ -17,12 +18,12 @@ pub(super) async fn read(
     if spec.repair.only { Ok(None) } else { pause::read(client, spec.key()).await }
 }
 
-/// Fails if the pipeline is paused. Called while this process has the pipeline's lock: no other process has anything
-/// in flight.
+/// Fails if the pipeline is paused. Called while this process has the pipeline's lock. Records of a process that had
+/// the lock before may still be on their way.
 pub(super) async fn check(client: &Client, spec: &PipelineSpec) -> Result<(), Failure> {
     match read(client, spec).await {
         Ok(None) => Ok(()),
-        Ok(Some(_)) => Err(Failure::Paused),
+        Ok(Some(pause)) => Err(Failure::Paused(Some(Box::new(pause)))),
         Err(error) => Err(Failure::Source(error, Phase::Handshake)),
     }
 }
@@ -35,4 +36,6 @@ pub(super) struct PauseStatus {
     pub(super) slot: Option<SlotRow>,
     /// The server's end of WAL.
     pub(super) wal_end: Offset,
+    /// After which time without a reader the slot is lost; `None` without such a limit.
+    pub(super) idle_timeout: Option<Duration>,
 }

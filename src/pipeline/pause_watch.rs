@@ -11,9 +11,10 @@ use crate::backoff::Backoff;
 use crate::postgres::catalog;
 use crate::postgres::control::Control;
 use crate::postgres::store::pause;
-use crate::postgres::{SourceError, SourceErrorKind};
+use crate::postgres::{SourceError, SourceErrorKind, SqlState};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// Pause between two queries: a lost notification delays the end of a pause by this time at most.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -26,6 +27,9 @@ pub(super) struct PauseWatch {
     spec: Arc<PipelineSpec>,
     /// Events that were given up when the pipeline paused.
     unacknowledged: u64,
+    /// From when on no record of this pipeline can be on its way any more: before, the request is not noted as carried
+    /// out.
+    settled_at: Instant,
     /// The session; `None` before the first login, and after an error.
     control: Option<Control>,
     /// Pauses between attempts to log in.
@@ -35,9 +39,9 @@ pub(super) struct PauseWatch {
 }
 
 impl PauseWatch {
-    pub(super) fn new(spec: Arc<PipelineSpec>, unacknowledged: u64) -> Self {
+    pub(super) fn new(spec: Arc<PipelineSpec>, unacknowledged: u64, settled_at: Instant) -> Self {
         let backoff = Backoff::new(RECONNECT_MIN, RECONNECT_MAX);
-        Self { spec, unacknowledged, control: None, backoff, failed: false }
+        Self { spec, unacknowledged, settled_at, control: None, backoff, failed: false }
     }
 
     /// Waits for the next look at the request; `None` once there is none.
@@ -61,10 +65,13 @@ impl PauseWatch {
     async fn look(&mut self) -> Result<Option<PauseStatus>, SourceError> {
         if let Some(control) = &mut self.control {
             let notifications = control.notifications();
+            let now = Instant::now();
+            let next = now + INTERVAL;
+            let next = if now < self.settled_at { next.min(self.settled_at) } else { next };
             tokio::select! {
                 error = control.closed() => return Err(error),
                 () = notifications.next() => {}
-                () = tokio::time::sleep(INTERVAL) => {}
+                () = tokio::time::sleep_until(next) => {}
             }
         }
         let answer = tokio::time::timeout(QUERY_MAX, self.query()).await;
@@ -87,12 +94,19 @@ impl PauseWatch {
             control
         };
         let client = control.client();
-        let status = match pause::read(client, spec.key()).await? {
+        let found = match pause::read(client, spec.key()).await {
+            // The table, or the right to it, is gone, as after `setup --undo`. The next start reads the request before
+            // it publishes anything, and halts with the reason.
+            Err(error) if error.sqlstate().is_some_and(is_refusal) => None,
+            found => found?,
+        };
+        let status = match found {
             None => None,
             Some(mut pause) => {
                 let noted =
                     pause.drained_at.is_some() && pause.unacknowledged >= self.unacknowledged;
                 if !noted
+                    && Instant::now() >= self.settled_at
                     && let Some(now) =
                         pause::drained(client, spec.key(), self.unacknowledged).await?
                 {
@@ -100,10 +114,18 @@ impl PauseWatch {
                 }
                 let server = catalog::read_server(client).await?;
                 let slot = catalog::read_slot(client, server.version, &spec.names.slot).await?;
-                Some(PauseStatus { pause, slot, wal_end: server.wal_end })
+                let idle_timeout = catalog::read_idle_timeout(client).await?;
+                let idle_timeout = idle_timeout.filter(|_| slot.is_some());
+                Some(PauseStatus { pause, slot, wal_end: server.wal_end, idle_timeout })
             }
         };
         self.control = Some(control);
         Ok(status)
     }
+}
+
+/// Whether the server refuses to read the request, and will do so until somebody acts.
+fn is_refusal(sqlstate: SqlState) -> bool {
+    [SqlState::UNDEFINED_TABLE, SqlState::INVALID_SCHEMA_NAME, SqlState::INSUFFICIENT_PRIVILEGE]
+        .contains(&sqlstate)
 }

@@ -645,24 +645,26 @@ impl Pipeline {
     }
 
     /// The pipeline is paused: gives up what is still in flight, and closes the sink. Returns the number of events that
-    /// were given up.
-    pub(super) fn suspend(&mut self) -> u64 {
-        let (in_flight, _) = self.engine.relay().in_flight();
+    /// were given up, also earlier in the drain. `pause`: the request, if the pipeline did not drain for it.
+    pub(super) fn suspend(&mut self, pause: Option<Pause>) -> u64 {
+        let unacknowledged = self.engine.relay().unacknowledged();
         self.give_up_in_flight();
         self.sink.suspend(self.spec.shutdown_grace.min(SINK_CLOSE_MAX));
         self.observer.source().paused();
         self.observer.sink().paused();
-        in_flight
+        self.observer.drain().suspended(pause);
+        unacknowledged
     }
 
-    /// The pause has ended: the pipeline is as it was before its first start, except for its history and its counters.
+    /// The pause has ended: the pipeline is as it was before its first start, except for its history, its counters, and
+    /// the ids that polling has published.
     ///
     /// # Errors
     /// The halt of a pipeline whose sink can't be used.
     pub(super) fn resume(&mut self) -> Result<(), Halt> {
         self.observer.drain().resumed();
         self.sink.reopen(&self.spec)?;
-        self.engine = Engine::new(settings(&self.spec), self.row_status);
+        self.engine.begin_again(settings(&self.spec), self.row_status);
         self.records = RecordBuffer::default();
         Ok(())
     }

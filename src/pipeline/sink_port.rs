@@ -263,9 +263,8 @@ impl SinkPort {
 
     /// What the status shows of the sink's transactions, without the progress; `None` if there are none.
     pub(super) fn transactions(&mut self) -> Option<TransactionsSummary> {
-        let fenced_total = self.sink.transactional().and_then(|sink| sink.fenced_total());
-        let summary = self.transactions.as_ref()?.summary();
-        Some(TransactionsSummary { fenced_total, ..summary })
+        let fenced = self.sink.transactional().and_then(|sink| sink.fenced_total());
+        Some(self.transactions.as_ref()?.summary(fenced))
     }
 
     /// Gives up everything that the sink holds.
@@ -288,10 +287,11 @@ impl SinkPort {
 
     /// Closes the sink for a pause.
     pub(super) fn suspend(&mut self, longest: Duration) {
+        let fenced = self.sink.transactional().and_then(|sink| sink.fenced_total());
         self.sink.close(longest);
         self.sink = Box::new(ClosedSink);
         if let Some(transactions) = &mut self.transactions {
-            transactions.given_up();
+            transactions.closed(fenced);
         }
     }
 

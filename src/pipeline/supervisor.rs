@@ -2,6 +2,7 @@
 
 use super::connect;
 use super::failure::{End, Failure, polling_helps};
+use super::former_owner::FORMER_WAIT;
 use super::halts;
 use super::history::{SeenPositions, ServerHistory, ServerPast};
 use super::mode::Mode;
@@ -22,6 +23,7 @@ use crate::metrics::{PipelineMetrics, Side};
 use crate::postgres::error_policy::{self, Action, Class, Phase, Repeats};
 use crate::postgres::store::cursor;
 use crate::postgres::store::parked::PruneRule;
+use crate::postgres::store::pause::Pause;
 use crate::postgres::{CapturedTable, SourceError};
 use crate::published::RowStatusRule;
 use crate::relay::Input;
@@ -178,7 +180,7 @@ impl Supervisor {
                 Box::pin(self.stream_once(stop)).await
             };
             let failure = match ended {
-                Ok(Failure::Paused) => match Box::pin(self.pause(stop)).await {
+                Ok(Failure::Paused(pause)) => match Box::pin(self.pause(pause, stop)).await {
                     Some(exit) => return exit,
                     None => continue,
                 },
@@ -256,10 +258,14 @@ impl Supervisor {
         self.ended(since, end)
     }
 
-    /// Waits until an operator ends the pause; returns the exit if the process is stopped before.
-    async fn pause(&mut self, stop: &Stop) -> Option<PipelineExit> {
-        let unacknowledged = self.pipeline.suspend();
-        let mut watch = PauseWatch::new(Arc::clone(&self.context.spec), unacknowledged);
+    /// Waits until an operator ends the pause; returns the exit if the process is stopped before. `found`: the request,
+    /// if it was found while connecting. Then records may be on their way, of the process that had the pipeline before
+    /// or of a session that this process has lost.
+    async fn pause(&mut self, found: Option<Box<Pause>>, stop: &Stop) -> Option<PipelineExit> {
+        let settles = if found.is_some() { FORMER_WAIT } else { Duration::ZERO };
+        let unacknowledged = self.pipeline.suspend(found.map(|pause| *pause));
+        let (spec, settled_at) = (Arc::clone(&self.context.spec), Instant::now() + settles);
+        let mut watch = PauseWatch::new(spec, unacknowledged, settled_at);
         loop {
             let mut next = pin!(watch.next());
             let looked = loop {
@@ -315,7 +321,7 @@ impl Supervisor {
             End::Over(exit) => Err(exit),
             End::Lost(error, phase) => Ok(Failure::Source(error, phase)),
             End::Restart => Ok(Failure::Reset),
-            End::Paused => Ok(Failure::Paused),
+            End::Paused => Ok(Failure::Paused(None)),
             End::DropSlot(halt) => Ok(Failure::Halt(halt)),
         }
     }
@@ -395,7 +401,7 @@ impl Supervisor {
                 self.stand_by(Some(active_pid));
             }
             Failure::Wait { message } => self.not_ready(&message),
-            Failure::Reset | Failure::Paused => {}
+            Failure::Reset | Failure::Paused(_) => {}
             Failure::Unrepaired => {
                 self.last_refusal.explained();
                 self.next = Next::Repair;

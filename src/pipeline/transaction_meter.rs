@@ -23,6 +23,8 @@ pub(super) struct TransactionMeter {
     open: u64,
     called: Option<CalledCommit>,
     keeps_whole: bool,
+    /// Producers that were fenced off before the sink was opened again.
+    fenced_before: u64,
 }
 
 impl TransactionMeter {
@@ -31,7 +33,7 @@ impl TransactionMeter {
     pub(super) fn new(id: Option<&str>, keeps_whole: bool) -> Self {
         let summary =
             TransactionsSummary { id: id.map(str::to_owned), ..TransactionsSummary::default() };
-        Self { summary, open: 0, called: None, keeps_whole }
+        Self { summary, open: 0, called: None, keeps_whole, fenced_before: 0 }
     }
 
     /// The process owns the pipeline as the owner of this epoch: the time of the takeover, in microseconds since 1970.
@@ -75,9 +77,18 @@ impl TransactionMeter {
         self.summary.id.as_deref()
     }
 
-    /// What the status shows.
-    pub(super) fn summary(&self) -> TransactionsSummary {
-        self.summary.clone()
+    /// The sink is closed, and will be opened again. `fenced`: the producers that were fenced off since it was opened.
+    pub(super) fn closed(&mut self, fenced: Option<u64>) {
+        self.given_up();
+        self.fenced_before += fenced.unwrap_or(0);
+    }
+
+    /// What the status shows. `fenced`: the producers that were fenced off since the sink was opened; `None` if it does
+    /// not count them, or is closed.
+    pub(super) fn summary(&self, fenced: Option<u64>) -> TransactionsSummary {
+        let before = self.fenced_before;
+        let fenced_total = fenced.map(|fenced| before + fenced).or((before > 0).then_some(before));
+        TransactionsSummary { fenced_total, ..self.summary.clone() }
     }
 }
 
@@ -88,9 +99,12 @@ mod tests {
     #[test]
     fn transactions_are_counted_when_they_end_and_by_how() {
         let mut meter = TransactionMeter::new(Some("orders"), false);
-        assert_eq!(meter.summary().taken_over_at, None);
+        assert_eq!(meter.summary(None).taken_over_at, None);
         meter.owned_as(1_796_007_440_123_456);
-        assert_eq!(meter.summary().taken_over_at.as_deref(), Some("2026-11-30T02:57:20.123456Z"));
+        assert_eq!(
+            meter.summary(None).taken_over_at.as_deref(),
+            Some("2026-11-30T02:57:20.123456Z")
+        );
         assert!(meter.committed().is_none(), "nothing was called");
         meter.record();
         meter.record();
@@ -109,8 +123,18 @@ mod tests {
             aborted_total,
             unknown_total,
             ..
-        } = meter.summary();
+        } = meter.summary(None);
         assert_eq!(id.as_deref(), Some("orders"));
         assert_eq!([committed_total, records_total, aborted_total, unknown_total], [1, 2, 1, 1]);
+    }
+
+    #[test]
+    fn producers_that_were_fenced_off_stay_counted_when_the_sink_is_opened_again() {
+        let mut meter = TransactionMeter::new(None, false);
+        assert_eq!(meter.summary(None).fenced_total, None);
+        assert_eq!(meter.summary(Some(2)).fenced_total, Some(2));
+        meter.closed(Some(2));
+        assert_eq!(meter.summary(None).fenced_total, Some(2));
+        assert_eq!(meter.summary(Some(1)).fenced_total, Some(3));
     }
 }

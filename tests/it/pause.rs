@@ -4,9 +4,9 @@ use crate::await_that::{SOON, await_that};
 use crate::handover::{auto_of, committed, drop_slot};
 use crate::load::Load;
 use crate::pipeline::{Pipeline, show};
-use crate::private::PrivateKafka;
+use crate::private::{PrivateKafka, PrivatePostgres};
 use crate::relay::{Relay, postrider, postrider_ok};
-use crate::server::Version;
+use crate::server::{Version, brokers};
 use crate::topic::Looker;
 use serde_json::Value;
 use std::process::Output;
@@ -244,7 +244,7 @@ async fn paused_process_that_loses_its_session_stays_paused() {
         })
         .await;
         pipeline.sql.batch(&format!("select pg_terminate_backend({ended})")).await;
-        relay.await_log("its database does not answer", SOON).await;
+        relay.await_log("the pause can't be read", SOON).await;
         relay.await_state("paused", SOON).await;
     }
     pipeline.insert(10).await;
@@ -402,4 +402,125 @@ async fn refusals_of_pause_name_what_is_wrong() {
     let relay = pipeline.run();
     relay.await_state("paused", SOON).await;
     assert!(!relay.stderr().contains('\u{1b}'), "{:?}", relay.stderr());
+}
+
+/// A paused pipeline does not read its slot, and PostgreSQL 18 takes an unused slot away: `pause`, the status and the
+/// log name the limit, which no amount of WAL shows.
+#[tokio::test]
+async fn time_after_which_an_unused_slot_is_lost_is_named_before_it_is_lost() {
+    let server =
+        PrivatePostgres::start(Version::Pg18, "idle_replication_slot_timeout = '1h'").await;
+    let pipeline = Pipeline::on(&server.url(), &brokers(), "pauseidle").await;
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    let words = said(&pipeline.config, &["pause", &pipeline.name]);
+    assert!(words.contains("the slot is lost after 60 min without a reader"), "{words}");
+    assert!(words.contains("ALTER SYSTEM SET idle_replication_slot_timeout = 0"), "{words}");
+    let json = pause(&pipeline);
+    assert_eq!(json["slot_idle_timeout_seconds"], 3_600, "{json}");
+    let named = |status: &Value| {
+        let hint = status["pipelines"][0]["hint"].as_str().unwrap_or_default().to_owned();
+        hint.contains("postrider resume") && hint.contains("idle_replication_slot_timeout")
+    };
+    relay.await_status("the limit in the hint", SOON, named).await;
+    // The printed statements remove it.
+    pipeline.sql.batch("alter system set idle_replication_slot_timeout = 0").await;
+    pipeline.sql.batch("select pg_reload_conf()").await;
+    let json = pause(&pipeline);
+    assert_eq!(json["slot_idle_timeout_seconds"], Value::Null, "{json}");
+    resume(&pipeline);
+    relay.await_state("streaming", SOON).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// A process that finds the pause at its start has drained nothing: records of the process before it, which was killed,
+/// may be on their way. `pause` does not say that nothing is in flight before that is true.
+#[tokio::test]
+async fn pause_after_a_kill_is_reached_only_when_no_record_of_the_killed_process_can_arrive() {
+    let pipeline = Pipeline::shared(Version::Pg17, "pausekilled").await;
+    let owner = pipeline.run();
+    owner.await_state("streaming", SOON).await;
+    pipeline.insert(10).await;
+    pipeline.topic.await_records(10, SOON).await;
+    owner.kill().await;
+    let args = ["pause", &pipeline.name, "--wait", "1ms"];
+    let asked = postrider(&pipeline.config, &args);
+    assert_eq!(asked.status.code(), Some(1), "{}", text(&asked));
+    let relay = pipeline.run();
+    relay.await_state("paused", SOON).await;
+    let asked = postrider(&pipeline.config, &args);
+    assert_eq!(asked.status.code(), Some(1), "{}", text(&asked));
+    assert!(text(&asked).contains("not reached yet"), "{}", text(&asked));
+    assert_eq!(pause(&pipeline)["state"], "paused");
+    resume(&pipeline);
+    relay.await_state("streaming", SOON).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// `setup --undo` drops what a running process needs, also one that uses no slot: it polls, or is paused.
+#[tokio::test]
+async fn undo_is_refused_while_a_process_polls_or_is_paused() {
+    for mode in ["poll", "wal"] {
+        let pipeline = with_mode(Pipeline::shared(Version::Pg18, "pauseundo").await, mode);
+        let relay = pipeline.run();
+        if mode == "poll" {
+            relay.await_state("polling", SOON).await;
+        } else {
+            relay.await_state("streaming", SOON).await;
+            pause(&pipeline);
+            relay.await_state("paused", SOON).await;
+        }
+        let refused = postrider(&pipeline.config, &["setup", "--undo", "--yes"]);
+        assert_eq!(refused.status.code(), Some(3), "{mode}: {}", text(&refused));
+        let words = if mode == "poll" { "runs" } else { "is paused" };
+        assert!(text(&refused).contains(words), "{mode}: {}", text(&refused));
+        assert!(text(&refused).contains("nothing was changed"), "{mode}: {}", text(&refused));
+        assert_eq!(relay.terminate(SOON).await.code, Some(0), "{mode}");
+        postrider_ok(&pipeline.config, &["setup", "--undo", "--yes"]);
+    }
+}
+
+/// The table of the pauses is dropped under a paused process, as with the schema: the process halts with the reason,
+/// and publishes nothing.
+#[tokio::test]
+async fn paused_process_whose_request_was_dropped_halts_with_the_reason() {
+    let pipeline = Pipeline::shared(Version::Pg17, "pausegone").await;
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    pause(&pipeline);
+    relay.await_state("paused", SOON).await;
+    pipeline.insert(10).await;
+    pipeline.sql.batch("drop schema postrider cascade").await;
+    let status = relay.await_state("halted", SOON).await;
+    let code = status["pipelines"][0]["halt_code"].as_str().unwrap_or_default();
+    assert!(code.starts_with("PR0"), "{status}");
+    let hint = status["pipelines"][0]["hint"].as_str().unwrap_or_default();
+    assert!(hint.contains("postrider setup"), "{status}");
+    assert!(pipeline.topic.read_all().await.is_empty(), "published without a request to read");
+    assert_eq!(relay.terminate(SOON).await.code, Some(3));
+}
+
+/// While the table is polled after the slot was lost, a new slot exists already: what is polled meanwhile is in its WAL
+/// too. A pause does not make the process forget what it has polled.
+#[tokio::test]
+async fn pause_while_the_table_is_polled_after_a_lost_slot_repeats_nothing() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let pipeline = auto_of(Pipeline::shared(version, "pausepolled").await);
+        let relay = pipeline.run();
+        relay.await_state("streaming", SOON).await;
+        let load = Load::start(&pipeline.plan(), 2);
+        committed(&load, 500).await;
+        drop_slot(&pipeline).await;
+        relay.await_log("the slot exists", SOON).await;
+        committed(&load, 200).await;
+        assert_eq!(pause(&pipeline)["state"], "paused");
+        committed(&load, 200).await;
+        assert_eq!(resume(&pipeline)["state"], "resumed");
+        committed(&load, 200).await;
+        let ledger = load.stop().await;
+        ledger.arrived(&pipeline.topic).await;
+        relay.await_state("streaming", SOON).await;
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+        ledger.check(&pipeline.topic.read_all().await).assert_balanced(0);
+    }
 }

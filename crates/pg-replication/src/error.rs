@@ -27,6 +27,8 @@ impl SqlState {
     pub const UNDEFINED_OBJECT: Self = Self(*b"42704");
     /// `42P01`, `undefined_table`.
     pub const UNDEFINED_TABLE: Self = Self(*b"42P01");
+    /// `3F000`, `invalid_schema_name`.
+    pub const INVALID_SCHEMA_NAME: Self = Self(*b"3F000");
     /// `09000`, `triggered_action_exception`.
     pub const TRIGGERED_ACTION_EXCEPTION: Self = Self(*b"09000");
     /// `23514`, `check_violation`: also that a partitioned table has no partition for a row.

@@ -11,6 +11,7 @@ use crate::value_types::TypeFacts;
 use crate::wire::Lsn;
 use postrider_core::store::PipelineKey;
 use std::fmt;
+use std::time::Duration;
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Row};
 
@@ -280,6 +281,21 @@ pub async fn read_slot(
         client.query_opt(&sql, &[&name]).await.map_err(|e| SourceError::control(doing(), e))?;
     row.map(|row| slot_from_row(name, &row).map_err(|e| SourceError::control(doing(), e)))
         .transpose()
+}
+
+/// Reads after which time without a reader the server invalidates a slot (`idle_replication_slot_timeout`, PostgreSQL
+/// 18 and later); `None` if it does not.
+///
+/// # Errors
+/// An error of the server or of the connection.
+pub async fn read_idle_timeout(client: &Client) -> Result<Option<Duration>, SourceError> {
+    let failed = |e| SourceError::control("read idle_replication_slot_timeout", e);
+    // Unit: seconds.
+    let sql = "SELECT s.setting::pg_catalog.int8 FROM pg_catalog.pg_settings s \
+               WHERE s.name = 'idle_replication_slot_timeout'";
+    let Some(row) = client.query_opt(sql, &[]).await.map_err(failed)? else { return Ok(None) };
+    let seconds = row.try_get::<_, i64>(0).map_err(failed)?;
+    Ok(u64::try_from(seconds).ok().filter(|seconds| *seconds > 0).map(Duration::from_secs))
 }
 
 /// Reads how many bytes of WAL the inactive slot `name` of this database retains; `None` if there is no such slot.

@@ -30,6 +30,7 @@ static OF_A_RUN: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"\bpg_temp_\d+\b", "pg_temp_3"),
         // A record's size has the length of its position in it.
         (r"(record has |max\.message\.bytes=)\d+", "${1}30149"),
+        (r"\b[\d.,]+ (bytes|KiB|MiB|GiB) of WAL\b", "5 MiB of WAL"),
         (r"active_pid=\d+", "active_pid=4711"),
         (r"\bbackend \d+", "backend 4711"),
         (r"\bprocess \d+", "process 4711"),

@@ -1,11 +1,12 @@
 //! What an archive costs: rows that are attached with their partition, beside rows that are moved.
 
+use super::partitions::polled_by_days;
 use super::{DAY, Fixture};
 use crate::pipeline::show;
 use crate::server::Version;
 use postrider::outbox::Layout;
 use postrider::postgres::names::TableName;
-use postrider::postgres::retention::{RetentionAction, RetentionSettings, Width};
+use postrider::postgres::retention::{Hold, RetentionAction, RetentionSettings, Width};
 use std::time::{Duration, Instant};
 
 const ROWS: u32 = 200_000;
@@ -69,4 +70,31 @@ async fn attaching_a_partition_costs_a_fraction_of_moving_its_rows() {
          {attach_wal} (both with the reading of all rows)"
     ));
     assert!(attach_wal * 20 < move_wal, "{attach_wal} and {move_wal}");
+}
+
+/// Whether a partition has rows without a mark is asked while writers are excluded. If that takes long, writers are not
+/// excluded at all, and the statements for an index are printed; with the index the partition is dropped.
+#[tokio::test]
+async fn large_partition_whose_unmarked_rows_no_index_has_waits_for_the_index() {
+    let fixture = polled_by_days(Version::Pg18, "retention_unindexed").await;
+    let sql = &fixture.pipeline.sql;
+    sql.batch("drop index public.outbox_created_at_idx").await;
+    sql.batch(
+        "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload, created_at, published_at) \
+         select 'o', gen_random_uuid(), 'e', '1', now() - interval '35 days', now() \
+         from generate_series(1, 6000000)",
+    )
+    .await;
+    let report = fixture.pass().await;
+    let [hold @ Hold::UnmarkedWithoutIndex(partition, lines)] = report.holds.as_slice() else {
+        panic!("{report:?}")
+    };
+    assert_eq!((report.taken, partition.as_str()), (0, "\"public\".\"wide\""), "{report:?}");
+    show(&format!("{hold}: {}", hold.hint().unwrap_or_default()));
+    // A concurrent build can't be in a block of statements.
+    for line in lines.split_inclusive(';') {
+        sql.batch(line).await;
+    }
+    assert_eq!(fixture.pass().await.taken, 1);
+    assert_eq!(fixture.count("pg_class where relname = 'wide'").await, 0);
 }

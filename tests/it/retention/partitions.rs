@@ -244,7 +244,7 @@ async fn partition_that_got_a_row_while_it_was_detached_is_attached_again() {
 }
 
 /// An outbox that is polled, by days. Its rows have marks.
-async fn polled_by_days(version: Version, test: &str) -> Fixture {
+pub(super) async fn polled_by_days(version: Version, test: &str) -> Fixture {
     let settings = RetentionSettings {
         keep: Some(3 * DAY),
         action: RetentionAction::Drop,

@@ -6,7 +6,7 @@ use crate::sink_caller::{self, record};
 use crate::topic::{ReadRecord, Topic, Topics, client_config};
 use postrider::record::{Outcome, Ticket};
 use postrider::sink::kafka::{self, KafkaSpec, KafkaTransaction};
-use postrider::sink::{Mailbox, NotTaken, Post, Sink, SinkCall, SinkProgress};
+use postrider::sink::{Mailbox, NotTaken, Post, Sink, SinkCall, SinkProgress, TransactionLimits};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use std::time::Duration;
 
@@ -180,7 +180,13 @@ pub(crate) async fn transactional(
     let first: FutureProducer = client_config(&orders.brokers).create().expect("a producer");
     let begun = FutureRecord::to(&progress_topic).key(&id).payload("1 -").partition(0);
     first.send(begun, SOON).await.expect("the first record");
-    let transaction = Some(Box::new(KafkaTransaction { id, progress_topic, timeout }));
+    let limits = TransactionLimits {
+        records_max: 10_000,
+        bytes_max: 8 << 20,
+        interval: Duration::from_millis(20),
+        whole_for: None,
+    };
+    let transaction = Some(Box::new(KafkaTransaction { id, progress_topic, timeout, limits }));
     KafkaSpec { transaction, ..sink_caller::spec(&orders.brokers) }
 }
 

@@ -6,7 +6,7 @@ use super::order::{order, source};
 use super::spec::PollSpec;
 use super::sql::{HUGE, PayloadCopy, bound, key, sizes, stored, to_publish, unpublished, value};
 use super::table::{self, TableColumn, TableShape};
-use crate::names::{ident, literal};
+use crate::names::{TableName, ident, literal};
 use crate::times::AmbiguousTime;
 use crate::wire::Lsn;
 use pg_replication::error::SourceError;
@@ -90,9 +90,20 @@ impl OutboxTable {
         source(&self.spec, &self.shape, filter)
     }
 
-    /// The condition for rows without the layout's status of success.
+    /// The condition for rows (`o`) without the layout's status of success.
     pub fn unmarked(&self) -> String {
-        super::row_status::unmarked(&self.spec)
+        super::row_status::unmarked(&self.spec, "o")
+    }
+
+    /// Statements that create an index of these rows for a partition, and for those that are created later. Writers are
+    /// not held up.
+    pub(crate) fn unmarked_index(&self, partition: &TableName) -> String {
+        let (id, condition) = (ident(&self.spec.id), super::row_status::unmarked(&self.spec, ""));
+        let root = &self.spec.table;
+        format!(
+            "CREATE INDEX CONCURRENTLY ON {partition} ({id}) WHERE {condition}; CREATE INDEX ON ONLY {root} ({id}) \
+             WHERE {condition};"
+        )
     }
 
     /// The condition for rows (`o`) that retention may remove when they are published; `None`: all of them.

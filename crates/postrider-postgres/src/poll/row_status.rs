@@ -414,7 +414,7 @@ const XMAX: &str = "(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8)
 /// delay does not matter any more. No two events in `$1` may have one id.
 fn sql_of(spec: &PollSpec, shape: &TableShape, id: &TableColumn, these: &str) -> String {
     let (table, order, text) = (&spec.table, id.sort_key("o"), id.text("o"));
-    let ready = format!("{}\n    AND {}", unmarked(spec), is_the_events(spec, shape, &text));
+    let ready = format!("{}\n    AND {}", unmarked(spec, "o"), is_the_events(spec, shape, &text));
     format!(
         "WITH e AS MATERIALIZED (\n  \
            SELECT w.id, w.xid, w.at, w.ms, w.visible, w.lane, w.n\n  \
@@ -490,7 +490,7 @@ pub(crate) fn removable(spec: &PollSpec) -> Option<String> {
     Some(Dialect::without_types(spec).condition(condition, "o"))
 }
 
-/// The condition for rows without a status of success.
-pub(crate) fn unmarked(spec: &PollSpec) -> String {
-    Dialect::without_types(spec).condition(&spec.row_state.state.not_done, "o")
+/// The condition for rows without a status of success. `row`: the alias of the table; "" in an index.
+pub(crate) fn unmarked(spec: &PollSpec, row: &str) -> String {
+    Dialect::without_types(spec).condition(&spec.row_state.state.not_done, row)
 }

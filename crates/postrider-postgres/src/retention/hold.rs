@@ -54,6 +54,9 @@ pub enum Hold {
     ArchiveNotPartitioned(String),
     /// A partition has no upper bound, so that none can be created after it.
     NoUpperBound(String),
+    /// Whether a partition has rows without a mark is not found quickly enough to exclude writers meanwhile: the
+    /// partition, and the statements that create an index.
+    UnmarkedWithoutIndex(String, String),
 }
 
 impl Hold {
@@ -80,6 +83,7 @@ impl Hold {
             Self::ArchiveLacksPartition(_) => "archive_lacks_partition",
             Self::ArchiveNotPartitioned(_) => "archive_not_partitioned",
             Self::NoUpperBound(_) => "no_upper_bound",
+            Self::UnmarkedWithoutIndex(..) => "unmarked_without_index",
         }
     }
 
@@ -132,6 +136,7 @@ impl Hold {
             Self::NoUpperBound(table) => {
                 format!("give partition {table} an upper bound, by detaching and attaching it again")
             }
+            Self::UnmarkedWithoutIndex(_, sql) => sql.clone(),
         })
     }
 }
@@ -203,6 +208,9 @@ impl fmt::Display for Hold {
                     f,
                     "partition {table} has no upper bound, so that no partition can be created after it"
                 )
+            }
+            Self::UnmarkedWithoutIndex(table, _) => {
+                write!(f, "no index has the rows of partition {table} that have no mark yet")
             }
         }
     }

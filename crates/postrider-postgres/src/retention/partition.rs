@@ -38,6 +38,10 @@ const DETACH_LIMITS: &str = "SET statement_timeout = '30s'; SET lock_timeout = '
 /// statement that waits for its locks never fails.
 const EXCLUSIVE_LIMITS: &str = "SET statement_timeout = '700ms'; SET lock_timeout = '300ms'";
 
+/// How long the search for rows without a mark may take before writers are excluded for it: half of the time for which
+/// they may be.
+const PROBE_LIMITS: &str = "SET statement_timeout = '350ms'; SET lock_timeout = '300ms'";
+
 /// Attempts of a `FINALIZE`, which take 10 seconds together, and of such a transaction; the pause between two of them.
 const FINALIZE_ATTEMPTS: u32 = 10;
 const DETACH_ATTEMPTS: u32 = 5;
@@ -84,6 +88,26 @@ pub(super) async fn detach(
     let detached = client.batch_execute(&sql).await.map_err(failed);
     limit(client).await?;
     detached
+}
+
+/// Whether the search for a row (`o`) that meets `unpublished` is quick enough for [`detach_published`], which excludes
+/// writers meanwhile: an index has the rows, or the partition is small. Nobody waits for this session.
+pub(super) async fn is_found_quickly(
+    client: &Client,
+    child: &Child,
+    unpublished: &str,
+) -> Result<bool, SourceError> {
+    let table = &child.name;
+    let failed = |e| SourceError::control(format!("look for rows of {table} without a mark"), e);
+    client.batch_execute(PROBE_LIMITS).await.map_err(failed)?;
+    let sql = format!("SELECT EXISTS (SELECT FROM {table} AS o WHERE {unpublished})");
+    let probed = client.query_one(&sql, &[]).await.map_err(failed);
+    limit(client).await?;
+    match probed {
+        Ok(_) => Ok(true),
+        Err(error) if error.sqlstate() == Some(SqlState::QUERY_CANCELED) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Marks a partition with a comment and detaches it, unless it has a row (`o`) that meets `unpublished`. Returns

@@ -7,7 +7,7 @@ use super::hold::Hold;
 use super::horizon::{Horizon, Reader, ReaderFacts};
 use super::partition::{
     READ_LIMITS, Ready, Taken, add_bounds, attach_again, detach, detach_published, drop_bounds,
-    finalize,
+    finalize, is_found_quickly,
 };
 use super::root::{Child, PartitionState, PartitionedRoot};
 use super::rows::{Archive, BlockRange, Chunk, HeldRows};
@@ -510,6 +510,11 @@ impl RetentionTable {
                 return Ok(Taken::Kept(ready));
             }
             if self.rule.marked {
+                if !is_found_quickly(client, child, &self.table.unmarked()).await? {
+                    let sql = self.table.unmarked_index(&child.name);
+                    let hold = Hold::UnmarkedWithoutIndex(child.name.to_string(), sql);
+                    return Ok(Taken::Kept(Ready::Blocked(vec![hold])));
+                }
                 add_bounds(client, child).await?;
             }
         }

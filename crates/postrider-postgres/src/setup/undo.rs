@@ -13,6 +13,7 @@ use crate::retention::RetentionRule;
 use crate::schema::SchemaState;
 use crate::schema_owner::{self, SessionRights};
 use crate::start::{self, Facts};
+use crate::store::pause::{self, ConnectedProcesses};
 use crate::toolkit::files::PRESENT_SQL;
 use pg_replication::error::SourceError;
 use postrider_core::error::{Halt, HaltReason};
@@ -43,6 +44,8 @@ pub struct StoredRows {
     pub toolkit: bool,
     /// What retention was granted: the right, and the statements that revoke it.
     pub retention: Vec<(String, String)>,
+    /// The processes of the pipeline that are connected: also one that polls or is paused, which uses no slot.
+    pub processes: ConnectedProcesses,
 }
 
 /// Reads what is to be undone, and plans it. `retention`: the rule of the pipeline, and the relay's role.
@@ -117,7 +120,8 @@ async fn holdings(control: &Control, facts: &Facts) -> Result<StoredRows, Source
     let failed = |e| SourceError::control("count the rows of schema \"postrider\"", e);
     let row = control.client().query_one(PRESENT_SQL, &[]).await.map_err(failed)?;
     let toolkit = row.try_get(0).map_err(failed)?;
-    let mut holdings = StoredRows { toolkit, ..StoredRows::default() };
+    let processes = pause::connected(control.client(), &facts.names.key).await?;
+    let mut holdings = StoredRows { toolkit, processes, ..StoredRows::default() };
     let sql = "SELECT c.relname::pg_catalog.text, a.attname IS NOT NULL FROM pg_catalog.pg_class c \
                JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
                LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = 'pipeline' \
@@ -159,7 +163,7 @@ async fn holdings(control: &Control, facts: &Facts) -> Result<StoredRows, Source
 /// code may run with those rights.
 ///
 /// # Errors
-/// The server is a standby, or the slot is in use.
+/// The server is a standby, the slot is in use, or a process of the pipeline is connected.
 pub fn plan(
     facts: &Facts,
     holdings: &StoredRows,
@@ -170,6 +174,9 @@ pub fn plan(
     }
     let mut plan = UndoPlan { lost: Vec::new(), steps: Vec::new(), stays: Vec::new() };
     slot(facts, &mut plan)?;
+    if let Some(halt) = connected(facts, holdings.processes) {
+        return Err(halt.into());
+    }
     bookmarks(holdings, &mut plan);
     trigger(facts, &mut plan);
     rows(facts, holdings, is_guarded, &mut plan);
@@ -243,6 +250,24 @@ fn in_use(slot: &str, pid: u32) -> Halt {
                pg_stat_replication;"
             .to_owned(),
     }
+}
+
+/// A process that is connected would create its objects again, or publish the rows of the table after its pause is
+/// gone.
+fn connected(facts: &Facts, processes: ConnectedProcesses) -> Option<Halt> {
+    let what = match processes {
+        ConnectedProcesses { reads: true, .. } => "runs",
+        ConnectedProcesses { paused: 1.., .. } => "is paused, and waits for postrider resume",
+        ConnectedProcesses { .. } => return None,
+    };
+    Some(Halt {
+        reason: HaltReason::RelayRunning,
+        message: format!("a process of pipeline {:?} {what}", facts.names.key.pipeline),
+        meaning: "nothing was changed".to_owned(),
+        hint: "stop postrider run first; who is connected: SELECT pid, application_name, client_addr FROM \
+               pg_stat_activity;"
+            .to_owned(),
+    })
 }
 
 /// The only object of Postrider on another owner's table.

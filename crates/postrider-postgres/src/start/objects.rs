@@ -533,7 +533,7 @@ pub(crate) fn log_leaf(
     leaf: &TableName,
 ) -> String {
     let columns = inserted(table);
-    let filter = marks.map_or_else(String::new, |spec| format!(" WHERE {}", unmarked(spec)));
+    let filter = marks.map_or_else(String::new, |spec| format!(" WHERE {}", unmarked(spec, "o")));
     format!(
         "BEGIN; ALTER TABLE {leaf} SET LOGGED; WITH again AS (DELETE FROM {leaf} AS o{filter} RETURNING {columns}) \
          INSERT INTO {name} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM again; COMMIT;"
@@ -712,7 +712,7 @@ pub(crate) fn insert_again(
     name: &TableName,
 ) -> String {
     let columns = inserted(table);
-    let filter = marks.map_or_else(String::new, |spec| format!(" WHERE {}", unmarked(spec)));
+    let filter = marks.map_or_else(String::new, |spec| format!(" WHERE {}", unmarked(spec, "o")));
     format!(
         "BEGIN; LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE; WITH again AS (DELETE FROM {name} AS o{filter} \
          RETURNING {columns}) INSERT INTO {name} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM again; \

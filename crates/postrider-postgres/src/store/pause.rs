@@ -11,6 +11,7 @@ use crate::statement::{Statement, StatementError};
 use crate::wire::Lsn;
 use pg_replication::error::SourceError;
 use postrider_core::store::PipelineKey;
+use std::time::Duration;
 use tokio_postgres::{Client, Row};
 
 /// The longest reason that [`request`] stores. Unit: characters.
@@ -129,7 +130,7 @@ pub async fn drained(
 }
 
 /// The processes of a pipeline that are connected to its database.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ConnectedProcesses {
     /// A session has the pipeline's lock: a process reads, or is about to.
     pub reads: bool,
@@ -194,6 +195,8 @@ pub struct PauseCost {
     pub wal_bytes_per_second: Option<f64>,
     /// Since when the average is measured: the last reset of the statistics.
     pub measured_since: Option<String>,
+    /// After which time without a reader the slot is lost; `None` without such a limit.
+    pub idle_timeout: Option<Duration>,
 }
 
 impl PauseCost {
@@ -214,7 +217,9 @@ impl PauseCost {
             Some(row) => (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?),
             None => (None, None),
         };
-        Ok(Self { slot, wal_end: server.wal_end, wal_bytes_per_second, measured_since })
+        let idle_timeout = catalog::read_idle_timeout(client).await?.filter(|_| slot.is_some());
+        let wal_end = server.wal_end;
+        Ok(Self { slot, wal_end, wal_bytes_per_second, measured_since, idle_timeout })
     }
 
     /// WAL that the slot retains. Unit: bytes.

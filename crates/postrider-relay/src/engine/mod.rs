@@ -70,6 +70,13 @@ impl Engine {
         }
     }
 
+    /// Begins again as a new engine does, except that the ids are kept that polling has published: the stream may send
+    /// their events, and the process was not replaced.
+    pub fn begin_again(&mut self, settings: Settings, row_status: RowStatusRule) {
+        let polled_ids = std::mem::take(&mut self.polled_ids);
+        *self = Self { polled_ids, ..Self::new(settings, row_status) };
+    }
+
     /// The relay, to be read.
     #[inline]
     pub fn relay(&self) -> &Relay {

@@ -182,3 +182,38 @@ fn polling_is_refused_with_a_sink_that_publishes_in_transactions() {
     let mut engine = Engine::new(settings, RowStatusRule::Off);
     assert_eq!(engine.polls(PollingRules::default()), Err(PollingRefused));
 }
+
+/// What was in flight when the sink was lost in a drain has no outcome: an operator who pauses the pipeline is told.
+#[test]
+fn events_given_up_in_a_drain_are_counted() {
+    let mut engine = engine(None, Vec::new());
+    for id in ["a", "b"] {
+        let answer = offer(&mut engine, id, None);
+        assert!(matches!(answer, Answer::Publish(_)), "{id}: {answer:?}");
+    }
+    let count = |engine: &Engine| (engine.relay().in_flight().0, engine.relay().unacknowledged());
+    assert_eq!(count(&engine), (2, 2));
+    engine.apply(NOW, Input::Drain);
+    engine.apply(NOW, Input::SinkBroken);
+    assert_eq!(count(&engine), (0, 2));
+    engine.begin_again(settings(), RowStatusRule::Off);
+    assert_eq!(count(&engine), (0, 0));
+}
+
+/// The process was not replaced, so what it has polled it has published.
+#[test]
+fn ids_that_polling_has_published_outlive_a_pause() {
+    let mut engine = Engine::new(settings(), RowStatusRule::Off);
+    engine.polled_ids().begins(0, 1);
+    engine.polled_ids().claims();
+    engine.polled_ids().claimed(0, 5, "a");
+    engine.polled_ids().settled(|_| true);
+    engine.begin_again(settings(), RowStatusRule::Off);
+    engine.polled_ids().begins(1, 2);
+    engine.polled_ids().ends(Offset::new(10));
+    assert!(engine.polled_ids().has("a", (Offset::new(1), Some(5)), None));
+    // Another process was the owner meanwhile.
+    engine.begin_again(settings(), RowStatusRule::Off);
+    engine.polled_ids().streams(3, 4);
+    assert!(!engine.polled_ids().has("a", (Offset::new(1), Some(5)), None));
+}

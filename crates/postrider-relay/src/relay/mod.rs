@@ -116,6 +116,8 @@ pub struct Relay {
     phase: Phase,
     /// A broker refused a batch. Nothing more is sent until everything in flight is reported, or the sink is broken.
     refused: Option<Refusal>,
+    /// Events that were in flight when the sink or the slot was lost during a drain.
+    given_up: u64,
     /// The time of the last [`Relay::settle`].
     settled_at: Option<Duration>,
 }
@@ -133,6 +135,7 @@ impl Relay {
             transaction: SinkTransaction::new(settings.transactions),
             phase: Phase::Running,
             refused: None,
+            given_up: 0,
             settled_at: None,
         }
     }
@@ -372,6 +375,12 @@ impl Relay {
     pub fn in_flight(&self) -> (u64, u64) {
         let (events, bytes) = self.flow.in_flight();
         (events + self.attempts_unreported() as u64, bytes)
+    }
+
+    /// Number of events that have no outcome although the pipeline drains, or has drained: those in flight, and those
+    /// that were in flight when the sink or the slot was lost meanwhile.
+    pub fn unacknowledged(&self) -> u64 {
+        self.given_up + self.in_flight().0
     }
 
     /// Commit time of the oldest event without an outcome.
@@ -1112,6 +1121,9 @@ impl Relay {
 
     fn restart(&mut self, why: Restart, effects: &mut Vec<Effect>) {
         let progress = self.tracker.progress();
+        if matches!(self.phase, Phase::Draining) {
+            self.given_up = self.unacknowledged();
+        }
         self.refused = None;
         #[cfg(test)]
         if injected(Bug::ResendsOnlyFailed) {

@@ -15,6 +15,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+/// A transaction with fewer records and fewer bytes is a small one: no backlog waits. If a quarter of the bounds of a
+/// transaction is less, that counts.
+const SMALL_RECORDS: usize = 1_000;
+const SMALL_BYTES: u64 = 1 << 20;
+
 /// The sink, and the way to the thread that commits.
 pub(super) struct KafkaTransactionSink {
     sink: KafkaSink,
@@ -22,8 +27,10 @@ pub(super) struct KafkaTransactionSink {
     /// The transactional id.
     id: String,
     progress_topic: String,
-    /// The open transaction has a record.
-    has_records: bool,
+    /// Records of the open transaction, and their size. Unit of the latter: bytes.
+    written: (usize, u64),
+    /// The bounds of a small transaction.
+    small: (usize, u64),
 }
 
 impl KafkaTransactionSink {
@@ -54,7 +61,11 @@ impl KafkaTransactionSink {
             link,
             id: transaction.id.clone(),
             progress_topic: transaction.progress_topic.clone(),
-            has_records: false,
+            written: (0, 0),
+            small: (
+                SMALL_RECORDS.min(transaction.limits.records_max / 4),
+                SMALL_BYTES.min(transaction.limits.bytes_max / 4),
+            ),
         })
     }
 
@@ -74,7 +85,9 @@ impl KafkaTransactionSink {
     ) -> Result<(), NotTaken> {
         self.admits(record.topic)?;
         offer(&mut self.sink)?;
-        self.has_records = true;
+        let size = record.value.map_or(0, <[u8]>::len) + record.key.map_or(0, <[u8]>::len);
+        self.written.0 += 1;
+        self.written.1 += size as u64;
         Ok(())
     }
 }
@@ -127,17 +140,17 @@ impl Sink for KafkaTransactionSink {
     }
 
     fn is_idle(&self) -> bool {
-        !self.has_records && !self.link.is_committing() && self.sink.is_idle()
+        self.written.0 == 0 && !self.link.is_committing() && self.sink.is_idle()
     }
 
     fn reset(&mut self) {
-        self.has_records = false;
+        self.written = (0, 0);
         self.link.reset();
         self.sink.reset();
     }
 
     fn close(&mut self, grace: Duration) {
-        self.has_records = false;
+        self.written = (0, 0);
         self.link.close();
         self.sink.close(grace);
     }
@@ -145,7 +158,7 @@ impl Sink for KafkaTransactionSink {
 
 impl Transactional for KafkaTransactionSink {
     fn recover(&mut self, call: SinkCall) {
-        self.has_records = false;
+        self.written = (0, 0);
         self.link.reset();
         // Without producers the metadata thread says why, and requests a reset when some can be made.
         if let Some(producers) = self.sink.producers_for_recovery() {
@@ -154,8 +167,9 @@ impl Transactional for KafkaTransactionSink {
     }
 
     fn commit(&mut self, call: SinkCall, progress: &SinkProgress) {
-        self.has_records = false;
-        self.link.call(KafkaCall::Commit { call, progress: progress.to_string() });
+        let (records, bytes) = std::mem::take(&mut self.written);
+        let is_small = records < self.small.0 && bytes < self.small.1;
+        self.link.call(KafkaCall::Commit { call, progress: progress.to_string(), is_small });
     }
 
     fn id(&self) -> Option<&str> {

@@ -58,6 +58,8 @@ pub struct KafkaTransaction {
     pub progress_topic: String,
     /// `transaction.timeout.ms`.
     pub timeout: Duration,
+    /// The bounds of a transaction.
+    pub limits: TransactionLimits,
 }
 
 impl TransactionKeys {
@@ -120,6 +122,7 @@ impl TransactionKeys {
             id,
             progress_topic: self.progress_topic.clone(),
             timeout: self.timeout,
+            limits: self.limits,
         };
         self.is_on().then(|| Box::new(transaction))
     }

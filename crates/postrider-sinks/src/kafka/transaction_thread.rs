@@ -42,12 +42,18 @@ const DOUBT: Duration = Duration::from_secs(1);
 /// The same time before a transaction is begun. Without an answer it is begun.
 const WRITABLE_MAX: Duration = Duration::from_secs(2);
 
+/// How long no record is accepted after a small transaction. The coordinator answers a commit before the transaction
+/// has ended on all partitions, and refuses the partitions of the next transaction meanwhile (CONCURRENT_TRANSACTIONS);
+/// librdkafka offers refused partitions again only after 20 ms (`rd_kafka_txn_handle_AddPartitionsToTxn`). A large
+/// transaction is followed at once: with a backlog a refusal delays nothing that anybody waits for.
+const SETTLING: Duration = Duration::from_millis(8);
+
 /// A call of the pipeline that is not answered yet.
 pub(super) enum KafkaCall {
     /// Become the only producer, and read the progress.
     Recover { call: SinkCall, producers: Arc<Producers> },
-    /// Write the progress, and commit.
-    Commit { call: SinkCall, progress: String },
+    /// Write the progress, and commit. `is_small`: the transaction has few records, so that no backlog waits.
+    Commit { call: SinkCall, progress: String, is_small: bool },
 }
 
 #[derive(Default)]
@@ -149,20 +155,31 @@ impl CommitLink {
         drop(waited);
     }
 
-    /// Changes the state and posts, if the sink is still in this generation.
+    /// The same, and the wait ends at the next call.
+    fn pause_for_call(&self, generation: u64, pause: Duration) {
+        let current = |state: &mut CommitState| {
+            !state.is_closed && state.generation == generation && state.call.is_none()
+        };
+        let waited = self.changed.wait_timeout_while(self.state(), pause, current);
+        drop(waited);
+    }
+
+    /// Changes the state and posts, if the sink is still in this generation; returns whether it is.
     fn answer(
         &self,
         generation: u64,
         shared: &Shared,
         post: Post,
         change: impl FnOnce(&mut CommitState),
-    ) {
+    ) -> bool {
         let mut state = self.state();
-        if !state.is_closed && state.generation == generation {
+        let is_current = !state.is_closed && state.generation == generation;
+        if is_current {
             change(&mut state);
             // Locked: a reset comes before both, or after both.
             shared.mailbox.post(post);
         }
+        is_current
     }
 }
 
@@ -219,8 +236,8 @@ impl CommitThread {
                     self.producers = Some(Arc::clone(&producers));
                     self.recover(call, &producers)
                 }
-                KafkaCall::Commit { call, progress } => match self.producers.clone() {
-                    Some(producers) => self.commit(call, &progress, &producers),
+                KafkaCall::Commit { call, progress, is_small } => match self.producers.clone() {
+                    Some(producers) => self.commit(call, &progress, is_small, &producers),
                     None => Err(Abandoned),
                 },
             };
@@ -245,11 +262,19 @@ impl CommitThread {
         self.link.answer(self.generation, &self.shared, post, |_| {});
     }
 
+    /// Reports that the problem is over, if one was reported.
     fn report_over(&mut self) {
-        if self.reported_at.take().is_some() && self.shared.outages.ends(OutageOf::Transactions) {
-            let post = Post::Up { topic: None };
-            self.link.answer(self.generation, &self.shared, post, |_| {});
+        if self.reported_at.is_none() {
+            return;
         }
+        if self.shared.outages.ends(OutageOf::Transactions)
+            && !self.link.answer(self.generation, &self.shared, Post::Up { topic: None }, |_| {})
+        {
+            // The sink was reset meanwhile, and got no post: the next call reports it.
+            self.shared.outages.begins(OutageOf::Transactions);
+            return;
+        }
+        self.reported_at = None;
     }
 
     fn recover(&mut self, call: SinkCall, producers: &Arc<Producers>) -> Result<(), Abandoned> {
@@ -370,6 +395,7 @@ impl CommitThread {
         &mut self,
         call: SinkCall,
         progress: &str,
+        is_small: bool,
         producers: &Producers,
     ) -> Result<(), Abandoned> {
         let producer = producers.first();
@@ -409,16 +435,29 @@ impl CommitThread {
         self.report_over();
         let post = Post::Committed { call };
         let next = if was_sent_once { native::begin_transaction(producer) } else { Ok(()) };
-        let is_open = was_sent_once && next.is_ok();
+        let is_begun = was_sent_once && next.is_ok();
         self.link.answer(self.generation, &self.shared, post, |state| {
             state.is_committing = false;
-            state.is_open = is_open;
+            state.is_open = is_begun && !is_small;
         });
         match next {
             Err(failure) => Err(give_up(producer, failed(producer, "begin", &failure))),
-            Ok(()) if was_sent_once => Ok(()),
+            Ok(()) if was_sent_once => {
+                if is_small {
+                    self.settle();
+                }
+                Ok(())
+            }
             Ok(()) => Err(give_up(producer, SENT_TWICE.to_owned())),
         }
+    }
+
+    /// Waits until the brokers have probably ended the last transaction, and accepts records then.
+    fn settle(&self) {
+        self.link.pause_for_call(self.generation, SETTLING);
+        self.link.answer(self.generation, &self.shared, Post::Retry, |state| {
+            state.is_open = state.call.is_none();
+        });
     }
 
     /// Writes the progress as the last record of the transaction.
@@ -502,4 +541,71 @@ fn failed(producer: &Producer, step: &str, failure: &TransactionFailure) -> Stri
         return producer.client().context().fenced();
     }
     format!("could not {step} a transaction: {reason}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use postrider_core::sink::{Mailbox, TransactionLimits};
+    use std::collections::BTreeMap;
+
+    fn posts(mailbox: &Mailbox) -> Vec<Post> {
+        let mut posts = Vec::new();
+        mailbox.take(&mut posts);
+        posts
+    }
+
+    /// Otherwise the status would show an outage of the broker for as long as there is no other one.
+    #[test]
+    fn end_of_an_outage_that_a_reset_swallows_is_reported_by_the_next_call() {
+        let mailbox = Mailbox::default();
+        let link = Arc::new(CommitLink::default());
+        let limits = TransactionLimits {
+            records_max: 1,
+            bytes_max: 1,
+            interval: Duration::from_millis(20),
+            whole_for: None,
+        };
+        let transaction = KafkaTransaction {
+            id: "orders".to_owned(),
+            progress_topic: "progress".to_owned(),
+            timeout: Duration::from_secs(15),
+            limits,
+        };
+        let spec = KafkaSpec {
+            brokers: "k1:9092".to_owned(),
+            properties: BTreeMap::new(),
+            secret_files: BTreeMap::new(),
+            producers: 1,
+            client_id: "postrider".to_owned(),
+            in_flight_events: 1,
+            in_flight_bytes: 1,
+            size_max: None,
+            create_topics: None,
+            transaction: None,
+        };
+        let shared = Arc::new(Shared::new(mailbox.clone()));
+        let mut thread = CommitThread::new(Arc::clone(&link), shared, spec, transaction);
+        thread.report("no coordinator".to_owned(), "wait".to_owned());
+        assert!(matches!(posts(&mailbox).as_slice(), [Post::Down { .. }]));
+        link.reset();
+        thread.report_over();
+        assert_eq!(posts(&mailbox), []);
+        // The next call is of the next generation.
+        thread.generation = 1;
+        thread.report_over();
+        assert_eq!(posts(&mailbox), [Post::Up { topic: None }]);
+        thread.report_over();
+        assert_eq!(posts(&mailbox), []);
+    }
+
+    #[test]
+    fn small_commit_is_followed_by_a_pause_that_the_next_call_ends() {
+        let link = CommitLink::default();
+        link.call(KafkaCall::Commit { call: SinkCall(1), progress: String::new(), is_small: true });
+        let began = Instant::now();
+        link.pause_for_call(0, Duration::from_mins(1));
+        assert!(began.elapsed() < Duration::from_secs(30));
+        assert!(!link.is_open());
+    }
 }

@@ -221,6 +221,12 @@ fn transactions_have_their_id_and_a_pause_before_a_repetition() {
         id: "postrider.app.orders".to_owned(),
         progress_topic: "postrider.progress".to_owned(),
         timeout: Duration::from_secs(15),
+        limits: postrider_core::sink::TransactionLimits {
+            records_max: 10_000,
+            bytes_max: 8 << 20,
+            interval: Duration::from_millis(20),
+            whole_for: None,
+        },
     };
     let with = |properties: &[(&str, &str)]| KafkaSpec {
         transaction: Some(Box::new(transaction.clone())),
