@@ -3,6 +3,7 @@
 use super::Output;
 use super::adopt::AdoptArgs;
 use super::bookmark::BookmarkArgs;
+use super::doctor::DoctorArgs;
 use super::error::{CliError, Exit};
 use super::groups::GroupsArgs;
 use super::inbox::InboxArgs;
@@ -124,6 +125,8 @@ pub enum Command {
     Demo(DemoArgs),
     /// Check configuration, database and broker for problems (read-only)
     Check(CheckArgs),
+    /// Everything that check finds, what the running process says, and whether standbys could take over (read-only)
+    Doctor(DoctorArgs),
     /// Write a first configuration: a template, or made from a database or a Debezium connector
     Init(InitArgs),
     /// Create publication, replication slot and Postrider's schema in the database

@@ -30,14 +30,14 @@ use std::io::IsTerminal as _;
 use std::sync::Arc;
 
 /// The findings of one pipeline, or of one intake.
-struct Report {
+pub(super) struct Report {
     /// `pipeline` or `intake`: the field of the JSON with the name.
     kind: &'static str,
     /// The name, as a pipeline's, or `inboxes.NAME`.
     name: String,
     /// Source and destination, for people.
     route: String,
-    findings: Vec<Finding>,
+    pub(super) findings: Vec<Finding>,
 }
 
 pub(super) async fn run(
@@ -47,12 +47,24 @@ pub(super) async fn run(
     env: Env<'_>,
 ) -> Result<Exit, CliError> {
     let login = args.url.as_deref().map(|url| Conninfo::parse(url, env)).transpose()?;
+    let reports = reports(config, global, args.offline, login).await;
+    print(config, global, args.json, env, &reports)
+}
+
+/// The findings of each pipeline, in the order of the configuration, and of each intake. With `offline` only those of
+/// the file.
+pub(super) async fn reports(
+    config: &Config,
+    global: &Global,
+    offline: bool,
+    login: Option<Conninfo>,
+) -> Vec<Report> {
     // If the file cannot be read again, the lines are printed with the whole paths of their keys.
     let mut text = std::fs::read_to_string(&config.file).unwrap_or_default();
     let mut reports = Vec::new();
     for (pipeline, spec) in config.pipelines.iter().zip(&config.specs) {
         let mut findings = file_findings(config, pipeline, spec);
-        if !args.offline {
+        if !offline {
             check_servers(pipeline, spec, login.as_ref(), &mut findings).await;
             // With the login of an administrator the rights of the relay's role are not known.
             if login.is_none() {
@@ -77,7 +89,7 @@ pub(super) async fn run(
         if findings.is_empty() {
             findings.push(Finding::ok("file", format!("{} has no mistakes", config.file)));
         }
-        if !args.offline {
+        if !offline {
             intake::check(spec, &mut findings).await;
         }
         for finding in &mut findings {
@@ -86,11 +98,22 @@ pub(super) async fn run(
         let route = format!("{} → {}", intake::place(spec), spec.inbox.conninfo.hosts());
         reports.push(Report { kind: "intake", name, route, findings });
     }
+    reports
+}
+
+/// Prints the findings. The exit status is that of the worst one.
+pub(super) fn print(
+    config: &Config,
+    global: &Global,
+    as_json: bool,
+    env: Env<'_>,
+    reports: &[Report],
+) -> Result<Exit, CliError> {
     let is_terminal = std::io::stdout().is_terminal();
-    let text = if args.json {
-        render_json(&reports)
+    let text = if as_json {
+        render_json(reports)
     } else {
-        render_table(&reports, &config.file, is_terminal, global.color(env, is_terminal))
+        render_table(reports, &config.file, is_terminal, global.color(env, is_terminal))
     };
     Output::stdout().line(&text).map_err(CliError::Output)?;
     let worst = reports.iter().flat_map(|report| &report.findings).map(|f| f.severity).max();
@@ -213,7 +236,7 @@ fn name_the_pipeline(finding: &mut Finding, pipeline: &str) {
 }
 
 /// Adds the `-c` of this command to the `postrider` commands that a finding prints.
-fn name_the_file(finding: &mut Finding, global: &Global) {
+pub(super) fn name_the_file(finding: &mut Finding, global: &Global) {
     let Some(file) = &global.config else { return };
     for fix in finding.fix.iter_mut().filter(|fix| fix.kind == FixKind::Shell) {
         if let Some(rest) = fix.line.strip_prefix("postrider ") {

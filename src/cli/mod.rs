@@ -10,6 +10,7 @@ mod check;
 #[cfg(feature = "demo")]
 mod demo;
 mod dialog;
+mod doctor;
 mod error;
 mod groups;
 mod inbox;
@@ -39,6 +40,7 @@ pub use args::{
     Global, InitArgs, LogFormat, RunArgs, SetupArgs, StatusArgs,
 };
 pub use bookmark::{BookmarkArgs, BookmarkCommand, CreateArgs, DropArgs, ListBookmarksArgs};
+pub use doctor::DoctorArgs;
 pub use error::Exit;
 pub use groups::{
     CreateGroupArgs, DropGroupArgs, EvictGroupArgs, GroupLagArgs, GroupStart, GroupsArgs,
@@ -104,6 +106,11 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             // `check` reports the warnings of the file as findings, so they are not logged too.
             let config = read(&args.global, env)?;
             block_on(check::run(&config, &args.global, check, env))?
+        }
+        Command::Doctor(doctor) => {
+            // As `check`.
+            let config = read(&args.global, env)?;
+            block_on(doctor::run(&config, &args.global, doctor, env))?
         }
         Command::Init(init) => block_on(init::run(init, args.global.pipeline.as_deref(), env))?,
         Command::Setup(setup) => block_on(setup::run(&pipelines()?, setup, env))?,

@@ -67,11 +67,15 @@ async fn watch(
 }
 
 /// The answer of the running process.
-struct StatusAnswer {
+pub(super) struct StatusAnswer {
     status: Value,
 }
 
-async fn query(
+/// The status of the process that listens on `address`.
+///
+/// # Errors
+/// Nothing listens there, something else does, or a process with another configuration.
+pub(super) async fn query(
     address: SocketAddr,
     config: &Config,
     global: &Global,
@@ -155,6 +159,16 @@ fn rows<'a>(status: &'a Value, key: &str) -> &'a [Value] {
 }
 
 impl StatusAnswer {
+    /// The version of the process.
+    pub(super) fn version(&self) -> &str {
+        self.status["version"].as_str().unwrap_or_default()
+    }
+
+    /// The status of the pipeline of this name.
+    pub(super) fn pipeline(&self, name: &str) -> Option<&Value> {
+        rows(&self.status, "pipelines").iter().find(|pipeline| pipeline["pipeline"] == name)
+    }
+
     fn table(&self, color: bool) -> String {
         let of = |key| rows(&self.status, key);
         let (pipelines, intakes) = (of("pipelines"), of("intakes"));
@@ -182,7 +196,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_BYTES_MAX: u64 = 4 << 20;
 
 /// The address at which a process that listens on `address` is reached from the same host.
-fn reachable(address: SocketAddr) -> SocketAddr {
+pub(super) fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),

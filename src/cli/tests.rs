@@ -32,6 +32,8 @@ fn help_is_short() {
         Commands:
           demo         Run a self-contained demonstration: temporary database, broker, writer and reader
           check        Check configuration, database and broker for problems (read-only)
+          doctor       Everything that check finds, what the running process says, and whether standbys
+                       could take over (read-only)
           init         Write a first configuration: a template, or made from a database or a Debezium
                        connector
           setup        Create publication, replication slot and Postrider's schema in the database

@@ -20,6 +20,8 @@ use postrider::ack;
 mod answers;
 /// Waits for a state, with a deadline and what was seen instead.
 mod await_that;
+/// `postrider doctor`.
+mod doctor;
 /// A run that halts, and what it says.
 mod halted;
 mod handover;

@@ -212,6 +212,16 @@ impl Conninfo {
         &self.hosts
     }
 
+    /// A connection string for each host alone, in the order of the hosts; each accepts a server of any kind.
+    pub fn each_host(&self) -> Vec<Self> {
+        let alone = |host: &Host| Self {
+            hosts: vec![host.clone()],
+            target_session_attrs: TargetSessionAttrs::Any,
+            ..self.clone()
+        };
+        self.hosts.iter().map(alone).collect()
+    }
+
     /// `sslrootcert`, if given.
     pub const fn ssl_root(&self) -> Option<&Root> {
         self.ssl.root.as_ref()

@@ -96,3 +96,66 @@ async fn each_setting_of_failover_is_missed_by_check_on_17() {
 async fn each_setting_of_failover_is_missed_by_check_on_18() {
     each_setting_of_failover_is_missed(Version::Pg18).await;
 }
+
+/// The findings of `doctor` about the standby: severity and description.
+fn of_standby(pipeline: &Pipeline) -> (String, String) {
+    let output = postrider(&pipeline.config, &["doctor", "--json"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    let all: Vec<Value> =
+        serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
+    let mut found = all.iter().filter(|finding| finding["id"] == "standby_slot");
+    let text = |finding: &Value, key: &str| finding[key].as_str().unwrap_or_default().to_owned();
+    let one = found.next().unwrap_or_else(|| panic!("no finding: {said}"));
+    assert!(found.next().is_none(), "the primary is no standby: {said}");
+    (text(one, "severity"), format!("{} {} {}", text(one, "what"), text(one, "why"), one["fix"]))
+}
+
+async fn await_standby(pipeline: &Pipeline, severity: &str, words: &str) {
+    let look = || async {
+        let (found, said) = of_standby(pipeline);
+        let is_so = found == severity && said.contains(words);
+        if is_so { Ok(()) } else { Err(format!("{found}: {said}")) }
+    };
+    await_or_dump(&format!("{severity}: {words}"), SOON, look, String::new).await;
+}
+
+/// `check` sees the primary alone; `doctor` queries each host by itself.
+async fn doctor_says_what_the_standby_has(version: Version) {
+    let pair = Pair::start(version, true).await;
+    let pipeline = pipeline(&pair, "doctor").await;
+    let standby = &pair.standby;
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    pipeline.insert(10).await;
+    await_standby(&pipeline, "ok", "synchronised").await;
+
+    set(standby, "hot_standby_feedback = off");
+    await_standby(&pipeline, "warning", "ALTER SYSTEM SET hot_standby_feedback = on;").await;
+    set(standby, "hot_standby_feedback = on");
+    await_standby(&pipeline, "ok", "synchronised").await;
+    set(standby, "sync_replication_slots = off");
+    await_standby(&pipeline, "warning", "ALTER SYSTEM SET sync_replication_slots = on;").await;
+
+    // A slot that no standby synchronises.
+    let again = format!(
+        "select pg_drop_replication_slot('{0}'); \
+         select pg_create_logical_replication_slot('{0}', 'pgoutput')",
+        pipeline.slot()
+    );
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    for statement in again.split("; ") {
+        pipeline.sql.batch(statement).await;
+    }
+    set(standby, "sync_replication_slots = on");
+    await_standby(&pipeline, "warning", "does not have slot").await;
+}
+
+#[tokio::test]
+async fn doctor_says_what_the_standby_has_on_17() {
+    doctor_says_what_the_standby_has(Version::Pg17).await;
+}
+
+#[tokio::test]
+async fn doctor_says_what_the_standby_has_on_18() {
+    doctor_says_what_the_standby_has(Version::Pg18).await;
+}

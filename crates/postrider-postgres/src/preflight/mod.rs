@@ -11,10 +11,12 @@ mod facts;
 mod remediation;
 mod server;
 mod slot;
+mod standby;
 mod table;
 #[cfg(test)]
 mod tests;
 
+pub use standby::{StandbyQuery, standbys};
 pub use table::TopicPart;
 
 use crate::capture::tables::{CaptureFacts, read_captured};
