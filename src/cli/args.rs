@@ -3,7 +3,6 @@
 use super::Output;
 use super::adopt::AdoptArgs;
 use super::bookmark::BookmarkArgs;
-use super::doctor::DoctorArgs;
 use super::error::{CliError, Exit};
 use super::groups::GroupsArgs;
 use super::inbox::InboxArgs;
@@ -256,6 +255,19 @@ pub struct CheckArgs {
     )]
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,
+}
+
+/// `postrider doctor`
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Read-only, as postrider check. Run it on the host of the process, with its configuration file: the \
+                  state is queried at admin.listen. Exits 0 without errors (warnings are not errors), 1 if there is \
+                  an error, 2 if the configuration is invalid."
+)]
+pub struct DoctorArgs {
+    /// Print a JSON array of findings
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The kinds of sinks that this build has.

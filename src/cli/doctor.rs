@@ -1,7 +1,7 @@
 //! `postrider doctor`: the findings of `check`, what the running process says of itself, and whether the standbys of
 //! the database could take over.
 
-use super::args::Global;
+use super::args::{DoctorArgs, Global};
 use super::check::{self, Report};
 use super::error::{CliError, Exit, printable};
 use super::status::{self, StatusAnswer};
@@ -23,19 +23,6 @@ const APPLICATION_NAME: &str = "postrider doctor";
 /// second time. Unit: seconds.
 const FULL_SOON: f64 = 3_600.0;
 const FULL_LATER: f64 = 86_400.0;
-
-/// `postrider doctor`
-#[derive(clap::Args, Debug)]
-#[command(
-    after_help = "Read-only, as postrider check. Run it on the host of the process, with its configuration file: the \
-                  state is queried at admin.listen. Exits 0 without errors (warnings are not errors), 1 if there is \
-                  an error, 2 if the configuration is invalid."
-)]
-pub struct DoctorArgs {
-    /// Print a JSON array of findings
-    #[arg(long)]
-    pub json: bool,
-}
 
 /// What is known of the process that listens on `admin.listen`.
 enum FoundProcess {
@@ -252,8 +239,9 @@ mod tests {
     #[test]
     fn slot_that_is_full_within_an_hour_is_an_error() {
         let of = |seconds: Value| {
-            let flow = json!({ "slot_room": { "bytes": 1, "limit": "max_slot_wal_keep_size", "full_in_seconds": seconds } });
-            room(&json!({ "flow": flow })).map(|finding| finding.severity)
+            let room = json!({ "limit": "max_slot_wal_keep_size", "full_in_seconds": seconds });
+            let flow = json!({ "slot_room": room });
+            super::room(&json!({ "flow": flow })).map(|finding| finding.severity)
         };
         assert_eq!(of(json!(600.0)), Some(Severity::Error));
         assert_eq!(of(json!(7_200.0)), Some(Severity::Warning));

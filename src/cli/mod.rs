@@ -37,10 +37,9 @@ pub use adopt::AdoptArgs;
 pub use args::DemoArgs;
 pub use args::{
     Args, CheckArgs, Color, Command, CompletionsArgs, ConfigArgs, ConfigCommand, ConfigShowArgs,
-    Global, InitArgs, LogFormat, RunArgs, SetupArgs, StatusArgs,
+    DoctorArgs, Global, InitArgs, LogFormat, RunArgs, SetupArgs, StatusArgs,
 };
 pub use bookmark::{BookmarkArgs, BookmarkCommand, CreateArgs, DropArgs, ListBookmarksArgs};
-pub use doctor::DoctorArgs;
 pub use error::Exit;
 pub use groups::{
     CreateGroupArgs, DropGroupArgs, EvictGroupArgs, GroupLagArgs, GroupStart, GroupsArgs,
