@@ -27,7 +27,8 @@ const OWN_TESTS: [&str; 5] = [
 ];
 
 /// The pages of `docs/operations`, in the order in which an operator needs them: one world is set up, run, and removed.
-const OPERATIONS: [&str; 11] = [
+const OPERATIONS: [&str; 12] = [
+    "docs/operations/alerts.md",
     "docs/operations/running.md",
     "docs/operations/logs.md",
     "docs/operations/database.md",
