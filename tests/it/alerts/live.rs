@@ -460,10 +460,12 @@ async fn retention_that_is_blocked_or_fails_fires_and_clears() {
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
     }
     let relay = Relay::spawn_at(&failing.config, ports[1], &[]);
+    relay.await_status("another failure", SOON, failures(1)).await;
     passes_fail.fires().await;
     let ended = passes_fail.ends();
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
     let relay = Relay::spawn_at(&fixed, ports[1], &[]);
+    relay.await_state("streaming", SOON).await;
     ended.clears().await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }

@@ -517,9 +517,9 @@ async fn each_panel_shows_what_happens_to_running_relays() {
     );
     flowing.sql.batch(&resolved).await;
     let tried = "attempts_max = 1000\nbackoff = { step = \"300ms\", steps_max = 1 }";
-    let mut scene = Scene::set_with(Version::Pg17, "gf_parked", tried).await;
-    let holder = Client::connect(&scene.pipeline.url).await.expect("a session");
-    holder.batch("begin; lock table postrider.bookmark in access exclusive mode").await;
+    server.connect().await.batch("create database parked").await;
+    let parked = Pipeline::on(&server.url_of("parked"), &brokers(), "gf_parked").await;
+    let mut scene = Scene::of(parked, tried).await;
     let halted = Pipeline::shared(Version::Pg17, "gf_halted").await;
     let exact = transactional().await;
     let mut polled = Pipeline::to_broker(Version::Pg17, &kafka.brokers(), "gf_polled").await;
@@ -540,6 +540,9 @@ async fn each_panel_shows_what_happens_to_running_relays() {
     inbox_run::write(&topic, &[first]).await;
     write_records(&topic, 20).await;
 
+    // Not earlier: slots are not created while a transaction is open.
+    let holder = Client::connect(&scene.pipeline.url).await.expect("a session");
+    holder.batch("begin; lock table postrider.bookmark in access exclusive mode").await;
     let ports = [free_port(), free_port()];
     let since = SystemTime::now();
     let prometheus = Prometheus::start(&ports, SCRAPE, &shortened_rules());
