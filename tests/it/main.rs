@@ -94,7 +94,7 @@ mod domains;
 mod event_log;
 /// The forms in which events are published.
 mod formats;
-/// The Grafana dashboard: what it is made from, and its queries over a live Prometheus.
+/// The Grafana dashboard, and what it is made from.
 mod grafana;
 /// Consumer groups of the SQL toolkit: the programs of docs/sql/consumers.md, killed, cut off and stopped.
 mod group_consumers;

@@ -1,6 +1,5 @@
-//! The Grafana dashboard: generated from the table of metrics and a list of panels, and run over a live Prometheus.
+//! The Grafana dashboard, which is generated from the table of metrics and a list of panels.
 
 mod catalog;
 mod dashboard;
-mod live;
 mod panels;
