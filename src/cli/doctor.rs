@@ -207,8 +207,8 @@ fn room(pipeline: &Value) -> Option<Finding> {
         "the server then removes WAL that the slot needs, and the slot is lost (PR001): remove what the pipeline waits \
          for, or let an administrator raise the setting"
     } else {
-        "the pipeline then acts as the setting says (PR017, or polling with mode = \"auto\"): remove what it waits for, \
-         or raise the setting"
+        "the pipeline then acts as the setting says (PR017, or polling with mode = \"auto\"): remove what it waits \
+         for, or raise the setting"
     }))
 }
 

@@ -103,6 +103,11 @@ pub const CATALOG: &[(&str, &str)] = &[
     ("outbox_throughput", "Events published since the start, a counter"),
     ("outbox_failures", "Events that could not be published, a counter"),
     ("outbox_dlq_depth", "Dead events, which only a person can move"),
+    ("process_cpu_seconds_total", "Processor time of the process since its start"),
+    ("process_resident_memory_bytes", "Resident memory of the process"),
+    ("process_open_fds", "File descriptors that the process has open"),
+    ("process_max_fds", "File descriptors that the process may have open"),
+    ("process_start_time_seconds", "Start of the process, since 1970"),
 ];
 
 /// Begins the family of a metric.

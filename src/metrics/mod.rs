@@ -6,6 +6,7 @@
 
 mod catalog;
 mod intakes;
+mod process;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -15,11 +16,12 @@ pub use catalog::CATALOG;
 use crate::intake_status::IntakeHandle;
 use crate::status::StatusHandle;
 use intakes::IntakeScrape;
+use process::ProcessScrape;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Event types that are counted by name; further ones are counted as [`OTHER_EVENT_TYPE`].
 pub const EVENT_TYPES_MAX: usize = 200;
@@ -31,8 +33,10 @@ pub const OTHER_EVENT_TYPE: &str = "other";
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// All metrics of a process.
-#[derive(Clone, Default, Debug)]
+#[derive(Clone, Debug)]
 pub struct Metrics {
+    /// When the process began to count.
+    started: SystemTime,
     /// The pipelines.
     sources: Arc<Mutex<Vec<PipelineSource>>>,
     /// The intakes.
@@ -50,6 +54,18 @@ struct PipelineSource {
     status_handle: StatusHandle,
     /// Its counters.
     counters: PipelineMetrics,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            started: SystemTime::now(),
+            sources: Arc::default(),
+            intakes: Arc::default(),
+            maintained: Arc::default(),
+            endpoint: EndpointMetrics::default(),
+        }
+    }
 }
 
 impl Metrics {
@@ -83,7 +99,8 @@ impl Metrics {
         let intakes = self.intakes.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let more = (!intakes.is_empty()).then(|| Box::new(IntakeScrape::of(&intakes)) as Box<_>);
         let maintained = self.maintained.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        text::encode((&sources, &maintained), more, &self.endpoint)
+        let process = ProcessScrape::read(self.started);
+        text::encode((&sources, &maintained), more, &self.endpoint, process)
     }
 
     /// What a pipeline has counted from commit to acknowledgement; `None` if it is not registered.

@@ -1,6 +1,7 @@
 //! The names of the metrics, and their figures at the time of a scrape.
 
 use super::catalog::describe;
+use super::process::ProcessScrape;
 use super::{Closed, EndpointMetrics, Latency, PipelineMetrics, PipelineSource};
 use crate::status::{
     EventLogSummary, EventLogsSummary, GroupSummary, InboxSummary, InboxesSummary, PipelineState,
@@ -39,6 +40,7 @@ pub(super) fn encode(
     (sources, maintained): (&[PipelineSource], &[StatusHandle]),
     more: Option<Box<dyn Collector>>,
     endpoint: &EndpointMetrics,
+    process: ProcessScrape,
 ) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     let pipelines: Vec<_> = sources.iter().map(PipelineSample::new).collect();
@@ -50,6 +52,7 @@ pub(super) fn encode(
         registry.register_collector(more);
     }
     registry.register_collector(Box::new(endpoint.clone()));
+    registry.register_collector(Box::new(process));
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry)?;
     Ok(text)

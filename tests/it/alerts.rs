@@ -1,22 +1,26 @@
 //! `config/alerts.yml`, judged by promtool: whether it can be read, and when it calls.
 
 mod live;
+mod page;
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use crate::prometheus::{promtool, root};
+use std::process::Output;
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-/// What `scripts/test` has fetched, else the system's.
-fn promtool(args: &[&str]) -> Output {
-    let fetched = root().join("target/tools/usr/bin/promtool");
-    let program = if fetched.exists() { fetched } else { PathBuf::from("promtool") };
-    let output = Command::new(&program).args(args).current_dir(root()).output();
-    output.unwrap_or_else(|error| {
-        panic!("{}: {error}; scripts/test fetches it (Debian: prometheus)", program.display())
-    })
+/// The rules for a live run. Their numbers are as they are shipped; three kinds of spans of time are shorter:
+///
+/// - `for`: as many seconds as there are minutes, hours or days.
+/// - The range of the rate of reconnects: 20 s for 15 minutes. The rate itself is per second. A range has to be longer
+///   than the pause between two reconnects (`RECONNECT_MAX`, 15 s), and as in the shipped rules it is shorter than the
+///   rule's `for`: one reconnect raises no alert.
+/// - The range of failed passes of retention: 90 s for an hour.
+pub(crate) fn shortened_rules() -> String {
+    let rules = std::fs::read_to_string(root().join("config/alerts.yml")).expect("the rules");
+    let spans = regex::Regex::new(r"(?m)^(\s+for: \d+)[mhd]$").expect("a pattern");
+    assert_eq!(rules.matches(" for: ").count(), spans.find_iter(&rules).count(), "{rules}");
+    for range in ["[15m]", "[1h]"] {
+        assert_eq!(rules.matches(range).count(), 1, "{range}: {rules}");
+    }
+    spans.replace_all(&rules, "${1}s").replace("[15m]", "[20s]").replace("[1h]", "[90s]")
 }
 
 fn said(output: &Output) -> String {
@@ -300,7 +304,9 @@ fn alerts_call_when_they_should_and_not_before() {
         .unwrap()
         .lines()
         .filter(|line| {
-            !["annotations:", "summary:", "description:"].iter().any(|word| line.contains(word))
+            !["annotations:", "summary:", "description:", "runbook:"]
+                .iter()
+                .any(|word| line.contains(word))
         })
         .map(str::to_owned)
         .collect();

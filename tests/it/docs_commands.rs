@@ -10,7 +10,7 @@ mod compose;
 mod world;
 
 use answers::ANSWERS;
-use blocks::{commands, root};
+use blocks::{Block, commands, root};
 use clap::Parser;
 use postrider::cli::Args;
 use std::collections::BTreeSet;
@@ -18,16 +18,18 @@ use std::fs;
 use world::World;
 
 /// Pages that begin otherwise than set up and streaming. The pages of [`OPERATIONS`] are such pages too.
-const OWN_TESTS: [&str; 5] = [
+const OWN_TESTS: [&str; 6] = [
     "README.md",
     "docs/getting-started.md",
     "docs/layouts.md",
+    "docs/night.md",
     "docs/polling.md",
     "docs/security.md",
 ];
 
 /// The pages of `docs/operations`, in the order in which an operator needs them: one world is set up, run, and removed.
-const OPERATIONS: [&str; 12] = [
+const OPERATIONS: [&str; 13] = [
+    "docs/operations/alerts.md",
     "docs/operations/running.md",
     "docs/operations/logs.md",
     "docs/operations/database.md",
@@ -108,6 +110,47 @@ async fn polling_page_runs() {
     world.a_role_that_reads_everything().await;
     world.polled().await;
     follow("docs/polling.md", world).await;
+}
+
+/// Commands of `docs/night.md` that are only parsed: other tests run them.
+const ELSEWHERE: [&str; 2] = ["doctor", "verify"];
+
+/// The commands in the table of the page for the night, each with its line.
+fn night_commands() -> Vec<(String, usize)> {
+    let page = fs::read_to_string(root().join("docs/night.md")).expect("the page");
+    let rows = page.lines().zip(1..).filter(|(line, _)| line.starts_with("| "));
+    let quoted = rows.flat_map(|(line, number)| {
+        let words = line.split('`').skip(1).step_by(2);
+        words.map(str::to_owned).zip(std::iter::repeat(number)).collect::<Vec<_>>()
+    });
+    quoted.filter(|(words, _)| words.starts_with("postrider ")).collect()
+}
+
+/// Each command of the table is typed at a running pipeline, once; and there are fourteen questions.
+#[tokio::test]
+async fn night_page_runs() {
+    let page = fs::read_to_string(root().join("docs/night.md")).expect("the page");
+    for number in 1..=14 {
+        let rows = page.lines().filter(|line| line.starts_with(&format!("| {number}. "))).count();
+        assert_eq!(rows, 1, "question {number}");
+    }
+    let mut world = World::set_up().await;
+    world.running().await;
+    let mut typed = BTreeSet::new();
+    for (text, line) in night_commands() {
+        if !typed.insert(text.clone()) {
+            continue;
+        }
+        let place = format!("docs/night.md:{line}");
+        let name = words(&text)[1].clone();
+        let elsewhere = ELSEWHERE.contains(&name.as_str());
+        let parsed = Args::try_parse_from(words(&text));
+        parsed.unwrap_or_else(|error| panic!("{place}: {error}"));
+        if !elsewhere {
+            world.follow(&Block { place, language: "sh".to_owned(), text }).await;
+        }
+    }
+    world.end("docs/night.md").await;
 }
 
 /// The rest: pages to come too.

@@ -33,6 +33,8 @@ mod load;
 mod pipeline;
 /// Servers of a test's own, to kill, freeze and restart.
 mod private;
+/// A Prometheus of a test's own.
+mod prometheus;
 /// A proxy on the way to a server: here it delays.
 #[path = "../chaos/proxy/mod.rs"]
 mod proxy;
@@ -94,6 +96,8 @@ mod domains;
 mod event_log;
 /// The forms in which events are published.
 mod formats;
+/// The Grafana dashboard, and what it is made from.
+mod grafana;
 /// Consumer groups of the SQL toolkit: the programs of docs/sql/consumers.md, killed, cut off and stopped.
 mod group_consumers;
 /// Consumer groups in SQL.

@@ -93,8 +93,13 @@ pub(crate) struct Relay {
 impl Relay {
     /// Starts `postrider inbox run` with this configuration.
     pub(crate) fn spawn_intake(config: &str) -> Self {
+        Self::spawn_intake_at(config, free_port())
+    }
+
+    /// The same with the admin endpoint at a port of the test's choice.
+    pub(crate) fn spawn_intake_at(config: &str, admin_port: u16) -> Self {
         let (command, run) = (Command::new(POSTRIDER), &["inbox", "run"]);
-        Self::start_as(command, config, (free_port(), run), &[], &[])
+        Self::start_as(command, config, (admin_port, run), &[], &[])
     }
 
     /// Starts it with this configuration, to which `[admin]` with a free port is added.

@@ -36,31 +36,32 @@ pub(crate) async fn create_inbox(sql: &Client) {
 }
 
 /// A database with the inbox `jobs`.
-struct World {
+pub(crate) struct World {
     database: Database,
-    sql: Client,
+    pub(crate) sql: Client,
 }
 
 impl World {
-    async fn create(version: Version, test: &str) -> Self {
+    pub(crate) async fn create(version: Version, test: &str) -> Self {
         let database = Database::create(version, test).await;
         let sql = database.connect().await;
         create_inbox(&sql).await;
         Self { database, sql }
     }
 
-    fn config(&self, topic: &Topic, more: &str) -> String {
+    /// A configuration of an intake from this topic.
+    pub(crate) fn config(&self, topic: &Topic, more: &str) -> String {
         config(&self.database.url(), &topic.brokers, &topic.name, more)
     }
 }
 
 /// A record to be written.
 #[derive(Clone, Copy, Default)]
-struct Written<'a> {
-    partition: Option<i32>,
-    key: Option<&'a [u8]>,
-    value: Option<&'a [u8]>,
-    headers: &'a [(&'a str, &'a [u8])],
+pub(crate) struct Written<'a> {
+    pub(crate) partition: Option<i32>,
+    pub(crate) key: Option<&'a [u8]>,
+    pub(crate) value: Option<&'a [u8]>,
+    pub(crate) headers: &'a [(&'a str, &'a [u8])],
 }
 
 fn producer(brokers: &str) -> FutureProducer {
@@ -72,7 +73,7 @@ fn producer(brokers: &str) -> FutureProducer {
 }
 
 /// Writes records, and waits until the broker has all of them.
-async fn write(topic: &Topic, records: &[Written<'_>]) {
+pub(crate) async fn write(topic: &Topic, records: &[Written<'_>]) {
     let producer = producer(&topic.brokers);
     let mut waiting = Vec::new();
     for written in records {

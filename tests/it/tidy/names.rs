@@ -99,7 +99,7 @@ fn metrics_and_their_page_agree() {
     }
     let page = text(Path::new("docs/metrics.md")).unwrap();
     let mut found = Vec::new();
-    for prefix in ["\"postrider_", "\"outbox_"] {
+    for prefix in ["\"postrider_", "\"outbox_", "\"process_"] {
         for start in code.match_indices(prefix).map(|(at, _)| at + 1) {
             let name = word_at_start(&code[start..]);
             if !page.contains(&format!("`{name}")) {

@@ -122,6 +122,10 @@ impl TopicReader {
         partitions: &[&Partition],
         unix_millis: i64,
     ) -> Result<BTreeMap<Partition, Option<i64>>, KafkaError> {
+        // librdkafka refuses an empty list.
+        if partitions.is_empty() {
+            return Ok(BTreeMap::new());
+        }
         let mut list = TopicPartitionList::with_capacity(partitions.len());
         for partition in partitions {
             let time = Offset::Offset(unix_millis);
