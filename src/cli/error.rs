@@ -338,16 +338,10 @@ impl CliError {
             Self::Ambiguous { .. } => hint("give the position of the event in place of its id"),
             Self::NotParked { .. } => hint("list the parked events: postrider parked list --all"),
             Self::Replay(error) => error.hint().map(|text| hint(&text)).unwrap_or_default(),
-            Self::ReplayEnded { name, source } => {
-                let fix = source.hint().map(|text| ("hint", text));
-                let resume = ("resume", format!("postrider replay --resume {name}"));
-                fix.into_iter().chain([resume]).collect()
-            }
+            Self::ReplayEnded { name, source } => of_ended_replay(name, source),
             Self::NotATime { .. } => hint(A_TIME),
             #[cfg(feature = "kafka")]
-            Self::Verify(VerifyError::Source(error)) => of_server(error),
-            #[cfg(feature = "kafka")]
-            Self::Verify(error) => error.hint().map(|text| hint(&text)).unwrap_or_default(),
+            Self::Verify(error) => of_verification(error),
             Self::Bookmark(error) => error.hint().map(|text| hint(&text)).unwrap_or_default(),
             Self::NewSchema { .. } => hint(NEW_SCHEMA),
             Self::NoParkedTable { pipeline } | Self::OldSchema { pipeline } => {
@@ -466,6 +460,20 @@ fn of_toolkit(problem: &ToolkitError) -> Vec<(&'static str, String)> {
         | ToolkitError::Denied { .. }
         | ToolkitError::NoRole { .. } => problem.hint().map(|text| hint(&text)).unwrap_or_default(),
     }
+}
+
+#[cfg(feature = "kafka")]
+fn of_verification(error: &VerifyError) -> Vec<(&'static str, String)> {
+    if let VerifyError::Source(error) = error {
+        return of_server(error);
+    }
+    error.hint().map(|text| hint(&text)).unwrap_or_default()
+}
+
+fn of_ended_replay(name: &str, error: &ReplayError) -> Vec<(&'static str, String)> {
+    let fix = error.hint().map(|text| ("hint", text));
+    let resume = ("resume", format!("postrider replay --resume {name}"));
+    fix.into_iter().chain([resume]).collect()
 }
 
 fn of_halt(halt: &Halt) -> Vec<(&'static str, String)> {

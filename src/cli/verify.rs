@@ -381,16 +381,12 @@ fn example_text(example: &VerifyExample) -> String {
         None => "no id".to_owned(),
     };
     let topic = printable(&example.topic);
-    match example.place {
-        Some((partition, offset)) => {
-            let at = format!(", topic {topic}, partition {partition}, offset {offset}");
-            text.push_str(&at);
-        }
-        None => {
-            let routed = format!(", routed to topic {topic}");
-            text.push_str(&routed);
-        }
-    }
+    let place = if let Some((partition, offset)) = example.place {
+        format!(", topic {topic}, partition {partition}, offset {offset}")
+    } else {
+        format!(", routed to topic {topic}")
+    };
+    text.push_str(&place);
     if let Some((id, offset)) = &example.behind {
         let behind = format!("; behind id {}, offset {offset}", printable(id));
         text.push_str(&behind);

@@ -36,6 +36,15 @@ pub(super) enum Expectation {
     NoRecord,
 }
 
+/// What a source knows of the key of a record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum SourceKey<'a> {
+    /// Nothing.
+    Unknown,
+    /// The key; `None` for a record without one.
+    Known(Option<&'a [u8]>),
+}
+
 /// An event of the source.
 #[derive(Clone, Copy)]
 pub(super) struct SourceEvent<'a> {
@@ -45,8 +54,8 @@ pub(super) struct SourceEvent<'a> {
     pub(super) aggregate: (&'a str, &'a str),
     /// The topic of its record.
     pub(super) topic: &'a str,
-    /// The key of its record; `None` if the source does not know it.
-    pub(super) key: Option<Option<&'a [u8]>>,
+    /// The key of its record.
+    pub(super) key: SourceKey<'a>,
     /// Header `source` of its record; `None` if the source does not know it, or there is none.
     pub(super) origin: Option<&'a [u8]>,
     /// Its place in the order of the source; `None` if the source does not know it.
@@ -269,7 +278,10 @@ impl TopicComparison {
         self.events.push(ComparedEvent {
             id,
             aggregate: self.hashes.hash_one(event.aggregate),
-            key: event.key.map_or(0, |key| self.key(key)),
+            key: match event.key {
+                SourceKey::Unknown => 0,
+                SourceKey::Known(key) => self.key(key),
+            },
             order: event.order.unwrap_or(NO_ORDER),
             topic,
             origin: origin.and_then(|number| number.checked_add(1)).unwrap_or(0),

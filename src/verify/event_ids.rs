@@ -73,7 +73,7 @@ impl EventIds {
                 }
                 text
             }
-            IdForm::Text => self.texts.get(&bits).map_or_else(String::new, |text| text.to_string()),
+            IdForm::Text => self.texts.get(&bits).map_or_else(String::new, ToString::to_string),
         }
     }
 

@@ -6,7 +6,7 @@
 //! {"id": "2", "topic": "order", "key": "42", "outcome": "rolled_back", "at_us": 1772337600000000}
 //! ```
 
-use super::comparison::{Expectation, SourceEvent, TopicComparison};
+use super::comparison::{Expectation, SourceEvent, SourceKey, TopicComparison};
 use super::error::VerifyError;
 use super::findings::VerifyFinding;
 use crate::timestamp::Timestamp;
@@ -156,7 +156,7 @@ fn of_line<'a>(event: &'a LedgerEvent, topic: &'a str, number: u64) -> SourceEve
         id: &event.id,
         aggregate: (&event.aggregate_type, aggregate_id),
         topic,
-        key: key.map(|key| Some(key.as_bytes())),
+        key: key.map_or(SourceKey::Unknown, |key| SourceKey::Known(Some(key.as_bytes()))),
         origin: None,
         order: Some(number),
         expected: match event.outcome {

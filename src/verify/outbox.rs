@@ -1,6 +1,6 @@
 //! The outbox table as the source of a comparison.
 
-use super::comparison::{Expectation, SourceEvent, TopicComparison};
+use super::comparison::{Expectation, SourceEvent, SourceKey, TopicComparison};
 use super::error::VerifyError;
 use super::findings::VerifyFinding;
 use super::request::{VerifyProgress, VerifyRequest};
@@ -123,7 +123,7 @@ impl OutboxEvents {
                     id,
                     aggregate: (mapped.aggregate.kind, mapped.aggregate.id),
                     topic: record.topic,
-                    key: Some(record.key),
+                    key: SourceKey::Known(record.key),
                     origin: header("source"),
                     order: order(mapped.event_id),
                     expected: expected(row.known, &mapped, self.now),
@@ -185,7 +185,7 @@ fn of_poison<'a>(
         aggregate: aggregate.map_or(("", id), |(kind, id)| (kind.as_str(), id.as_str())),
         topic: &partial.record.topic,
         // An operator may have replaced the event.
-        key: None,
+        key: SourceKey::Unknown,
         origin: None,
         order,
         expected: Expectation::Nothing(finding),

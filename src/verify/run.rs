@@ -92,12 +92,11 @@ async fn source(
 /// The settings of a sink of Kafka.
 fn kafka(spec: &PipelineSpec) -> Result<&KafkaConfig, VerifyError> {
     fn of(sink: &dyn SinkConfig) -> Option<&KafkaConfig> {
-        match sink.inner() {
-            Some(inner) => of(inner),
-            None => {
-                let sink: &dyn Any = sink;
-                sink.downcast_ref()
-            }
+        if let Some(inner) = sink.inner() {
+            of(inner)
+        } else {
+            let sink: &dyn Any = sink;
+            sink.downcast_ref()
         }
     }
     let sink = &*spec.common.sink;

@@ -326,7 +326,8 @@ async fn polled_rows_are_published_by_their_status() {
     let relay = Relay::spawn(&config);
     relay.await_state("polling", SOON).await;
     // Rows from the second of the first start may be from before it.
-    let over = "select (extract(epoch from clock_timestamp()) > histories[1])::text from postrider.cursor";
+    let over =
+        "select (extract(epoch from clock_timestamp()) > histories[1])::text from postrider.cursor";
     await_that("the second of the start is over", SOON, || async {
         pipeline.sql.text(over).await.filter(|over| over == "true").ok_or("it is not")
     })

@@ -210,13 +210,12 @@ impl VerifyReader {
         // The memory of the rows before them is free first.
         self.batch = VerifyRows::default();
         loop {
-            let (mut answer, is_new) = match self.answer.take() {
-                Some(answer) => (answer, false),
-                None => {
-                    let sql = format!("FETCH {FETCH_ROWS} FROM postrider_verify");
-                    let answer = self.control.client().simple_query_raw(&sql).await;
-                    (Box::pin(answer.map_err(failed)?), true)
-                }
+            let (mut answer, is_new) = if let Some(answer) = self.answer.take() {
+                (answer, false)
+            } else {
+                let sql = format!("FETCH {FETCH_ROWS} FROM postrider_verify");
+                let answer = self.control.client().simple_query_raw(&sql).await;
+                (Box::pin(answer.map_err(failed)?), true)
             };
             let mut rows = 0;
             while let Some(message) = answer.try_next().await.map_err(failed)? {

@@ -16,7 +16,7 @@ fn source_event<'a>(id: &'a str, aggregate: &'a str, order: u64) -> SourceEvent<
         id,
         aggregate: ("order", aggregate),
         topic: "t",
-        key: Some(Some(aggregate.as_bytes())),
+        key: SourceKey::Known(Some(aggregate.as_bytes())),
         origin: Some(b"p"),
         order: Some(order),
         expected: Expectation::Record,

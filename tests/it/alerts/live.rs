@@ -455,19 +455,19 @@ async fn retention_that_is_blocked_or_fails_fires_and_clears() {
         }
     };
     for _ in 0..2 {
-        let relay = Relay::spawn_at(&failing.config, ports[1], &[]);
-        relay.await_status("three failures", SOON, failures(3)).await;
-        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+        let again = Relay::spawn_at(&failing.config, ports[1], &[]);
+        again.await_status("three failures", SOON, failures(3)).await;
+        assert_eq!(again.terminate(SOON).await.code, Some(0));
     }
-    let relay = Relay::spawn_at(&failing.config, ports[1], &[]);
-    relay.await_status("another failure", SOON, failures(1)).await;
+    let again = Relay::spawn_at(&failing.config, ports[1], &[]);
+    again.await_status("another failure", SOON, failures(1)).await;
     passes_fail.fires().await;
     let ended = passes_fail.ends();
-    assert_eq!(relay.terminate(SOON).await.code, Some(0));
-    let relay = Relay::spawn_at(&fixed, ports[1], &[]);
-    relay.await_state("streaming", SOON).await;
+    assert_eq!(again.terminate(SOON).await.code, Some(0));
+    let corrected = Relay::spawn_at(&fixed, ports[1], &[]);
+    corrected.await_state("streaming", SOON).await;
     ended.clears().await;
-    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    assert_eq!(corrected.terminate(SOON).await.code, Some(0));
 }
 
 /// A pipeline that is paused; an inbox that is full, a partition that is not read, a broker that is gone, and a process

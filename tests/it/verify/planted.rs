@@ -151,10 +151,10 @@ async fn behind_a_removed_beginning_what_was_removed_is_unproven_and_what_is_mis
     let kept = records.iter().enumerate().filter(|(at, _)| *at != last);
     write(&copy, kept.map(|(_, record)| record.clone()).collect()).await;
     let admin = crate::topic::admin(&copy.brokers);
-    let mut list = TopicPartitionList::new();
+    let mut beginning = TopicPartitionList::new();
     let partition = removed.partition;
-    list.add_partition_offset(&copy.name, partition, Offset::Offset(3)).expect("an offset");
-    admin.delete_records(&list, &AdminOptions::new()).await.expect("an answer");
+    beginning.add_partition_offset(&copy.name, partition, Offset::Offset(3)).expect("an offset");
+    admin.delete_records(&beginning, &AdminOptions::new()).await.expect("an answer");
     let (code, value) = verify(&config, &[]);
     let expected = counts(&[("published", 96), ("unproven", 3), ("lost", 1)]);
     assert_eq!((code, found(&value)), (Some(1), expected), "{value:#}");

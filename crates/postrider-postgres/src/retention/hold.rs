@@ -127,7 +127,7 @@ impl Hold {
             Self::DefaultPartition(table) => format!(
                 "move its rows to partitions of their own, then detach it: ALTER TABLE ... DETACH PARTITION {table};"
             ),
-            Self::NoArchive(sql) => sql.clone(),
+            Self::NoArchive(sql) | Self::UnmarkedWithoutIndex(_, sql) => sql.clone(),
             Self::ArchiveLacks(table, column) => format!("ALTER TABLE {table} ADD COLUMN {column} ...;"),
             Self::ArchiveLacksPartition(_) => "set retention.partitions.by to the width of the archive's partitions: \
                                                \"month\", or a number for a key of numbers"
@@ -136,7 +136,6 @@ impl Hold {
             Self::NoUpperBound(table) => {
                 format!("give partition {table} an upper bound, by detaching and attaching it again")
             }
-            Self::UnmarkedWithoutIndex(_, sql) => sql.clone(),
         })
     }
 }
