@@ -14,6 +14,7 @@ use crate::error::Halt;
 use crate::event::Aggregate;
 use crate::outbox::{At, MapError, Mapped, Mapper};
 use crate::postgres::poll::ROW_BYTES_MAX;
+use crate::publications::PublicationsWriter;
 use crate::relay::{Change, Input, OnPoison};
 use crate::row::Row;
 use crate::sink::NotTaken;
@@ -65,6 +66,8 @@ pub(super) struct Feeder<'a> {
     pub(super) records: &'a mut RecordBuffer,
     /// Counters and log.
     pub(super) observer: &'a mut Observer,
+    /// Where the newest events were published, locked for as long as this feeds.
+    pub(super) publications: PublicationsWriter<'a>,
 }
 
 impl Feeder<'_> {
@@ -244,6 +247,8 @@ impl Feeder<'_> {
         let relay = self.engine.relay();
         let not_taken = match self.sink.enqueue(ticket, &record, || relay.sends_exclusively()) {
             Ok(sent) => {
+                let named = (at.position, event.id, event.aggregate);
+                self.publications.sent(ticket, named, record.topic);
                 self.engine.taken(
                     ticket,
                     &event,

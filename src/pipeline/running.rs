@@ -34,6 +34,7 @@ use crate::postgres::lock_holders::Holder;
 use crate::postgres::store::cursor::CursorWrite;
 use crate::postgres::store::parked::{Loaded, Stored};
 use crate::postgres::store::pause::Pause;
+use crate::publications::Publications;
 use crate::published::RowStatusRule;
 use crate::record::{Outcome, Refusal, Scope, Ticket};
 use crate::relay::{Effect, Input, OnPoison, PollingRefused, Recovered, Restart, Settings};
@@ -94,6 +95,8 @@ pub(super) struct Pipeline {
     pub(super) counting: Counting,
     /// Which published rows get a status.
     row_status: RowStatusRule,
+    /// Where the newest events were published.
+    publications: Publications,
     /// Zero of the relay's clock.
     epoch: Instant,
 }
@@ -122,6 +125,7 @@ impl Pipeline {
             return Err(halts::polling_refused(PollingRefused));
         }
         let spec = Arc::new(spec);
+        let publications = status_handle.publications().clone();
         Ok(Self {
             engine: Engine::new(settings, row_status),
             mapper,
@@ -132,6 +136,7 @@ impl Pipeline {
             histories: Histories::default(),
             counting: Counting::default(),
             row_status,
+            publications,
             epoch: Instant::now(),
             spec,
         })
@@ -181,8 +186,9 @@ impl Pipeline {
     }
 
     fn feeder(&mut self) -> Feeder<'_> {
-        let Self { spec, engine, mapper, sink, records, observer, .. } = self;
-        Feeder { spec, engine, mapper, sink, records, observer }
+        let Self { spec, engine, mapper, sink, records, observer, publications, .. } = self;
+        let publications = publications.writer();
+        Feeder { spec, engine, mapper, sink, records, observer, publications }
     }
 
     /// Feeds the changes of `batch` from `place` on until something stops it.
@@ -357,6 +363,7 @@ impl Pipeline {
         self.observer.resetting(reason, cursor);
         self.records.clear();
         self.engine.row_status().given_up();
+        self.publications.writer().given_up();
         self.sink.reset();
     }
 
@@ -369,6 +376,7 @@ impl Pipeline {
             && !self.engine.relay().has_unsettled_attempts()
             && self.sink.is_idle();
         if !nothing {
+            self.publications.writer().given_up();
             self.sink.reset();
         }
         nothing
@@ -387,9 +395,20 @@ impl Pipeline {
     pub(super) fn take_posts(&mut self, now: Duration) {
         let mut posts = self.sink.take_posts();
         self.observer.read_clock();
+        let publications = self.publications.clone();
+        let mut remembered = publications.writer();
+        let in_transaction = self.sink.is_transactional();
         for post in posts.drain(..) {
             match post {
-                Post::Report { ticket, outcome } => self.reported(now, ticket, outcome),
+                Post::Report { ticket, outcome } => {
+                    remembered.reported(ticket, outcome, None, in_transaction);
+                    self.reported(now, ticket, outcome);
+                }
+                Post::Published { ticket, placement } => {
+                    let outcome = Outcome::Acked;
+                    remembered.reported(ticket, outcome, Some(placement), in_transaction);
+                    self.reported(now, ticket, outcome);
+                }
                 Post::Retry => {}
                 // The last start was decided without a known cluster, or for another cluster.
                 Post::Located => self.sink.compare_cluster(),
@@ -405,6 +424,7 @@ impl Pipeline {
                 Post::Recovered { call, progress } => self.recovered(now, call, progress),
                 Post::Committed { call } => {
                     failpoint("sink_committed");
+                    remembered.committed();
                     if let Some(took) = self.sink.committed() {
                         self.observer.sink_committed(took);
                     }
@@ -422,6 +442,7 @@ impl Pipeline {
                 }
             }
         }
+        drop(remembered);
         self.sink.posts_taken(posts, self.engine.ending());
     }
 
@@ -663,6 +684,7 @@ impl Pipeline {
         self.observer.drain().resumed();
         self.sink.reopen(&self.spec)?;
         self.engine = Engine::new(settings(&self.spec), self.row_status);
+        self.publications.writer().begins_again();
         self.records = RecordBuffer::default();
         Ok(())
     }

@@ -231,6 +231,11 @@ impl SinkPort {
         }
     }
 
+    /// Whether the sink publishes in transactions.
+    pub(super) fn is_transactional(&self) -> bool {
+        self.transactions.is_some()
+    }
+
     /// A commit is answered. Returns how long it took.
     pub(super) fn committed(&mut self) -> Option<Duration> {
         self.transactions.as_mut()?.committed()

@@ -475,6 +475,9 @@ impl Publisher {
         for post in posts.drain(..) {
             match post {
                 Post::Report { ticket, outcome } => self.report(ticket, outcome, now),
+                Post::Published { ticket, placement: _ } => {
+                    self.report(ticket, Outcome::Acked, now);
+                }
                 // A replay is refused with a sink that publishes in transactions.
                 Post::Retry | Post::Located | Post::Recovered { .. } | Post::Committed { .. } => {}
                 Post::Down { reason, hint, topic, missing: _ } => {

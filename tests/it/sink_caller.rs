@@ -77,6 +77,11 @@ impl Caller {
         let mut retry = false;
         for post in posts {
             match post {
+                Post::Published { ticket, placement } => {
+                    assert!(placement.partition >= 0 && placement.offset >= 0, "{placement:?}");
+                    let before = self.outcomes.insert(ticket.0, Outcome::Acked);
+                    assert_eq!(before, None, "{ticket:?} was reported twice");
+                }
                 Post::Report { ticket, outcome } => {
                     let before = self.outcomes.insert(ticket.0, outcome);
                     assert_eq!(before, None, "{ticket:?} was reported twice");

@@ -10,6 +10,7 @@ pub mod mailbox;
 pub mod offset;
 pub mod outbox_rows;
 pub mod parked;
+pub mod publications;
 pub mod record;
 pub mod row;
 pub mod row_buffer;

@@ -3,7 +3,7 @@
 //!
 //! Any thread may post; the threads of librdkafka do. A post takes one lock, and so does taking all posts.
 
-use crate::record::{Outcome, Ticket};
+use crate::record::{Outcome, Placement, Ticket};
 use crate::sink_transaction::{SinkCall, SinkProgress};
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +18,13 @@ pub enum Post {
         ticket: Ticket,
         /// The outcome.
         outcome: Outcome,
+    },
+    /// The record is acknowledged ([`Outcome::Acked`]), and the broker has said where it has stored the record.
+    Published {
+        /// The record's ticket.
+        ticket: Ticket,
+        /// The place.
+        placement: Placement,
     },
     /// A record that was not accepted for a temporary reason may be offered again.
     Retry,
@@ -111,6 +118,13 @@ impl Mailbox {
     /// Adds the same outcome of many records, under one lock.
     pub fn report_all(&self, tickets: &[Ticket], outcome: Outcome) {
         let posts = tickets.iter().map(|&ticket| Post::Report { ticket, outcome });
+        self.leave(|held| held.extend(posts));
+    }
+
+    /// Adds the acknowledgements of many records, each with its place, under one lock.
+    pub fn published_all(&self, placed: &[(Ticket, Placement)]) {
+        let posts =
+            placed.iter().map(|&(ticket, placement)| Post::Published { ticket, placement });
         self.leave(|held| held.extend(posts));
     }
 

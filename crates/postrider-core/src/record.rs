@@ -76,6 +76,15 @@ impl Header<'_> {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ticket(pub u64);
 
+/// Where a broker has stored a record, as its acknowledgement says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Placement {
+    /// The partition.
+    pub partition: i32,
+    /// The offset in the partition.
+    pub offset: i64,
+}
+
 /// What became of a record. There are three answers, not two: a lost answer is neither a failure nor a success.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {

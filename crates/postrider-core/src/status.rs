@@ -2,6 +2,7 @@
 //!
 //! The pipeline updates the snapshot, and the admin endpoint and the command line read it.
 
+use crate::publications::Publications;
 use crate::store::PipelineKey;
 use serde::Serialize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -532,9 +533,12 @@ impl Lag {
     }
 }
 
-/// The newest snapshot, shared by the pipeline and the readers.
+/// The newest snapshot and the newest publications, shared by the pipeline and the readers.
 #[derive(Clone, Default, Debug)]
-pub struct StatusHandle(Arc<Mutex<Snapshot>>);
+pub struct StatusHandle {
+    snapshot: Arc<Mutex<Snapshot>>,
+    publications: Publications,
+}
 
 impl StatusHandle {
     /// The initial status of the pipeline `name`, of its first shard.
@@ -544,22 +548,37 @@ impl StatusHandle {
 
     /// The initial status of a shard of a pipeline.
     pub fn of(key: &PipelineKey) -> Self {
-        Self(Arc::new(Mutex::new(Snapshot { key: key.clone(), ..Snapshot::default() })))
+        let snapshot = Snapshot { key: key.clone(), ..Snapshot::default() };
+        let publications = Publications::default();
+        Self { snapshot: Arc::new(Mutex::new(snapshot)), publications }
+    }
+
+    /// The same, and the process remembers where the newest events of the pipeline were published: at most `changes`
+    /// ([`Publications::new`]).
+    #[must_use]
+    pub fn remembering(mut self, changes: u32) -> Self {
+        self.publications = Publications::new(changes);
+        self
+    }
+
+    /// Where the newest events were published, as far as that is remembered.
+    pub fn publications(&self) -> &Publications {
+        &self.publications
     }
 
     /// Whether both handles are of the same pipeline of this process.
     pub fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.snapshot, &other.snapshot)
     }
 
     /// Changes the snapshot.
     pub fn update(&self, change: impl FnOnce(&mut Snapshot)) {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.snapshot.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// The newest snapshot, with durations computed for the time of the call.
     pub fn read(&self) -> Snapshot {
-        let mut snapshot = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut snapshot = self.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let now = Instant::now();
         let since =
             |at: Option<Instant>| at.map(|at| now.saturating_duration_since(at).as_secs_f64());

@@ -87,6 +87,7 @@ impl TransactionCaller {
                 Post::Broken { .. } => Some(None),
                 Post::Recovered { .. }
                 | Post::Report { .. }
+                | Post::Published { .. }
                 | Post::Retry
                 | Post::Located
                 | Post::Down { .. }
@@ -115,7 +116,8 @@ impl TransactionCaller {
             }
         }
         self.until("report", |post| {
-            if let Post::Report { ticket: reported, outcome: Outcome::Acked } = post
+            if let Post::Report { ticket: reported, outcome: Outcome::Acked }
+            | Post::Published { ticket: reported, .. } = post
                 && *reported == ticket
             {
                 Some(())

@@ -5,7 +5,7 @@
 
 use super::producer::Producer;
 use super::spec::CreateTopics;
-use postrider_core::record::{Header, Record, Ticket};
+use postrider_core::record::{Header, Placement, Record, Ticket};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
@@ -286,8 +286,8 @@ unsafe fn text(text: *const c_char) -> String {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Report {
     pub(super) ticket: Ticket,
-    /// The record's offset in the partition, or the error.
-    pub(super) result: Result<i64, Code>,
+    /// The record's partition, and its offset there; or the error.
+    pub(super) result: Result<Placement, Code>,
 }
 
 /// A producer and the queue of its events.
@@ -371,7 +371,7 @@ impl Drop for Events {
 /// ends only after every acknowledgement was reported.
 #[derive(Default)]
 pub(super) struct Gathered {
-    acked: Vec<Ticket>,
+    acked: Vec<(Ticket, Placement)>,
     events: Vec<Event>,
 }
 
@@ -397,14 +397,15 @@ impl Event {
             // SAFETY: the event is alive and owns the message, which is only read here. The opaque is the number that
             // `produce` gave. The error is a broker's number, which librdkafka's enum may not have, so no reference to
             // the message as a whole is created.
-            let (error, offset, private) = unsafe {
+            let (error, partition, offset, private) = unsafe {
                 let message =
                     NonNull::new(sys::rd_kafka_event_message_next(self.0.as_ptr()).cast_mut())?;
                 let message = message.as_ptr();
                 let error = (&raw const (*message).err).cast::<i32>().read();
-                (error, (*message).offset, (*message)._private)
+                (error, (*message).partition, (*message).offset, (*message)._private)
             };
-            let result = if error == 0 { Ok(offset) } else { Err(code_of(error)) };
+            let placement = Placement { partition, offset };
+            let result = if error == 0 { Ok(placement) } else { Err(code_of(error)) };
             Some(Report { ticket: Ticket(private as u64), result })
         })
     }

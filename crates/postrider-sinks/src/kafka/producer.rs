@@ -18,7 +18,7 @@ use super::ordering::Firsts;
 use super::shared::Shared;
 use super::spec::{KafkaSpec, OpenError};
 use super::topics::{self, ATTEMPT_BYTES_MAX, BROKER_DEFAULT_BYTES, Facts};
-use postrider_core::record::{Outcome, Record, Scope, Ticket};
+use postrider_core::record::{Outcome, Placement, Record, Scope, Ticket};
 use postrider_core::sink::Post;
 use rdkafka::client::ClientContext;
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
@@ -437,7 +437,11 @@ impl Context {
 
     /// Handles the reports of one request. Acknowledgements are only collected in `acked`, for
     /// [`report_acked`](Self::report_acked).
-    pub(super) fn delivered(&self, reports: impl Iterator<Item = Report>, acked: &mut Vec<Ticket>) {
+    pub(super) fn delivered(
+        &self,
+        reports: impl Iterator<Item = Report>,
+        acked: &mut Vec<(Ticket, Placement)>,
+    ) {
         if self.muted() {
             return;
         }
@@ -449,7 +453,9 @@ impl Context {
                     self.acknowledged(acked);
                     self.broken(format!("the record with the progress was not written: {code}"));
                 }
-                Ok(offset) if self.answers.has(offset) => acked.push(ticket),
+                Ok(placement) if self.answers.has(placement.offset) => {
+                    acked.push((ticket, placement));
+                }
                 // Earlier acknowledgements are reported first.
                 Ok(_) => {
                     self.acknowledged(acked);
@@ -464,7 +470,7 @@ impl Context {
     }
 
     /// Reports the collected acknowledgements.
-    pub(super) fn report_acked(&self, acked: &mut Vec<Ticket>) {
+    pub(super) fn report_acked(&self, acked: &mut Vec<(Ticket, Placement)>) {
         if self.muted() {
             acked.clear();
             return;
@@ -493,12 +499,12 @@ impl Context {
         }
     }
 
-    fn acknowledged(&self, acked: &mut Vec<Ticket>) {
+    fn acknowledged(&self, acked: &mut Vec<(Ticket, Placement)>) {
         self.shared.tally.acked.fetch_add(acked.len() as u64, Ordering::Relaxed);
-        for &ticket in acked.iter() {
+        for &(ticket, _) in acked.iter() {
             self.firsts.answered(ticket);
         }
-        self.shared.mailbox.report_all(acked, Outcome::Acked);
+        self.shared.mailbox.published_all(acked);
         acked.clear();
     }
 
@@ -533,7 +539,9 @@ impl ProducerContext for Context {
     /// A report that librdkafka delivers while the producer is dropped, when the thread no longer takes events.
     fn delivery(&self, result: &DeliveryResult<'_>, ticket: usize) {
         let result = match result {
-            Ok(message) => Ok(message.offset()),
+            Ok(message) => {
+                Ok(Placement { partition: message.partition(), offset: message.offset() })
+            }
             Err((error, _)) => Err(error.rdkafka_error_code().unwrap_or(Code::Unknown)),
         };
         let report = Report { ticket: Ticket(ticket as u64), result };
@@ -781,7 +789,7 @@ mod polled_tests {
 
     fn tickets(posts: &mut Vec<Post>) -> impl Iterator<Item = u64> {
         posts.drain(..).filter_map(|post| match post {
-            Post::Report { ticket, .. } => Some(ticket.0),
+            Post::Report { ticket, .. } | Post::Published { ticket, .. } => Some(ticket.0),
             Post::Retry
             | Post::Down { .. }
             | Post::Held { .. }
