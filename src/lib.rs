@@ -4,8 +4,8 @@
 //! test that fails on any other dependency.
 
 pub use postrider_core::{
-    backoff, delta, error, event, finding, intake_status, offset, outbox_rows, parked, publications,
-    record, row, row_buffer, source, status, store, timestamp, units, zone,
+    backoff, delta, error, event, finding, intake_status, offset, outbox_rows, parked,
+    publications, record, row, row_buffer, source, status, store, timestamp, units, zone,
 };
 pub use postrider_formats as formats;
 pub use postrider_inbox as inbox;

@@ -1,10 +1,12 @@
-//! The admin endpoint: the operators' page, `/live`, `/ready`, `/status`, `/history` and `/metrics` over plain HTTP.
+//! The admin endpoint: the operators' page, `/live`, `/ready`, `/status`, `/history`, `/find` and
+//! `/metrics` over plain HTTP.
 //!
 //! The endpoint only reads the statuses, the metrics and the newest lines of the log: a stuck pipeline can't block it,
 //! and a request can't disturb a pipeline. It changes nothing, so it needs no login; by default it listens on loopback.
 //! Its connections are limited in number and time.
 
 mod answer;
+mod find;
 mod history;
 mod log_events;
 mod page;
@@ -13,6 +15,7 @@ mod sentence;
 #[cfg(test)]
 mod tests;
 
+pub use find::{FindReport, FoundEvent, RememberedReport, TEXT_MAX};
 pub use history::{HISTORY_BYTES_MAX, Movement, Outlook};
 pub use log_events::{LINES_MAX, LogEvent, LogEvents, TEXT_BYTES_MAX};
 pub use report::{
@@ -26,10 +29,11 @@ use crate::metrics::{CONTENT_TYPE, Closed, EndpointMetrics, Metrics};
 use crate::status::{self, Snapshot, StatusHandle};
 use answer::{PLAIN, json, json_in_lines, respond};
 use axum::Router;
-use axum::extract::{Path, State};
+use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::get;
+use find::FindQuery;
 use history::{History, HistoryColumns, Reading, Window};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -270,6 +274,7 @@ fn router(shared: Arc<EndpointState>) -> Router {
         .route("/ready", get(answer_ready))
         .route("/status", get(answer_status))
         .route("/history/{pipeline}/{shard}/{window}", get(answer_history))
+        .route("/find", get(answer_find))
         .route("/metrics", get(answer_metrics))
         .with_state(shared)
 }
@@ -334,6 +339,24 @@ async fn answer_history(
         columns: shared.history.columns(index, window),
         log: shared.view.log_events.of(&pipeline, now_unix_ms.saturating_sub(length)),
     })
+}
+
+async fn answer_find(
+    State(shared): State<Arc<EndpointState>>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let query = match FindQuery::parse(query.as_deref().unwrap_or_default()) {
+        Ok(query) => query,
+        Err(why) => return respond(StatusCode::BAD_REQUEST, PLAIN, format!("{why}\n")),
+    };
+    let handle = shared.view.status_handles.iter().find(|handle| {
+        let key = handle.read().key;
+        key.pipeline == query.pipeline && key.shard == query.shard
+    });
+    match handle {
+        Some(handle) => json_in_lines(&FindReport::new(handle, &query)),
+        None => respond(StatusCode::NOT_FOUND, PLAIN, "no such pipeline runs in this process\n"),
+    }
 }
 
 async fn answer_metrics(State(shared): State<Arc<EndpointState>>) -> Response {

@@ -4,6 +4,7 @@ use super::Output;
 use super::adopt::AdoptArgs;
 use super::bookmark::BookmarkArgs;
 use super::error::{CliError, Exit};
+use super::find::FindArgs;
 use super::groups::GroupsArgs;
 use super::inbox::InboxArgs;
 use super::parked::ParkedArgs;
@@ -130,6 +131,8 @@ pub enum Command {
     Run(RunArgs),
     /// Show the state of every pipeline and intake of the running process
     Status(StatusArgs),
+    /// Show where an event is: not reached, in flight, published, parked, skipped; by its id or its aggregate
+    Find(FindArgs),
     /// Stop reading and publishing for a pipeline, across restarts, until resume
     Pause(PauseArgs),
     /// Let a paused pipeline continue

@@ -11,6 +11,7 @@ mod check;
 mod demo;
 mod dialog;
 mod error;
+mod find;
 mod groups;
 mod inbox;
 mod init;
@@ -38,6 +39,7 @@ pub use args::{
 };
 pub use bookmark::{BookmarkArgs, BookmarkCommand, CreateArgs, DropArgs, ListBookmarksArgs};
 pub use error::Exit;
+pub use find::FindArgs;
 pub use groups::{
     CreateGroupArgs, DropGroupArgs, EvictGroupArgs, GroupLagArgs, GroupStart, GroupsArgs,
     GroupsCommand, ListGroupsArgs, SeekGroupArgs,
@@ -112,6 +114,7 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             let color = args.global.color(env, std::io::stdout().is_terminal());
             block_on(status::run(&config, &args.global, status, color))?
         }
+        Command::Find(find) => block_on(Box::pin(find::run(&pipelines()?, find)))?,
         Command::Parked(parked) => block_on(parked::run(&pipelines()?, parked, env))?,
         Command::Pause(pause) => block_on(pause::pause(&pipelines()?, pause, env))?,
         Command::Resume(resume) => block_on(pause::resume(&pipelines()?, resume))?,

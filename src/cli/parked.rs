@@ -363,7 +363,7 @@ fn id(text: &str) -> Result<Id, String> {
     Ok(position.unwrap_or_else(|| Id::Event(text.to_owned())))
 }
 
-fn parse_aggregate(text: &str) -> Result<(String, String), String> {
+pub(super) fn parse_aggregate(text: &str) -> Result<(String, String), String> {
     let (kind, id) = text.split_once(':').ok_or("expected TYPE:ID, such as order:42")?;
     Ok((kind.to_owned(), id.to_owned()))
 }

@@ -13,8 +13,10 @@ use std::pin::pin;
 
 pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError> {
     let process = Process::listen()?;
-    let status_handles: Vec<_> =
-        config.specs.iter().map(|spec| StatusHandle::of(spec.key())).collect();
+    // Only the endpoint reads what is remembered.
+    let remembered = config.admin.listen.map_or(0, |_| config.admin.remember_changes);
+    let handle = |spec: &PipelineSpec| StatusHandle::of(spec.key()).remembering(remembered);
+    let status_handles: Vec<_> = config.specs.iter().map(handle).collect();
     let total = status_handles.len();
     let metrics = Metrics::default();
     let counts: Vec<_> =

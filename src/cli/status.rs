@@ -253,7 +253,14 @@ pub(super) async fn how_to_start(listen: Option<SocketAddr>, spec: &PipelineSpec
 
 /// The body of `/status`.
 async fn status(address: SocketAddr) -> Result<String, CliError> {
-    let answer = tokio::time::timeout(TIMEOUT, exchange(address)).await;
+    get(address, "/status").await
+}
+
+/// The body of the answer of the process that listens on `address` to a request for `target`, which is in the form of
+/// a request line. An answer that is not 200 is [`CliError::Stranger`].
+pub(super) async fn get(address: SocketAddr, target: &str) -> Result<String, CliError> {
+    let address = reachable(address);
+    let answer = tokio::time::timeout(TIMEOUT, exchange(address, target)).await;
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);
     let answer = answer.map_err(late).flatten();
     let answer = answer.map_err(|source| CliError::Ask { address, source })?;
@@ -263,10 +270,10 @@ async fn status(address: SocketAddr) -> Result<String, CliError> {
 }
 
 /// Uses HTTP/1.0, so that the answer ends with the connection and is not chunked.
-async fn exchange(address: SocketAddr) -> io::Result<String> {
+async fn exchange(address: SocketAddr, target: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect(address).await?;
     let request =
-        format!("GET /status HTTP/1.0\r\nHost: {address}\r\nAccept: application/json\r\n\r\n");
+        format!("GET {target} HTTP/1.0\r\nHost: {address}\r\nAccept: application/json\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
     let mut answer = Vec::new();
     stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await?;

@@ -6,6 +6,7 @@ use super::{build, pipeline};
 use crate::pipeline::{InboxSettings, MaintenanceSettings};
 use crate::postgres::conninfo;
 use crate::postgres::store::inbox_maintenance::InboxKeep;
+use crate::publications::REMEMBERED_MAX;
 use crate::sink::{KINDS, SinkKind};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -171,8 +172,9 @@ fn admin(section: Section<'_>) -> AdminConfig {
         Duration::from_secs(30),
         Duration::from_millis(100)..=Duration::from_hours(24),
     );
+    let remember_changes = section.small("remember_changes", 65_536, 0..=REMEMBERED_MAX);
     section.finish();
-    AdminConfig { listen, ready_lag_max }
+    AdminConfig { listen, ready_lag_max, remember_changes }
 }
 
 fn maintenance(section: Section<'_>) -> MaintenanceSettings {

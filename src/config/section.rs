@@ -896,6 +896,7 @@ const OPEN: &[&str] = &[
     "shutdown_grace",
     "listen",
     "ready_lag_max",
+    "remember_changes",
     "sweep_interval",
     "sweep_keep",
     "sweep_max",

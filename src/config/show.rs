@@ -53,6 +53,7 @@ pub fn show(config: &Config) -> Vec<Shown> {
     let listen = config.admin.listen.map_or_else(String::new, |address| address.to_string());
     rows.add("admin", "listen", json!(listen));
     rows.add("admin", "ready_lag_max", duration(config.admin.ready_lag_max));
+    rows.add("admin", "remember_changes", json!(config.admin.remember_changes));
     rows.maintenance();
     for (pipeline, spec) in config.pipelines.iter().zip(&config.specs) {
         rows.pipeline(pipeline, &spec.common.outbox);

@@ -49,6 +49,8 @@ pub struct AdminConfig {
     pub listen: Option<SocketAddr>,
     /// `/ready` answers 503 while the lag is longer.
     pub ready_lag_max: Duration,
+    /// Of how many of the newest changes of each pipeline the process remembers where they were published; 0: of none.
+    pub remember_changes: u32,
 }
 
 /// `[pipelines.NAME]`

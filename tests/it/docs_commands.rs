@@ -27,12 +27,13 @@ const OWN_TESTS: [&str; 5] = [
 ];
 
 /// The pages of `docs/operations`, in the order in which an operator needs them: one world is set up, run, and removed.
-const OPERATIONS: [&str; 11] = [
+const OPERATIONS: [&str; 12] = [
     "docs/operations/running.md",
     "docs/operations/logs.md",
     "docs/operations/database.md",
     "docs/operations/failover.md",
     "docs/operations/check.md",
+    "docs/operations/find.md",
     "docs/operations/parked-events.md",
     "docs/operations/retention.md",
     "docs/operations/upgrades.md",

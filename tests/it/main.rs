@@ -90,6 +90,8 @@ mod docs_commands;
 mod domains;
 /// Event logs: the sink `postgres`.
 mod event_log;
+/// `postrider find`, and the endpoint it asks.
+mod find;
 /// The forms in which events are published.
 mod formats;
 /// Consumer groups of the SQL toolkit: the programs of docs/sql/consumers.md, killed, cut off and stopped.

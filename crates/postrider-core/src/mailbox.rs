@@ -123,8 +123,7 @@ impl Mailbox {
 
     /// Adds the acknowledgements of many records, each with its place, under one lock.
     pub fn published_all(&self, placed: &[(Ticket, Placement)]) {
-        let posts =
-            placed.iter().map(|&(ticket, placement)| Post::Published { ticket, placement });
+        let posts = placed.iter().map(|&(ticket, placement)| Post::Published { ticket, placement });
         self.leave(|held| held.extend(posts));
     }
 

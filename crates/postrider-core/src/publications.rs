@@ -304,8 +304,7 @@ impl SharedRing {
             topic: ring.topics.get(usize::from(entry.topic)).map(|topic| topic.to_string()),
             placement: is_placed.then_some(placement),
             sent_unix_ms: self.unix_ms(entry.sent),
-            settled_unix_ms: (entry.state != EntryState::Sent)
-                .then(|| self.unix_ms(entry.settled)),
+            settled_unix_ms: (entry.state != EntryState::Sent).then(|| self.unix_ms(entry.settled)),
         }
     }
 
@@ -509,8 +508,9 @@ const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Multiplies to 128 bits, and folds these to 64.
 #[inline]
-const fn mixed(state: u64, word: u64) -> u64 {
-    let product = (state ^ word) as u128 * (MULTIPLIER ^ state.rotate_left(32)) as u128;
+#[expect(clippy::cast_possible_truncation, reason = "each half is taken")]
+fn mixed(state: u64, word: u64) -> u64 {
+    let product = u128::from(state ^ word) * u128::from(MULTIPLIER ^ state.rotate_left(32));
     (product as u64) ^ ((product >> 64) as u64)
 }
 

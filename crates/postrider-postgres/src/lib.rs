@@ -21,6 +21,7 @@ pub mod control;
 mod decoder;
 mod encoding;
 pub mod error_policy;
+pub mod find;
 pub mod lock_holders;
 pub mod names;
 pub mod pipeline_lock;

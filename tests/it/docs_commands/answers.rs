@@ -22,6 +22,10 @@ pub(super) const ANSWERS: &[Answer] = &[
     Answer { matches: "cargo install", why: "builds the binary that all other blocks run" },
     Answer { matches: "kafka-acls.sh", why: "the broker here has no authorizer" },
     Answer {
+        matches: "postrider find",
+        why: "find::published_event_is_where_a_consumer_reads_it_and_after_a_restart_only_the_position_proves_it",
+    },
+    Answer {
         matches: "postrider parked show",
         why: "parked_cli::show_has_headers_and_key_and_the_payload_only_when_asked",
     },

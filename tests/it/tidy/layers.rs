@@ -38,7 +38,7 @@ const MODULES: &[(&str, &str)] = &[
     // The connections of an HTTP server: no state of a pipeline, of an intake, or of the metrics.
     ("connections", ""),
     // Reads a snapshot and the metrics, and calls into nothing.
-    ("admin", "status intake_status offset metrics connections health"),
+    ("admin", "event status intake_status offset publications metrics connections health"),
     ("intake", "CORE inbox postgres health maintenance pipeline connections"),
     (
         "config",
@@ -53,7 +53,7 @@ const MODULES: &[(&str, &str)] = &[
 ];
 
 /// What `CORE` stands for in [`MODULES`].
-const CORE: [&str; 18] = [
+const CORE: [&str; 19] = [
     "backoff",
     "delta",
     "error",
@@ -63,6 +63,7 @@ const CORE: [&str; 18] = [
     "offset",
     "outbox_rows",
     "parked",
+    "publications",
     "record",
     "row",
     "row_buffer",

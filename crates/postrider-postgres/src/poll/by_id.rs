@@ -122,6 +122,27 @@ impl OutboxTable {
         keep.run(client, &self.spec, &self.shape).await
     }
 
+    /// The condition for rows (`o`) whose id has one of these texts, an expression of type `text[]`. By value, if the
+    /// type of the id allows it.
+    pub(crate) fn has_id(&self, texts: &str) -> String {
+        self.id.is_one_of("o", texts)
+    }
+
+    /// The condition for the rows (`o`) of an aggregate, whose type and id have one of these texts.
+    pub(crate) fn is_of_aggregate(&self, kinds: &str, ids: &str) -> String {
+        let is_one_of = |name: &str, texts: &str| match self.shape.column(name) {
+            Some(column) => column.is_one_of("o", texts),
+            None => format!("concat(o.{}) = ANY ({texts})", ident(name)),
+        };
+        let kind = is_one_of(&self.spec.aggregate_type, kinds);
+        format!("{kind} AND {}", is_one_of(&self.spec.aggregate_id, ids))
+    }
+
+    /// What rows (`o`) are sorted by, in the order of their ids.
+    pub(crate) fn id_key(&self) -> String {
+        self.id.sort_key("o")
+    }
+
     /// Type and id of a row's aggregate, as texts.
     pub fn aggregate(&self) -> (String, String) {
         let text = |name: &str| format!("concat(o.{})", ident(name));

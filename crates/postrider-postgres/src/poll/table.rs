@@ -198,7 +198,7 @@ impl TableColumn {
     }
 
     /// What rows are sorted by, where it is this column.
-    pub(super) fn sort_key(&self, row: &str) -> String {
+    pub(crate) fn sort_key(&self, row: &str) -> String {
         match self.equality {
             Equality::Value(_) => format!("{row}.{}", ident(&self.name)),
             Equality::ValueAndText(_) | Equality::Text => self.text(row),

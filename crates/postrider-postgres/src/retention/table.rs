@@ -148,6 +148,28 @@ impl RetentionTable {
         Ok(horizon)
     }
 
+    /// What the position of the pipeline itself proves about the rows: as [`Self::horizon`], without the other pipelines
+    /// and without what only keeps rows from being removed.
+    ///
+    /// # Errors
+    /// An error of the server or of the connection.
+    pub async fn own_horizon(&self, client: &Client) -> Result<Horizon, SourceError> {
+        let mut horizon = Horizon::default();
+        let key = &self.rule.table.key;
+        let facts = self.reader_facts(client).await?;
+        let mut found = false;
+        for facts in facts.into_iter().filter(|facts| facts.is(key)) {
+            found = true;
+            horizon.add(&self.rule, self.oid(), facts);
+        }
+        if !found {
+            horizon.holds.push(Hold::NoPosition);
+        }
+        // A replay publishes again what was published.
+        horizon.holds.retain(|hold| !matches!(hold, Hold::Replay(..)));
+        Ok(horizon)
+    }
+
     fn unfit_time(&self, horizon: &mut Horizon) {
         if self.age().is_none() {
             horizon.holds.push(Hold::NoTime);
@@ -161,6 +183,20 @@ impl RetentionTable {
     }
 
     async fn pipelines(&self, client: &Client, horizon: &mut Horizon) -> Result<(), SourceError> {
+        let key = &self.rule.table.key;
+        let mut found = false;
+        for facts in self.reader_facts(client).await? {
+            found |= facts.is(key);
+            horizon.add(&self.rule, self.oid(), facts);
+        }
+        if !found {
+            horizon.holds.push(Hold::NoPosition);
+        }
+        Ok(())
+    }
+
+    /// What the cursor rows of the pipelines that read the table, or may, say.
+    async fn reader_facts(&self, client: &Client) -> Result<Vec<ReaderFacts>, SourceError> {
         let failed = |e| SourceError::control("read what is still needed of the outbox", e);
         let sql = format!(
             "SELECT c.pipeline, c.shard, c.slot <> '', c.system_identifier = {SYSTEM_IDENTIFIER_SQL}, c.of_mode, \
@@ -180,16 +216,7 @@ impl RetentionTable {
             self.readers_sql()
         );
         let rows = client.query(&sql, &[]).await.map_err(failed)?;
-        let mut found = false;
-        for row in &rows {
-            let facts = ReaderFacts::read(row).map_err(failed)?;
-            found |= facts.is(&self.rule.table.key);
-            horizon.add(&self.rule, self.oid(), facts);
-        }
-        if !found {
-            horizon.holds.push(Hold::NoPosition);
-        }
-        Ok(())
+        rows.iter().map(|row| ReaderFacts::read(row).map_err(failed)).collect()
     }
 
     /// The logs with references whose writers are the pipelines of the table.
