@@ -209,6 +209,71 @@ async fn policy_refuses_markup_scripts_and_connections_that_are_not_of_the_page(
     browser.close().await;
 }
 
+/// The text of the result of a search.
+async fn await_result(browser: &Browser, words: &str) {
+    let script =
+        format!("return document.getElementById('find-result').innerText.includes({words:?})");
+    browser.await_true(words, &script).await;
+}
+
+/// Types into the field for an event, and clicks once.
+async fn search(browser: &Browser, text: &str) {
+    let set = format!("document.getElementById('find-text').value = {}", serde_json::json!(text));
+    browser.run(&set).await;
+    browser.click("#find-go").await;
+}
+
+#[tokio::test]
+async fn published_event_is_found_with_one_click_and_hostile_ids_do_nothing() {
+    const EVIL: &str = "\"><img src=x onerror=\"window.harmed=1\">'$(x)&id=1#\\";
+    let pipeline = Pipeline::shared(Version::Pg17, "pagefind").await;
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    pipeline.insert(30).await;
+    let records = pipeline.topic.await_records(30, SOON).await;
+    let browser = Browser::start().await;
+    browser.open(&page_of(&relay)).await;
+    await_sentence(&browser, "streams").await;
+    let record = records.iter().find(|record| record.header("id") == Some("17")).expect("a record");
+    search(&browser, "17").await;
+    await_result(&browser, "published: the broker has acknowledged it").await;
+    let cells =
+        "return [...document.querySelectorAll('#find-result td')].map(cell => cell.innerText)";
+    let cells = browser.run(cells).await;
+    let (_, lsn, ordinal) = record.place().expect("a position");
+    assert_eq!(cells[1], pipeline.topic.name.as_str(), "{cells}");
+    assert_eq!(cells[2], record.partition.to_string(), "{cells}");
+    assert_eq!(cells[3], record.offset.to_string(), "{cells}");
+    assert_eq!(cells[4], format!("{lsn}:{ordinal}"), "{cells}");
+    await_result(&browser, "everything since its start").await;
+    await_result(&browser, &format!("postrider find -p {} -- 17", pipeline.name)).await;
+    // An aggregate, by the key.
+    browser.run("document.getElementById('find-text').value = ''").await;
+    browser.click("#find-text").await;
+    browser.press(&"order:7".chars().chain([ENTER]).collect::<Vec<_>>()).await;
+    await_result(&browser, "Events of this aggregate, the newest first").await;
+    let rows = "return document.querySelectorAll('#find-result tbody tr').length";
+    assert_eq!(browser.run(rows).await, 3);
+    search(&browser, EVIL).await;
+    await_result(&browser, "Not found in the memory of this process").await;
+    await_result(&browser, "<img src=x onerror=").await;
+    let made = "return document.querySelectorAll('img, [onerror], body script').length";
+    assert_eq!(browser.run(made).await, 0);
+    assert_eq!(browser.run("return window.harmed === undefined").await, true);
+    // A control character could hide what is copied.
+    search(&browser, "a\u{202e}b").await;
+    browser
+        .await_true(
+            "no command",
+            "return document.querySelector('#find-result pre') === null \
+               && document.getElementById('find-result').innerText.includes('Not found')",
+        )
+        .await;
+    assert_no_error(&browser).await;
+    browser.close().await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
 #[tokio::test]
 async fn one_of_a_hundred_pipelines_is_found_and_chosen_in_two_steps() {
     let names: Vec<String> = (0..100).map(|number| format!("pipeline_{number:03}")).collect();
@@ -259,6 +324,10 @@ async fn keyboard_is_enough_and_a_screen_reader_has_landmarks_and_the_sentence()
     browser.press(&[TAB]).await;
     assert_eq!(browser.run(focused).await, "Skip to the pipeline");
     browser.press(&[ENTER, TAB]).await;
+    assert_eq!(browser.run(focused).await, "find-text");
+    browser.press(&[TAB]).await;
+    assert_eq!(browser.run(focused).await, "find-go");
+    browser.press(&[TAB]).await;
     assert_eq!(browser.run(focused).await, "hour");
     browser.press(&[TAB, SPACE]).await;
     assert_eq!(browser.run(focused).await, "day");

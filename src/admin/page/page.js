@@ -1,4 +1,4 @@
-// The operators' page: reads /status and /history, and shows what they say. It changes nothing, keeps nothing, and
+// The operators' page: reads /status, /history and /find, and shows what they say. It changes nothing, keeps nothing, and
 // writes texts with textContent only, because names and errors come from databases and brokers.
 "use strict";
 
@@ -18,6 +18,14 @@ const STAGES = {
   in_flight: "In flight",
   acknowledged: "Acknowledged",
   confirmed: "Confirmed",
+};
+
+const FOUND = {
+  in_flight: "in flight: the broker has not answered yet",
+  in_transaction: "in flight: its transaction is not committed yet",
+  published: "published: the broker has acknowledged it",
+  refused: "refused: it is parked, or being parked",
+  given_up: "given up when the producer was replaced: the broker may have it, and it is published again",
 };
 
 const by = (id) => document.getElementById(id);
@@ -99,6 +107,7 @@ const page = {
   announced: { key: null, state: null, at: 0 },
   failedAt: null,
   generation: 0,
+  found: { key: null, generation: 0 },
 };
 
 async function read(path) {
@@ -275,6 +284,60 @@ function showParked(pipeline) {
   by("parked").replaceChildren(...parts);
 }
 
+// A command that a person can copy into a shell.
+function command(...words) {
+  return words.map((word) => (/^[A-Za-z0-9_.,:\/=-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`)).join(" ");
+}
+
+function foundRow(event, now) {
+  const at = event.settled_unix_ms ?? event.sent_unix_ms;
+  return [FOUND[event.state] ?? words(event.state), event.topic ?? "–", event.partition ?? "–", event.offset ?? "–",
+    event.position, `${duration((now - at) / 1000)} ago`];
+}
+
+function reachOf(answer) {
+  const of = answer.remembers;
+  if (of === null) return "This process remembers no publications: admin.remember_changes is 0.";
+  const back = of.since_start ? `everything since its start ${duration(of.seconds)} ago`
+    : `the newest ${number(of.changes_max)} changes, back to ${duration(of.seconds)} ago`;
+  return `This process remembers ${back}. What is not found here may be waiting in the table, parked, published before `
+    + "that or by another process: it is not lost. The command below asks the database too.";
+}
+
+async function find() {
+  const pipeline = page.status === null ? null : chosenPipeline();
+  const wanted = by("find-text").value;
+  if (pipeline === null || wanted === "") return;
+  page.found = { key: keyOf(pipeline), generation: page.found.generation + 1 };
+  const { generation } = page.found;
+  const parts = [];
+  try {
+    const of = `find?pipeline=${encodeURIComponent(pipeline.pipeline)}&shard=${pipeline.shard}`;
+    const value = encodeURIComponent(wanted);
+    const kinds = wanted.includes(":") ? ["id", "aggregate"] : ["id"];
+    const answers = await Promise.all(kinds.map((kind) => read(`${of}&${kind}=${value}`)));
+    answers.forEach((answer, index) => {
+      if (answer.found.length === 0) return;
+      const what = kinds[index] === "id" ? "Events with this id" : "Events of this aggregate";
+      parts.push(table(`${what}, the newest first${answer.more ? "; there are more" : ""}`,
+        ["state", "topic", { number: "partition" }, { number: "offset" }, "position", "since"],
+        answer.found.map((event) => foundRow(event, answer.now_unix_ms))));
+    });
+    if (parts.length === 0) parts.push(el("p", "", "Not found in the memory of this process."));
+    parts.push(el("p", "small", reachOf(answers[0])));
+    const controls = /[\u0000-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/.test(wanted + pipeline.pipeline);
+    if (!controls) {
+      const asked = kinds.map((kind) => (kind === "id" ? command("postrider", "find", "-p", pipeline.pipeline, "--", wanted)
+        : command("postrider", "find", "-p", pipeline.pipeline, `--aggregate=${wanted}`)));
+      parts.push(el("pre", "", asked.join("\n")));
+    }
+  } catch (error) {
+    parts.push(el("p", "", `The process did not answer: ${error.message}`));
+  }
+  // Another event may have been asked for meanwhile.
+  if (generation === page.found.generation) by("find-result").replaceChildren(...parts);
+}
+
 function runsOf(name, runs) {
   const last = runs.last_run_seconds === null || runs.last_run_seconds === undefined
     ? "not yet" : `${duration(runs.last_run_seconds)} ago`;
@@ -360,6 +423,10 @@ function showPipeline() {
   by("pipe").replaceChildren(...pipeline.flow.stages.map((stage) => stageOf(stage, pipeline.flow.blocked)));
   showSlot(pipeline);
   showParked(pipeline);
+  if (page.found.key !== null && page.found.key !== keyOf(pipeline)) {
+    page.found = { key: null, generation: page.found.generation + 1 };
+    by("find-result").replaceChildren();
+  }
   showTables(pipeline);
 }
 
@@ -567,6 +634,10 @@ by("filter").addEventListener("input", () => {
 });
 by("trouble").addEventListener("change", () => {
   if (page.status !== null) showNav();
+});
+by("find-go").addEventListener("click", find);
+by("find-text").addEventListener("keydown", (event) => {
+  if (event.key === "Enter") find();
 });
 by("hour").addEventListener("click", () => setWindow("hour"));
 by("day").addEventListener("click", () => setWindow("day"));
