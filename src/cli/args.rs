@@ -15,6 +15,7 @@ use super::replay::ReplayArgs;
 use super::retain::RetainArgs;
 use super::setup::Backfill;
 use super::sql::SqlArgs;
+use super::tail::TailArgs;
 use crate::config::show::{Origin, Shown, is_masked, show as rows_of};
 use crate::config::{Config, Env, schema as config_schema};
 #[cfg(feature = "demo")]
@@ -133,6 +134,8 @@ pub enum Command {
     Status(StatusArgs),
     /// Show where an event is: not reached, in flight, published, parked, skipped; by its id or its aggregate
     Find(FindArgs),
+    /// Show the next events in the WAL or in the table as they would be published, without moving anything
+    Tail(TailArgs),
     /// Stop reading and publishing for a pipeline, across restarts, until resume
     Pause(PauseArgs),
     /// Let a paused pipeline continue

@@ -1,6 +1,7 @@
 //! The errors of the commands, their hints, and the exit statuses of the process.
 
 use super::inbox::error::InboxCommandError;
+use super::tail::error::TailError;
 use crate::admin::AdminError;
 use crate::config::ConfigError;
 #[cfg(feature = "demo")]
@@ -84,6 +85,8 @@ pub(super) enum CliError {
     Toolkit(#[from] ToolkitError),
     #[error(transparent)]
     Source(#[from] SourceError),
+    #[error(transparent)]
+    Tail(#[from] TailError),
     #[error("the configuration has several pipelines: {}", .known.join(", "))]
     WhichPipeline { known: Vec<String> },
     #[error("the configuration {file} has no pipeline")]
@@ -247,6 +250,7 @@ impl CliError {
             | Self::Setup(_)
             | Self::Toolkit(_)
             | Self::Source(_)
+            | Self::Tail(_)
             | Self::NotParked { .. }
             | Self::Bookmark(_)
             | Self::Replay(_)
@@ -304,6 +308,7 @@ impl CliError {
             Self::Admin(error) => hint(error.hint()),
             Self::Occupied { .. } => hint(OCCUPIED),
             Self::Log { .. } => hint(A_FILTER),
+            Self::Tail(error) => hint(error.hint()),
             Self::AdminOff => hint("give admin.listen an address, and restart postrider run"),
             Self::Ask { .. } => hint(NO_ANSWER),
             Self::Toolkit(error) => of_toolkit(error),

@@ -27,6 +27,7 @@ mod setup;
 mod sql;
 mod status;
 mod status_events;
+mod tail;
 #[cfg(test)]
 mod tests;
 
@@ -62,6 +63,7 @@ pub use replay::{ReplayArgs, SourceArg};
 pub use retain::RetainArgs;
 pub use setup::Backfill;
 pub use sql::SqlArgs;
+pub use tail::TailArgs;
 
 use crate::config::{self, Config, ConfigError, Env};
 use crate::pipeline::PipelineSpec;
@@ -115,6 +117,7 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             block_on(status::run(&config, &args.global, status, color))?
         }
         Command::Find(find) => block_on(Box::pin(find::run(&pipelines()?, find)))?,
+        Command::Tail(tail) => block_on(Box::pin(tail::run(&pipelines()?, tail)))?,
         Command::Parked(parked) => block_on(parked::run(&pipelines()?, parked, env))?,
         Command::Pause(pause) => block_on(pause::pause(&pipelines()?, pause, env))?,
         Command::Resume(resume) => block_on(pause::resume(&pipelines()?, resume))?,

@@ -27,13 +27,14 @@ const OWN_TESTS: [&str; 5] = [
 ];
 
 /// The pages of `docs/operations`, in the order in which an operator needs them: one world is set up, run, and removed.
-const OPERATIONS: [&str; 12] = [
+const OPERATIONS: [&str; 13] = [
     "docs/operations/running.md",
     "docs/operations/logs.md",
     "docs/operations/database.md",
     "docs/operations/failover.md",
     "docs/operations/check.md",
     "docs/operations/find.md",
+    "docs/operations/tail.md",
     "docs/operations/parked-events.md",
     "docs/operations/retention.md",
     "docs/operations/upgrades.md",

@@ -229,6 +229,8 @@ mod standby;
 mod stream;
 /// Table outboxes by triggers: documents, rights, names, partitions, and the way to Kafka.
 mod table_outbox;
+/// `postrider tail`: what it shows in each state, and that nothing moves.
+mod tail;
 /// No servers: the layers, the limits of files and lines, names that documents promise.
 mod tidy;
 /// Times without a zone, in stream and polling; what expires.

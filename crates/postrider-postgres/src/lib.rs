@@ -37,6 +37,7 @@ pub mod setup;
 pub mod start;
 pub mod statement;
 pub mod store;
+pub mod tail;
 pub mod times;
 pub mod toolkit;
 pub mod value_types;

@@ -25,6 +25,7 @@ pub(super) const ANSWERS: &[Answer] = &[
         matches: "postrider find",
         why: "find::published_event_is_where_a_consumer_reads_it_and_after_a_restart_only_the_position_proves_it",
     },
+    Answer { matches: "postrider tail", why: "tail::stopped_pipeline_is_peeked_and_nothing_moves" },
     Answer {
         matches: "postrider parked show",
         why: "parked_cli::show_has_headers_and_key_and_the_payload_only_when_asked",
