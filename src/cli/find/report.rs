@@ -1,7 +1,7 @@
 //! The result of a search as text and as JSON.
 
-use super::process::{ProcessAnswer, Remembered, SentEvent, Wanted};
-use super::verdict::{EventFacts, Verdict};
+use super::process::{ProcessAnswer, Remembered, SentEvent, SentState, Wanted};
+use super::verdict::{EventFacts, Verdict, Whereabouts};
 use crate::cli::dialog::whole_seconds;
 use crate::cli::error::printable;
 use crate::cli::folded;
@@ -38,7 +38,12 @@ impl EventAnswer {
     ) -> Self {
         // A publication that is acknowledged before any later one that is not.
         let placed = event.sent.iter().find(|sent| sent.offset.is_some());
-        let sent = placed.or(event.sent.first()).map(|sent| (*sent).clone());
+        let best = placed.or(event.sent.first());
+        // What was given up says nothing once something else proves where the event is.
+        let is_meant = |sent: &&&SentEvent| {
+            sent.state != SentState::GivenUp || verdict.whereabouts == Whereabouts::Unconfirmed
+        };
+        let sent = best.filter(is_meant).map(|sent| (*sent).clone());
         let parked = event.parked;
         let topic = sent.as_ref().and_then(|sent| sent.topic.clone()).or_else(|| {
             parked.map(|parked| parked.topic.clone()).filter(|topic| !topic.is_empty())
