@@ -84,7 +84,8 @@ need_cargo_deny() {
     return 0
   fi
   say "building cargo-deny $CARGO_DENY_VERSION"
-  cargo install cargo-deny --version "$CARGO_DENY_VERSION" --locked --root "$tools"
+  # Not optimised: building the program takes longer than all that it does.
+  cargo install cargo-deny --version "$CARGO_DENY_VERSION" --locked --debug --root "$tools"
   # A full or read-only home directory is not an error.
   { mkdir -p "$USER_CACHE" && cp "$tools/bin/cargo-deny" "$kept.$$" && mv "$kept.$$" "$kept"; } 2>/dev/null || true
 }

@@ -160,6 +160,9 @@ fn state(pipeline: &Value) -> Finding {
             Finding::error("state", what)
         }
         "starting" | "standing_by" => Finding::info("state", what),
+        "paused" | "draining" => Finding::warning("state", what),
+        // A loop that does not turn any more has the state that it had before.
+        _ if !pipeline["flow"]["blocked"].is_null() => Finding::error("state", what),
         _ if is_ready => Finding::ok("state", what),
         _ => Finding::warning("state", what),
     };
@@ -232,6 +235,8 @@ mod tests {
         for state in ["halted", "broker_down", "source_down", "parking_full"] {
             assert_eq!(severity(state, false), Severity::Error, "{state}");
         }
+        let stuck = json!({ "state": "streaming", "ready": true, "flow": { "blocked": { "stage": "read" } } });
+        assert_eq!(super::state(&stuck).severity, Severity::Error);
         // A state of a later version.
         assert_eq!(severity("dreaming", false), Severity::Warning);
     }

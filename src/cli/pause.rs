@@ -203,8 +203,9 @@ fn text(
         ),
         PauseOutcome::Draining | PauseOutcome::Ended => (
             "pause requested, and not reached yet",
-            "a process still reads, or waits for acknowledgements (at most shutdown_grace). One of a version before \
-             schema 10 does not know pauses: replace it"
+            "a process still reads or waits for acknowledgements (at most shutdown_grace), or records of one that has \
+             ended may still arrive (at most 8 s). A process of a version before schema 10 does not know pauses: \
+             replace it"
                 .to_owned(),
         ),
     };

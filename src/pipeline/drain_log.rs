@@ -177,11 +177,28 @@ impl DrainLog {
         }
     }
 
-    /// The pause has ended.
-    pub(super) fn resumed(&mut self) {
+    /// The database refuses to read the request: the pipeline connects, which reads it before anything is published.
+    pub(super) fn refused(&mut self, reason: &str) {
+        self.ended();
+        let pipeline = &self.name;
+        warn!(
+            event = "pause_refused",
+            pipeline,
+            reason,
+            "the pause can't be read: {reason}: connecting, which reads the pause before anything is published"
+        );
+    }
+
+    /// The pipeline is not paused any longer. Returns for how many seconds it was.
+    fn ended(&mut self) -> Option<u64> {
         self.outage = None;
         self.phase = DrainPhase::Running;
-        let seconds = self.condition.take().map(|condition| condition.seconds(Instant::now()));
+        self.condition.take().map(|condition| condition.seconds(Instant::now()))
+    }
+
+    /// The pause has ended.
+    pub(super) fn resumed(&mut self) {
+        let seconds = self.ended();
         let after = seconds
             .map_or_else(String::new, |seconds| format!(", after {}", duration_text(seconds)));
         let pipeline = &self.name;

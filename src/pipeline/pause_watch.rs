@@ -22,6 +22,17 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// The longest time for a login and its query.
 const QUERY_MAX: Duration = Duration::from_secs(30);
 
+/// What a look at the request has found.
+pub(super) enum PauseLook {
+    /// The pause goes on.
+    Paused(PauseStatus),
+    /// There is no request any more.
+    Over,
+    /// The table of the requests, or the right to it, is gone, as after `setup --undo`. The next start reads the
+    /// request before it publishes anything, and halts with the reason.
+    Refused(SourceError),
+}
+
 /// Reads the request until it is gone.
 pub(super) struct PauseWatch {
     spec: Arc<PipelineSpec>,
@@ -44,11 +55,11 @@ impl PauseWatch {
         Self { spec, unacknowledged, settled_at, control: None, backoff, failed: false }
     }
 
-    /// Waits for the next look at the request; `None` once there is none.
+    /// Waits for the next look at the request.
     ///
     /// # Errors
     /// An error of the server or of the connection. The next call logs in again, after a pause.
-    pub(super) async fn next(&mut self) -> Result<Option<PauseStatus>, SourceError> {
+    pub(super) async fn next(&mut self) -> Result<PauseLook, SourceError> {
         if self.failed {
             tokio::time::sleep(self.backoff.next(fastrand::f64())).await;
         }
@@ -62,7 +73,7 @@ impl PauseWatch {
         looked
     }
 
-    async fn look(&mut self) -> Result<Option<PauseStatus>, SourceError> {
+    async fn look(&mut self) -> Result<PauseLook, SourceError> {
         if let Some(control) = &mut self.control {
             let notifications = control.notifications();
             let now = Instant::now();
@@ -81,7 +92,7 @@ impl PauseWatch {
         })
     }
 
-    async fn query(&mut self) -> Result<Option<PauseStatus>, SourceError> {
+    async fn query(&mut self) -> Result<PauseLook, SourceError> {
         let spec = &self.spec;
         let control = if let Some(control) = self.control.take() {
             control
@@ -95,13 +106,13 @@ impl PauseWatch {
         };
         let client = control.client();
         let found = match pause::read(client, spec.key()).await {
-            // The table, or the right to it, is gone, as after `setup --undo`. The next start reads the request before
-            // it publishes anything, and halts with the reason.
-            Err(error) if error.sqlstate().is_some_and(is_refusal) => None,
+            Err(error) if error.sqlstate().is_some_and(is_refusal) => {
+                return Ok(PauseLook::Refused(error));
+            }
             found => found?,
         };
-        let status = match found {
-            None => None,
+        let look = match found {
+            None => PauseLook::Over,
             Some(mut pause) => {
                 let noted =
                     pause.drained_at.is_some() && pause.unacknowledged >= self.unacknowledged;
@@ -116,11 +127,16 @@ impl PauseWatch {
                 let slot = catalog::read_slot(client, server.version, &spec.names.slot).await?;
                 let idle_timeout = catalog::read_idle_timeout(client).await?;
                 let idle_timeout = idle_timeout.filter(|_| slot.is_some());
-                Some(PauseStatus { pause, slot, wal_end: server.wal_end, idle_timeout })
+                PauseLook::Paused(PauseStatus {
+                    pause,
+                    slot,
+                    wal_end: server.wal_end,
+                    idle_timeout,
+                })
             }
         };
         self.control = Some(control);
-        Ok(status)
+        Ok(look)
     }
 }
 

@@ -662,7 +662,6 @@ impl Pipeline {
     /// # Errors
     /// The halt of a pipeline whose sink can't be used.
     pub(super) fn resume(&mut self) -> Result<(), Halt> {
-        self.observer.drain().resumed();
         self.sink.reopen(&self.spec)?;
         self.engine.begin_again(settings(&self.spec), self.row_status);
         self.records = RecordBuffer::default();

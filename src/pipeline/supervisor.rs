@@ -7,7 +7,7 @@ use super::halts;
 use super::history::{SeenPositions, ServerHistory, ServerPast};
 use super::mode::Mode;
 use super::observer::{self, REPORT_INTERVAL};
-use super::pause_watch::PauseWatch;
+use super::pause_watch::{PauseLook, PauseWatch};
 use super::poll::poll;
 use super::repair::{self, repairs_instead};
 use super::running::{Pipeline, RECONNECT_MAX, RECONNECT_MIN, Waited};
@@ -277,8 +277,16 @@ impl Supervisor {
                 }
             };
             match looked {
-                Ok(Some(status)) => self.pipeline.observer.paused(status),
-                Ok(None) => break,
+                Ok(PauseLook::Paused(status)) => self.pipeline.observer.paused(status),
+                Ok(PauseLook::Over) => {
+                    self.pipeline.observer.drain().resumed();
+                    break;
+                }
+                Ok(PauseLook::Refused(error)) => {
+                    let reason = Chain(&error).to_string();
+                    self.pipeline.observer.drain().refused(&reason);
+                    break;
+                }
                 Err(error) => {
                     let reason = Chain(&error).to_string();
                     self.pipeline.observer.drain().unreachable(&reason);

@@ -47,7 +47,7 @@ pub enum VerifyFinding {
     Swapped,
     /// As [`Self::Swapped`], but it may be the repetition of a record that was removed from the topic.
     OrderUnproven,
-    /// The order of the record can't be told: it has no position.
+    /// The order of the record is not known: the record has no position.
     WithoutOrder,
     /// The record of an event that was rolled back.
     Unexpected,

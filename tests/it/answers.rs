@@ -29,8 +29,8 @@ pub(crate) struct Answer {
     says: String,
     /// What it means for the data, where that is said.
     means: String,
-    /// What mends it, as the answer says.
-    mends: String,
+    /// What fixes it, as the answer says.
+    fixes: String,
     /// The exit code, or the state in which it goes on.
     ends: String,
 }
@@ -48,7 +48,7 @@ impl Answer {
         assert!(!field("reason").is_empty(), "a state without a reason: {pipeline}");
         Self {
             says: field("reason"),
-            mends: field("hint"),
+            fixes: field("hint"),
             ends: format!("waits: `{}`", field("state")),
             ..Self::default()
         }
@@ -68,7 +68,7 @@ impl Answer {
         let said: Vec<&str> = said.iter().map(String::as_str).filter(is_more).collect();
         Self {
             says: said.join(": "),
-            mends: field("hint"),
+            fixes: field("hint"),
             ends: "goes on".to_owned(),
             ..Self::default()
         }
@@ -76,10 +76,10 @@ impl Answer {
 }
 
 impl Answer {
-    /// What is said, what it means, and what mends it.
-    pub(crate) fn said(says: &str, means: &str, mends: &str) -> Self {
-        let [says, means, mends] = [says, means, mends].map(str::to_owned);
-        Self { says, means, mends, ends: "goes on".to_owned() }
+    /// What is said, what it means, and what fixes it.
+    pub(crate) fn said(says: &str, means: &str, fixes: &str) -> Self {
+        let [says, means, fixes] = [says, means, fixes].map(str::to_owned);
+        Self { says, means, fixes, ends: "goes on".to_owned() }
     }
 
     /// The message has these words.
@@ -101,7 +101,7 @@ impl From<&Halted> for Answer {
         Self {
             says: format!("{} {}", halted.code, halted.message),
             means: halted.meaning.clone(),
-            mends: halted.hint.clone(),
+            fixes: halted.hint.clone(),
             ends: halted.ended.code.map_or_else(|| "a signal".to_owned(), |code| code.to_string()),
         }
     }
@@ -111,18 +111,18 @@ impl From<&Halted> for Answer {
 impl From<&Output> for Answer {
     fn from(output: &Output) -> Self {
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        let (mut says, mut means, mut mends) = (Vec::new(), String::new(), String::new());
+        let (mut says, mut means, mut fixes) = (Vec::new(), String::new(), String::new());
         for line in text.lines() {
             if let Some(meaning) = line.strip_prefix("  meaning: ") {
                 meaning.clone_into(&mut means);
             } else if let Some(hint) = line.strip_prefix("  hint: ") {
-                hint.clone_into(&mut mends);
+                hint.clone_into(&mut fixes);
             } else if !line.starts_with("postrider: 1 mistake in ") {
                 says.push(line);
             }
         }
         let code = output.status.code().expect("an exit code");
-        Self { says: says.join("\n"), means, mends, ends: code.to_string() }
+        Self { says: says.join("\n"), means, fixes, ends: code.to_string() }
     }
 }
 
@@ -144,9 +144,9 @@ fn hold(input: &str, answer: Answer, stable: impl Fn(&str) -> String) {
     // Words of the test, not of the program.
     let own = says.starts_with("published") && answer.ends == "goes on";
     let mut cells = vec![if own { says } else { spans(&says) }];
-    let mends = [&answer.means, &answer.mends].map(|text| spans(&stable(text)));
+    let fixes = [&answer.means, &answer.fixes].map(|text| spans(&stable(text)));
     cells.push(
-        mends.iter().filter(|text| !text.is_empty()).cloned().collect::<Vec<_>>().join("<br>→ "),
+        fixes.iter().filter(|text| !text.is_empty()).cloned().collect::<Vec<_>>().join("<br>→ "),
     );
     cells.push(answer.ends);
     let row = format!("| {input} | {} | ", cells.join(" | "));

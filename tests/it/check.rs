@@ -9,7 +9,7 @@ mod patient;
 mod refused;
 mod ten;
 
-pub(crate) use patient::{Patient, mends};
+pub(crate) use patient::{Patient, fixes};
 
 use crate::relay::postrider;
 use std::collections::BTreeSet;

@@ -492,6 +492,11 @@ async fn paused_process_whose_request_was_dropped_halts_with_the_reason() {
     pipeline.insert(10).await;
     pipeline.sql.batch("drop schema postrider cascade").await;
     let status = relay.await_state("halted", SOON).await;
+    let log = relay.stderr();
+    assert!(
+        log.contains("the pause can't be read") && !log.contains("the pause has ended"),
+        "{log}"
+    );
     let code = status["pipelines"][0]["halt_code"].as_str().unwrap_or_default();
     assert!(code.starts_with("PR0"), "{status}");
     let hint = status["pipelines"][0]["hint"].as_str().unwrap_or_default();

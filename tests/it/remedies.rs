@@ -4,7 +4,7 @@
 //! settings in the file. Rows wait from before the fault, from its time, and from after it.
 
 use crate::await_that::{SOON, await_that};
-use crate::check::{Patient, mends};
+use crate::check::{Patient, fixes};
 use crate::halted::{Halted, run_to_halt};
 use crate::pipeline::{Pipeline, show};
 use crate::private::PrivatePostgres;
@@ -299,7 +299,7 @@ async fn halts_end_well(version: Version, from: usize, to: usize, by: By) {
 
 /// Follows a finding; `postrider run` is what the test goes on with.
 async fn fix(patient: &Patient, finding: &Value) {
-    let lines = mends(finding);
+    let lines = fixes(finding);
     assert!(!lines.is_empty(), "nothing to do: {finding:#}");
     for fix in lines {
         assert!(fix["restart"] == false, "{finding:#}");

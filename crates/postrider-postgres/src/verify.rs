@@ -107,7 +107,7 @@ pub struct VerifySnapshot {
     pub has_resolved: bool,
     /// A repair or a backfill is in progress.
     pub repair: bool,
-    /// Every row from before the slot is published, or rows have a time by which they are told apart.
+    /// Every row from before the slot is published, or rows have a time that distinguishes them.
     pub tells_before: bool,
 }
 

@@ -2,7 +2,7 @@
 
 use crate::answers::{Answer, answer};
 use crate::await_that::{SOON, await_that};
-use crate::check::{Patient, mends};
+use crate::check::{Patient, fixes};
 use crate::halted::{Halted, halt_of, run_to_halt, spawn};
 use crate::pipeline::Pipeline;
 use crate::relay::{postrider, postrider_ok};
@@ -146,7 +146,7 @@ async fn rows_of_a_table_or_partition_that_is_unlogged_at_the_first_setup_are_pu
             let checked = patient.check(&[]);
             for finding in checked.findings.iter().filter(|finding| finding["severity"] == "error")
             {
-                for fix in mends(finding) {
+                for fix in fixes(finding) {
                     patient.execute(fix).await;
                 }
             }

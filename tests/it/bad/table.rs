@@ -6,7 +6,7 @@ use crate::halted::run_to_halt;
 use crate::pipeline::Pipeline;
 use crate::server::Version;
 
-/// Its name, what is done to the database, what mends it, the code, words of the message, and words of the hint.
+/// Its name, what is done to the database, what fixes it, the code, words of the message, and words of the hint.
 type Case = (
     &'static str,
     &'static str,

@@ -1,7 +1,7 @@
 //! What `check` says of a column that the layout needs and the table lacks: another column where one may be meant, and
 //! otherwise that only the application can fill it. No line of it invents what an event says.
 
-use super::patient::{Patient, mends};
+use super::patient::{Patient, fixes};
 use crate::pipeline::Pipeline;
 use crate::server::Version;
 use serde_json::Value;
@@ -32,7 +32,7 @@ async fn column_that_only_the_application_can_fill_is_never_invented() {
     pipeline.sql.batch(&format!("alter table outbox {drops}")).await;
     for column in needed {
         let finding = missing(&patient, column);
-        assert!(mends(&finding).is_empty(), "there is no line that would be true: {finding}");
+        assert!(fixes(&finding).is_empty(), "there is no line that would be true: {finding}");
         for part in [
             "without it no row can be published (PR009)",
             &format!("pipelines.{}.outbox.columns.{column}: ", pipeline.name),
@@ -49,7 +49,7 @@ async fn column_that_only_the_application_can_fill_is_never_invented() {
     for column in needed {
         let finding = missing(&patient, column);
         assert!(why(&finding).contains("it may be one of \"Colour\", \"weight\""), "{finding}");
-        assert!(mends(&finding).is_empty(), "{finding}");
+        assert!(fixes(&finding).is_empty(), "{finding}");
     }
 }
 
@@ -69,7 +69,7 @@ async fn column_of_another_name_is_proposed_and_one_that_is_not_needed_is_left_o
         let patient = Patient::new(&pipeline.config, &pipeline.url);
         pipeline.sql.batch(change).await;
         let finding = missing(&patient, column);
-        let [fix] = mends(&finding) else { panic!("one line: {finding}") };
+        let [fix] = fixes(&finding) else { panic!("one line: {finding}") };
         assert_eq!((&fix["kind"], &fix["restart"]), (&"config".into(), &false.into()), "{finding}");
         let line = fix["line"].as_str().unwrap_or_default();
         assert!(line.ends_with(&format!(" = \"{proposed}\"")), "{finding}");

@@ -1,7 +1,7 @@
 //! One thing wrong at a time, in one database: it is found, its own lines fix it, and it is not found again.
 
 use super::cases::{Case, PUBLICATION, SLOT, TABLE};
-use super::patient::{Checked, Patient, mends};
+use super::patient::{Checked, Patient, fixes};
 use crate::await_that::SOON;
 use crate::pipeline::Pipeline;
 use crate::relay::postrider_ok;
@@ -140,7 +140,7 @@ async fn what_belongs_to_another_is_found_and_mended() {
     let checked = patient.check(&[]);
     // It is another table than the one that the first repair has brought the position for.
     checked.expect("pipeline_changed", "error");
-    for fix in mends(checked.expect("table_partition", "error")) {
+    for fix in fixes(checked.expect("table_partition", "error")) {
         if fix["kind"] == "shell" {
             postrider_ok(&patient.config(), &["adopt"]);
         }

@@ -56,8 +56,8 @@ impl Checked {
     }
 }
 
-/// The mending lines of a finding.
-pub(crate) fn mends(finding: &Value) -> &[Value] {
+/// The lines that fix a finding.
+pub(crate) fn fixes(finding: &Value) -> &[Value] {
     finding["fix"].as_array().expect("an array")
 }
 
@@ -96,10 +96,10 @@ impl Patient {
         Checked { code: output.status.code(), findings }
     }
 
-    /// Executes every mending line of a finding. None of them may want a restart.
+    /// Executes every line that fixes a finding. None of them may want a restart.
     pub(crate) async fn fix(&self, finding: &Value) {
-        let lines = mends(finding);
-        assert!(!lines.is_empty(), "nothing mends it: {finding:#}");
+        let lines = fixes(finding);
+        assert!(!lines.is_empty(), "nothing fixes it: {finding:#}");
         for fix in lines {
             assert_eq!(fix["restart"], false, "{finding:#}");
             self.execute(fix).await;

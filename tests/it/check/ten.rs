@@ -1,6 +1,6 @@
 //! A database where more than ten things are wrong: as many findings, each mended by its own lines.
 
-use super::patient::{Patient, mends};
+use super::patient::{Patient, fixes};
 use crate::await_that::SOON;
 use crate::private::PrivatePostgres;
 use crate::server::{Version, brokers, unique};
@@ -86,12 +86,12 @@ async fn ten_wrong_things_are_ten_findings_and_each_is_mended_by_its_own_lines()
     let told = checked.ids(&["error", "warning", "info"]);
     assert_eq!(told.len(), EXPECTED.len(), "nothing else, and nothing twice: {told:?}");
 
-    let mapped = mends(checked.find("column_missing").unwrap());
+    let mapped = fixes(checked.find("column_missing").unwrap());
     assert_eq!(mapped[0]["table"], "pipelines.orders.outbox", "{mapped:?}");
     assert_eq!(mapped[0]["line"], "columns.event_type = \"kind\"", "{mapped:?}");
 
     for finding in checked.findings.iter().filter(|finding| finding["severity"] != "ok") {
-        for fix in mends(finding) {
+        for fix in fixes(finding) {
             patient.execute(fix).await;
             if fix["restart"] == true {
                 server.stop_fast(SOON).await;

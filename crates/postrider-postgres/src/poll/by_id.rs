@@ -100,9 +100,11 @@ impl OutboxTable {
     pub(crate) fn unmarked_index(&self, partition: &TableName) -> String {
         let (id, condition) = (ident(&self.spec.id), super::row_status::unmarked(&self.spec, ""));
         let root = &self.spec.table;
+        // A name, so that the statement that another partition prints does not create a second index of the table.
+        let name = ident(&format!("{}_unmarked", root.name));
         format!(
-            "CREATE INDEX CONCURRENTLY ON {partition} ({id}) WHERE {condition}; CREATE INDEX ON ONLY {root} ({id}) \
-             WHERE {condition};"
+            "CREATE INDEX CONCURRENTLY ON {partition} ({id}) WHERE {condition}; CREATE INDEX IF NOT EXISTS {name} ON \
+             ONLY {root} ({id}) WHERE {condition};"
         )
     }
 

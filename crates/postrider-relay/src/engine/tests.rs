@@ -183,7 +183,7 @@ fn polling_is_refused_with_a_sink_that_publishes_in_transactions() {
     assert_eq!(engine.polls(PollingRules::default()), Err(PollingRefused));
 }
 
-/// What was in flight when the sink was lost in a drain has no outcome: an operator who pauses the pipeline is told.
+/// What was in flight when the sink was lost in a drain has no outcome: `pause` prints how many events that are.
 #[test]
 fn events_given_up_in_a_drain_are_counted() {
     let mut engine = engine(None, Vec::new());
