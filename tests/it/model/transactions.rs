@@ -12,7 +12,7 @@ use postrider::sink::kafka::KafkaSpec;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longer than any of these tests.
 const LONG: Duration = Duration::from_mins(10);
@@ -59,6 +59,29 @@ async fn transaction_that_took_too_long_is_aborted_and_its_producer_commits_noth
     assert_eq!(fenced, Some(1));
     assert_eq!(sink.recover_again().await, None, "the progress was a part of the transaction");
     orders_have(&orders, &["behind", "behind", "behind"]).await;
+}
+
+/// However long the coordinator takes: the client has called once, and goes on with the same producer.
+#[tokio::test]
+async fn commit_that_takes_long_keeps_its_producer() {
+    let (_broker, turnstile, orders, spec) = coordinator("takes_long").await;
+    let mut sink = TransactionCaller::open(&spec);
+    sink.recover().await;
+    sink.send(&orders.name, "1").await;
+    let call = sink.commit(FIRST);
+    let called = Instant::now();
+    await_that("a second without an answer", SOON, || async {
+        let waited = turnstile.seen() == 1 && called.elapsed() > Duration::from_secs(1);
+        if waited { Ok(()) } else { Err(turnstile.seen()) }
+    })
+    .await;
+    turnstile.open();
+    sink.committed(call).await;
+    sink.send(&orders.name, "2").await;
+    let call = sink.commit(SECOND);
+    sink.committed(call).await;
+    assert_eq!(turnstile.seen(), 2);
+    orders_have(&orders, &["1", "2"]).await;
 }
 
 /// The answer to a commit is lost: the client calls again, and the sink gives the producer up after the answer.

@@ -13,6 +13,10 @@ use tokio::net::TcpStream;
 /// How long one request may take.
 const REQUEST_MAX: Duration = Duration::from_secs(20);
 
+/// How often a schema is registered until the answer comes: on a busy machine the registry was seen to close the
+/// connection before it had written one. Registering a schema again returns its id.
+const REGISTERED_MAX: usize = 5;
+
 /// A registry of the test's own. Its schemas are in memory, and gone with its process.
 pub(crate) struct PrivateRegistry {
     port: u16,
@@ -74,7 +78,13 @@ impl PrivateRegistry {
     /// Registers a schema, and returns its id.
     pub(crate) async fn register(&self, subject: &str, kind: &str, schema: &str) -> u32 {
         let body = json!({"schema": schema, "schemaType": kind});
-        let answer = self.ask("POST", &format!("/subjects/{subject}/versions"), &body).await;
+        let path = format!("/subjects/{subject}/versions");
+        let mut answer = self.ask("POST", &path, &body).await;
+        for _ in 1..REGISTERED_MAX {
+            if answer.as_ref().is_err_and(|error| error == NO_ANSWER) {
+                answer = self.ask("POST", &path, &body).await;
+            }
+        }
         let answer = answer.unwrap_or_else(|error| panic!("{subject}: {error}"));
         u32::try_from(answer["id"].as_u64().expect("an id")).expect("an id")
     }
@@ -89,6 +99,9 @@ impl PrivateRegistry {
         request(self.port, method, path, Some(body)).await
     }
 }
+
+/// The error of a request whose connection was closed without an answer.
+const NO_ANSWER: &str = "no answer";
 
 /// The path of the interface.
 const BASE: &str = "/apis/ccompat/v7";
@@ -115,7 +128,7 @@ async fn request(
     let answer =
         tokio::time::timeout(REQUEST_MAX, exchange).await.map_err(|late| late.to_string())?;
     let answer = answer.map_err(|error| error.to_string())?;
-    let (head, body) = answer.split_once("\r\n\r\n").ok_or("no answer")?;
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or(NO_ANSWER)?;
     if !head.split(' ').nth(1).is_some_and(|status| status.starts_with('2')) {
         return Err(answer);
     }

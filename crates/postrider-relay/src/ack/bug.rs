@@ -92,8 +92,8 @@ pub(crate) enum Bug {
     ProgressOutsideTransaction,
     /// The producer goes on after the brokers have aborted its transaction, and commits what it has sent since.
     CommitsAfterTimeOut,
-    /// The producer goes on after a commit that may have been sent twice.
-    KeepsSlowProducer,
+    /// The producer goes on after a commit that was sent twice.
+    KeepsProducerSentTwice,
     /// The commit of a producer that was fenced off is executed.
     CommitsFenced,
     /// That an event was overtaken is forgotten.

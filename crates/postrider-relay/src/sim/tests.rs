@@ -75,7 +75,7 @@ const COORDINATOR_BUGS: &[(Bug, u64)] = &[
     (Bug::ReadsBeforeStableEnd, 0),
     (Bug::ProgressOutsideTransaction, 0),
     (Bug::CommitsAfterTimeOut, 0),
-    (Bug::KeepsSlowProducer, 0),
+    (Bug::KeepsProducerSentTwice, 0),
     (Bug::CommitsFenced, 0),
 ];
 

@@ -87,8 +87,8 @@ pub(super) enum SinkAnswer {
     Recovered(SinkCall, Recovered),
     Committed {
         call: SinkCall,
-        /// When it was called.
-        called: u64,
+        /// Its client has called it a second time, without an answer to the first call.
+        twice: bool,
     },
     /// The call is refused, or this producer may not commit any more.
     Failed,
@@ -102,14 +102,8 @@ const LATE_MAX: u64 = 400;
 /// Maximum time for which a commit is not visible. Unit: milliseconds.
 const HIDDEN_MAX: u64 = 600;
 
-/// After so long without an answer a client calls again, and it may do so a fifth earlier. Unit: milliseconds.
+/// After so long without an answer a client may call again. Unit: milliseconds.
 const CALLED_AGAIN: u64 = 200;
-const SENT_ONCE: u64 = CALLED_AGAIN * 4 / 5;
-
-/// Whether a commit that was answered after so long may have been called twice, for all that its client knows.
-pub(super) const fn may_be_sent_twice(took: u64) -> bool {
-    took >= SENT_ONCE
-}
 
 /// The sink.
 #[derive(Debug)]
@@ -185,7 +179,8 @@ impl TransactionalSink {
             return Ok(Executed::default());
         };
         let (_, caller, call, request) = self.calls.remove(arrived);
-        let (answer, what) = match request {
+        let called = if let Request::Commit(commit) = &request { commit.called } else { now };
+        let (mut answer, what) = match request {
             Request::CommitAgain { recovery } => return Ok(self.commit_again(caller, recovery)),
             // A second call is that of a client whose first one was executed.
             Request::Read { early } => match self.read(now, caller, call, early) {
@@ -206,8 +201,8 @@ impl TransactionalSink {
         };
         let lost = self.rng.chance(self.rules.answer_lost);
         let at = self.arrives_at(now);
-        if let SinkAnswer::Committed { called, .. } = answer {
-            self.call_again((caller, call), if lost { u64::MAX } else { at }, called);
+        if let SinkAnswer::Committed { twice, .. } = &mut answer {
+            *twice = self.call_again((caller, call), if lost { u64::MAX } else { at }, called);
         }
         self.answers.push((at, caller, if lost { SinkAnswer::Lost } else { answer }));
         Ok(Executed { what: Some(what), commits_open: None })
@@ -266,7 +261,7 @@ impl TransactionalSink {
         truth: &mut Truth,
         server: &mut Server,
     ) -> Check<(SinkAnswer, String)> {
-        let CommitRequest { closed, progress, attempts, called } = commit;
+        let CommitRequest { closed, progress, attempts, called: _ } = commit;
         let ClosedTransaction { recovery, mut records, began } = closed;
         let CoordinatorRules { call_lost, hidden, time_out, .. } = self.rules.coordinator;
         let failed = |what: String| Ok((SinkAnswer::Failed, what));
@@ -306,19 +301,26 @@ impl TransactionalSink {
             self.hidden = Some(Hidden { until, shown: self.stored.clone() });
         }
         self.stored = Some((progress, attempts));
-        Ok((SinkAnswer::Committed { call, called }, what))
+        Ok((SinkAnswer::Committed { call, twice: false }, what))
     }
 
     /// A client that has no answer yet may call a second time. `answered`: when the answer arrives, `since`: when it
-    /// called.
-    fn call_again(&mut self, (caller, call): (Caller, SinkCall), answered: u64, since: u64) {
+    /// called. Returns whether it calls again.
+    fn call_again(
+        &mut self,
+        (caller, call): (Caller, SinkCall),
+        answered: u64,
+        since: u64,
+    ) -> bool {
         let Some((_, recovery)) = self.owner.filter(|_| answered - since >= CALLED_AGAIN) else {
-            return;
+            return false;
         };
-        if self.coordinator.chance(self.rules.coordinator.sent_twice) {
+        let again = self.coordinator.chance(self.rules.coordinator.sent_twice);
+        if again {
             let at = since + CALLED_AGAIN + self.coordinator.range(0, LATE_MAX);
             self.calls.push((at, caller, call, Request::CommitAgain { recovery }));
         }
+        again
     }
 
     fn commit_again(&self, caller: Caller, recovery: SinkCall) -> Executed {

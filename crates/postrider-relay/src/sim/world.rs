@@ -13,7 +13,7 @@ use super::process::{End, NextReading, Process, halt};
 use super::stage::Stage;
 use super::store::{ahead_of_cursor, withdrawn};
 use super::streaming::Session;
-use super::transactional_sink::{self, SinkAnswer};
+use super::transactional_sink::SinkAnswer;
 use super::truth::RowFacts;
 use super::walsender::Walsender;
 use super::{Check, Run, Stop, wrong};
@@ -184,11 +184,10 @@ impl World {
             SinkAnswer::Recovered(call, recovered) => {
                 process.mailbox.push(Post::Recovered(call, recovered));
             }
-            SinkAnswer::Committed { call, called } => {
+            SinkAnswer::Committed { call, twice } => {
                 process.mailbox.push(Post::Committed(call));
-                // A producer whose commit may have been sent twice is replaced.
-                let is_slow = transactional_sink::may_be_sent_twice(self.ground.now - called);
-                let replaces = is_slow && !injected(Bug::KeepsSlowProducer);
+                // A producer whose commit was sent twice is replaced.
+                let replaces = twice && !injected(Bug::KeepsProducerSentTwice);
                 if replaces && process.is_caller(caller) && self.ground.has_coordinator() {
                     process.producer.fatal();
                 }

@@ -5,15 +5,14 @@
 
 use super::codes;
 use super::health::{self, About, AckStall, BootstrapAgain, Problem, ReportedProblems};
-use super::native::{self, Description, TransactionFailure};
-use super::producer::{Producer, Producers};
+use super::native::{self, Description, Producer, TransactionFailure};
+use super::producer::Producers;
 use super::secrets::{SaslLogin, Secrets};
 use super::shared::{RetiredProducers, Shared, Suspicion};
 use super::spec::KafkaSpec;
 use super::topics::{self, CONFIG_ANSWER_MAX, Creation, Facts, Made, Rights, TopicIds, Unusable};
 use postrider_core::record::{Outcome, Scope};
 use postrider_core::sink::Post;
-use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,20 +1,22 @@
 //! The calls of librdkafka that are made directly, and not through the crate `rdkafka`: that crate's `flush` polls
-//! every 100 ms, its headers are copied once more, and it sends no administrator's requests on a producer's own
-//! connection. This is the only file of the sink with `unsafe`.
+//! every 100 ms, its headers are copied once more, it sends no administrator's requests on a producer's own connection,
+//! and its producers do not say which requests were sent. This is the only file of the sink with `unsafe`.
 #![expect(unsafe_code, reason = "librdkafka's C functions, on handles the crate keeps alive")]
 
-use super::producer::Producer;
+use super::producer::{Context, TRANSACTIONAL_ID};
 use super::spec::CreateTopics;
 use postrider_core::record::{Header, Record, Ticket};
-use rdkafka::client::ClientContext;
-use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::client::{Client, ClientContext};
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
-use rdkafka::producer::{PARTITION_UA, Producer as _};
-use rdkafka::types::{RDKafkaErrorCode, RDKafkaErrorCode as Code, RDKafkaRespErr};
+use rdkafka::producer::PARTITION_UA;
+use rdkafka::types::{RDKafkaErrorCode, RDKafkaErrorCode as Code, RDKafkaRespErr, RDKafkaType};
 use rdkafka_sys as sys;
 use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 // A ticket travels through librdkafka as a pointer-sized opaque.
@@ -38,6 +40,100 @@ fn code_of(number: i32) -> RDKafkaErrorCode {
 
 fn failed(number: i32) -> Result<(), RDKafkaErrorCode> {
     if number == 0 { Ok(()) } else { Err(code_of(number)) }
+}
+
+/// A producer of librdkafka.
+pub(super) struct Producer {
+    /// The first field, so that librdkafka's threads have ended before the number that they raise is freed.
+    client: Client<Context>,
+    ended: Arc<AtomicU64>,
+}
+
+/// The key of a request that ends a transaction (Kafka protocol, "Api Keys").
+const END_TXN: i16 = 26;
+
+impl Producer {
+    /// Creates a producer, which connects in the background. It is in transactions if the configuration has a
+    /// transactional id.
+    ///
+    /// # Errors
+    /// librdkafka's error: a property, a file of a certificate, or a thread that can't be started.
+    pub(super) fn make(config: &ClientConfig, context: Context) -> Result<Self, KafkaError> {
+        let native = config.create_native_config()?;
+        let ended = Arc::<AtomicU64>::default();
+        let events = sys::RD_KAFKA_EVENT_DR
+            | sys::RD_KAFKA_EVENT_STATS
+            | sys::RD_KAFKA_EVENT_ERROR
+            | sys::RD_KAFKA_EVENT_OAUTHBEARER_TOKEN_REFRESH;
+        // SAFETY: the configuration is alive. The number lives longer than the client: it is the later field.
+        let added = unsafe {
+            sys::rd_kafka_conf_set_events(native.ptr(), events);
+            if config.get(TRANSACTIONAL_ID).is_some() {
+                sys::rd_kafka_conf_interceptor_add_on_new(
+                    native.ptr(),
+                    INTERCEPTOR.as_ptr(),
+                    Some(count_requests),
+                    Arc::as_ptr(&ended).cast_mut().cast(),
+                )
+            } else {
+                RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR
+            }
+        };
+        failed(added as i32).map_err(|code| KafkaError::ClientCreation(code.to_string()))?;
+        let client = Client::new(config, native, RDKafkaType::RD_KAFKA_PRODUCER, context)?;
+        Ok(Self { client, ended })
+    }
+
+    pub(super) const fn client(&self) -> &Client<Context> {
+        &self.client
+    }
+
+    /// The number of records without a report.
+    pub(super) fn in_flight_count(&self) -> i32 {
+        // SAFETY: the handle lives as long as `self`.
+        unsafe { sys::rd_kafka_outq_len(self.client.native_ptr()) }
+    }
+
+    /// How many requests to end a transaction were sent as a whole, repetitions included. librdkafka counts a request
+    /// before it handles the answer.
+    pub(super) fn ended_count(&self) -> u64 {
+        self.ended.load(Ordering::Acquire)
+    }
+}
+
+/// librdkafka's name for the functions that are called for its requests.
+const INTERCEPTOR: &CStr = c"postrider";
+
+/// Has librdkafka call [`count_request`] for a new client.
+unsafe extern "C" fn count_requests(
+    client: *mut sys::rd_kafka_t,
+    _conf: *const sys::rd_kafka_conf_t,
+    opaque: *mut c_void,
+    _text: *mut c_char,
+    _text_size: usize,
+) -> RDKafkaRespErr {
+    let (name, function) = (INTERCEPTOR.as_ptr(), Some(count_request as _));
+    // SAFETY: librdkafka calls this for a client that it is creating, with the opaque that was given to it.
+    unsafe { sys::rd_kafka_interceptor_add_on_request_sent(client, name, function, opaque) }
+}
+
+/// Counts a request that was written to a connection as a whole.
+unsafe extern "C" fn count_request(
+    _client: *mut sys::rd_kafka_t,
+    _socket: c_int,
+    _broker: *const c_char,
+    _broker_id: i32,
+    key: i16,
+    _version: i16,
+    _correlation: i32,
+    _size: usize,
+    opaque: *mut c_void,
+) -> RDKafkaRespErr {
+    if key == END_TXN {
+        // SAFETY: the opaque is the number of `Producer::make`, which outlives librdkafka's threads.
+        unsafe { &*opaque.cast::<AtomicU64>() }.fetch_add(1, Ordering::Release);
+    }
+    RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR
 }
 
 /// Adds one record to librdkafka's queue. librdkafka copies the record, and chooses a partition if none is given. Never

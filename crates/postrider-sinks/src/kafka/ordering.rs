@@ -58,6 +58,8 @@ pub(super) struct PartitionScheduler<T> {
     waiting: u64,
     sent: u64,
     producers: usize,
+    /// Until then every record waits, unless there is a backlog.
+    held_until: Option<Instant>,
 }
 
 impl<T> PartitionScheduler<T> {
@@ -73,12 +75,18 @@ impl<T> PartitionScheduler<T> {
             waiting: 0,
             sent: 0,
             producers,
+            held_until: None,
         }
     }
 
     /// From here on the caller asks for the next partition regularly.
     pub(super) const fn ask(&mut self) {
         self.is_polled = true;
+    }
+
+    /// Every record waits until then, unless there is a backlog. Then all of them are handed over.
+    pub(super) const fn hold(&mut self, until: Instant) {
+        self.held_until = Some(until);
     }
 
     /// The partitions of a topic have this number of leaders.
@@ -107,8 +115,15 @@ impl<T> PartitionScheduler<T> {
         if !self.queue.is_empty() {
             return true;
         }
+        if !self.is_polled || self.is_backlog(acked) {
+            return false;
+        }
+        if self.held_until.is_some_and(|until| Instant::now() < until) {
+            return true;
+        }
+        self.held_until = None;
         let at_once = BUSY_AT_ONCE * self.connections;
-        if !self.is_polled || self.busy.len() < at_once || self.is_backlog(acked) {
+        if self.busy.len() < at_once {
             return false;
         }
         self.settle(acked);
@@ -147,21 +162,31 @@ impl<T> PartitionScheduler<T> {
         self.queue.len()
     }
 
-    /// When the record that waits longest has waited for [`WAIT_MAX`].
+    /// When the record that waits longest has waited for as long as it may.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.queue.front().map(|(_, since)| *since + WAIT_MAX)
+        self.queue.front().map(|(_, since)| self.held_until.unwrap_or(*since + WAIT_MAX))
     }
 
     /// The next partition: the caller [takes](Self::take) all its waiting records, or puts the first one back.
     pub(super) fn next(&mut self, acked: u64, now: Instant) -> Option<usize> {
-        let due = self.due()?;
-        if now < due && !self.is_backlog(acked) {
+        let is_backlog = self.is_backlog(acked);
+        let is_due = match self.held_until {
+            Some(until) if now < until && !is_backlog => return None,
+            // All that was held is handed over together.
+            Some(_) => true,
+            None => is_backlog || now >= self.due()?,
+        };
+        if !is_due {
             self.settle(acked);
             if self.busy.len() >= BUSY_MAX * self.connections {
                 return None;
             }
         }
-        self.queue.pop_front().map(|(line, _)| line)
+        let next = self.queue.pop_front().map(|(line, _)| line);
+        if self.queue.is_empty() {
+            self.held_until = None;
+        }
+        next
     }
 
     /// The first waiting record of a partition.
@@ -188,6 +213,7 @@ impl<T> PartitionScheduler<T> {
         }
         self.waiting = 0;
         self.sent = 0;
+        self.held_until = None;
     }
 
     /// Removes partitions whose records were answered from the busy ones.

@@ -5,7 +5,7 @@
 
 use super::config::KafkaConfig;
 use super::health::{self, Problem};
-use super::producer::Producer;
+use super::native::Producer;
 use super::producer::{Context, Polled, SizeLimits, TRANSACTIONAL_ID};
 use super::progress::{self, ProgressProblem, StoredProgress};
 use super::shared::{Shared, Suspicion};
@@ -19,7 +19,6 @@ use postrider_core::finding::Finding;
 use postrider_core::sink::{Mailbox, Retention};
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::metadata::MetadataTopic;
-use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::collections::BTreeMap;
 use std::ffi::CString;

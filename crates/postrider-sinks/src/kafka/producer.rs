@@ -13,7 +13,7 @@
 //! it is the only producer that continues after a refusal. In all else it is treated as the others are.
 
 use super::codes::{Answers, outcome};
-use super::native::{self, Events, Gathered, Report, TransactionFailure};
+use super::native::{self, Events, Gathered, Producer, Report, TransactionFailure};
 use super::ordering::Firsts;
 use super::shared::Shared;
 use super::spec::{KafkaSpec, OpenError};
@@ -21,10 +21,8 @@ use super::topics::{self, ATTEMPT_BYTES_MAX, BROKER_DEFAULT_BYTES, Facts};
 use postrider_core::record::{Outcome, Record, Scope, Ticket};
 use postrider_core::sink::Post;
 use rdkafka::client::ClientContext;
-use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
-use rdkafka::message::{DeliveryResult, Message};
-use rdkafka::producer::{BaseProducer, Producer as _, ProducerContext};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::ffi::CStr;
 use std::ops::Deref;
@@ -184,7 +182,7 @@ impl Producers {
 
     /// The number of records without a report.
     pub(super) fn in_flight_count(&self) -> i32 {
-        self.all().map(rdkafka::producer::Producer::in_flight_count).sum()
+        self.all().map(Producer::in_flight_count).sum()
     }
 }
 
@@ -236,9 +234,6 @@ pub(super) fn murmur2(key: &[u8]) -> u32 {
 // pauses for a short time and then reports all acknowledgements that have arrived. Only reports of acknowledgements are
 // delayed, never records, and no report is delayed while the pipeline waits for one.
 
-/// librdkafka's producer, whose events are taken by [`Polled`].
-pub(super) type Producer = BaseProducer<Context>;
-
 /// The longest delay of an acknowledgement, so that others are reported with it.
 const REST: Duration = Duration::from_millis(2);
 
@@ -271,7 +266,7 @@ impl Polled {
         if protocol.to_ascii_lowercase().ends_with("ssl") {
             openssl_sys::init();
         }
-        let producer = Producer::from_config_and_context(config, context);
+        let producer = Producer::make(config, context);
         let events = producer.and_then(Events::of).map_err(OpenError::Create)?;
         let shared = Arc::new(EventThreadState { events, stop: AtomicBool::new(false) });
         let its = Arc::clone(&shared);
@@ -332,7 +327,7 @@ impl Deref for Polled {
 }
 
 impl Drop for Polled {
-    /// Ends the thread that takes the events. Dropping the producer itself takes 0.2 s.
+    /// Ends the thread that takes the events, and reports what is left. Dropping the producer itself takes 0.2 s.
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.wake();
@@ -340,6 +335,11 @@ impl Drop for Polled {
             // A panic of the thread was reported when it happened.
             drop(thread.join());
         }
+        // Else dropping the producer would wait for the answers to its requests.
+        native::purge(self, true);
+        let mut gathered = Gathered::default();
+        while self.shared.events.take(Duration::ZERO, &mut gathered) {}
+        self.shared.events.report_acked(&mut gathered);
     }
 }
 
@@ -524,23 +524,6 @@ impl Context {
             self.shared.mailbox.report(ticket, outcome);
         }
         self.broken(format!("the producer gave up a record: {code}"));
-    }
-}
-
-impl ProducerContext for Context {
-    type DeliveryOpaque = usize;
-
-    /// A report that librdkafka delivers while the producer is dropped, when the thread no longer takes events.
-    fn delivery(&self, result: &DeliveryResult<'_>, ticket: usize) {
-        let result = match result {
-            Ok(message) => Ok(message.offset()),
-            Err((error, _)) => Err(error.rdkafka_error_code().unwrap_or(Code::Unknown)),
-        };
-        let report = Report { ticket: Ticket(ticket as u64), result };
-        let mut acked = Vec::new();
-        self.delivered(std::iter::once(report), &mut acked);
-        self.report_acked(&mut acked);
-        self.has_room();
     }
 }
 

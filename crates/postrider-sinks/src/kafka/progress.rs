@@ -8,8 +8,8 @@
 //! Other pipelines may have open transactions in the topic, behind which no committed record can be read. So the end of
 //! the topic is requested first, with all records, and then committed records are read up to that end.
 
-use super::native::{self, Description, PartitionEnd, TransactionFailure};
-use super::producer::{Context, PROGRESS, Polled, Producer, TRANSACTIONAL_ID};
+use super::native::{self, Description, PartitionEnd, Producer, TransactionFailure};
+use super::producer::{Context, PROGRESS, Polled, TRANSACTIONAL_ID};
 use super::secrets::Secrets;
 use super::shared::Shared;
 use super::spec::{CreateTopics, KafkaSpec, OpenError};
@@ -24,7 +24,6 @@ use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::KafkaError;
 use rdkafka::message::Message as _;
-use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
 use rdkafka::{Offset, TopicPartitionList};
 use std::ffi::CString;

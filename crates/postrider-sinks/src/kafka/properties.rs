@@ -106,30 +106,6 @@ const TOKEN: &str = "nobody would renew the token when it expires";
 const TRANSACTIONS: &str = "the table `transaction` says it";
 const ISOLATION: &str = "it is a property of consumers";
 
-/// How long librdkafka waits before it sends a request of a transaction again. So a commit that takes less time was
-/// sent once. Unit: milliseconds.
-const RETRY_BACKOFF_MILLIS: u64 = 500;
-
-/// librdkafka shortens a pause by a fifth at most (`RD_KAFKA_RETRY_JITTER_PERCENT`).
-const RETRY_BACKOFF_PERCENT_MIN: u64 = 80;
-
-/// The shortest such time that is allowed: a commit that takes longer costs the producer. Unit: milliseconds.
-const SENT_ONCE_MILLIS_MIN: u64 = 200;
-
-/// librdkafka's default of `retry.backoff.max.ms`. Unit: milliseconds.
-const RETRY_BACKOFF_MAX_MILLIS: u64 = 1_000;
-
-/// A request of a transaction that was answered within this time was sent once.
-pub(super) fn sent_once(spec: &KafkaSpec) -> Duration {
-    let number = |name: &str, default| {
-        let set = spec.properties.get(name);
-        set.and_then(|millis| millis.trim().parse::<u64>().ok()).unwrap_or(default)
-    };
-    let pause = number("retry.backoff.ms", RETRY_BACKOFF_MILLIS);
-    let pause = pause.min(number("retry.backoff.max.ms", RETRY_BACKOFF_MAX_MILLIS));
-    Duration::from_millis(pause.saturating_mul(RETRY_BACKOFF_PERCENT_MIN) / 100)
-}
-
 /// The error of a time-out of requests that is longer than that of transactions, which librdkafka refuses.
 fn long_request(spec: &KafkaSpec) -> Option<OpenError> {
     let transaction = spec.transaction.as_ref()?;
@@ -138,16 +114,6 @@ fn long_request(spec: &KafkaSpec) -> Option<OpenError> {
         name: "socket.timeout.ms".to_owned(),
         why: "a request could take longer than the brokers allow a transaction to take",
         fix: "set at most `transaction.timeout`",
-    })
-}
-
-/// The error of pauses that are too short for transactions.
-fn short_pause(spec: &KafkaSpec) -> Option<OpenError> {
-    spec.transaction.as_ref()?;
-    (sent_once(spec) < Duration::from_millis(SENT_ONCE_MILLIS_MIN)).then(|| OpenError::Refused {
-        name: "retry.backoff.ms".to_owned(),
-        why: "a commit that takes longer may have been sent twice, and ends its producer",
-        fix: "with transactions it and `retry.backoff.max.ms` are 250 or more",
     })
 }
 
@@ -185,7 +151,6 @@ pub(super) fn mistakes(spec: &KafkaSpec) -> Vec<OpenError> {
     let of = |(name, value): (&String, &String)| of_property(build, name, value).err();
     let mut errors: Vec<OpenError> = spec.properties.iter().filter_map(of).collect();
     errors.extend(build.allows_all(spec).err());
-    errors.extend(short_pause(spec));
     errors.extend(long_request(spec));
     errors
 }
@@ -297,7 +262,6 @@ fn ours(spec: &KafkaSpec) -> ClientConfig {
     if let Some(transaction) = &spec.transaction {
         config.set(TRANSACTIONAL_ID, &transaction.id);
         config.set("transaction.timeout.ms", transaction.timeout.as_millis().to_string());
-        config.set("retry.backoff.ms", RETRY_BACKOFF_MILLIS.to_string());
     }
     config.set("queue.buffering.max.messages", queue_messages(spec).to_string());
     SizeLimits::of(spec).put(spec, &mut config);

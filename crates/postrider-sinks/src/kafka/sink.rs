@@ -5,8 +5,9 @@
 
 use super::health;
 use super::metadata::MetadataThread;
+use super::native::Producer;
 use super::ordering::{Entry, FirstRecordGate, PartitionScheduler};
-use super::producer::{Producer, Producers, SizeLimits};
+use super::producer::{Producers, SizeLimits};
 use super::secrets::Secrets;
 use super::shared::{RetiredProducers, Shared};
 use super::spec::{KafkaSpec, OpenError};
@@ -16,7 +17,6 @@ use crate::topic::is_topic_name;
 use postrider_core::record::{Outcome, OwnedRecord, Record, Refusal, Scope, Ticket};
 use postrider_core::sink::{Mailbox, NotTaken, Post, Sink};
 use rdkafka::config::ClientConfig;
-use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -283,6 +283,11 @@ impl KafkaSink {
         }
         self.used = true;
         self.producers.clone()
+    }
+
+    /// Keeps every record in the send queue until then, unless there is a backlog.
+    pub(super) const fn hold_records(&mut self, until: Instant) {
+        self.scheduler.hold(until);
     }
 
     /// Whether nothing may be handed over at present.

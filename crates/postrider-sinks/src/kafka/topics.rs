@@ -5,14 +5,12 @@
 mod tests;
 
 use super::health::{About, Problem};
-use super::native::{self, Description, NotMade, TopicId};
-use super::producer::Producer;
+use super::native::{self, Description, NotMade, Producer, TopicId};
 use super::producer::murmur2;
 use super::spec::{CreateTopics, OpenError};
 use crate::topic::is_topic_name;
 use postrider_core::record::{Record, Refusal, Ticket, has_empty_part};
 use rdkafka::metadata::MetadataPartition;
-use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
 use regex::Regex;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

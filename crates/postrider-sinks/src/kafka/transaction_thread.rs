@@ -4,19 +4,17 @@
 //! writes the progress as the last record of the transaction. The next transaction is begun before the answer, so that
 //! the pipeline's thread never waits.
 //!
-//! A producer whose commit has failed, or may have been sent twice, is never used again.
+//! A producer whose commit has failed, or was sent twice, is never used again.
 
-use super::native::{self, TransactionFailure};
-use super::producer::{Context, PROGRESS, Polled, Producer, Producers};
+use super::native::{self, Producer, TransactionFailure};
+use super::producer::{Context, PROGRESS, Polled, Producers};
 use super::progress::{self, ProgressProblem, StoredProgress};
-use super::properties;
 use super::secrets::Secrets;
 use super::shared::{OutageOf, Shared};
 use super::spec::KafkaSpec;
 use super::transaction_spec::KafkaTransaction;
 use postrider_core::record::Record;
 use postrider_core::sink::{Post, SinkCall, SinkProgress};
-use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::ffi::CString;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -59,6 +57,8 @@ struct CommitState {
     is_open: bool,
     /// A commit is called, and not answered.
     is_committing: bool,
+    /// When the last commit was answered.
+    committed_at: Option<Instant>,
     is_closed: bool,
 }
 
@@ -89,6 +89,11 @@ impl CommitLink {
     /// Whether records may be handed over.
     pub(super) fn is_open(&self) -> bool {
         self.state().is_open
+    }
+
+    /// When the last commit was answered; `None` if the producer has committed nothing.
+    pub(super) fn committed_at(&self) -> Option<Instant> {
+        self.state().committed_at
     }
 
     /// Whether a commit is not answered yet.
@@ -404,7 +409,7 @@ impl CommitThread {
             self.report_late(began);
         }
         self.check(producers)?;
-        let began = Instant::now();
+        let (began, ended) = (Instant::now(), producer.ended_count());
         while let Err(failure) = native::commit_transaction(producer, STEP) {
             if !failure.continues {
                 return Err(give_up(producer, failed(producer, "commit", &failure)));
@@ -412,9 +417,10 @@ impl CommitThread {
             self.check(producers)?;
             self.report_late(began);
         }
-        // An answer to the first of two requests would look the same. The second one could then commit a part of the
-        // next transaction, without its progress: a new producer excludes that.
-        let was_sent_once = began.elapsed() < properties::sent_once(&self.spec);
+        // The connection of a first request may be lost, and the request be executed after the answer to the second one.
+        // The first one would then commit a part of the next transaction, without its progress: a new producer excludes
+        // that.
+        let was_sent_once = producer.ended_count() - ended <= 1;
         self.is_in_doubt = false;
         self.report_over();
         let post = Post::Committed { call };
@@ -422,6 +428,7 @@ impl CommitThread {
         let is_open = was_sent_once && next.is_ok();
         self.link.answer(self.generation, &self.shared, post, |state| {
             state.is_committing = false;
+            state.committed_at = Some(Instant::now());
             state.is_open = is_open;
         });
         match next {
@@ -499,8 +506,8 @@ fn give_up(producer: &Producer, reason: String) -> Abandoned {
     Abandoned
 }
 
-/// Why a producer is replaced after a commit that took long.
-const SENT_TWICE: &str = "the commit of its last transaction may have been sent twice";
+/// Why a producer is replaced after a commit.
+const SENT_TWICE: &str = "the commit of its last transaction was sent twice";
 
 /// What to look at while the coordinator of the transactions does not answer.
 const COORDINATOR_HINT: &str = "see whether topic __transaction_state has its leaders and replicas: \

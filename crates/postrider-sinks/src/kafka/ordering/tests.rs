@@ -41,6 +41,35 @@ fn handed_over(scheduler: &mut PartitionScheduler<u64>, acked: u64, now: Instant
 }
 
 #[test]
+fn records_that_are_held_are_handed_over_together_when_their_time_is_over() {
+    let (mut scheduler, now) = (scheduler(), Instant::now());
+    let until = now + Duration::from_mins(1);
+    scheduler.hold(until);
+    for partition in 0..LINES {
+        assert!(comes(&mut scheduler, partition, 1, 0, now));
+    }
+    assert_eq!(scheduler.due(), Some(until));
+    assert_eq!(handed_over(&mut scheduler, 0, now), [0; 0]);
+    // More partitions than may have records in librdkafka at a time.
+    assert_eq!(handed_over(&mut scheduler, 0, until), [1; LINES as usize]);
+    assert_eq!(scheduler.due(), None);
+    assert!(comes(&mut scheduler, 0, 2, 0, until), "the others are busy now");
+}
+
+#[test]
+fn backlog_is_not_held() {
+    let (mut scheduler, now) = (scheduler(), Instant::now());
+    scheduler.hold(now + Duration::from_mins(1));
+    for record in 1..BACKLOG {
+        assert!(comes(&mut scheduler, 0, record, 0, now));
+    }
+    assert_eq!(handed_over(&mut scheduler, 0, now), [0; 0]);
+    assert!(comes(&mut scheduler, 0, BACKLOG, 0, now));
+    assert_eq!(handed_over(&mut scheduler, 0, now).len() as u64, BACKLOG);
+    assert!(!comes(&mut scheduler, 0, 0, 0, now));
+}
+
+#[test]
 fn lines_have_their_turns_in_the_order_in_which_they_came_and_with_all_that_waits() {
     let (mut scheduler, now) = (scheduler(), Instant::now());
     for partition in (0..LINES).take(BUSY_AT_ONCE) {
