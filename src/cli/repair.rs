@@ -127,7 +127,8 @@ async fn assess(
     spec: &PipelineSpec,
     control: &Control,
 ) -> Result<Result<Assessment, Halt>, CliError> {
-    if let Some(halt) = of_mode(spec) {
+    let refused = of_mode(spec).or_else(|| pipeline::repair_refused(spec));
+    if let Some(halt) = refused {
         return Ok(Err(halt));
     }
     let identity = pipeline::identity(&spec.conninfo, APPLICATION_NAME).await?;

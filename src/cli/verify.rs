@@ -312,8 +312,35 @@ fn verdict(report: &VerifyReport, faults: &[VerifyFinding]) -> String {
             grouped(unproven)
         )
     } else {
-        format!("every event that is known to be published is in the topics: {published}")
+        let text =
+            format!("every event that is known to be published is in the topics: {published}");
+        text + &not_compared(report)
     }
+}
+
+/// What the verdict says nothing about, because it could not be compared.
+fn not_compared(report: &VerifyReport) -> String {
+    let count = |findings: &[VerifyFinding]| {
+        findings.iter().map(|finding| report.findings.count(*finding)).sum::<u64>()
+    };
+    let events = count(&[
+        VerifyFinding::NotReached,
+        VerifyFinding::Expired,
+        VerifyFinding::Unpublishable,
+        VerifyFinding::Before,
+    ]);
+    let records = count(&[VerifyFinding::WithoutOrder, VerifyFinding::OrderUnproven]);
+    let mut text = String::new();
+    if events > 0 {
+        text = format!(
+            "; {} are not known to be published, or have no record to expect",
+            grouped(events)
+        );
+    }
+    if records > 0 {
+        text += &format!("; the order of {} records could not be compared", grouped(records));
+    }
+    text
 }
 
 const fn order_text(order: OrderBy) -> &'static str {

@@ -222,13 +222,20 @@ pub(super) fn unpolled(pipeline: &str) -> Halt {
 }
 
 /// The sink does not go with polling or a repair.
-pub(super) fn polling_refused(why: PollingRefused) -> Halt {
+pub(super) fn polling_refused(why: PollingRefused, mode: Mode) -> Halt {
+    let hint = match mode {
+        Mode::Wal | Mode::Embedded => {
+            "if the slot is lost, begin a new slot, and insert the rows that consumers do not have again \
+             (docs/operations/halts.md#begin-a-new-slot). A repair that was begun with another sink is finished with \
+             that sink"
+        }
+        Mode::Poll | Mode::Auto => "set mode = \"wal\", or use another sink",
+    };
     Halt {
         reason: HaltReason::NotApplicable,
         message: why.to_string(),
-        meaning: "nothing was published".to_owned(),
-        hint: "set mode = \"wal\", or use another sink. A pipeline whose slot is lost can't be repaired with this sink"
-            .to_owned(),
+        meaning: "nothing was changed, and nothing was published".to_owned(),
+        hint: hint.to_owned(),
     }
 }
 

@@ -59,7 +59,7 @@ pub use crate::maintenance::{InboxSettings, MaintenanceSettings};
 pub use embedded::Embedded;
 pub use history::identity;
 pub use mode::Mode;
-pub use repair::selection;
+pub use repair::{refused as repair_refused, selection};
 pub use service::Service;
 pub use settings_change::{
     Change, ChangeNote, LeftBehind, Settings, compare as compare_settings, left_behind, polls_now,

@@ -141,7 +141,7 @@ pub(super) async fn poll(
         claims_expire: expires && polling.poller.repairs().is_none(),
     };
     if let Err(refused) = pipeline.engine.polls(rules) {
-        let halt = Box::new(halts::polling_refused(refused));
+        let halt = Box::new(halts::polling_refused(refused, context.spec.common.mode));
         return (End::Over(PipelineExit::Halted(halt)), false);
     }
     let ended = match begin_history(pipeline, &polling.store, true) {

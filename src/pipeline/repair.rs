@@ -27,6 +27,7 @@ use crate::postgres::repair::{
 use crate::postgres::retention::DetachExclusion;
 use crate::postgres::start::Facts;
 use crate::postgres::store::cursor;
+use crate::relay::PollingRefused;
 use std::sync::Arc;
 use tracing::{info, warn};
 
@@ -98,6 +99,13 @@ fn unknown(pipeline: &str) -> Halt {
     }
 }
 
+/// The halt of a pipeline whose sink takes no repair: it publishes in transactions. `None` for other sinks.
+#[must_use]
+pub fn refused(spec: &PipelineSpec) -> Option<Halt> {
+    let in_transactions = spec.common.sink.capabilities().transactions.is_some();
+    in_transactions.then(|| halts::polling_refused(PollingRefused, spec.common.mode))
+}
+
 /// Whether there is something to repair.
 fn verdict_for(
     spec: &PipelineSpec,
@@ -123,6 +131,10 @@ pub(super) async fn open(
     seen: HistoryId,
     cluster: Option<String>,
 ) -> Result<Polling, Failure> {
+    // Before a slot is dropped.
+    if let Some(halt) = refused(&spec) {
+        return Err(Failure::Halt(Box::new(halt)));
+    }
     let at = |phase| move |error| Failure::Source(error, phase);
     let name = application_name(&spec);
     let marks = marks(&spec);

@@ -119,7 +119,7 @@ impl Pipeline {
         let sink = SinkPort::open(&spec)?;
         let settings = settings(&spec);
         if settings.transactions.is_some() && matches!(spec.mode, Mode::Poll | Mode::Auto) {
-            return Err(halts::polling_refused(PollingRefused));
+            return Err(halts::polling_refused(PollingRefused, spec.mode));
         }
         let spec = Arc::new(spec);
         Ok(Self {

@@ -398,18 +398,28 @@ impl TopicComparison {
             self.mark(index, OUTSIDE);
             return Ok(());
         }
-        if of.expected == Expectation::NoRecord {
+        // An id may have been rolled back first, and committed then.
+        if of.seen & SHARED != 0 {
+            let mut is_expected = false;
+            for index in self.shared(index) {
+                let Some(event) = self.events.get(index) else { continue };
+                if event.expected != Expectation::NoRecord && self.fits(event, record) {
+                    self.mark(index, FOUND);
+                    is_expected = true;
+                }
+            }
+            if !is_expected {
+                self.mark(index, FOUND);
+                self.add(VerifyFinding::Unexpected, record);
+            } else if record.is_replay {
+                self.findings.add(VerifyFinding::Replayed);
+            }
+        } else if of.expected == Expectation::NoRecord {
             self.mark(index, FOUND);
             self.add(VerifyFinding::Unexpected, record);
         } else if record.is_replay {
             self.mark(index, FOUND);
             self.findings.add(VerifyFinding::Replayed);
-        } else if of.seen & SHARED != 0 {
-            for index in self.shared(index) {
-                if self.events.get(index).is_some_and(|event| self.fits(event, record)) {
-                    self.mark(index, FOUND);
-                }
-            }
         } else {
             self.mark(index, FOUND | LIVE);
             return self.add_live(index, &of, record, place);
@@ -582,19 +592,24 @@ impl TopicComparison {
         self.findings
     }
 
-    /// The lowest place in the source of each aggregate that has a record, if a topic was truncated.
-    fn firsts(&self) -> HashMap<u64, u64> {
+    /// The lowest place in the source of each aggregate that has a record, with the topic of its records, if a topic was
+    /// truncated. An aggregate with records in several partitions has none: of each one another part was removed.
+    fn firsts(&self) -> HashMap<u64, (u64, u16)> {
         let mut firsts = HashMap::new();
         if self.topic_facts.values().any(|facts| facts.is_truncated) {
-            for ((aggregate, _), order) in &self.aggregates {
-                let first = firsts.entry(*aggregate).or_insert(NO_ORDER);
-                *first = order.first.min(*first);
+            for ((aggregate, partition), order) in &self.aggregates {
+                let Some(of) = self.partitions.get(*partition as usize) else { continue };
+                let first = (order.first, of.topic);
+                firsts
+                    .entry(*aggregate)
+                    .and_modify(|(first, _)| *first = NO_ORDER)
+                    .or_insert(first);
             }
         }
         firsts
     }
 
-    fn of_event(&self, event: &ComparedEvent, firsts: &HashMap<u64, u64>) -> VerifyFinding {
+    fn of_event(&self, event: &ComparedEvent, firsts: &HashMap<u64, (u64, u16)>) -> VerifyFinding {
         if event.seen & FOUND != 0 {
             return match event.seen & SHARED {
                 0 => VerifyFinding::Published,
@@ -613,7 +628,9 @@ impl TopicComparison {
                 let facts = self.topic_facts.get(&event.topic).copied().unwrap_or_default();
                 // An earlier event of the aggregate is there: what was removed was before it, and so before this one.
                 let is_later = event.order != NO_ORDER
-                    && firsts.get(&event.aggregate).is_some_and(|first| *first < event.order);
+                    && firsts.get(&event.aggregate).is_some_and(|(first, topic)| {
+                        *topic == event.topic && *first < event.order
+                    });
                 let explained = facts.may_compact || facts.is_truncated && !is_later;
                 if explained { VerifyFinding::Unproven } else { VerifyFinding::Lost }
             }

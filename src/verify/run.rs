@@ -118,7 +118,7 @@ fn check(spec: &PipelineSpec, request: &VerifyRequest) -> Result<(), VerifyError
         return Err(VerifyError::EmptyRange("--until is not after --since"));
     }
     if request.positions.is_some_and(|(from, to)| to <= from) {
-        return Err(VerifyError::EmptyRange("--to-lsn is not after --from-lsn"));
+        return Err(VerifyError::EmptyRange("the end of --lsn is not after its beginning"));
     }
     if request.parts.iter().any(|part| part.to <= part.from) {
         return Err(VerifyError::EmptyRange(

@@ -111,6 +111,47 @@ fn behind_a_removed_beginning_a_missing_event_is_lost_only_after_an_earlier_one_
     assert_eq!(found(2, false, &[]), counts(&[("unproven", 2)]));
 }
 
+/// Of another partition another part was removed: what is there says nothing about what is missing.
+#[test]
+fn behind_a_removed_beginning_records_of_another_partition_prove_no_loss() {
+    for (of_first, of_second) in [("t", "u"), ("t", "t")] {
+        let mut comparison = TopicComparison::new(rules());
+        for (number, topic) in [(1, of_first), (2, of_second), (3, of_second)] {
+            let id = number.to_string();
+            comparison.add_event(&SourceEvent { topic, ..source_event(&id, "a", number) }).unwrap();
+        }
+        comparison.sort();
+        let truncated = TopicFacts { is_truncated: true, ..TopicFacts::default() };
+        comparison.add_topic("t", truncated);
+        comparison.add_topic("u", truncated);
+        let first = comparison.add_partition(of_first, 0, false);
+        let second = comparison.add_partition(of_second, 1, false);
+        read(&mut comparison, first, &[1]);
+        read(&mut comparison, second, &[3]);
+        let found = named(&comparison.finish());
+        assert_eq!(found, counts(&[("published", 2), ("unproven", 1)]), "{of_second}");
+    }
+}
+
+/// A ledger has both.
+#[test]
+fn an_id_that_was_rolled_back_and_then_committed_is_expected() {
+    for (expected, finding) in [
+        (Expectation::Record, counts(&[("shared_id", 1), ("rolled_back", 1)])),
+        (Expectation::NoRecord, counts(&[("shared_id", 1), ("rolled_back", 1), ("unexpected", 1)])),
+    ] {
+        let mut comparison = TopicComparison::new(rules());
+        let rolled_back =
+            SourceEvent { expected: Expectation::NoRecord, ..source_event("1", "a", 1) };
+        comparison.add_event(&rolled_back).unwrap();
+        comparison.add_event(&SourceEvent { expected, ..source_event("1", "a", 2) }).unwrap();
+        comparison.sort();
+        let partition = comparison.add_partition("t", 0, true);
+        read(&mut comparison, partition, &[1]);
+        assert_eq!(named(&comparison.finish()), finding, "{expected:?}");
+    }
+}
+
 #[test]
 fn nothing_is_lost_from_a_topic_that_may_be_compacted() {
     let mut comparison = with_events(rules(), 3);

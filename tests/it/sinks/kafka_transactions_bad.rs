@@ -9,7 +9,7 @@ use crate::await_that::SOON;
 use crate::halted::run_to_halt;
 use crate::load::{Load, Plan};
 use crate::private::{Operation, Resource};
-use crate::relay::{Relay, postrider_ok};
+use crate::relay::{Relay, postrider, postrider_ok};
 use serde_json::Value;
 use std::cell::RefCell;
 
@@ -181,6 +181,32 @@ async fn transactional_id_of_another_pipeline_halts_the_second_one_and_says_whos
     relay.await_status("that it was fenced off", SOON, fenced).await;
     relay.await_log("another producer has the transactional id now", SOON).await;
     assert!(metric(&relay, &pipeline.name, FENCED).await >= Some(1.0));
+    assert_eq!(pipeline.server.read("orders").await.expect("records").len(), 2, "nothing twice");
+    relay.terminate(SOON).await;
+}
+
+/// Rows of a table can't be published by such a sink, so a repair would drop a slot that is usable, and end there.
+#[tokio::test]
+async fn repair_is_refused_before_it_drops_the_slot() {
+    let pipeline = pipeline_with("no_repair", "").await;
+    let relay = pipeline.run();
+    pipeline.insert("orders", "a", &[1]).await;
+    pipeline.await_values("orders", "a", &["1"]).await;
+    pipeline.resolved().await;
+    relay.terminate(SOON).await;
+    for args in [&["repair", "--from-table", "--dry-run"][..], &["repair", "--from-table"]] {
+        let output = postrider(&pipeline.config, args);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(3), "{said}");
+        for words in
+            ["PR021", "publishes in transactions", "nothing was changed", "begin a new slot"]
+        {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+    }
+    pipeline.insert("orders", "a", &[2]).await;
+    let relay = pipeline.run();
+    pipeline.await_values("orders", "a", &["1", "2"]).await;
     assert_eq!(pipeline.server.read("orders").await.expect("records").len(), 2, "nothing twice");
     relay.terminate(SOON).await;
 }

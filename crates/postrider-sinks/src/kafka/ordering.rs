@@ -164,17 +164,24 @@ impl<T> PartitionScheduler<T> {
 
     /// When the record that waits longest has waited for as long as it may.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.queue.front().map(|(_, since)| self.held_until.unwrap_or(*since + WAIT_MAX))
+        let (_, since) = *self.queue.front()?;
+        Some(self.held(since).unwrap_or(since + WAIT_MAX))
+    }
+
+    /// Until when a record is held that waits since then. One that was put back is not held again.
+    fn held(&self, since: Instant) -> Option<Instant> {
+        self.held_until.filter(|until| since < *until)
     }
 
     /// The next partition: the caller [takes](Self::take) all its waiting records, or puts the first one back.
     pub(super) fn next(&mut self, acked: u64, now: Instant) -> Option<usize> {
+        let (_, since) = *self.queue.front()?;
         let is_backlog = self.is_backlog(acked);
-        let is_due = match self.held_until {
+        let is_due = match self.held(since) {
             Some(until) if now < until && !is_backlog => return None,
             // All that was held is handed over together.
             Some(_) => true,
-            None => is_backlog || now >= self.due()?,
+            None => is_backlog || now >= since + WAIT_MAX,
         };
         if !is_due {
             self.settle(acked);
@@ -182,11 +189,7 @@ impl<T> PartitionScheduler<T> {
                 return None;
             }
         }
-        let next = self.queue.pop_front().map(|(line, _)| line);
-        if self.queue.is_empty() {
-            self.held_until = None;
-        }
-        next
+        self.queue.pop_front().map(|(line, _)| line)
     }
 
     /// The first waiting record of a partition.

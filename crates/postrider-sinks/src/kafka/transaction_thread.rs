@@ -417,25 +417,26 @@ impl CommitThread {
             self.check(producers)?;
             self.report_late(began);
         }
+        // librdkafka keeps the result of a call that has timed out, and may return it to a later call: then the next
+        // transaction can't be begun, or nothing was sent. What is committed is read by the next recovery.
+        let sent = producer.ended_count() - ended;
+        if sent == 0 {
+            return Err(give_up(producer, NOT_SENT.to_owned()));
+        }
+        let begun = native::begin_transaction(producer);
+        begun.map_err(|failure| give_up(producer, failed(producer, "begin", &failure)))?;
         // The connection of a first request may be lost, and the request be executed after the answer to the second one.
         // The first one would then commit a part of the next transaction, without its progress: a new producer excludes
         // that.
-        let was_sent_once = producer.ended_count() - ended <= 1;
+        let was_sent_once = sent == 1;
         self.is_in_doubt = false;
         self.report_over();
-        let post = Post::Committed { call };
-        let next = if was_sent_once { native::begin_transaction(producer) } else { Ok(()) };
-        let is_open = was_sent_once && next.is_ok();
-        self.link.answer(self.generation, &self.shared, post, |state| {
+        self.link.answer(self.generation, &self.shared, Post::Committed { call }, |state| {
             state.is_committing = false;
             state.committed_at = Some(Instant::now());
-            state.is_open = is_open;
+            state.is_open = was_sent_once;
         });
-        match next {
-            Err(failure) => Err(give_up(producer, failed(producer, "begin", &failure))),
-            Ok(()) if was_sent_once => Ok(()),
-            Ok(()) => Err(give_up(producer, SENT_TWICE.to_owned())),
-        }
+        if was_sent_once { Ok(()) } else { Err(give_up(producer, SENT_TWICE.to_owned())) }
     }
 
     /// Writes the progress as the last record of the transaction.
@@ -505,6 +506,9 @@ fn give_up(producer: &Producer, reason: String) -> Abandoned {
     producer.client().context().broken(reason);
     Abandoned
 }
+
+/// Why a producer is replaced whose commit seems to be answered.
+const NOT_SENT: &str = "librdkafka has answered a commit that it has not sent";
 
 /// Why a producer is replaced after a commit.
 const SENT_TWICE: &str = "the commit of its last transaction was sent twice";

@@ -56,6 +56,19 @@ fn records_that_are_held_are_handed_over_together_when_their_time_is_over() {
     assert!(comes(&mut scheduler, 0, 2, 0, until), "the others are busy now");
 }
 
+/// Otherwise the caller would ask again at once, for as long as the partition can't take it.
+#[test]
+fn record_that_was_held_and_put_back_waits_as_any_other() {
+    let (mut scheduler, now) = (scheduler(), Instant::now());
+    let until = now + Duration::from_mins(1);
+    scheduler.hold(until);
+    assert!(comes(&mut scheduler, 0, 1, 0, now));
+    let line = scheduler.next(0, until).expect("its time is over");
+    let record = scheduler.take(line).expect("the record");
+    scheduler.put_back(line, record, until);
+    assert_eq!(scheduler.due(), Some(until + WAIT_MAX));
+}
+
 #[test]
 fn backlog_is_not_held() {
     let (mut scheduler, now) = (scheduler(), Instant::now());
