@@ -330,17 +330,17 @@ fn not_compared(report: &VerifyReport) -> String {
         VerifyFinding::Before,
     ]);
     let records = count(&[VerifyFinding::WithoutOrder, VerifyFinding::OrderUnproven]);
-    let mut text = String::new();
-    if events > 0 {
-        text = format!(
-            "; {} are not known to be published, or have no record to expect",
-            grouped(events)
-        );
-    }
-    if records > 0 {
-        text += &format!("; the order of {} records could not be compared", grouped(records));
-    }
-    text
+    let of_events = if events > 0 {
+        format!("; {} are not known to be published, or have no record to expect", grouped(events))
+    } else {
+        String::new()
+    };
+    let of_records = if records > 0 {
+        format!("; the order of {} records could not be compared", grouped(records))
+    } else {
+        String::new()
+    };
+    of_events + &of_records
 }
 
 const fn order_text(order: OrderBy) -> &'static str {

@@ -25,7 +25,7 @@ const QUERY_MAX: Duration = Duration::from_secs(30);
 /// What a look at the request has found.
 pub(super) enum PauseLook {
     /// The pause goes on.
-    Paused(PauseStatus),
+    Paused(Box<PauseStatus>),
     /// There is no request any more.
     Over,
     /// The table of the requests, or the right to it, is gone, as after `setup --undo`. The next start reads the
@@ -127,12 +127,8 @@ impl PauseWatch {
                 let slot = catalog::read_slot(client, server.version, &spec.names.slot).await?;
                 let idle_timeout = catalog::read_idle_timeout(client).await?;
                 let idle_timeout = idle_timeout.filter(|_| slot.is_some());
-                PauseLook::Paused(PauseStatus {
-                    pause,
-                    slot,
-                    wal_end: server.wal_end,
-                    idle_timeout,
-                })
+                let wal_end = server.wal_end;
+                PauseLook::Paused(Box::new(PauseStatus { pause, slot, wal_end, idle_timeout }))
             }
         };
         self.control = Some(control);

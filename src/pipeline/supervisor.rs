@@ -277,7 +277,7 @@ impl Supervisor {
                 }
             };
             match looked {
-                Ok(PauseLook::Paused(status)) => self.pipeline.observer.paused(status),
+                Ok(PauseLook::Paused(status)) => self.pipeline.observer.paused(*status),
                 Ok(PauseLook::Over) => {
                     self.pipeline.observer.drain().resumed();
                     break;

@@ -179,7 +179,7 @@ impl TransactionalSink {
             return Ok(Executed::default());
         };
         let (_, caller, call, request) = self.calls.remove(arrived);
-        let called = if let Request::Commit(commit) = &request { commit.called } else { now };
+        let since = if let Request::Commit(commit) = &request { commit.called } else { now };
         let (mut answer, what) = match request {
             Request::CommitAgain { recovery } => return Ok(self.commit_again(caller, recovery)),
             // A second call is that of a client whose first one was executed.
@@ -202,7 +202,7 @@ impl TransactionalSink {
         let lost = self.rng.chance(self.rules.answer_lost);
         let at = self.arrives_at(now);
         if let SinkAnswer::Committed { twice, .. } = &mut answer {
-            *twice = self.call_again((caller, call), if lost { u64::MAX } else { at }, called);
+            *twice = self.call_again((caller, call), if lost { u64::MAX } else { at }, since);
         }
         self.answers.push((at, caller, if lost { SinkAnswer::Lost } else { answer }));
         Ok(Executed { what: Some(what), commits_open: None })

@@ -423,8 +423,8 @@ impl CommitThread {
         if sent == 0 {
             return Err(give_up(producer, NOT_SENT.to_owned()));
         }
-        let begun = native::begin_transaction(producer);
-        begun.map_err(|failure| give_up(producer, failed(producer, "begin", &failure)))?;
+        native::begin_transaction(producer)
+            .map_err(|failure| give_up(producer, failed(producer, "begin", &failure)))?;
         // The connection of a first request may be lost, and the request be executed after the answer to the second one.
         // The first one would then commit a part of the next transaction, without its progress: a new producer excludes
         // that.
