@@ -163,13 +163,19 @@ pub(crate) struct Topic {
 }
 
 impl Topic {
-    /// A setting of the topic as the broker shows it; empty if there is none.
+    /// A setting of the topic as the broker shows it; empty if there is none. A broker that was frozen until now may let
+    /// the first requests wait for longer than their client.
     pub(crate) async fn setting(&self, name: &str) -> String {
-        let resource = ResourceSpecifier::Topic(&self.name);
-        let asked = admin(&self.brokers).describe_configs(&[resource], &AdminOptions::new()).await;
-        let resource = asked.expect("an answer").remove(0).expect("a topic");
-        let entry = resource.entries.into_iter().find(|entry| entry.name == name);
-        entry.and_then(|entry| entry.value).unwrap_or_default()
+        let admin = admin(&self.brokers);
+        await_that(&format!("an answer about {}", self.name), SOON, || async {
+            let resource = ResourceSpecifier::Topic(&self.name);
+            let asked = admin.describe_configs(&[resource], &AdminOptions::new()).await;
+            let resource = asked.map_err(|error| error.to_string())?.remove(0);
+            let resource = resource.map_err(|code| code.to_string())?;
+            let entry = resource.entries.into_iter().find(|entry| entry.name == name);
+            Ok::<_, String>(entry.and_then(|entry| entry.value).unwrap_or_default())
+        })
+        .await
     }
 
     /// Everything that is in the topic now, in order of partition and offset.
