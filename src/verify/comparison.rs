@@ -592,8 +592,8 @@ impl TopicComparison {
         self.findings
     }
 
-    /// The lowest place in the source of each aggregate that has a record, with the topic of its records, if a topic was
-    /// truncated. An aggregate with records in several partitions has none: of each one another part was removed.
+    /// The lowest place in the source of each aggregate that has a record, with the topic of its records, if a topic
+    /// was truncated. An aggregate with records in several partitions has none: of each one another part was removed.
     fn firsts(&self) -> HashMap<u64, (u64, u16)> {
         let mut firsts = HashMap::new();
         if self.topic_facts.values().any(|facts| facts.is_truncated) {

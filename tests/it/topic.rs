@@ -163,8 +163,8 @@ pub(crate) struct Topic {
 }
 
 impl Topic {
-    /// A setting of the topic as the broker shows it; empty if there is none. A broker that was frozen until now may let
-    /// the first requests wait for longer than their client.
+    /// A setting of the topic as the broker shows it; empty if there is none. A broker that was frozen until now may
+    /// let the first requests wait for longer than their client.
     pub(crate) async fn setting(&self, name: &str) -> String {
         let admin = admin(&self.brokers);
         await_that(&format!("an answer about {}", self.name), SOON, || async {

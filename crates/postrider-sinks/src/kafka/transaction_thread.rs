@@ -425,9 +425,9 @@ impl CommitThread {
         }
         native::begin_transaction(producer)
             .map_err(|failure| give_up(producer, failed(producer, "begin", &failure)))?;
-        // The connection of a first request may be lost, and the request be executed after the answer to the second one.
-        // The first one would then commit a part of the next transaction, without its progress: a new producer excludes
-        // that.
+        // The connection of a first request may be lost, and the request be executed after the answer to the second
+        // one. The first one would then commit a part of the next transaction, without its progress: a new producer
+        // excludes that.
         let was_sent_once = sent == 1;
         self.is_in_doubt = false;
         self.report_over();
