@@ -10,7 +10,7 @@ use super::spec::{KafkaSpec, OpenError};
 use super::transaction_spec::KafkaTransaction;
 use super::transaction_thread::{CommitLink, CommitThread, KafkaCall};
 use postrider_core::record::{Record, Ticket};
-use postrider_core::sink::{Mailbox, NotTaken, Sink, SinkCall, SinkProgress, Transactional};
+use postrider_core::sink::{Mailbox, NotTaken, Post, Sink, SinkCall, SinkProgress, Transactional};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -88,10 +88,15 @@ impl KafkaTransactionSink {
         offer: impl FnOnce(&mut KafkaSink) -> Result<(), NotTaken>,
     ) -> Result<(), NotTaken> {
         self.admits(record.topic)?;
-        if let Some(until) = self.settles_until() {
+        let settles_until = self.settles_until();
+        if let Some(until) = settles_until {
             self.sink.hold_records(until);
         }
         offer(&mut self.sink)?;
+        if settles_until.is_some() {
+            // Nothing may be in flight whose report would wake the pipeline: it asks for the time of the next turn.
+            self.sink.shared().mailbox.post(Post::Retry);
+        }
         self.has_records = true;
         Ok(())
     }
