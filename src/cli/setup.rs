@@ -104,7 +104,7 @@ async fn one(
         let plan = setup::plan(&control.facts(&ask).await?, &options);
         let plan = plan.map_err(SetupError::from)?;
         let left = left_out(spec, &control, &plan).await?;
-        let text = printed(spec.name(), &plan, absent, &options, left);
+        let text = printed(spec, &plan, absent, &options, left);
         return Output::stdout().line(text.trim_end()).map_err(CliError::Output);
     }
     create(spec, listen, args, conninfo, (&control, options, selection)).await
@@ -184,7 +184,7 @@ fn command(pipeline: &str, args: &SetupArgs) -> String {
 
 /// The plan as SQL, preceded by comments on what must be known first.
 fn printed(
-    pipeline: &str,
+    spec: &PipelineSpec,
     plan: &SetupPlan,
     absent: Option<&str>,
     options: &Options<'_>,
@@ -196,17 +196,19 @@ fn printed(
         format!("-- The role does not exist; create it first: {sql}\n")
     });
     let left = left.map_or_else(String::new, |rows| {
-        format!(
-            "-- Not streamed, because they were inserted before the slot: {rows}.\n-- postrider setup --backfill \
-             creates the slot and lists these rows for publishing.\n"
-        )
+        let way = if spec.names.in_transactions {
+            "The sink publishes in transactions, which takes none of them: insert them again after setup."
+        } else {
+            "postrider setup --backfill creates the slot and lists these rows for publishing."
+        };
+        format!("-- Not streamed, because they were inserted before the slot: {rows}.\n-- {way}\n")
     });
     let mut refused = String::new();
     for right in options.rights.into_iter().flat_map(RightsFacts::not_granted) {
         // Writing to a String does not fail.
         writeln!(refused, "-- {}", not_granted(right)).unwrap_or_default();
     }
-    format!("-- Pipeline {pipeline}\n{first}{left}{refused}{plan}")
+    format!("-- Pipeline {}\n{first}{left}{refused}{plan}", spec.name())
 }
 
 /// Creates what is missing and prints what was done.
@@ -231,7 +233,8 @@ async fn create(
         out.line(&of_plan(spec.name(), &plan)).map_err(CliError::Output)?;
     }
     let is_shown = left.is_some();
-    if let Some(which) = left.as_deref().map(ask_backfill).transpose()?.flatten() {
+    let asks = left.as_deref().filter(|_| !spec.names.in_transactions);
+    if let Some(which) = asks.map(ask_backfill).transpose()?.flatten() {
         (selection, left) = (wanted(Some(which)), None);
         options.backfill = selection.is_some();
         plan = setup::plan(&facts, &options).map_err(SetupError::from)?;
@@ -261,7 +264,7 @@ async fn create(
         let other = options.role.is_some();
         lines.extend(created.map_err(|error| denied(error, spec.name(), selection, other))?);
     }
-    lines.extend(left.map(|rows| notice(spec.name(), &rows)));
+    lines.extend(left.map(|rows| notice(spec, &rows)));
     lines.extend(options.rights.into_iter().flat_map(RightsFacts::not_granted).map(not_granted));
     lines.extend(create_topics(spec, topics).await);
     let prepared = prepare_sink(spec, args.adopt_cursor).await;
@@ -469,7 +472,14 @@ fn ask_backfill(rows: &str) -> Result<Option<Backfill>, CliError> {
 }
 
 /// The notice about rows that were left out.
-fn notice(pipeline: &str, rows: &str) -> String {
+fn notice(spec: &PipelineSpec, rows: &str) -> String {
+    let pipeline = spec.name();
+    if spec.names.in_transactions {
+        return format!(
+            "not streamed   {rows}, which were inserted before the slot. The sink publishes in transactions, which \
+             takes no rows of before: insert them again if consumers need them (docs/operations/upgrades.md)"
+        );
+    }
     format!(
         "not streamed   {rows}, which were inserted before the slot. To publish them first, before postrider run has \
          published anything: postrider setup -p {pipeline} --undo --yes, then postrider setup -p {pipeline} --backfill \

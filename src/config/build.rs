@@ -74,6 +74,7 @@ pub(super) fn spec(
             captured: capture.map(|capture| capture.tables.clone()).unwrap_or_default(),
             times: times(&outbox, &poll, pipeline.mode != Mode::Wal),
             auto: pipeline.mode == Mode::Auto,
+            in_transactions: sink.capabilities().transactions.is_some(),
             updates: outbox.on_update == OnUpdate::Halt,
         },
         common: CommonSpec {

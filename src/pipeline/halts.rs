@@ -252,10 +252,17 @@ pub(super) fn other_history_of_sink(
     transactional_id: Option<&str>,
 ) -> Halt {
     let (under, hint) = match transactional_id {
-        None => (String::new(), "connect a source and a sink that belong together".to_owned()),
+        None => (
+            String::new(),
+            "if the slot of this pipeline was created again, discard the position that the sink has stored \
+             (docs/operations/halts.md#begin-a-new-slot). Otherwise connect a source and a sink that belong together"
+                .to_owned(),
+        ),
         Some(id) => (
             format!(", under transactional id \"{id}\","),
-            "if a pipeline of another database has this transactional id, set another transaction.id in the \
+            "if the slot of this pipeline was created again: postrider setup --adopt-cursor \
+             (docs/operations/halts.md#begin-a-new-slot). If a pipeline of another database has this transactional id, \
+             set another transaction.id in the \
              configuration of one of them, and run postrider setup with it: no event is lost, and what that pipeline \
              published since its cursor row comes twice, once. Otherwise connect a source and brokers that belong \
              together"

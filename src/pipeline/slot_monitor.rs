@@ -394,6 +394,22 @@ fn past(spec: &PipelineSpec, retained: u64, max: u64) -> Halt {
             hint: "fix what delays the pipeline (see postrider status); a new slot is created automatically".into(),
         };
     }
+    if names.in_transactions && names.table.is_some() {
+        return Halt {
+            reason: HaltReason::WalBudget,
+            message,
+            meaning: "nothing is lost yet: the slot keeps what is not published, and retains more WAL with all that \
+                      the database writes"
+                .into(),
+            hint: format!(
+                "fix what delays the pipeline and start again: it drains the backlog as long as that does not grow by \
+                 a {GROWTH_PART}th of the budget; or raise source.wal_retain_max; or, before the disk is full, begin \
+                 a new slot and insert the rows again that consumers do not have, since a sink that publishes in \
+                 transactions takes no repair (docs/operations/halts.md#begin-a-new-slot): events whose row was \
+                 deleted, and logical messages, are lost with the slot"
+            ),
+        };
+    }
     if names.captures() {
         return Halt {
             reason: HaltReason::WalBudget,

@@ -62,6 +62,7 @@ impl Pipeline {
             captured: Vec::new(),
             times: Times::default(),
             auto: false,
+            in_transactions: false,
             updates: false,
         };
         let conninfo = conninfo(url);

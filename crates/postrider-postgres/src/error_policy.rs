@@ -589,6 +589,20 @@ fn from_table(names: &Names) -> String {
             setup = setup_as_admin(names)
         );
     }
+    if names.in_transactions
+        && let Some(table) = &names.table
+    {
+        return format!(
+            "if the publication does not exist: CREATE PUBLICATION {publication} FOR TABLE {table} WITH (publish = \
+             '{published}', publish_via_partition_root = true). The sink publishes in transactions, so nothing can be \
+             published from the table: a new slot begins with: SELECT pg_drop_replication_slot({}); then DELETE FROM \
+             postrider.cursor WHERE pipeline = {}; then postrider setup -p {pipeline} --adopt-cursor; before the \
+             start, discard the position that the sink has stored, and then insert the rows again that consumers do \
+             not have (docs/operations/halts.md#begin-a-new-slot)",
+            literal(&names.slot),
+            literal(pipeline)
+        );
+    }
     let Some(table) = &names.table else {
         return format!(
             "logical messages of that time are lost, since they leave no row: have the application emit them again. \

@@ -73,6 +73,9 @@ pub struct Names {
     /// `mode = "auto"`: `postrider run` polls the table while there is no slot, and creates a new one; there is no
     /// other repair.
     pub auto: bool,
+    /// The sink publishes in transactions. It takes no rows that are read from the table: no repair, no backfill, and
+    /// no replay.
+    pub in_transactions: bool,
     /// `outbox.on_update = "halt"`: the publication must publish updates too, or the relay never sees one.
     pub updates: bool,
 }
@@ -85,6 +88,11 @@ impl Names {
             (false, true) => "insert, update",
             (false, false) => "insert",
         }
+    }
+
+    /// The outbox table, if events that no slot sends can be published from its rows.
+    pub fn repair_table(&self) -> Option<&TableName> {
+        self.table.as_ref().filter(|_| !self.in_transactions)
     }
 
     /// Whether the pipeline publishes the changes of tables.
@@ -191,6 +199,15 @@ pub(crate) fn grant_rows(tables: &[&str], role: &str) -> String {
 /// Longest name PostgreSQL keeps (`NAMEDATALEN` - 1). Unit: bytes.
 pub const NAME_BYTES_MAX: usize = 63;
 
+/// A name with a suffix, cut to what PostgreSQL keeps.
+pub(crate) fn fitted(name: &str, suffix: &str) -> String {
+    let mut stem = name.to_owned();
+    while stem.len() + suffix.len() > NAME_BYTES_MAX {
+        stem.pop();
+    }
+    stem + suffix
+}
+
 /// Whether a slot may have this name (`ReplicationSlotValidateName`: lower-case letters, digits, underscore).
 pub fn slot_name_allowed(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len())
@@ -223,6 +240,7 @@ mod tests {
             captured: vec![all, some],
             times: Times::default(),
             auto: false,
+            in_transactions: false,
             updates: false,
         };
         assert_eq!(

@@ -4,7 +4,7 @@ use super::*;
 use crate::answers::{Answer, answer_alone};
 use crate::halted::{halt_of, run_to_halt, spawn};
 use crate::private::PrivatePostgres;
-use crate::relay::postrider;
+use crate::relay::{postrider, postrider_ok};
 use crate::stream::published;
 use std::path::Path;
 use std::process::Command;
@@ -257,6 +257,33 @@ async fn a_pipeline_of_another_source_with_the_same_name_halts() {
     let halted = run_to_halt(&pipeline.config).await;
     halted.assert_says("PR004", &["history"], &["belong together"]);
     answer_alone("two sources, one name of the pipeline, one database of logs", &halted);
+}
+
+/// The steps of docs/operations/halts.md: the position of the former slot is deleted before the start.
+#[tokio::test]
+async fn lost_slot_of_a_log_is_followed_by_a_new_one() {
+    let pipeline = LogPipeline::shared(Version::Pg17, "log_slot", LogAt::Other, CREATE).await;
+    let relay = pipeline.run();
+    pipeline.insert(10).await;
+    pipeline.await_count("orders", 10).await;
+    pipeline.resolved().await;
+    relay.terminate(SOON).await;
+    let name = &pipeline.name;
+    let drop_slot = format!("select pg_drop_replication_slot('postrider_{name}')");
+    pipeline.sql.batch(&drop_slot).await;
+    let halted = run_to_halt(&pipeline.config).await;
+    let forget = format!("DELETE FROM postrider.cursor WHERE pipeline = '{name}'");
+    halted.assert_says("PR002", &["does not exist"], &["insert the rows again", &forget]);
+    pipeline.sql.batch(&forget).await;
+    postrider_ok(&pipeline.config, &["setup"]);
+    let halted = run_to_halt(&pipeline.config).await;
+    halted.assert_says("PR004", &["history"], &["docs/operations/halts.md#begin-a-new-slot"]);
+    let discard = format!("DELETE FROM postrider.event_log_progress WHERE writer = '{name}'");
+    pipeline.log.batch(&discard).await;
+    let relay = pipeline.run();
+    pipeline.insert(5).await;
+    pipeline.await_count("orders", 15).await;
+    relay.terminate(SOON).await;
 }
 
 /// Two pipelines can't write one log: the events of the second one are parked.

@@ -211,6 +211,46 @@ async fn repair_is_refused_before_it_drops_the_slot() {
     relay.terminate(SOON).await;
 }
 
+/// The hint of the halt is followed: no repair, but a new slot, behind which the row that it lacks is inserted again.
+#[tokio::test]
+async fn lost_slot_is_followed_by_a_new_one_as_the_hint_says() {
+    let pipeline = pipeline_with("new_slot", "").await;
+    let relay = pipeline.run();
+    pipeline.insert("orders", "a", &[1]).await;
+    pipeline.await_values("orders", "a", &["1"]).await;
+    pipeline.resolved().await;
+    relay.terminate(SOON).await;
+    pipeline.insert("orders", "a", &[2]).await;
+    let slot = format!("postrider_{}", pipeline.name);
+    let name = &pipeline.name;
+    pipeline.sql.batch(&format!("select pg_drop_replication_slot('{slot}')")).await;
+    let halted = run_to_halt(&pipeline.config).await;
+    let forget = format!("DELETE FROM postrider.cursor WHERE pipeline = '{name}'");
+    let setup = format!("postrider setup -p {name} --adopt-cursor");
+    halted.assert_says("PR002", &["does not exist"], &["insert the rows again", &forget, &setup]);
+    assert!(!halted.hint.contains("postrider repair"), "{}", halted.hint);
+    let check = postrider(&pipeline.config, &["check"]);
+    let said = String::from_utf8_lossy(&check.stdout).into_owned();
+    assert!(said.contains(" --adopt-cursor") && !said.contains("postrider repair"), "{said}");
+    pipeline.sql.batch(&forget).await;
+    let refused = postrider(&pipeline.config, &["setup", "--backfill", "all"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(3), "{said}");
+    assert!(said.contains("PR021") && said.contains("omit --backfill"), "{said}");
+    // Without the option the position of the former slot is left, and named.
+    let said = postrider_ok(&pipeline.config, &["setup"]);
+    assert!(said.contains("insert them again"), "{said}");
+    let halted = run_to_halt(&pipeline.config).await;
+    halted.assert_says("PR004", &["history"], &["postrider setup --adopt-cursor"]);
+    postrider_ok(&pipeline.config, &["setup", "--adopt-cursor"]);
+    let relay = pipeline.run();
+    pipeline.insert("orders", "a", &[3]).await;
+    pipeline.await_values("orders", "a", &["1", "3"]).await;
+    pipeline.insert("orders", "a", &[2]).await;
+    pipeline.await_values("orders", "a", &["1", "3", "2"]).await;
+    relay.terminate(SOON).await;
+}
+
 /// The rights to the topic of the progress.
 const PROGRESS_RIGHTS: [&str; 4] =
     ["kafka-acls.sh", "--operation Write", "--operation Read", "--topic postrider.progress"];

@@ -8,7 +8,7 @@ use postrider::record::{Outcome, Ticket};
 use postrider::sink::kafka::{self, KafkaSpec, KafkaTransaction};
 use postrider::sink::{Mailbox, NotTaken, Post, Sink, SinkCall, SinkProgress};
 use rdkafka::producer::{FutureProducer, FutureRecord};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A sink with transactions, called as the pipeline calls it.
 pub(crate) struct TransactionCaller {
@@ -18,13 +18,15 @@ pub(crate) struct TransactionCaller {
     posts: Vec<Post>,
     /// So many of them were looked at.
     looked: usize,
+    /// When the sink needs its next turn.
+    due: Option<Instant>,
 }
 
 impl TransactionCaller {
     pub(crate) fn open(spec: &KafkaSpec) -> Self {
         let mailbox = Mailbox::default();
         let sink = kafka::open(spec, mailbox.clone()).expect("a sink");
-        Self { sink, mailbox, calls: 0, posts: Vec::new(), looked: 0 }
+        Self { sink, mailbox, calls: 0, posts: Vec::new(), looked: 0, due: None }
     }
 
     /// Everything that was posted so far.
@@ -47,16 +49,15 @@ impl TransactionCaller {
                     return found;
                 }
             }
+            // As a pipeline does: the sink gets its turn when there are posts, and at the time that it named last.
+            let mailbox = self.mailbox.clone();
+            let wakes = self.due.map_or(end, |due| end.min(due.into()));
+            let arrived = tokio::time::timeout_at(wakes, mailbox.arrived()).await;
+            let is_late = arrived.is_err() && tokio::time::Instant::now() >= end;
+            assert!(!is_late, "no {what}: {:?}", self.posts);
             let mut posts = Vec::new();
             self.mailbox.take(&mut posts);
-            let due = self.sink.turn();
-            if posts.is_empty() {
-                let mailbox = self.mailbox.clone();
-                let wakes = due.map_or(end, |due| end.min(due.into()));
-                let arrived = tokio::time::timeout_at(wakes, mailbox.arrived()).await;
-                let is_late = arrived.is_err() && tokio::time::Instant::now() >= end;
-                assert!(!is_late, "no {what}: {:?}", self.posts);
-            }
+            self.due = self.sink.turn();
             self.posts.append(&mut posts);
         }
     }

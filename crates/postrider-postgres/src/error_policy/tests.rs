@@ -168,6 +168,7 @@ fn names() -> Names {
         captured: Vec::new(),
         times: Times::default(),
         auto: false,
+        in_transactions: false,
         updates: false,
     }
 }

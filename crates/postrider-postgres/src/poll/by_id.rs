@@ -6,7 +6,7 @@ use super::order::{order, source};
 use super::spec::PollSpec;
 use super::sql::{HUGE, PayloadCopy, bound, key, sizes, stored, to_publish, unpublished, value};
 use super::table::{self, TableColumn, TableShape};
-use crate::names::{TableName, ident, literal};
+use crate::names::{TableName, fitted, ident, literal};
 use crate::times::AmbiguousTime;
 use crate::wire::Lsn;
 use pg_replication::error::SourceError;
@@ -101,7 +101,7 @@ impl OutboxTable {
         let (id, condition) = (ident(&self.spec.id), super::row_status::unmarked(&self.spec, ""));
         let root = &self.spec.table;
         // A name, so that the statement that another partition prints does not create a second index of the table.
-        let name = ident(&format!("{}_unmarked", root.name));
+        let name = ident(&fitted(&root.name, "_unmarked"));
         format!(
             "CREATE INDEX CONCURRENTLY ON {partition} ({id}) WHERE {condition}; CREATE INDEX IF NOT EXISTS {name} ON \
              ONLY {root} ({id}) WHERE {condition};"

@@ -23,7 +23,11 @@ pub(super) struct Remediation {
     pub(super) admin: String,
     slot: String,
     has_cursor: bool,
-    has_table: bool,
+    /// As `setup`, for a slot and a cursor row in place of former ones: a sink that publishes in transactions has
+    /// stored a position of the former slot.
+    pub(super) setup_again: String,
+    /// Rows of the table can be published.
+    repairs: bool,
     polls: bool,
 }
 
@@ -46,11 +50,15 @@ impl Remediation {
         Self {
             pipeline,
             repair,
+            setup_again: format!(
+                "{setup}{}",
+                if ask.names.in_transactions { " --adopt-cursor" } else { "" }
+            ),
             setup,
             admin,
             slot: ask.names.slot.clone(),
             has_cursor,
-            has_table: ask.names.table.is_some(),
+            repairs: ask.names.repair_table().is_some(),
             polls: ask.poll.is_some(),
         }
     }
@@ -69,7 +77,7 @@ impl Remediation {
 
     /// After a change of the publication: publishes the rows that it left out. `slot`: there is a usable slot.
     pub(super) fn left_out(&self, finding: Finding, slot: bool) -> Finding {
-        match (self.has_cursor && slot, self.polls) {
+        match (self.has_cursor && slot && self.repairs, self.polls) {
             (false, _) => finding,
             (true, false) => finding.shell(format!("{} --from-table", self.repair)),
             // The run polls the table while there is no slot, and creates a new one.
@@ -84,10 +92,10 @@ impl Remediation {
             Some(forget) => finding.sql(forget),
             None => finding,
         };
-        finding.shell(if self.has_table {
+        finding.shell(if self.repairs {
             format!("{} --backfill all", self.setup)
         } else {
-            self.setup.clone()
+            self.setup_again.clone()
         })
     }
 

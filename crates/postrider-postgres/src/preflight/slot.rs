@@ -78,6 +78,9 @@ fn unpublished_events(snapshot: &FactSnapshot<'_>) -> &'static str {
     if snapshot.ask.names.captures() {
         "otherwise they are lost as events, all of them, and the tables have their result: load the consumers again \
          from the tables after these lines"
+    } else if snapshot.ask.names.in_transactions && snapshot.ask.names.table.is_some() {
+        "otherwise insert their rows again after these lines, and discard before the start the position that the sink \
+         has stored: docs/operations/halts.md#begin-a-new-slot"
     } else if snapshot.ask.names.table.is_some() {
         "otherwise their rows are published from the table, and a new slot is created (--dry-run counts them first)"
     } else {
@@ -88,7 +91,7 @@ fn unpublished_events(snapshot: &FactSnapshot<'_>) -> &'static str {
 /// Adds the remediation that publishes the events the old slot would have sent, and creates a new slot.
 fn again(snapshot: &FactSnapshot<'_>, finding: Finding, drop_slot: bool) -> Finding {
     let lines = &snapshot.lines;
-    if snapshot.ask.names.table.is_some() {
+    if snapshot.ask.names.repair_table().is_some() {
         return finding.shell(lines.repair.clone());
     }
     let finding = if drop_slot { finding.sql(lines.drop_slot()) } else { finding };
@@ -96,7 +99,7 @@ fn again(snapshot: &FactSnapshot<'_>, finding: Finding, drop_slot: bool) -> Find
         Some(forget) => finding.sql(forget),
         None => finding,
     };
-    finding.shell(lines.setup.clone())
+    finding.shell(lines.setup_again.clone())
 }
 
 /// The finding for a slot of the configured name that cannot be the pipeline's. The remediation gives the pipeline's
@@ -410,7 +413,7 @@ fn of_halt(snapshot: &FactSnapshot<'_>, halt: &Halt) -> Finding {
         finding
     } else if is(HaltReason::SlotMoved) && cursor.slot != snapshot.ask.names.slot {
         finding.config(lines.config("source.slot", &cursor.slot))
-    } else if snapshot.ask.names.table.is_none() {
+    } else if snapshot.ask.names.repair_table().is_none() {
         lines.every_row(finding, slot)
     } else if snapshot.ask.names.auto && slot {
         finding.sql(lines.drop_slot()).shell(lines.repair.clone())

@@ -366,9 +366,17 @@ fn left_out(snapshot: &FactSnapshot<'_>, finding: Finding) -> Finding {
 /// The publication may have left out rows before its current state.
 fn changed(snapshot: &FactSnapshot<'_>, out: &mut Vec<Finding>) {
     let Some(gap) = snapshot.fence().as_ref().and_then(start::publication_gap) else { return };
-    let why = "the server decodes with the publication as it was at each commit. Harmless where nothing was committed, \
-               or where the change left out no row; otherwise those rows are published from the table (--dry-run \
-               counts them)";
+    let harmless = "the server decodes with the publication as it was at each commit. Harmless where nothing was \
+                    committed, or where the change left out no row; otherwise";
+    let names = &snapshot.ask.names;
+    if names.in_transactions && names.table.is_some() {
+        let why = format!(
+            "{harmless} insert those rows again (docs/operations/upgrades.md#publishing-again)"
+        );
+        out.push(Finding::warning("publication_changed", gap).why(why));
+        return;
+    }
+    let why = format!("{harmless} those rows are published from the table (--dry-run counts them)");
     // The slot can be used: what only the slot has must not be lost with it.
     let first = if snapshot.slot.is_some() && !snapshot.since.table {
         ". Before that let postrider run reach a lag of 0, and stop it: the line below drops the slot, and with it the \

@@ -5,7 +5,7 @@
 //! be undone.
 
 use super::root::Width;
-use crate::names::{NAME_BYTES_MAX, TableName, ident, literal};
+use crate::names::{TableName, fitted, ident, literal};
 use pg_replication::error::{ServerReport, SourceError, SqlState};
 use std::fmt::Write as _;
 use tokio_postgres::Client;
@@ -549,13 +549,4 @@ fn check_name(table: &TableName) -> String {
 
 fn unique_name(table: &TableName) -> String {
     fitted(&table.name, "_unique")
-}
-
-/// A name with a suffix, cut to what PostgreSQL keeps.
-fn fitted(name: &str, suffix: &str) -> String {
-    let mut stem = name.to_owned();
-    while stem.len() + suffix.len() > NAME_BYTES_MAX {
-        stem.pop();
-    }
-    stem + suffix
 }

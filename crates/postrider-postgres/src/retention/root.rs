@@ -5,7 +5,7 @@
 
 use super::hold::Hold;
 use crate::catalog::BASE_TYPE_SQL;
-use crate::names::{NAME_BYTES_MAX, TableName, ident};
+use crate::names::{TableName, fitted, ident};
 use crate::times::{AmbiguousTime, TimeType, instant_sql};
 use pg_replication::error::SourceError;
 use postrider_core::zone::Zone;
@@ -356,12 +356,8 @@ impl PartitionedRoot {
     }
 
     fn child_name(&self, suffix: &str) -> TableName {
-        let suffix = format!("_p{suffix}");
-        let mut stem = self.name.name.clone();
-        while stem.len() + suffix.len() > NAME_BYTES_MAX {
-            stem.pop();
-        }
-        TableName::new(self.name.schema.clone(), format!("{stem}{suffix}"))
+        let name = fitted(&self.name.name, &format!("_p{suffix}"));
+        TableName::new(self.name.schema.clone(), name)
     }
 
     async fn create_child(

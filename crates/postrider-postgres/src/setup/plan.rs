@@ -465,6 +465,15 @@ pub fn check_backfill(facts: &Facts, row: Option<&RepairRow>) -> Result<(), Halt
         let reason = HaltReason::NotApplicable;
         return Err(halt(reason, message, "nothing was changed", hint.to_owned()));
     }
+    if facts.names.in_transactions {
+        return Err(halt(
+            HaltReason::NotApplicable,
+            "a sink that publishes in transactions takes no rows that were inserted before the slot".to_owned(),
+            "nothing was changed",
+            "omit --backfill, and insert these rows again after setup (docs/operations/upgrades.md#publishing-again)"
+                .to_owned(),
+        ));
+    }
     if facts.cursor.is_some() {
         return Err(halt(
             HaltReason::AlreadySetUp,

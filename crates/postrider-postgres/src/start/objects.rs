@@ -268,7 +268,7 @@ fn rows_remain(facts: &Facts) -> String {
 /// The commands that count and then publish what no slot sends any more, and create a new slot. Logical messages leave
 /// no row: without a table, the text says that they are lost.
 pub(super) fn repair(facts: &Facts) -> String {
-    if facts.names.table.is_none() {
+    if facts.names.repair_table().is_none() {
         return begin_without(facts);
     }
     if facts.names.auto {
@@ -283,7 +283,7 @@ pub(super) fn repair(facts: &Facts) -> String {
 
 /// As [`repair`], for a slot that can be used but would leave rows out.
 pub(super) fn from_table(facts: &Facts) -> String {
-    if facts.names.table.is_none() {
+    if facts.names.repair_table().is_none() {
         return begin_without(facts);
     }
     if facts.names.auto {
@@ -310,7 +310,7 @@ pub(crate) fn run_without_slot(names: &Names, slot: bool) -> String {
     )
 }
 
-/// The commands for a pipeline without a table, hence without rows to publish.
+/// The commands for a pipeline without rows to publish: without a table, or with a sink that takes none.
 fn begin_without(facts: &Facts) -> String {
     if facts.names.captures() {
         return super::captured::begin_again(facts);
@@ -328,6 +328,15 @@ fn begin_without(facts: &Facts) -> String {
         ),
         None => String::new(),
     };
+    if facts.names.table.is_some() {
+        return format!(
+            "the sink publishes in transactions, so nothing can be published from the table: the events that were not \
+             published have to be inserted again. A new slot begins with: {drop_slot}{forget}{}; before the start, \
+             discard the position that the sink has stored for the former slot, and then insert the rows again that \
+             consumers do not have (docs/operations/halts.md#begin-a-new-slot has the lines for each sink)",
+            facts.setup("--adopt-cursor")
+        );
+    }
     format!(
         "every logical message that was not published is lost, since messages leave no row; have the application \
          emit again what consumers miss. A new slot begins with: {drop_slot}{forget}{}",
@@ -338,7 +347,7 @@ fn begin_without(facts: &Facts) -> String {
 /// The commands that publish every row of the table, and so lose no event, if the cursor row does not belong to this
 /// server.
 pub(crate) fn begin_with_every_row(facts: &Facts) -> String {
-    if facts.names.table.is_none() {
+    if facts.names.repair_table().is_none() {
         return begin_without(facts);
     }
     let drop_slot = match facts.slot {

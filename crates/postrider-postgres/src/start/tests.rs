@@ -41,6 +41,7 @@ pub(crate) fn good() -> Facts {
             captured: Vec::new(),
             times: Times::default(),
             auto: false,
+            in_transactions: false,
             updates: false,
         },
         identity: Some(Identity {
