@@ -35,7 +35,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// A thousand events a second in transactions of five, over 50 aggregates, every tenth rolled back.
+    /// 250 events a second in transactions of five, over 50 aggregates, every tenth rolled back.
     pub(crate) fn new(url: &str, aggregate_type: &str) -> Self {
         Self {
             url: url.to_owned(),
@@ -43,7 +43,7 @@ impl Plan {
             aggregate_type: aggregate_type.to_owned(),
             aggregates: 50,
             transaction_events: 5,
-            rate: 1_000,
+            rate: 250,
             rollback_every: 10,
             large_every: 0,
         }

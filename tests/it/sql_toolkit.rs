@@ -996,7 +996,8 @@ async fn setup_and_installation_come_in_any_order_and_leave_each_other_alone() {
 
 /// An object of `setup`.
 fn is_own(object: &str) -> bool {
-    let tables = ["migration", "cursor", "parked", "repair", "repair_page", "bookmark", "replay"];
+    let tables =
+        ["migration", "cursor", "parked", "repair", "repair_page", "bookmark", "replay", "pause"];
     tables.iter().any(|table| object == format!("table postrider.{table}"))
         || object == "function postrider.notify_outbox()"
         || object.starts_with("index postrider.")

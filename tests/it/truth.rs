@@ -96,6 +96,9 @@ async fn await_metric(relay: &Relay, (name, label): (&str, &str), wanted: RangeI
 #[tokio::test]
 async fn metrics_change_with_what_they_count() {
     let mut scene = Scene::set(Version::Pg17, "counted").await;
+    let source = format!("[pipelines.{}.source]\n", scene.pipeline.name);
+    let limited = format!("{source}wal_retain_max = \"1GiB\"\n");
+    scene.config = scene.config.replacen(&source, &limited, 1);
     scene
         .pipeline
         .sql("create table other (i int); alter publication {publication} add table other")

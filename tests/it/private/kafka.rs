@@ -270,6 +270,12 @@ impl PrivateKafka {
         self.dir.log()
     }
 
+    /// Whether its log has these words anywhere.
+    pub(crate) fn has_logged(&self, words: &str) -> bool {
+        let log = std::fs::read(self.dir.0.join("log")).expect("its log");
+        String::from_utf8_lossy(&log).contains(words)
+    }
+
     /// kill -9.
     pub(crate) async fn kill(&mut self) {
         self.end(Signal::Kill).await;

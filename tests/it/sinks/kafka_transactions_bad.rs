@@ -29,6 +29,9 @@ async fn pipeline_with(test: &str, tables: &str) -> SinkPipeline<Exact> {
     SinkPipeline::to(server, test, &sink).await
 }
 
+/// What a coordinator logs that writes no marker into a partition which has no leader (KAFKA-20734).
+const NO_MARKER: &str = "these partitions are likely deleted already and hence can be skipped";
+
 /// The only broker is frozen for longer than the time-out of transactions, and than every time-out of librdkafka's
 /// requests.
 #[tokio::test]
@@ -52,8 +55,11 @@ async fn coordinator_that_answers_nothing_for_long_is_waited_for() {
     grown(&load, 500).await;
     let ledger = load.stop().await;
     // What became of the transaction that was open depends on the moment of the freeze: the broker, which was frozen
-    // too, may still commit it. Whatever it was, no event is missing or comes twice.
-    pipeline.arrived(&ledger).await.assert_balanced(0);
+    // too, may still commit it. Whatever it was, no event is missing or comes twice, unless this broker left out the
+    // end of a transaction: see docs/exactly-once.md, "Partitions without a leader".
+    let found = pipeline.arrived(&ledger).await;
+    let leaves_out = pipeline.server.kafka.has_logged(NO_MARKER);
+    found.assert_balanced(if leaves_out { ledger.committed() } else { 0 });
     pipeline.resolved().await;
     let status = relay.status().await.expect("a status");
     assert!(committed(&status) > before, "{status}");
