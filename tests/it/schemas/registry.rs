@@ -116,8 +116,11 @@ async fn nothing_is_parked_while_the_registry_is_dead_and_what_it_lacks_is_regis
     assert_in_order(&records);
     assert_eq!(records.len(), 1 + count);
     assert_eq!(parked(&pipeline).await, 0);
-    let subjects = registry.ask("GET", "/subjects", &serde_json::Value::Null).await.unwrap();
-    assert!(subjects.to_string().contains("New"), "{subjects}");
+    await_that("the schema that it lacked", SOON, || async {
+        let subjects = registry.ask("GET", "/subjects", &serde_json::Value::Null).await?;
+        if subjects.to_string().contains("New") { Ok(()) } else { Err(subjects.to_string()) }
+    })
+    .await;
 }
 
 /// Events whose schema is incompatible are parked with the registry's words, and others are published. A retry asks the
