@@ -315,7 +315,9 @@ async fn halted_pipeline_is_paused_at_its_next_start_and_halts_after_the_pause()
     relay.await_state("paused", SOON).await;
     let text = said(&config, &["pause", &pipeline.name]);
     assert!(text.contains("does not exist, or was invalidated"), "{text}");
-    postrider_ok(&config, &["resume", &pipeline.name]);
+    // The process may have halted before the command sees it read: then nobody reads, and the exit code is 1.
+    let output = postrider(&config, &["resume", &pipeline.name]);
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{output:?}");
     let status = relay.await_state("halted", SOON).await;
     assert_eq!(status["pipelines"][0]["halt_code"], "PR002", "{status}");
 }
