@@ -394,16 +394,19 @@ fn past(spec: &PipelineSpec, retained: u64, max: u64) -> Halt {
             hint: "fix what delays the pipeline (see postrider status); a new slot is created automatically".into(),
         };
     }
+    let meaning = "nothing is lost yet: the slot keeps what is not published, and retains more WAL with all that the \
+                   database writes";
+    let at_first = format!(
+        "fix what delays the pipeline and start again: it drains the backlog as long as that does not grow by a \
+         {GROWTH_PART}th of the budget; or raise source.wal_retain_max; or, before the disk is full"
+    );
     if names.in_transactions && names.table.is_some() {
         return Halt {
             reason: HaltReason::WalBudget,
             message,
-            meaning: "nothing is lost yet: the slot keeps what is not published, and retains more WAL with all that \
-                      the database writes"
-                .into(),
+            meaning: meaning.into(),
             hint: format!(
-                "fix what delays the pipeline and start again: it drains the backlog as long as that does not grow by \
-                 a {GROWTH_PART}th of the budget; or raise source.wal_retain_max; or, before the disk is full, begin \
+                "{at_first}, begin \
                  a new slot and insert the rows again that consumers do not have, since a sink that publishes in \
                  transactions takes no repair (docs/operations/halts.md#begin-a-new-slot): events whose row was \
                  deleted, and logical messages, are lost with the slot"
@@ -414,12 +417,9 @@ fn past(spec: &PipelineSpec, retained: u64, max: u64) -> Halt {
         return Halt {
             reason: HaltReason::WalBudget,
             message,
-            meaning: "nothing is lost yet: the slot keeps what is not published, and retains more WAL with all that \
-                      the database writes"
-                .into(),
+            meaning: meaning.into(),
             hint: format!(
-                "fix what delays the pipeline and start again: it drains the backlog as long as that does not grow by \
-                 a {GROWTH_PART}th of the budget; or raise source.wal_retain_max; or, before the disk is full, begin \
+                "{at_first}, begin \
                  with a new slot: SELECT pg_drop_replication_slot({}); then DELETE FROM postrider.cursor WHERE \
                  pipeline = {}; then postrider setup -p {name}. The changes in that WAL that are not published are \
                  lost as events: load the consumers again from the tables {}",
@@ -432,12 +432,9 @@ fn past(spec: &PipelineSpec, retained: u64, max: u64) -> Halt {
     Halt {
         reason: HaltReason::WalBudget,
         message,
-        meaning: "nothing is lost yet: the slot keeps what is not published, and retains more WAL with all that the \
-                  database writes"
-            .into(),
+        meaning: meaning.into(),
         hint: format!(
-            "fix what delays the pipeline and start again: it drains the backlog as long as that does not grow by a \
-             {GROWTH_PART}th of the budget; or raise source.wal_retain_max; or, before the disk is full, drop the \
+            "{at_first}, drop the \
              slot: postrider repair -p {name} --from-table --dry-run (it counts the rows to publish from the table, \
              and the ids that have no row: those events are lost with the slot); then SELECT \
              pg_drop_replication_slot({}); then fix what holds the pipeline up; then postrider repair -p {name} (it \

@@ -208,9 +208,6 @@ impl Relay {
 
     /// Number of attempts and dead letters without a report.
     fn attempts_unreported(&self) -> usize {
-        if self.parking.in_flight() == 0 {
-            return 0;
-        }
         let sent = self.transaction.attempts();
         let sent = sent.iter().filter(|ticket| self.parking.is_in_flight(**ticket)).count();
         self.parking.in_flight() - sent
@@ -486,6 +483,7 @@ impl Relay {
             self.commit_if_due(now, effects);
         }
         let progress = self.tracker.progress();
+        let row_content = if self.transaction.is_on() { self.row_content() } else { progress };
         let settled = self.flow.in_flight().0 == 0 && self.parking.is_settled();
         let last = match &self.phase {
             Phase::Running => false,
@@ -494,16 +492,15 @@ impl Relay {
             Phase::Halting { until: Until::Now, .. } => true,
             Phase::Ended => return,
         };
-        let in_transactions = self.transaction.is_on();
-        let last = last && (!in_transactions || self.is_stored() || !self.commits_at_end());
+        let is_stored = || row_content == progress && self.transaction.is_empty();
+        let last = last && (!self.transaction.is_on() || is_stored() || !self.commits_at_end());
         let wanted =
             parking_is_active && self.parking.waits_for_cursor(self.durable(), progress.position());
-        let at_once = last || wanted;
-        // Two ways, because the content of the row is copied for each input otherwise.
-        let row = if in_transactions {
-            self.row_due(now, at_once)
+        let content = (row_content, self.unresolved());
+        let row = if self.transaction.verifies() && !injected(Bug::TrustsRecovery) {
+            self.feedback.rewrite(now, content)
         } else {
-            self.feedback.cursor_due(now, (progress, self.unresolved()), at_once)
+            self.feedback.cursor_due(now, content, last || wanted)
         };
         if let Some(row) = row {
             effects.push(Effect::WriteCursor(row));
@@ -511,28 +508,13 @@ impl Relay {
         if let Some(watermark) = self.feedback.confirmable() {
             effects.push(Effect::Confirm(watermark));
         }
-        if last && self.feedback.is_current(self.row_content()) {
+        if last && self.feedback.is_current(row_content) {
             match std::mem::replace(&mut self.phase, Phase::Ended) {
                 Phase::Draining => effects.push(Effect::Drained),
                 Phase::Halting { halt, .. } => effects.push(Effect::Halt(halt)),
                 Phase::Running | Phase::Ended => {}
             }
         }
-    }
-
-    /// The cursor row to write now, if one is due, with a sink that publishes in transactions.
-    fn row_due(&mut self, now: Duration, at_once: bool) -> Option<Progress> {
-        let content = (self.row_content(), self.unresolved());
-        if self.transaction.verifies() && !injected(Bug::TrustsRecovery) {
-            self.feedback.rewrite(now, content)
-        } else {
-            self.feedback.cursor_due(now, content, at_once)
-        }
-    }
-
-    /// Whether the sink has stored the progress, and its transaction has no event.
-    fn is_stored(&self) -> bool {
-        self.row_content() == self.tracker.progress() && self.transaction.is_empty()
     }
 
     /// The content of the next cursor row. With a sink that publishes in transactions it is the progress that the sink
