@@ -338,7 +338,9 @@ pub(super) async fn resume(config: &Config, args: &ResumeArgs) -> Result<Exit, C
         }
         (Some(_), Some(false)) => (
             "waiting",
-            "the pause has ended, and no process reads yet: postrider status shows what it waits for".to_owned(),
+            "the pause has ended, and no process reads yet: postrider status shows what it waits for, or why it has \
+             halted"
+                .to_owned(),
             Exit::Problems,
         ),
         (Some(row), None) => (
