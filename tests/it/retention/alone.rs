@@ -81,7 +81,7 @@ async fn large_partition_whose_unmarked_rows_no_index_has_waits_for_the_index() 
     sql.batch("drop index public.outbox_created_at_idx").await;
     sql.batch(
         "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload, created_at, published_at) \
-         select 'o', gen_random_uuid(), 'e', '1', now() - interval '35 days', now() \
+         select 'o', gen_random_uuid(), 'e', '1', now() - interval '35 days', now() - interval '35 days' \
          from generate_series(1, 6000000)",
     )
     .await;
