@@ -14,15 +14,28 @@ use std::time::Duration;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Lane(u64);
 
+/// The longest aggregate, in bytes with its separator, that is hashed by one write.
+const JOINED_MAX: usize = 96;
+
 impl Lane {
     /// The lane of an aggregate, the same in every process.
     #[inline]
     pub fn of(aggregate: Aggregate<'_>) -> Self {
         let mut hasher = DefaultHasher::new();
-        hasher.write(aggregate.kind.as_bytes());
-        // 0xff is not a byte of UTF-8, so ("ab", "c") and ("a", "bc") differ.
-        hasher.write_u8(0xff);
-        hasher.write(aggregate.id.as_bytes());
+        let (kind, id) = (aggregate.kind.as_bytes(), aggregate.id.as_bytes());
+        // 0xff is not a byte of UTF-8, so ("ab", "c") and ("a", "bc") differ. One write of the whole costs half of what
+        // three cost, and has the same hash.
+        let mut joined = [0xff; JOINED_MAX];
+        let len = kind.len() + 1 + id.len();
+        if len <= JOINED_MAX {
+            joined[..kind.len()].copy_from_slice(kind);
+            joined[kind.len() + 1..len].copy_from_slice(id);
+            hasher.write(&joined[..len]);
+        } else {
+            hasher.write(kind);
+            hasher.write_u8(0xff);
+            hasher.write(id);
+        }
         Self(hasher.finish())
     }
 
@@ -186,4 +199,25 @@ pub struct Parked {
     pub error_code: Option<&'static str>,
     /// The reason in one line, without values of the row.
     pub error: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The hash of an aggregate is the same whether it is short enough for one write or not.
+    #[test]
+    fn lanes_do_not_depend_on_how_they_are_hashed() {
+        for (kind, id) in [(0, 0), (5, 36), (5, JOINED_MAX - 6), (5, JOINED_MAX - 5), (200, 7)] {
+            let (kind, id) = ("k".repeat(kind), "i".repeat(id));
+            let mut hasher = DefaultHasher::new();
+            hasher.write(kind.as_bytes());
+            hasher.write_u8(0xff);
+            hasher.write(id.as_bytes());
+            let lane = Lane::of(Aggregate { kind: &kind, id: &id });
+            assert_eq!(lane, Lane(hasher.finish()), "{kind} {id}");
+        }
+        let lane = |kind, id| Lane::of(Aggregate { kind, id });
+        assert_ne!(lane("ab", "c"), lane("a", "bc"));
+    }
 }
