@@ -315,7 +315,7 @@ async fn halted_pipeline_is_paused_at_its_next_start_and_halts_after_the_pause()
     relay.await_state("paused", SOON).await;
     let text = said(&config, &["pause", &pipeline.name]);
     assert!(text.contains("does not exist, or was invalidated"), "{text}");
-    // Whether the command sees the process read before that halts is left open, and its exit code says which.
+    // The command may ask before or after the process has halted: each state has its own exit code.
     let output = postrider(&config, &["resume", &pipeline.name, "--json"]);
     let answer: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     match output.status.code() {

@@ -23,8 +23,8 @@ impl Lane {
     pub fn of(aggregate: Aggregate<'_>) -> Self {
         let mut hasher = DefaultHasher::new();
         let (kind, id) = (aggregate.kind.as_bytes(), aggregate.id.as_bytes());
-        // 0xff is not a byte of UTF-8, so ("ab", "c") and ("a", "bc") differ. One write of the whole costs half of what
-        // three cost, and has the same hash.
+        // 0xff is not a byte of UTF-8, so ("ab", "c") and ("a", "bc") differ. One write of the whole takes fewer
+        // instructions than three (`scripts/bench --budget`), and has the same hash.
         let mut joined = [0xff; JOINED_MAX];
         let len = kind.len() + 1 + id.len();
         if len <= JOINED_MAX {
